@@ -1,14 +1,18 @@
 //! Checkpoints of an earlier run, out of the way of one that begins anew in the same directory
 //! (`train.resume=false`).
 //!
-//! They carry higher steps than those to come: whoever looks for the newest one, a restarted coordinator or
-//! the pruning of old ones, would take them for this run's future. They are moved, not removed: `checkpoints`
-//! becomes `checkpoints.earlier-1`, or the next free number.
+//! They carry higher steps than those to come: a restarted coordinator that looks for the newest one, or the
+//! pruning of old ones, would take them for this run's future. They are moved, not removed: `checkpoints`
+//! becomes `checkpoints.earlier-1`, or the next free number. What the workers say of the best of them goes
+//! along.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+
+/// The best checkpoint's name and its artifacts, which workers leave in the output directory.
+const BEST: [&str; 2] = ["best.json", "best"];
 
 /// Moves what is in `OUTPUT_DIR/checkpoints` aside; returns where to, if there was anything.
 pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
@@ -25,6 +29,12 @@ pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     let place =
         place.into_iter().find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others");
     fs::rename(&checkpoints, &place)?;
+    for name in BEST {
+        match fs::rename(output.join(name), place.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
     tracing::info!(to = %place.display(), "checkpoints of an earlier run are set aside");
     Ok(Some(place))
 }
@@ -40,9 +50,11 @@ mod tests {
         for number in 1..=2 {
             let step = dir.path().join("checkpoints/step-00000004");
             fs::create_dir_all(&step).unwrap();
+            fs::write(dir.path().join("best.json"), "{}").unwrap();
             let place = dir.path().join(format!("checkpoints.earlier-{number}"));
             assert_eq!(set_aside(dir.path()).unwrap(), Some(place.clone()));
             assert!(!step.exists() && place.join("step-00000004").exists());
+            assert!(!dir.path().join("best.json").exists() && place.join("best.json").exists());
         }
         fs::create_dir(dir.path().join("checkpoints")).unwrap();
         assert_eq!(set_aside(dir.path()).unwrap(), None, "nothing to keep");

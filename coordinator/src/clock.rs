@@ -5,7 +5,7 @@
 //! core's      0 ─────── 1 ─────── 2                    2.25 ──── 3.25
 //! ```
 //!
-//! The core's time is the time in which the coordinator could have heard somebody. A process that was
+//! The core's time is the time in which the coordinator could have heard workers. A process that was
 //! stopped, a virtual machine that was paused, a disk that took seconds for a record: whatever was said
 //! meanwhile waits unread, so none of it counts against those who said it. Every bound of the core moves with
 //! it at once, for there is one clock.

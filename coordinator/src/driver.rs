@@ -116,7 +116,11 @@ impl Handle {
     }
 
     /// Opens a worker's line.
-    pub async fn follow(&self, worker: WorkerId, incarnation: String) -> Result<Line<Directive>, Denied> {
+    pub async fn follow(
+        &self,
+        worker: WorkerId,
+        incarnation: String,
+    ) -> Result<DirectiveStream<Directive>, Denied> {
         let (line, end) = self.line(Owner::Worker(worker));
         let (stream, (opened, answer)) = (end.stream, oneshot::channel());
         let call = InboxCall::Follow { worker, incarnation, stream, line, opened };
@@ -126,7 +130,7 @@ impl Handle {
     }
 
     /// Opens a launcher's line.
-    pub async fn follow_node(&self, node_id: String) -> Result<Line<Respawn>, Denied> {
+    pub async fn follow_node(&self, node_id: String) -> Result<DirectiveStream<Respawn>, Denied> {
         let (line, end) = self.line(Owner::Node(node_id.clone()));
         let (stream, (opened, answer)) = (end.stream, oneshot::channel());
         let call = InboxCall::FollowNode { node_id, stream, line, opened };
@@ -137,10 +141,10 @@ impl Handle {
 
     /// Both ends of a line that is about to be opened. The caller's is there before the call is made: a
     /// caller that hangs up while it waits for the answer has closed the line.
-    fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, Line<D>) {
+    fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, DirectiveStream<D>) {
         let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
         let stream = StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1);
-        (line, Line { directives, owner, stream, calls: self.calls.clone() })
+        (line, DirectiveStream { directives, owner, stream, calls: self.calls.clone() })
     }
 
     /// News from now on; ends with the driver.
@@ -160,14 +164,14 @@ impl Handle {
 }
 
 /// The other end of a worker's or launcher's line; the core hears when it is dropped.
-pub struct Line<D> {
+pub struct DirectiveStream<D> {
     directives: mpsc::Receiver<D>,
     owner: Owner,
     stream: StreamId,
     calls: mpsc::Sender<InboxCall>,
 }
 
-impl<D> Stream for Line<D> {
+impl<D> Stream for DirectiveStream<D> {
     type Item = D;
 
     /// Ends when the core closes the line.
@@ -176,7 +180,7 @@ impl<D> Stream for Line<D> {
     }
 }
 
-impl<D> Drop for Line<D> {
+impl<D> Drop for DirectiveStream<D> {
     fn drop(&mut self) {
         let closed = InboxCall::LineClosed(self.owner.clone(), self.stream);
         if let Err(mpsc::error::TrySendError::Full(closed)) = self.calls.try_send(closed)
@@ -257,7 +261,7 @@ impl Driver {
             tracing::warn!(
                 target: "coxswain::run",
                 stood_still_ms,
-                "the coordinator stood still for {:.1} s, waiting for its disk or for a processor: that counts against nobody",
+                "the coordinator stood still for {:.1} s, waiting for its disk or for a processor: this time is held against no worker",
                 deaf.as_secs_f64()
             );
         }
@@ -360,7 +364,7 @@ impl Driver {
 
     fn publish(&mut self, news: News) {
         self.log.write(&news);
-        // Without a watcher there is nobody to tell.
+        // Without a watcher the send fails, and nothing is lost.
         drop(self.news.send(Arc::new(Dated { unix_ms: clock::unix_ms(), news })));
     }
 }

@@ -103,7 +103,7 @@ pub async fn serve(
     };
     greet(&facts, &start, address);
     let journal = start.journal.clone();
-    let log = log::Log::new(options.spec.train.log_every);
+    let log = log::Log::new(&facts.run_id, options.spec.train.log_every);
     let (driver, handle) = Driver::new(start.config, start.journal, log);
     let news = handle.subscribe().expect("the driver has just been made");
     let scalars =

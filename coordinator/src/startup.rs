@@ -8,16 +8,17 @@ use std::{
 };
 
 use coxswain_proto::{
-    VERSION,
+    VERSION, document,
     ids::{Bytes, Step},
     report::CheckpointState,
+    run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
-    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Memory},
+    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered},
     options::Options,
 };
 
@@ -69,6 +70,8 @@ struct Manifest {
     format: u32,
     step: u64,
     spec_digest: String,
+    /// Absent from manifests of versions that let nothing change.
+    core_digest: Option<String>,
     files: BTreeMap<String, ManifestFile>,
 }
 
@@ -101,7 +104,10 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
             source,
         })?;
     }
-    let checkpoints = scan(&output.join("checkpoints"), &identity.spec_digest)?;
+    let checkpoints = scan(&output.join("checkpoints"), &options.spec)?;
+    for change in &memory.changed {
+        tracing::info!(target: "coxswain::run", key = change.key, from = change.from, to = change.to, "{change}");
+    }
     write_run_file(output, &identity)?;
     let spawned = JournalThread::spawn(journal).map_err(|source| StartError::Io {
         action: "start the journal's thread of",
@@ -128,7 +134,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
 fn open_journal(
     options: &Options,
     fresh: &str,
-) -> Result<(Box<dyn Journal>, Identity, Memory), JournalError> {
+) -> Result<(Box<dyn Journal>, Identity, Remembered), JournalError> {
     let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
     Ok(match &options.state_dir {
         Some(directory) => {
@@ -144,14 +150,14 @@ fn open_journal(
         }
         None => {
             let identity = Identity::new(&options.spec, run_id.unwrap_or(fresh).to_owned());
-            (Box::new(Forgetful::default()), identity, Memory::default())
+            (Box::new(Forgetful::default()), identity, Remembered::default())
         }
     })
 }
 
 /// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being
 /// written, or broken; nor do those with a name of their own: copies that people have made.
-fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError> {
+fn scan(directory: &Path, spec: &RunSpec) -> Result<Vec<CheckpointEntry>, StartError> {
     let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -169,14 +175,16 @@ fn scan(directory: &Path, own: &str) -> Result<Vec<CheckpointEntry>, StartError>
             bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
             state: CheckpointState::Complete,
         };
-        found.push((entry, path, manifest.spec_digest));
+        found.push((entry, path, manifest));
     }
     found.sort_by_key(|(entry, ..)| entry.step);
-    if let Some((_, path, digest)) = found.last()
-        && digest != own
+    let own = document::digest(spec);
+    if let Some((_, path, newest)) = found.last()
+        && newest.spec_digest != own
+        && newest.core_digest != Some(document::core_digest(spec))
     {
-        let (path, found) = (path.clone(), digest.clone());
-        return Err(StartError::ForeignCheckpoint { path, found, own: own.to_owned() });
+        let (path, found) = (path.clone(), newest.spec_digest.clone());
+        return Err(StartError::ForeignCheckpoint { path, found, own });
     }
     Ok(found.into_iter().map(|(entry, ..)| entry).collect())
 }
@@ -214,7 +222,7 @@ fn write_run_file(output: &Path, identity: &Identity) -> Result<(), StartError> 
     fs::rename(&temporary, &path).map_err(failed("write", &path))
 }
 
-/// `NAME-1f2e3d4c`: readable, and different for every start that nobody named.
+/// `NAME-1f2e3d4c`: readable, and different for every start without `--rdzv-id`.
 fn fresh_run_id(name: &str) -> String {
     use std::hash::{BuildHasher, Hasher, RandomState};
     let random = RandomState::new().build_hasher().finish() as u32;

@@ -34,7 +34,7 @@ use crate::{
 const FILE_VERSION: &str = "brain.Event:2";
 const CRC_32C: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI);
 
-/// The writer, seen from whoever started it.
+/// The handle of a started writer.
 pub struct Scalars {
     done: oneshot::Receiver<()>,
 }
@@ -76,8 +76,8 @@ fn write(mut news: Receiver<Arc<Dated>>, directory: &Path, every: u64) -> io::Re
             Err(RecvError::Closed) => return Ok(()),
         };
         let event = match &dated.news {
-            News::Step(step) if due(step, every) => Event::step(step),
-            News::RolledBack { to, .. } => Event::restart(to.0),
+            News::Step(step) if due(step, every) => ScalarEvent::step(step),
+            News::RolledBack { to, .. } => ScalarEvent::restart(to.0),
             _ => continue,
         };
         let file = match &mut file {
@@ -100,13 +100,16 @@ impl EventFile {
     fn create(directory: &Path, unix_ms: u64) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let mut file = Self(File::create_new(path(directory, unix_ms))?);
-        file.append(Event { file_version: Some(FILE_VERSION.into()), ..Event::default() }, unix_ms)?;
+        file.append(
+            ScalarEvent { file_version: Some(FILE_VERSION.into()), ..ScalarEvent::default() },
+            unix_ms,
+        )?;
         Ok(file)
     }
 
     /// One write a record, so that a reader or a crash meets whole ones.
-    fn append(&mut self, event: Event, unix_ms: u64) -> io::Result<()> {
-        let event = Event { wall_time: unix_ms as f64 / 1e3, ..event };
+    fn append(&mut self, event: ScalarEvent, unix_ms: u64) -> io::Result<()> {
+        let event = ScalarEvent { wall_time: unix_ms as f64 / 1e3, ..event };
         self.0.write_all(&record(&prost::Message::encode_to_vec(&event)))
     }
 }
@@ -128,7 +131,7 @@ fn masked_crc(bytes: &[u8]) -> [u8; 4] {
 
 /// `tensorflow.Event`, the part we write.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Event {
+struct ScalarEvent {
     #[prost(double, tag = "1")]
     wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -164,7 +167,7 @@ struct SessionLog {
     status: i32,
 }
 
-impl Event {
+impl ScalarEvent {
     /// `SessionLog.START`: events from this step on are of a new session.
     const START: i32 = 1;
 
@@ -172,6 +175,11 @@ impl Event {
         let seconds = |time: std::time::Duration| time.as_secs_f64();
         let times = &step.times;
         let scalar = |name: &str, value: f64| Scalar { name: name.to_owned(), value: value as f32 };
+        if step.skipped.is_some() {
+            let metrics = step.metrics.iter().map(|metric| scalar(&tag(metric), metric.value));
+            let values = [scalar("run/skipped", 1.0)].into_iter().chain(metrics).collect();
+            return Self { step: step.step.0 as i64, summary: Some(Summary { values }), ..Self::default() };
+        }
         let known = [
             ("train/loss", step.totals.loss()),
             ("train/grad_norm", step.totals.grad_norm),

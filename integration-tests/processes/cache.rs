@@ -1,5 +1,5 @@
-//! Kept features with real processes: whoever dies wherever, the bits are those of the undisturbed run, and
-//! nothing half written is served.
+//! Kept features with real processes: whichever process dies wherever, the bits are those of the undisturbed
+//! run, and nothing half written is served.
 
 use std::{
     collections::HashMap,

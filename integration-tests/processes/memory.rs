@@ -90,7 +90,7 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
         let message = format!("out of memory in {phase}: wanted");
         assert!(printed.contains(&message) && printed.contains("held: "), "{printed}");
         assert!(
-            printed.contains("out of memory on rank 2: all ranks go from 4 to 2 samples at a time"),
+            printed.contains("rank 2: out of memory: all ranks go from 4 to 2 samples at a time"),
             "{printed}"
         );
         let difference = adapter_difference(&output, &small);
@@ -129,7 +129,7 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
             let output = dir.path().join(format!("{lost_in}-{others_in}"));
             (run_with_others_at(others_in, &fault, &output), results(&output))
         });
-        let message = "out of memory on rank 2: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
+        let message = "rank 2: out of memory: all ranks go from 4 to 2 samples at a time, the same samples a step, from step 3 on";
         // How many of them see it in time is the machine's to say.
         let gave_up = [
             "one other rank gave its attempt",

@@ -4,6 +4,7 @@
 mod anew;
 mod cache;
 mod chaos;
+mod chats;
 mod deploy;
 mod elastic;
 mod faults;
@@ -14,7 +15,9 @@ mod network;
 mod prediction;
 mod relaunch;
 mod samples;
+mod serve;
 mod signals;
+mod stages;
 mod standstill;
 mod support;
 
@@ -22,7 +25,9 @@ use nix::sys::signal::Signal;
 use support::{
     Running, losses,
     processes::{signal, worker_of},
-    read_json, root, train,
+    read_json, root,
+    tiny::Tiny,
+    train,
 };
 
 #[test]
@@ -47,6 +52,17 @@ fn the_quickstart_learns_and_leaves_everything_a_user_needs() {
     }
     let log = std::fs::read_to_string(output.join("logs/coordinator.log")).expect("the coordinator's log");
     assert!(log.contains("150/150"), "one line a step:\n{log}");
+}
+
+#[test]
+fn at_debug_a_ranks_log_says_in_which_generation_step_and_phase_a_line_was_written() {
+    let tiny = Tiny::new(3, 0);
+    let (status, printed) = tiny.start(&["--log", "debug"]).finish();
+    assert!(status.success(), "{printed}");
+    let log = std::fs::read_to_string(tiny.output().join("logs/rank0001/stderr.log")).expect("rank 1's log");
+    let place = "generation=1 rank=1  step=2  phase=backward";
+    let told = |line: &str| line.contains("backward took") && line.ends_with(place);
+    assert!(log.lines().any(told), "{log}");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn a_coordinator_whose_disk_fails_for_a_moment_is_started_until_it_lives() {
     let held = tiny.hold(1, "backward", 3);
     let mut running = tiny.start(&[]);
     held.wait(&mut running);
-    // Nothing can be written over a directory, whoever asks.
+    // Nothing can be written over a directory, not even by root.
     let run_file = tiny.output().join("run.json");
     std::fs::remove_file(&run_file).expect("a file");
     std::fs::create_dir(&run_file).expect("a directory");

@@ -5,7 +5,6 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use burn::backend::Flex;
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_task::ForwardJob;
 use coxswain_worker::device::{Accelerator, Device, Tasks};
@@ -14,8 +13,15 @@ use safetensors::{Dtype, SafeTensors};
 use crate::{fixture, relative_error};
 
 /// All cases.
-pub const CASES: [&str; 6] =
-    ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16", "frozen"];
+pub const CASES: [&str; 7] = [
+    "flat-gqa-left",
+    "nested-tied-right",
+    "mqa-sharded-bf16",
+    "rslora-patterns",
+    "text-only-f16",
+    "frozen",
+    "dropout",
+];
 
 /// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by
 /// a tenth to more than themselves (these are small models with random weights; Transformers does the same),
@@ -32,8 +38,8 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// How far PyTorch itself is on this case under autocast in bfloat16: whoever rounds like that cannot be
-    /// asked to be nearer.
+    /// How far PyTorch itself is on this case under autocast in bfloat16: code that rounds like that cannot
+    /// be asked to be nearer.
     pub fn of_autocast(case: &str) -> Self {
         let bytes = fs::read(fixture("golden").join(case).join("bfloat16.json")).unwrap();
         let worst: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
@@ -93,7 +99,7 @@ fn compare(case: &str, adapter: bool, computer: Computer, tolerance: Tolerance) 
         out: &file,
         bfloat16: computer.dtype == WeightsDtype::Bfloat16,
     };
-    let tasks = Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: computer.accelerator };
+    let tasks = Tasks { cpu: coxswain_tasks::on_cpu().leak(), accelerator: computer.accelerator };
     tasks.forward(&job, computer.device).unwrap().unwrap();
     let (ours, expected) = (Tensors::read(&file), Tensors::read(&dir.join("expected.safetensors")));
 

@@ -3,6 +3,7 @@
 //! ```text
 //! golden    fixtures of the vision-language model, on any device
 //! expert    fixtures of the action expert and the sensor encoder, on any backend
+//! sft       fixtures of supervised fine-tuning, on any backend
 //! solo      a run in this process, without a coordinator
 //! ```
 //!
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub mod expert;
 pub mod golden;
+pub mod sft;
 pub mod solo;
 
 /// The repository: where it was when this was built, or `COX_REPOSITORY` for test binaries that were carried

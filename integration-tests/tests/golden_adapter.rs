@@ -92,7 +92,12 @@ fn run_file_lines(config: &Value) -> Option<Vec<String>> {
             "r" => "rank",
             "lora_alpha" => "alpha",
             "use_rslora" => "rslora",
-            "rank_pattern" | "alpha_pattern" => field,
+            "rank_pattern" | "alpha_pattern" | "exclude_modules" => field,
+            // PEFT takes one number, or one name, for a list of it.
+            "layers_to_transform" | "layers_pattern" => {
+                let list = if value.is_array() { value.clone() } else { Value::from(vec![value.clone()]) };
+                return Some(format!("lora.{field}={list}"));
+            }
             _ => return None,
         };
         // JSON is YAML.
@@ -125,7 +130,7 @@ fn a_run_file_means_what_the_same_lines_mean_to_peft() {
         assert_eq!(ours, adapters_of(theirs), "{config}");
         compared += 1;
     }
-    assert!(compared >= 12, "only {compared} configurations can be written in a run file");
+    assert!(compared >= 17, "only {compared} configurations can be written in a run file");
 }
 
 fn adapts_more_than_linears(theirs: &serde_json::Map<String, Value>) -> bool {
@@ -155,8 +160,14 @@ fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
 
 #[test]
 fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_from() {
-    for case in ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16"]
-    {
+    for case in [
+        "flat-gqa-left",
+        "nested-tied-right",
+        "mqa-sharded-bf16",
+        "rslora-patterns",
+        "text-only-f16",
+        "dropout",
+    ] {
         let modules = modules_of(case);
         let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
         let layout = layout_of(&adapter, &modules);
@@ -191,7 +202,12 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
 #[test]
 fn a_written_configuration_has_every_field_that_peft_writes() {
-    let case = "rslora-patterns";
+    for case in ["rslora-patterns", "dropout"] {
+        assert_configuration_is_whole(case);
+    }
+}
+
+fn assert_configuration_is_whole(case: &str) {
     let modules = modules_of(case);
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
     let layout = layout_of(&adapter, &modules);

@@ -25,6 +25,7 @@ golden_cases! {
     one_key_head_and_sharded_bfloat16_weights: "mqa-sharded-bf16";
     rank_stabilised_adapter_with_patterns_in_the_older_spelling: "rslora-patterns";
     text_alone_from_float16_with_an_adapter_on_the_head: "text-only-f16";
+    low_rank_dropout_with_the_masks_that_peft_was_given: "dropout";
     a_frozen_model_with_an_image_in_every_row: "frozen";
 }
 

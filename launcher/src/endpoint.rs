@@ -108,7 +108,7 @@ fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
         && !elsewhere
 }
 
-/// What a file without a lock means where nobody answers.
+/// What a file without a lock means where no coordinator answers.
 const ABANDONED: &str =
     "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
 

@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use burn_flex::Flex;
 use coxswain_proto::config;
 use coxswain_worker::device::{Accelerator, Tasks};
 
@@ -10,7 +9,7 @@ static INSTALLED: OnceLock<(Tasks, config::Tasks)> = OnceLock::new();
 
 /// All tasks of this repository.
 pub fn standard() -> Tasks {
-    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: nvidia() }
+    Tasks { cpu: coxswain_tasks::on_cpu().leak(), accelerator: nvidia() }
 }
 
 /// NVIDIA's GPUs, or the null object in a build without them.

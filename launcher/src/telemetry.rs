@@ -50,9 +50,10 @@ fn filter(text: &str) -> Result<String, String> {
 }
 
 /// Crates that log much that is of no use here, unless a filter names them: burn's autotuner tells every
-/// product that it times, and a device's thread warns of every order that fails after a refused allocation,
-/// which is told once.
-const QUIET: &str = "cubecl_runtime=warn,cubecl_common=error";
+/// product that it times, a device's thread warns of every order that fails after a refused allocation, which
+/// is told once, and gRPC tells every frame at debug.
+const QUIET: &str =
+    "cubecl_runtime=warn,cubecl_common=error,h2=info,hyper=info,hyper_util=info,tonic=info,tower=info";
 
 /// Severities that a filter may name.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -117,7 +118,7 @@ pub fn start(flags: &LogFlags, steers: bool) -> Logging {
         Some(log_writer) => BoxMakeWriter::new(move || log_writer.clone()),
         None => BoxMakeWriter::new(std::io::stderr),
     };
-    // A line that cannot be written (a full disk, a pipe that nobody reads) is lost; telling standard error
+    // A line that cannot be written (a full disk, a pipe without a reader) is lost; telling standard error
     // about it would be a panic.
     let lines =
         fmt().with_env_filter(filter).with_writer(writer).with_target(false).log_internal_errors(false);

@@ -31,7 +31,7 @@ impl Pauses {
         pause
     }
 
-    /// Somebody has answered: the next silence is another one.
+    /// The coordinator has answered: the next silence is another one.
     pub fn reset(&mut self) {
         self.next = self.first;
     }

@@ -2,7 +2,12 @@
 //!
 //! The digest names *what is learned*: which keys belong to that, `identity` says.
 
-use crate::{config::ConfigError, identity::Identity, run_spec::RunSpec, v1};
+use crate::{
+    config::ConfigError,
+    identity::{Identity, may_change},
+    run_spec::RunSpec,
+    v1,
+};
 
 /// Why a document is not a run specification.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +39,13 @@ pub struct Difference {
     pub right: String,
 }
 
+impl Difference {
+    /// Whether a run may go on with it.
+    pub fn may_change(&self) -> bool {
+        may_change(&self.key)
+    }
+}
+
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({} there, {} here)", self.key, self.left, self.right)
@@ -44,6 +56,15 @@ impl std::fmt::Display for Difference {
 pub fn digest(spec: &RunSpec) -> String {
     let mut hasher = blake3::Hasher::new();
     for (key, value) in identity(spec).named() {
+        hasher.update(format!("{key}={value}\n").as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// The same without what may change where a run goes on: equal for all that a run has ever been.
+pub fn core_digest(spec: &RunSpec) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (key, value) in identity(spec).named().filter(|(key, _)| !may_change(key)) {
         hasher.update(format!("{key}={value}\n").as_bytes());
     }
     hasher.finalize().to_hex().to_string()

@@ -64,6 +64,14 @@ pub fn seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map(time).unwrap_or_default()
 }
 
+/// The first characters of a text, as many as `most`, and an ellipsis if there are more.
+pub fn start(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", text[..end].trim_end()),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +91,8 @@ mod tests {
         assert_eq!(count(999_999.0), "1.0M");
         assert_eq!(grouped(3_754_622_976), "3,754,622,976");
         assert_eq!(grouped(12), "12");
+        assert_eq!(start("a long word", 7), "a long...");
+        assert_eq!(start("short", 5), "short");
         assert_eq!(time(Duration::from_millis(480)), "480 ms");
         assert_eq!(seconds(3.25), "3.2 s");
         assert_eq!(seconds(245.0), "4m 05s");

@@ -3,7 +3,8 @@
 //! Two runs are the same if they learn the same. Keys that change how fast, how long, on how much memory or
 //! where a run trains do not belong to that, so a run may be continued with more steps, another micro-batch,
 //! another number of processes or from another directory, and is refused when the model, the data, the seed,
-//! the batch or the optimizer is another.
+//! the batch or the optimizer is another. Between the two are rates and what is looked at: they name a run,
+//! and may be changed where it is continued; the journal keeps each change.
 //!
 //! Every key says which it is: the engine's below, a task's in its schema. What a task says travels with the
 //! specification as [`Marks`], so that coordinator and workers tell runs apart without knowing the task.
@@ -23,6 +24,8 @@ pub enum Class {
     /// Another run; earlier versions did not have the key, and did what it says with this value (as JSON). A
     /// specification with that value is recognised as the same run as one without the key.
     LearnedSince(&'static str),
+    /// Another run, unless it is one that goes on: what changes at a resume is recorded there.
+    LearnedUntilChanged,
     /// The same run, for this reason.
     Outside(&'static str),
 }
@@ -30,7 +33,7 @@ pub enum Class {
 /// Dotted keys, each with its class.
 pub type Classes = [(&'static str, Class)];
 
-use Class::{Learned, LearnedSince, Outside};
+use Class::{Learned, LearnedSince, LearnedUntilChanged, Outside};
 
 /// The classes of the keys that every run file has, whatever its task.
 pub const ENGINE: &Classes = &[
@@ -38,7 +41,7 @@ pub const ENGINE: &Classes = &[
     ("run.output_dir", Outside("a run directory may be moved")),
     ("run.seed", Learned),
     ("task.type", LearnedSince("\"vla_flow\"")),
-    ("data.path", Learned),
+    ("data.path", LearnedUntilChanged),
     ("data.holdout_episodes", Learned),
     ("data.prefetch", Outside("speed")),
     ("data.threads", Outside("speed")),
@@ -51,16 +54,25 @@ pub const ENGINE: &Classes = &[
     ("train.checkpoint_every", Outside("how often, not what")),
     ("train.keep_checkpoints", Outside("how many, not what")),
     ("train.log_every", Outside("how often, not what")),
+    ("train.max_skipped", Outside("when it gives up, not what it learns")),
+    ("train.skip_steps", Outside("a run may go on without steps that harm it; the ledger says which")),
     ("train.resume", Outside("where it begins, not what it learns")),
+    ("train.init_from", Outside("a path; `train.init_digest` says what is there")),
+    ("train.init_digest", Learned),
     ("optimizer.betas", Learned),
     ("optimizer.eps", Learned),
     ("optimizer.weight_decay", Learned),
-    ("optimizer.clip_norm", Learned),
-    ("optimizer.warmup_steps", Learned),
-    ("optimizer.schedule", Learned),
-    ("optimizer.min_lr_ratio", Learned),
+    ("optimizer.clip_norm", LearnedUntilChanged),
+    ("optimizer.warmup_steps", LearnedUntilChanged),
+    ("optimizer.warmup_ratio", LearnedUntilChanged),
+    ("optimizer.decay_steps", LearnedUntilChanged),
+    ("optimizer.schedule", LearnedUntilChanged),
+    ("optimizer.min_lr_ratio", LearnedUntilChanged),
     ("optimizer.reduce_dtype", Learned),
-    ("eval.samples", Learned),
+    ("eval.samples", LearnedUntilChanged),
+    ("eval.every", Outside("what is looked at, not what is learned")),
+    ("eval.batch", Outside("the same samples, cut otherwise")),
+    ("eval.seed", Outside("what is looked at, not what is learned")),
     ("cache.mode", Learned),
     ("cache.tap", Learned),
     ("cache.dtype", Learned),
@@ -84,6 +96,15 @@ pub const ENGINE: &Classes = &[
     ("launch.listen", Outside("where")),
 ];
 
+/// Whether a run may go on with another value of this key. The data set that `data.path` names is compared by
+/// its content, wherever it is; peak rates are the task's keys, and what they are for is the engine's.
+pub(crate) fn may_change(key: &str) -> bool {
+    let of_group = |known: &str| key.strip_prefix(known).is_some_and(|group| group.starts_with('.'));
+    let listed =
+        |(known, class): &(&str, Class)| *class == LearnedUntilChanged && (*known == key || of_group(known));
+    key.starts_with("optimizer.lr.") || ENGINE.iter().any(listed)
+}
+
 /// What of a task's classes is not simply `Learned`, in the form that travels with a specification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -100,7 +121,7 @@ impl Marks {
         for (key, class) in classes {
             let key = (*key).to_owned();
             match class {
-                Class::Learned => {}
+                Class::Learned | Class::LearnedUntilChanged => {}
                 Class::LearnedInOrder => drop(marks.ordered.insert(key)),
                 Class::LearnedSince(before) => {
                     let before = serde_json::from_str(before).expect("classes give a default as JSON");

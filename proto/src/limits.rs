@@ -74,6 +74,10 @@ pub const OPEN_SAMPLES: usize = 3;
 pub const MAX_QUARANTINED: usize = 64;
 /// Samples that may need one row of the data set: those whose chunk of actions reaches it.
 pub const MAX_SAMPLES_OF_ROW: u64 = 65_536;
+/// Samples that are named for a step that was left out; a damaged one is among the first, or all are.
+pub const MAX_SKIPPED_SAMPLES: usize = 64;
+/// Steps that a run file may name to be left out: more are another data set.
+pub const MAX_SKIPPED_STEPS: usize = 4096;
 /// Memberships that the journal lists: years of a machine that comes and goes every hour.
 pub const MAX_GENERATIONS_KEPT: usize = 16_384;
 /// Faults that the journal lists, the newest; a run with as many restarts would have others to look at first.
@@ -89,8 +93,11 @@ pub const MAX_NAME_BYTES: usize = 4096;
 pub const MAX_COUNT: u64 = 1 << 48;
 /// Longest time of a step, or of a part of one, that is taken from the wire.
 pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// Metrics in the report of a step: a time for each stage, and a few figures for each parameter group.
-pub const MAX_METRICS: usize = 64;
+/// Metrics in the report of a step: a time for each stage, a few figures for each parameter group, and where
+/// held-out samples were looked at, their error by part.
+pub const MAX_METRICS: usize = 256;
+/// Parts by which a task tells the error on held-out samples; more are not told.
+pub const MAX_PARTS: usize = 160;
 /// Of these, how many `status` shows of each rank: those of the largest world fit a message beside everything
 /// else.
 pub const MAX_RANK_METRICS: usize = 8;

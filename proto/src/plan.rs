@@ -201,7 +201,11 @@ mod tests {
             checkpoint_every: 0,
             keep_checkpoints: 1,
             log_every: 1,
+            max_skipped: 10,
+            skip_steps: Vec::new(),
             resume: true,
+            init_from: None,
+            init_digest: None,
         }
     }
 

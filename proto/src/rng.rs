@@ -23,6 +23,8 @@ pub enum Purpose {
     Order = 5,
     /// What a task draws for a sample; `repeat` tells its streams apart.
     Task = 6,
+    /// What dropout drops of a sample's rows.
+    Dropout = 7,
 }
 
 /// The key of one stream of draws.

@@ -21,5 +21,5 @@ pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
-    training::{Data, Eval, Optimizer, Recompute, ReduceDtype, Schedule, Train},
+    training::{Data, Eval, InitFrom, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule, Train},
 };

@@ -106,7 +106,7 @@ impl Bench {
         let (mut weights, mut grads) = (vec![0.1f32; layout.len()], vec![0.0f32; layout.len()]);
         let settings = Optimizer::default();
         let mut optimizer = ReplicatedAdamW::new(&layout, self.world, Rank(rank), &settings, self.replica);
-        optimizer.begin(0, &weights);
+        optimizer.begin(0, 0, &weights);
         let input = StepInput {
             scale: 0.5,
             rates: Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]),

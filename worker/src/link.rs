@@ -7,6 +7,7 @@
 mod cache;
 mod contract;
 mod solo;
+pub(crate) mod spans;
 
 pub use cache::{CacheNamespace, CachePhase, Leased};
 pub use contract::{Assignment, BadSample, CheckpointNews, Commands, Link, LinkError, Report, Start};

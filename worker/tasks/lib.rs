@@ -1,16 +1,23 @@
 //! What Coxswain trains, a folder each.
 
+pub mod sft;
 pub mod vla_flow;
 
 use coxswain_proto::config::Tasks;
 
 /// The keys of all tasks in run files: a line each.
-pub const TASKS: Tasks = Tasks(&[vla_flow::config::SCHEMA]);
+pub const TASKS: Tasks = Tasks(&[vla_flow::config::SCHEMA, sft::config::SCHEMA]);
 
+use burn::backend::Flex;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::TaskOn;
 
 /// All tasks, on one kind of device: a line each.
 pub fn on<B: Tape<Base = B>>() -> Vec<&'static dyn TaskOn<B>> {
-    vec![&vla_flow::VlaFlow]
+    vec![&vla_flow::VlaFlow, &sft::Sft]
+}
+
+/// All tasks, on the CPU. What they compute is compiled here, once for every program.
+pub fn on_cpu() -> Vec<&'static dyn TaskOn<Flex>> {
+    on()
 }

@@ -240,7 +240,7 @@ impl CacheBook {
         self.cache_phases.undecided(committed, end).unwrap_or(end)
     }
 
-    /// Somebody asks for a new generation; see [`CachePhaseTable::ask`].
+    /// A new generation is asked for; see [`CachePhaseTable::ask`].
     pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
         let Reached { committed: reached, leased } = self.reached;
         let (decided, new) = self.cache_phases.ask(committed.max(reached), from.max(leased), total)?;

@@ -127,7 +127,7 @@ impl FeatureCache {
         }
     }
 
-    /// Somebody asks for a new generation in a run of `total` steps that has come so far. What was decided,
+    /// A new generation is asked for in a run of `total` steps that has come so far. What was decided,
     /// and whether those that `waited` can go on.
     pub fn rebuild(
         &mut self,

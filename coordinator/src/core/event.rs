@@ -314,9 +314,11 @@ pub enum Ended {
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Code(code) => write!(f, "its process ended with exit code {code} and without a word"),
+            Self::Code(code) => {
+                write!(f, "its process ended with exit code {code} without reporting a failure")
+            }
             Self::Signal(9) => f.write_str(
-                "its process was killed by signal 9, which the kernel sends when the machine is out of memory",
+                "its process was killed by signal 9: by hand, or by the kernel because memory ran out",
             ),
             Self::Signal(signal) => write!(f, "its process was ended by signal {signal}"),
         }

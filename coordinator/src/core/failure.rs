@@ -3,7 +3,7 @@
 //! One rank's fault breaks its neighbours' connections, so a fault is usually told by several ranks at once
 //! and the victims may speak first. An [`Incident`] collects what belongs together, from the first sign until
 //! the next generation starts. Its cause is the first failure that is not a victim's; a victim's only if
-//! nobody was lost until all were ready again.
+//! no worker was lost until all were ready again.
 
 use std::{collections::BTreeSet, fmt, ops::Range, sync::Arc};
 
@@ -105,7 +105,7 @@ pub struct Incident {
     pub since: Timestamp,
     /// True when the membership changes because it was asked to.
     pub on_purpose: bool,
-    /// Who or what is to blame, once it is known.
+    /// What is to blame, once it is known.
     pub cause: Option<Arc<Failure>>,
     /// What the first victim said.
     pub complaint: Option<Failure>,
@@ -150,7 +150,7 @@ impl Incident {
         let ranks: Vec<_> = self.lost.iter().take(4).map(Slot::to_string).collect();
         let more = if self.lost.len() > ranks.len() { ", ..." } else { "" };
         match self.lost.len() {
-            _ if self.on_purpose => "the world was asked to change".into(),
+            _ if self.on_purpose => "the membership was asked to change".into(),
             0 => match &self.sample {
                 Some(sample) => format!("{sample} failed"),
                 None => "its ranks lost each other".into(),
@@ -182,7 +182,7 @@ pub struct Spent {
     /// Generations in a row that ended without a committed step.
     #[serde(rename = "barren")]
     pub stalled: u32,
-    /// Who was lost with the last of them.
+    /// The workers that were lost with the last of them.
     #[serde(default)]
     #[serde(rename = "barren_seats")]
     pub stalled_slots: BTreeSet<Slot>,

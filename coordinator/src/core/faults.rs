@@ -51,7 +51,7 @@ impl Faults {
         self.incident = Some(Incident { cause, lost, ..Incident::new(now) });
     }
 
-    /// A worker suffers from a fault that somebody else may be to blame for.
+    /// A worker suffers from a fault that another rank may be to blame for.
     pub fn complained(&mut self, slot: Slot, complaint: Failure) {
         let Some(incident) = &mut self.incident else { return };
         incident.victims.insert(slot);

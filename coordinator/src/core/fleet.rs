@@ -16,7 +16,7 @@ use super::{
     event::{Beat, NodeClaim, StreamId, WorkerClaim},
     failure::Failure,
     line::Line,
-    motion::{Member, Motion},
+    motion::{MemberMotion, Motion},
     nodes::{Nodes, Placed},
     past::Past,
     reason::Reason,
@@ -43,7 +43,7 @@ pub struct Fleet {
     pub starts: Starts,
     /// How long work takes.
     pub motion: Motion,
-    /// Somebody of an earlier life of the coordinator has been heard of in this one.
+    /// A worker or launcher of an earlier life of the coordinator has been heard of in this one.
     reunited: bool,
     /// When to look for lost workers and nodes; none counts as lost before.
     next_loss: Option<Timestamp>,
@@ -312,9 +312,9 @@ impl Fleet {
         news
     }
 
-    /// A process that never made itself known is given up. Whoever was is seen to take that long, so that a
-    /// machine on which everything is slow has three times as long the next time, and does not use up the
-    /// run's restarts.
+    /// A process that never made itself known is given up. How long it was waited for counts as a start of
+    /// that length, so a machine on which everything is slow has three times as long the next time, and does
+    /// not use up the run's restarts.
     pub fn give_up_start(&mut self, now: Timestamp, slot: Slot) {
         if let Some(start) = self.starts.end(now, slot) {
             self.motion.learn(&[(WorkerPhase::Starting, start.took)]);
@@ -322,13 +322,13 @@ impl Fleet {
     }
 
     /// Processes that are on their way to a slot without a living worker.
-    pub fn on_their_way(&self, now: Timestamp) -> impl Iterator<Item = Member> {
+    pub fn on_their_way(&self, now: Timestamp) -> impl Iterator<Item = MemberMotion> {
         self.starts.members(now).filter(|start| self.roster.living_at(start.slot).is_none())
     }
 
     /// Everybody whose motion counts: workers, and processes on their way whose launcher can be told, and
     /// whose node is to stay.
-    pub fn moving(&self, now: Timestamp, draining: &BTreeSet<u32>) -> impl Iterator<Item = Member> {
+    pub fn moving(&self, now: Timestamp, draining: &BTreeSet<u32>) -> impl Iterator<Item = MemberMotion> {
         let awaited = self.on_their_way(now).filter(|start| {
             let place = self.world.node_of(start.slot);
             self.nodes.line(place).is_some() && !draining.contains(&place)
@@ -337,7 +337,7 @@ impl Fleet {
     }
 
     /// A rank, or a start, is named for standing still; false if it has been before, and has not moved since.
-    pub fn name(&mut self, member: &Member) -> bool {
+    pub fn name(&mut self, member: &MemberMotion) -> bool {
         match member.phase {
             WorkerPhase::Starting => self.starts.name(member.slot),
             _ => self.roster.name(member.slot),

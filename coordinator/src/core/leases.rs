@@ -6,7 +6,7 @@
 //! rank 1             ├───────────────────────────── held ───────────────────┤
 //! ```
 //!
-//! All ranks share one window of [`LEASE_STEPS`] ahead of the commits; it ends earlier where nobody has
+//! All ranks share one window of [`LEASE_STEPS`] ahead of the commits; it ends earlier where it is not
 //! decided yet where the next step takes its features from. Each rank holds a part of it that is prolonged
 //! with one of the rank's own reports, so that a rank never waits for a grant while the coordinator answers,
 //! and trains on through about half a window when it does not. Ranks are due in turn: renewing thousands of
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_nothing_left_to_report_is_found() {
+    fn a_rank_that_has_nothing_left_to_report_is_found() {
         let mut window = window(2);
         window.extend(Step(32));
         window.grant(Rank(0), live);

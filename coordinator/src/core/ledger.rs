@@ -26,7 +26,7 @@ use coxswain_proto::{
     plan::{self, Plan},
 };
 
-use super::report::{CacheUse, CommittedStep, Consumed, Merged, StepReport, StepTimes, Totals};
+use super::report::{CacheUse, CommittedStep, Consumed, Merged, Skipped, StepReport, StepTimes, Totals};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -53,6 +53,7 @@ struct OpenStep {
     retries: u32,
     cache_generation: u64,
     cache: CacheUse,
+    skipped: Option<Skipped>,
 }
 
 /// What a rank may report.
@@ -118,6 +119,14 @@ pub enum Fault {
         total: &'static str,
         /// As reported.
         found: f64,
+    },
+    /// Ranks do not agree whether a step was left out, or why.
+    #[error("rank {witness} reported another verdict on step {step}: whether it was left out, or why")]
+    LeftOut {
+        /// The report's.
+        step: Step,
+        /// The rank that reported first.
+        witness: Rank,
     },
     /// Ranks do not agree on what all of them must know.
     #[error("reported {total} = {found:?} for step {step}, but rank {witness} reported {expected:?}")]
@@ -272,6 +281,7 @@ impl StepLedger {
             cache_generation: open.cache_generation,
             cache: open.cache.mean_of(open.reported),
             reports: open.reported,
+            skipped: open.skipped,
         })
     }
 
@@ -302,6 +312,7 @@ impl StepLedger {
                 witness: rank,
                 totals: report.totals,
                 memory_peak_slot: slot,
+                skipped: report.skipped.clone(),
                 ..OpenStep::default()
             });
         }
@@ -309,6 +320,11 @@ impl StepLedger {
         if let Some((total, expected, found)) = open.totals.difference(&report.totals) {
             let witness = open.witness;
             return Err(Fault::Totals { step: report.step, total, found, witness, expected });
+        }
+        match (&mut open.skipped, &report.skipped) {
+            (None, None) => {}
+            (Some(ours), Some(theirs)) if ours.cause == theirs.cause => ours.merge(theirs),
+            _ => return Err(Fault::LeftOut { step: report.step, witness: open.witness }),
         }
         open.reported += 1;
         open.times.add(&report.times);

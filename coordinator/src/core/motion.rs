@@ -6,8 +6,8 @@
 //! given up:  at once; where a disk may be waited for, patience.disk later
 //! ```
 //!
-//! What is expected of a phase is the longest time that anybody of this run was ever quiet in it, once
-//! somebody has been through it. Before, ranks that wait are the clock: they have done the same work since
+//! What is expected of a phase is the longest time that any rank of this run was ever quiet in it, once one
+//! has been through it. Before, ranks that wait are the clock: they have done the same work since
 //! the rank in question entered its phase. While no rank waits and none has finished this work before,
 //! nothing is expected, so a model whose first pass takes minutes is no hang: it is reported after a minute,
 //! and sooner for a process that has not made itself known.
@@ -15,7 +15,7 @@
 //! Ranks that are quiet in the same phase are judged together. If that is most of the run, what they wait for
 //! is not theirs (a file system, a machine that sleeps): it is reported once, and no rank is given up. A rank
 //! that is alone has only its own earlier times to be held against. Five minutes without a sign of motion are
-//! too long for anything, and half an hour for everybody.
+//! too long for one rank, and half an hour for all.
 //!
 //! What this file does not do: look for all ranks waiting for each other in a collective, which no rank's
 //! pulse shows (`machine/standstill.rs`).
@@ -61,7 +61,7 @@ impl Pulse {
 
 /// A worker, as far as its motion goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Member {
+pub struct MemberMotion {
     /// Who.
     pub slot: Slot,
     /// What it does.
@@ -80,7 +80,7 @@ pub struct Motion {
     pub began: Timestamp,
     /// When to look next.
     pub look_at: Timestamp,
-    /// Of phases that somebody has been through: the longest time between two signs of motion.
+    /// Of phases that a rank has been through: the longest time between two signs of motion.
     longest: BTreeMap<WorkerPhase, Duration>,
 }
 
@@ -143,7 +143,7 @@ impl Motion {
     }
 
     /// Whether a member stands still.
-    pub fn judge(&self, who: &Member, scene: &Scene, patience: &Patience) -> Option<Still> {
+    pub fn judge(&self, who: &MemberMotion, scene: &Scene, patience: &Patience) -> Option<Still> {
         if who.waits {
             return None;
         }
@@ -188,14 +188,14 @@ impl Still {
     pub fn usual(&self) -> String {
         match self.expected {
             Some(expected) => format!("{:.1} s are usual", expected.as_secs_f64()),
-            None => "nobody knows how long it takes".into(),
+            None => "it is not known how long it takes".into(),
         }
     }
 }
 
 impl Scene {
     /// What all members do.
-    pub fn of(members: impl Iterator<Item = Member>, patience: &Patience) -> Self {
+    pub fn of(members: impl Iterator<Item = MemberMotion>, patience: &Patience) -> Self {
         let mut scene = Self::default();
         for member in members {
             scene.members += 1;
@@ -254,13 +254,13 @@ mod tests {
     }
 
     /// A member, as of second 10,000.
-    fn member(slot: u32, phase: WorkerPhase, still: u64, in_phase: u64) -> Member {
+    fn member(slot: u32, phase: WorkerPhase, still: u64, in_phase: u64) -> MemberMotion {
         let pulse =
             Pulse { at: Timestamp::at(s(10_000)), still: s(still), in_phase: s(in_phase), waits: false };
-        Member { slot: Slot(slot), phase, waits: phase == WorkerPhase::Communication, pulse }
+        MemberMotion { slot: Slot(slot), phase, waits: phase == WorkerPhase::Communication, pulse }
     }
 
-    fn judged(motion: &Motion, members: &[Member], who: usize) -> Option<Verdict> {
+    fn judged(motion: &Motion, members: &[MemberMotion], who: usize) -> Option<Verdict> {
         let scene = Scene::of(members.iter().copied(), &patience());
         motion.judge(&members[who], &scene, &patience()).map(|still| still.verdict)
     }

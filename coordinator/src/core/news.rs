@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     cache_plan::Decided,
+    human,
     ids::{Generation, Slot, Step},
 };
 
@@ -12,7 +13,7 @@ use super::{
     checkpoints::CheckpointEntry,
     failure::{Failure, Spent},
     memory::RankMemory,
-    quarantine::{BadSample, Verdict},
+    quarantine::{BadSample, SampleVerdict},
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
@@ -44,7 +45,7 @@ pub enum News {
     /// disturbed.
     LostOutside(Arc<Failure>, Spent),
     /// A sample failed on a worker that is well, and what follows.
-    Sample(BadSample, Verdict, Arc<Failure>),
+    Sample(BadSample, SampleVerdict, Arc<Failure>),
     /// Training goes on after a fault.
     Recovered(Recovery),
     /// Committed steps are lost, and will be repeated.
@@ -109,7 +110,7 @@ impl std::fmt::Display for Recovery {
         let Self { generation, members, world, first_step, source, took, what, spent, max_restarts } = self;
         write!(
             f,
-            "generation {generation}: {members} of {world} workers, from step {first_step} ({source}), {:.2} s after {what}; \
+            "generation {generation}: {members} of {world} workers, from step {first_step} (state: {source}), {:.2} s after {what}; \
              restarts {} of {max_restarts}",
             took.as_secs_f64(),
             spent.restarts
@@ -186,11 +187,12 @@ impl std::fmt::Display for MemberChange {
             Self::Registered { slot, host, pid, device } => {
                 write!(f, "rank {slot} joined from {host} (process {pid}, {device})")
             }
-            Self::LineClosed { slot } => write!(f, "rank {slot} closed its line; it may be gone"),
+            Self::LineClosed { slot } => write!(f, "rank {slot} closed its connection; it may be gone"),
             Self::LineOpened { slot } => write!(f, "rank {slot} is connected again"),
             Self::Left { slot, exit_code: 0, reason } => write!(f, "rank {slot} left: {reason}"),
-            Self::Left { slot, exit_code, reason } => {
-                write!(f, "rank {slot} left with exit code {exit_code}: {reason}")
+            Self::Left { slot, reason, .. } => {
+                // The failure has a line of its own, in full.
+                write!(f, "rank {slot} left after a failure: {}", human::start(reason, 120))
             }
         }
     }

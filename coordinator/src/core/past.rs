@@ -3,7 +3,10 @@
 //! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one
 //! record, so that a test or a simulation can restart a machine from what it has recorded, without a disk.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use coxswain_proto::{
     cache_plan::Decided,
@@ -40,6 +43,8 @@ pub struct Past {
     pub generations: BTreeMap<Generation, PastGeneration>,
     /// Steps below this one are committed; absent if none ever was, nor any generation started.
     pub committed: Option<Step>,
+    /// Committed steps that were left out.
+    pub skipped: BTreeSet<Step>,
     /// How far the run was before it was rolled back.
     pub reached: Reached,
     /// Samples that failed.
@@ -68,7 +73,7 @@ pub struct PastNode {
 pub struct PastSlot {
     /// Who had it.
     pub worker: Option<(WorkerId, WorkerClaim)>,
-    /// What its launcher was asked to do last. It has been done if somebody has the slot; its number counts
+    /// What its launcher was asked to do last. It has been done if a worker has the slot; its number counts
     /// on, so that a launcher can tell the next one from a repeat.
     pub respawn: Option<Respawn>,
     /// The exit code that its worker announced when it left in order.
@@ -143,10 +148,14 @@ impl Past {
                 self.forget_members(*generation, |_| true);
                 self.generations.entry(*generation).or_default().started = Some((*first_step, *source));
                 self.committed = Some(*first_step);
+                self.skipped.split_off(first_step);
             }
             Record::RolledBack(reached) => self.reached = *reached,
             Record::Broken { generation } => self.generations.entry(*generation).or_default().over = true,
-            Record::Step(step) => self.committed = Some(Step(step.step.0 + 1)),
+            Record::Step(step) => {
+                self.committed = Some(Step(step.step.0 + 1));
+                self.skipped.extend(step.skipped.as_ref().map(|_| step.step));
+            }
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
             Record::CachePhase(decided) => {
@@ -192,6 +201,7 @@ impl Past {
             dataset: self.dataset,
             generations: generations.collect(),
             committed: self.committed,
+            skipped: self.skipped,
             reached: self.reached,
             quarantine: self.quarantine,
             cache_phases: self.cache_phases,

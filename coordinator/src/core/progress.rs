@@ -8,7 +8,7 @@
 //!
 //! A [`Course`] is what one generation does of it. It outlives its generation, until the next one starts.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use coxswain_proto::{
     cache_plan::{CacheReport, Decided},
@@ -31,7 +31,7 @@ use super::{
     past::{Past, PastGeneration},
     quarantine::Quarantine,
     refusal::{Refusal, Witness},
-    report::{CommittedStep, StateSource, StepReport},
+    report::{CommittedStep, Metric, StateSource, StepReport},
     status::{CacheStatus, Pace, Rhythm},
     time::Timestamp,
 };
@@ -47,8 +47,12 @@ pub struct Progress {
     pub plan: Option<Plan>,
     /// Steps below this one are committed.
     pub committed: Step,
-    /// The step committed last, in this life of the coordinator.
+    /// The step committed last of those that were learned from, in this life of the coordinator.
     pub last: Option<Arc<CommittedStep>>,
+    /// The newest error on held-out samples, in this life of the coordinator.
+    pub held_out: Vec<Metric>,
+    /// Committed steps that were left out.
+    pub skipped: BTreeSet<Step>,
     /// How fast it goes.
     pub pace: Pace,
     /// A step was committed in this launch: its run file, model and data can be used.
@@ -106,6 +110,8 @@ impl Progress {
             plan,
             committed,
             last: None,
+            held_out: Vec::new(),
+            skipped: past.skipped.clone(),
             pace: Pace::default(),
             proven: config.restarted && past.has_trained(),
             safe_since: None,
@@ -169,7 +175,7 @@ impl Progress {
         self.course().is_some_and(|course| course.ledger.done())
     }
 
-    /// A member of the generation that runs has left in order: nobody does before the results are on disk, so
+    /// A member of the generation that runs has left in order: none does before the results are on disk, so
     /// a loss changes nothing any more.
     pub fn result_is_safe(&self) -> bool {
         self.safe_since.is_some()
@@ -196,6 +202,7 @@ impl Progress {
         self.course = Some(Course::new(ledger, leases, first_step));
         self.cache.go_on();
         let committed = std::mem::replace(&mut self.committed, first_step);
+        self.skipped.split_off(&first_step);
         let leased = leased.max(committed);
         (first_step < committed).then(|| self.cache.book.reached(Reached { committed, leased }))
     }
@@ -300,14 +307,23 @@ impl Progress {
         }
         self.cache.used(step, out);
         // A step that no rank could report has nothing to show.
-        if step.reports > 0 {
+        if step.reports == 0 {
+            return;
+        }
+        if step.metrics.iter().any(Metric::is_held_out) {
+            self.held_out = step.metrics.iter().filter(|metric| metric.is_held_out()).cloned().collect();
+        }
+        // One that was left out has taken two attempts, or none, and has no figures.
+        if step.skipped.is_some() {
+            self.skipped.insert(step.step);
+        } else {
             self.pace.take(step);
             if let Some(course) = &mut self.course {
                 course.rhythm.take(step);
             }
             self.last = Some(step.clone());
-            out.push(Action::Publish(News::Step(step.clone())));
         }
+        out.push(Action::Publish(News::Step(step.clone())));
     }
 
     /// How long the next step takes, if that is known of its kind in the generation that trains.
@@ -383,7 +399,7 @@ impl Progress {
         self.cache.report(report, waited, out)
     }
 
-    /// Somebody asks for a new generation of the cache. What was decided, and whether those that waited can
+    /// A new generation of the cache is asked for. What was decided, and whether those that waited can
     /// go on.
     pub fn rebuild_cache(&mut self, out: &mut Vec<Action>) -> Result<(Decided, bool), Refusal> {
         self.cache.can_be_rebuilt()?;

@@ -43,7 +43,7 @@ impl fmt::Display for BadSample {
 
 /// What follows from a failed sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SampleVerdict {
     /// Another worker tries it.
     TryAnother,
     /// It is left out from now on.
@@ -91,7 +91,7 @@ struct LeftOutRow {
 impl Quarantine {
     /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has
     /// said before, or what is left out already.
-    pub fn failed(&mut self, failed: Try, workers: u32) -> Option<Verdict> {
+    pub fn failed(&mut self, failed: Try, workers: u32) -> Option<SampleVerdict> {
         let Try { sample: BadSample { row, .. }, slot, generation } = failed;
         let known = |tried: &Try| (tried.sample.row, tried.slot, tried.generation) == (row, slot, generation);
         if self.left_out().any(|other| *other == row) || self.tried.iter().any(known) {
@@ -101,7 +101,7 @@ impl Quarantine {
         let mine = self.tried.iter().filter(|tried| tried.slot == slot);
         let open: BTreeSet<_> = mine.map(|tried| tried.sample.row).collect();
         if workers > 1 && open.len() >= limits::OPEN_SAMPLES {
-            return Some(Verdict::WorkerAtFault);
+            return Some(SampleVerdict::WorkerAtFault);
         }
         let tries: Vec<Slot> =
             self.tried.iter().filter(|tried| tried.sample.row == row).map(|tried| tried.slot).collect();
@@ -110,7 +110,7 @@ impl Quarantine {
             if self.rotated_in != generation {
                 (self.rotations, self.rotated_in) = (self.rotations.wrapping_add(1), generation);
             }
-            return Some(Verdict::TryAnother);
+            return Some(SampleVerdict::TryAnother);
         }
         self.tried.retain(|tried| tried.sample.row != row);
         let alone = tries.iter().all(|other| *other == slot);
@@ -119,13 +119,13 @@ impl Quarantine {
     }
 
     /// What follows from one more row that is left out.
-    fn judge(&self, slot: Slot, workers: u32) -> Verdict {
+    fn judge(&self, slot: Slot, workers: u32) -> SampleVerdict {
         let rows: BTreeSet<u64> = self.left_out().map(|row| row.row).collect();
         let on_its_word = self.left_out.iter().filter(|left| left.word_of == Some(slot)).count();
         match () {
-            () if workers > 1 && on_its_word >= limits::OPEN_SAMPLES => Verdict::WorkerAtFault,
-            () if rows.len() > limits::MAX_QUARANTINED => Verdict::TooMany,
-            () => Verdict::LeftOut,
+            () if workers > 1 && on_its_word >= limits::OPEN_SAMPLES => SampleVerdict::WorkerAtFault,
+            () if rows.len() > limits::MAX_QUARANTINED => SampleVerdict::TooMany,
+            () => SampleVerdict::LeftOut,
         }
     }
 
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn a_row_is_left_out_when_it_has_failed_on_different_workers() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 3), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(on(2, 1, bad(9)), 3), Some(Verdict::TryAnother), "another row");
-        assert_eq!(quarantine.failed(on(2, 2, bad(4)), 3), Some(Verdict::LeftOut));
+        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 3), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.failed(on(2, 1, bad(9)), 3), Some(SampleVerdict::TryAnother), "another row");
+        assert_eq!(quarantine.failed(on(2, 2, bad(4)), 3), Some(SampleVerdict::LeftOut));
         assert_eq!(rows(&quarantine), [4]);
         assert_eq!(quarantine.failed(on(0, 2, bad(4)), 3), None, "everybody knows by now");
     }
@@ -187,8 +187,8 @@ mod tests {
         let row = DamagedRow { row: 40, begin: 25, end: 41 };
         let sample = |position| BadSample { epoch: 0, position, row };
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(on(0, 1, sample(3)), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(on(1, 1, sample(5)), 2), Some(Verdict::LeftOut));
+        assert_eq!(quarantine.failed(on(0, 1, sample(3)), 2), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 1, sample(5)), 2), Some(SampleVerdict::LeftOut));
         assert_eq!(quarantine.left_out().collect::<Vec<_>>(), [&row]);
     }
 
@@ -207,21 +207,21 @@ mod tests {
     #[test]
     fn a_worker_that_alone_fails_on_many_rows_is_at_fault_itself() {
         let mut quarantine = Quarantine::default();
-        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(on(1, 2, bad(0)), 2), Some(Verdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 1, bad(4)), 2), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 2, bad(0)), 2), Some(SampleVerdict::TryAnother));
         assert!(quarantine.consumed(0, &(0..3)), "position 0 was read by another");
         assert!(!quarantine.consumed(0, &(5..9)));
-        assert_eq!(quarantine.failed(on(1, 3, bad(7)), 2), Some(Verdict::TryAnother));
-        assert_eq!(quarantine.failed(on(1, 4, bad(8)), 2), Some(Verdict::WorkerAtFault));
+        assert_eq!(quarantine.failed(on(1, 3, bad(7)), 2), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.failed(on(1, 4, bad(8)), 2), Some(SampleVerdict::WorkerAtFault));
 
         let mut quarantine = Quarantine::default();
         let again = |quarantine: &mut Quarantine, row| {
             quarantine.failed(on(1, 2 * row, bad(row)), 2);
             quarantine.failed(on(1, 2 * row + 1, bad(row)), 2)
         };
-        assert_eq!(again(&mut quarantine, 1), Some(Verdict::LeftOut), "its word is enough for a row");
-        assert_eq!(again(&mut quarantine, 2), Some(Verdict::LeftOut));
-        assert_eq!(again(&mut quarantine, 3), Some(Verdict::WorkerAtFault), "but not for many");
+        assert_eq!(again(&mut quarantine, 1), Some(SampleVerdict::LeftOut), "its word is enough for a row");
+        assert_eq!(again(&mut quarantine, 2), Some(SampleVerdict::LeftOut));
+        assert_eq!(again(&mut quarantine, 3), Some(SampleVerdict::WorkerAtFault), "but not for many");
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         let mut verdicts: Vec<_> = (0..=limits::MAX_QUARANTINED as u64)
             .map(|row| quarantine.failed(on(0, row, bad(row)), 1))
             .collect();
-        assert_eq!(verdicts.pop(), Some(Some(Verdict::TooMany)));
-        assert!(verdicts.iter().all(|verdict| *verdict == Some(Verdict::LeftOut)));
+        assert_eq!(verdicts.pop(), Some(Some(SampleVerdict::TooMany)));
+        assert!(verdicts.iter().all(|verdict| *verdict == Some(SampleVerdict::LeftOut)));
     }
 }

@@ -21,7 +21,7 @@ pub struct Memory {
     refreshes: Vec<Refresh>,
 }
 
-/// Somebody who waits for fresh reports.
+/// A call that waits for fresh reports.
 #[derive(Clone, Debug)]
 struct Refresh {
     ticket: Ticket,
@@ -38,7 +38,7 @@ impl Memory {
         }
     }
 
-    /// Somebody waits for a report of everybody who is there.
+    /// A call waits for a report of every worker that is there.
     pub fn refresh(&mut self, now: Timestamp, ticket: Ticket, roster: &Roster) {
         let missing = roster.living().map(|worker| worker.slot()).collect();
         let deadline = now.after(limits::MEMORY_REFRESH_TIMEOUT);

@@ -143,7 +143,7 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not begun: until a worker has opened the data set nobody knows where its epochs end; the first generation of the cache begins by itself"
+        "the run has not begun: until a worker has opened the data set it is not known where its epochs end; the first generation of the cache begins by itself"
     )]
     NotPlanned,
     /// A new generation that would not be used.
@@ -189,8 +189,8 @@ impl Refusal {
 pub struct Refused(VecDeque<(String, Refusal)>);
 
 impl Refused {
-    /// Remembers a refusal; whether this caller has not been told the same before. Who has no name is always
-    /// told anew.
+    /// Remembers a refusal; whether this caller has not been told the same before. A caller without a name
+    /// is always told anew.
     pub fn is_news(&mut self, caller: Option<String>, refusal: &Refusal) -> bool {
         let Some(caller) = caller else { return true };
         let told = (caller, refusal.clone());

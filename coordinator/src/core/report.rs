@@ -3,7 +3,8 @@
 use std::{ops::Range, time::Duration};
 
 pub use coxswain_proto::report::{
-    CacheUse, Merged, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
+    CacheUse, Merged, Metric, PhaseMemory, SkipCause, Skipped, StateSource, StepReport, StepTimes, Totals,
+    WorkerPhase,
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Slot, Step},
@@ -44,6 +45,8 @@ pub struct CommittedStep {
     /// Ranks whose reports were there when it was committed. Fewer than `world`: the later state of all ranks
     /// proves the rest. 0: that state alone proves it, and its totals are not known.
     pub reports: u32,
+    /// Why it was left out, if it was: nothing was learned from its samples, and its totals are 0.
+    pub skipped: Option<Skipped>,
 }
 
 /// What of the data a step took, over all ranks.

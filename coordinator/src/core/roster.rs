@@ -9,7 +9,7 @@ use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
     line::Line,
-    motion::{self, Member, Pulse},
+    motion::{self, MemberMotion, Pulse},
     refusal::Refusal,
     report::{Metric, StepTimes, WorkerPhase},
     time::Timestamp,
@@ -161,10 +161,10 @@ impl Worker {
     }
 
     /// As far as its motion goes.
-    pub fn motion(&self) -> Member {
+    pub fn motion(&self) -> MemberMotion {
         let phase = self.doing.phase;
         let waits = phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
-        Member { slot: self.slot(), phase, waits, pulse: self.pulse }
+        MemberMotion { slot: self.slot(), phase, waits, pulse: self.pulse }
     }
 
     /// When it counts as lost unless it is heard of again.

@@ -6,8 +6,7 @@
 //! held against the others of the run, as a phase like any other (`motion`).
 //!
 //! ```text
-//! launcher joins, or is told ─▶ starting ─▶ registered               how long it took is what others may
-//!                                                                    take
+//! launcher joins, or is told ─▶ starting ─▶ registered               others may take as long
 //!                                  ├──────▶ its end is reported      the launcher says how
 //!                                  └──────▶ named, then given up     and another one is asked for
 //! ```
@@ -17,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 use coxswain_proto::ids::Slot;
 
 use super::{
-    motion::{Member, Pulse},
+    motion::{MemberMotion, Pulse},
     report::WorkerPhase,
     time::Timestamp,
 };
@@ -36,7 +35,7 @@ struct PendingStart {
 
 /// A start that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedStart {
     /// How long it took.
     pub took: Duration,
     /// It had been named for standing still.
@@ -55,9 +54,9 @@ impl Starts {
     }
 
     /// The process has made itself known, has ended, or is given up.
-    pub fn end(&mut self, now: Timestamp, slot: Slot) -> Option<Ended> {
+    pub fn end(&mut self, now: Timestamp, slot: Slot) -> Option<EndedStart> {
         let PendingStart { since, named } = self.0.remove(&slot)?;
-        Some(Ended { took: now.since(since), named })
+        Some(EndedStart { took: now.since(since), named })
     }
 
     /// Whether a process is being started at a slot.
@@ -71,11 +70,11 @@ impl Starts {
     }
 
     /// All of them, as far as their motion goes: none, for as long as they have not registered.
-    pub fn members(&self, now: Timestamp) -> impl Iterator<Item = Member> {
+    pub fn members(&self, now: Timestamp) -> impl Iterator<Item = MemberMotion> {
         self.0.iter().map(move |(slot, start)| {
             let quiet = now.since(start.since);
             let pulse = Pulse { at: now, still: quiet, in_phase: quiet, waits: false };
-            Member { slot: *slot, phase: WorkerPhase::Starting, waits: false, pulse }
+            MemberMotion { slot: *slot, phase: WorkerPhase::Starting, waits: false, pulse }
         })
     }
 }

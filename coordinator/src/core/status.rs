@@ -32,8 +32,12 @@ pub struct Status {
     pub committed: Step,
     /// What there is to do; absent before a worker has told the size of the data set.
     pub plan: Option<Plan>,
-    /// The step committed last.
+    /// The step committed last of those that were learned from.
     pub last: Option<Arc<CommittedStep>>,
+    /// Committed steps that were left out.
+    pub skipped: u64,
+    /// The newest error on held-out samples.
+    pub held_out: Vec<Metric>,
     /// To the end at the present speed.
     pub eta: Option<Duration>,
     /// In slot order.

@@ -57,7 +57,7 @@ async fn a_disk_that_stands_still_makes_nobody_lost() {
     let mut config = config(2);
     config.patience.hang = Duration::from_millis(600);
     let journal = JournalThread::spawn(Box::new(Slow(Duration::from_millis(1_500)))).expect("a thread");
-    let (driver, handle) = Driver::new(config, journal, Log::new(1));
+    let (driver, handle) = Driver::new(config, journal, Log::new("demo", 1));
     let stop = CancellationToken::new();
     let running = tokio::spawn(driver.run(stop.clone()));
     let mut workers = Vec::new();
@@ -100,7 +100,7 @@ async fn begin(mut call: Pin<&mut impl Future>) {
 #[tokio::test]
 async fn a_launcher_that_hangs_up_while_its_line_is_opened_has_no_line() {
     let journal = JournalThread::spawn(Box::new(Forgetful::default())).expect("a thread");
-    let (driver, handle) = Driver::new(config(1), journal, Log::new(1));
+    let (driver, handle) = Driver::new(config(1), journal, Log::new("demo", 1));
     {
         let (join, follow) = (handle.ask(launcher("first")), handle.follow_node("first".into()));
         tokio::pin!(join, follow);

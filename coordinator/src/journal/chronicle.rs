@@ -47,7 +47,7 @@ pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let contents = std::fs::copy(&path, copy.join(durable::FILE))
         .map_err(|error| failed(error.to_string()))
         .and_then(|_| durable::open_whole(&copy));
-    // What is left of a copy in the temporary directory harms nobody.
+    // What is left of a copy in the temporary directory does no harm.
     let _ = std::fs::remove_dir_all(&copy);
     match contents {
         Ok((_, contents)) => Ok(chronicle(contents)),
@@ -93,7 +93,10 @@ fn chronicle(contents: Contents) -> Chronicle {
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),
         steps: contents.steps,
-        history: History::new(past.end.as_ref(), past.generations, contents.failures),
+        history: History {
+            changes: contents.changes,
+            ..History::new(past.end.as_ref(), past.generations, contents.failures)
+        },
         quarantined: past.quarantine.left_out().copied().collect(),
     }
 }

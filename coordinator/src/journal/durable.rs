@@ -11,11 +11,15 @@ use std::{
     rc::Rc,
 };
 
-use coxswain_proto::{document, ids::Step, run_spec::RunSpec};
+use coxswain_proto::{
+    document::{self, Difference},
+    ids::Step,
+    run_spec::RunSpec,
+};
 use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction};
 
 use super::{
-    History, Identity, Journal, JournalError, LedgerEntry,
+    Change, History, Identity, Journal, JournalError, LedgerEntry,
     reading::{Contents, Reader},
     rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
 };
@@ -42,7 +46,7 @@ impl Durable {
         run_id: Option<&str>,
         fresh: &str,
         life: Life,
-    ) -> Result<(Self, Identity, Memory), JournalError> {
+    ) -> Result<(Self, Identity, Remembered), JournalError> {
         let store = |reason: String| JournalError::Store {
             action: "open",
             directory: directory.to_path_buf(),
@@ -53,27 +57,45 @@ impl Durable {
         let mut journal = Self { database, directory: directory.to_path_buf() };
         let known = contents.identity.as_ref().map(|identity| identity.run_id.as_str());
         let ours = Identity::new(spec, run_id.or(known).unwrap_or(fresh).to_owned());
-        if let Some(theirs) = contents.identity.clone() {
-            journal.must_be_ours(theirs, &ours, spec)?;
-        }
-        let lives = contents.lives;
-        let past = contents.past;
+        let (lives, past) = (contents.lives, contents.past);
+        let step = past.committed.unwrap_or_default();
+        let changed = match contents.identity {
+            Some(theirs) => journal.must_be_ours(theirs, &ours, spec, step)?,
+            None => Vec::new(),
+        };
+        let changes = match life {
+            Life::Anew => Vec::new(),
+            Life::Again | Life::Restarted => [contents.changes, changed.clone()].concat(),
+        };
         let begins = match life {
             Life::Anew => Begins::WithNothing(past.forgotten()),
             Life::Again if past.end.is_some() => Begins::WithWhatWasLearned(past.settled()),
             Life::Again | Life::Restarted => Begins::AsItWas(past),
         };
-        journal.begin_life(&ours, lives + 1, &begins)?;
-        Ok((journal, ours, Memory { lives, past: begins.into_past() }))
+        journal.begin_life(&ours, lives + 1, &changes, &begins)?;
+        Ok((journal, ours, Remembered { lives, past: begins.into_past(), changed }))
     }
 
-    fn must_be_ours(&self, theirs: Identity, ours: &Identity, spec: &RunSpec) -> Result<(), JournalError> {
+    /// What has changed since, if it is the same run.
+    fn must_be_ours(
+        &self,
+        theirs: Identity,
+        ours: &Identity,
+        spec: &RunSpec,
+        step: Step,
+    ) -> Result<Vec<Change>, JournalError> {
         if theirs.spec_digest == ours.spec_digest {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let difference = match serde_json::from_str::<RunSpec>(&theirs.spec) {
             Ok(other) => {
-                let differences = document::differences(&other, spec);
+                let mut differences = document::differences(&other, spec);
+                if differences.iter().all(Difference::may_change) {
+                    let change =
+                        |Difference { key, left, right }| Change { step, key, from: left, to: right };
+                    return Ok(differences.into_iter().map(change).collect());
+                }
+                differences.retain(|difference| !difference.may_change());
                 let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();
                 told.join(", ")
             }
@@ -88,12 +110,19 @@ impl Durable {
     }
 
     /// What is remembered is what the tables say from here on, so that the next life remembers the same.
-    fn begin_life(&mut self, identity: &Identity, life: u32, begins: &Begins) -> Result<(), JournalError> {
+    fn begin_life(
+        &mut self,
+        identity: &Identity,
+        life: u32,
+        changes: &[Change],
+        begins: &Begins,
+    ) -> Result<(), JournalError> {
         self.write(|write| {
             {
                 let mut facts = write.open_table(FACTS)?;
                 facts.insert("identity", json(identity).as_str())?;
                 facts.insert("lives", json(&life).as_str())?;
+                facts.insert("changes", json(&changes).as_str())?;
             }
             // Every table exists from here on.
             for table in [GENERATIONS, STEPS, NODES, WORKERS, FAILURES, CACHE_PHASES, CACHES] {
@@ -179,11 +208,13 @@ impl Begins {
 
 /// What earlier lives of the coordinator left behind.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Memory {
+pub struct Remembered {
     /// Starts of the coordinator before this one.
     pub lives: u32,
     /// What they recorded.
     pub past: Past,
+    /// What the run file says otherwise than in the life before.
+    pub changed: Vec<Change>,
 }
 
 /// Opens the database in a directory, and reads all of it.
@@ -210,7 +241,7 @@ pub(super) fn open_whole(directory: &Path) -> Result<(Database, Contents), Journ
             tracing::warn!(
                 target: "coxswain::run",
                 directory = %directory.display(),
-                "the journal was not closed in order: it goes on from its last whole record"
+                "the coordinator before this one was killed or crashed: its journal goes on from the last whole record"
             );
         }
         let read = database.begin_read().map_err(|error| store("read", error.to_string()))?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use coxswain_proto::ids::{Generation, Rank, Step};
 use serde::{Deserialize, Serialize};
 
-use crate::core::report::CommittedStep;
+use crate::core::report::{CommittedStep, Skipped};
 
 /// One committed step as the ledger shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,9 @@ pub struct LedgerEntry {
     /// Positions among them that were left out: their samples failed on several workers.
     #[serde(default)]
     pub left_out: Vec<Range<u64>>,
+    /// Why the step was left out, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<Skipped>,
 }
 
 impl LedgerEntry {
@@ -65,6 +68,7 @@ impl From<&CommittedStep> for LedgerEntry {
             cache_misses: step.cache.misses,
             reports: step.reports,
             left_out: step.consumed.left_out.clone(),
+            skipped: step.skipped.clone(),
         }
     }
 }

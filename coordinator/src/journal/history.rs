@@ -5,6 +5,7 @@
 
 use coxswain_proto::ids::{Generation, Step};
 
+use super::Change;
 use crate::core::{failure::Failure, past::PastGeneration, phase::End, report::StateSource};
 
 /// Memberships, faults, and the end.
@@ -16,6 +17,8 @@ pub struct History {
     pub memberships: Vec<Membership>,
     /// Faults, in order; survived but for the last one of a run that failed.
     pub failures: Vec<Failure>,
+    /// What resumes have changed, in order.
+    pub changes: Vec<Change>,
 }
 
 /// How a run ended, if it did.
@@ -68,6 +71,7 @@ impl History {
             },
             memberships: generations.into_iter().map(membership).collect(),
             failures: survived.into_iter().chain(last).collect(),
+            changes: Vec::new(),
         }
     }
 }

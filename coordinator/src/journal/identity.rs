@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use serde::{Deserialize, Serialize};
 
 /// Whose journal it is.
@@ -16,6 +16,26 @@ pub struct Identity {
     pub spec_digest: String,
     /// The specification as JSON, to say what differs.
     pub spec: String,
+}
+
+/// A key that was changed where the run was resumed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Steps below this one were committed.
+    pub step: Step,
+    /// Dotted key.
+    pub key: String,
+    /// What it said before, as JSON.
+    pub from: String,
+    /// What it says from there on.
+    pub to: String,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { step, key, from, to } = self;
+        write!(f, "changed at step {step}: {key} from {from} to {to}")
+    }
 }
 
 impl Identity {

@@ -17,10 +17,10 @@ mod thread;
 
 pub use self::{
     chronicle::{Chronicle, read},
-    durable::{Durable, Life, Memory},
+    durable::{Durable, Life, Remembered},
     entry::LedgerEntry,
     forgetful::Forgetful,
     history::{Fate, History, Membership},
-    identity::{Identity, JournalError},
+    identity::{Change, Identity, JournalError},
     thread::{Journal, JournalThread},
 };

@@ -7,7 +7,7 @@ use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
 use super::{
-    History, Identity, JournalError, LedgerEntry,
+    Change, History, Identity, JournalError, LedgerEntry,
     rows::{CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS},
 };
 use crate::core::{
@@ -29,6 +29,8 @@ pub struct Contents {
     pub steps: Vec<LedgerEntry>,
     /// Faults that were survived, in order.
     pub failures: Vec<Failure>,
+    /// What resumes have changed, in order.
+    pub changes: Vec<Change>,
 }
 
 /// Reads tables within one transaction.
@@ -53,17 +55,18 @@ impl<'a> Reader<'a> {
             }
         }
         let (identity, lives) = (self.fact("identity")?, self.fact("lives")?.unwrap_or(0));
-        let past = self.past(steps.last())?;
+        let past = self.past(&steps)?;
         let failures = self.rows("failures", FAILURES)?.into_iter().map(|(_, failure)| failure).collect();
-        Ok(Contents { identity, lives, past, steps, failures })
+        let changes = self.fact("changes")?.unwrap_or_default();
+        Ok(Contents { identity, lives, past, steps, failures, changes })
     }
 
-    /// What the machine takes over, where `last` is the step committed last.
-    fn past(&self, last: Option<&LedgerEntry>) -> Result<Past, JournalError> {
+    /// What the machine takes over, where these are the committed steps.
+    fn past(&self, steps: &[LedgerEntry]) -> Result<Past, JournalError> {
         let generations: BTreeMap<_, PastGeneration> =
             self.numbered("generations", GENERATIONS, Generation)?;
         let started = generations.values().rev().find_map(|of| of.started);
-        let committed = last.map(|last| Step(last.step.0 + 1));
+        let committed = steps.last().map(|last| Step(last.step.0 + 1));
         Ok(Past {
             end: self.fact("over")?,
             dataset: self.fact("dataset")?,
@@ -75,6 +78,7 @@ impl<'a> Reader<'a> {
             slots: self.numbered("workers", WORKERS, |slot| Slot(slot as u32))?,
             generations,
             committed: committed.or(started.map(|(first, _)| first)),
+            skipped: steps.iter().filter(|step| step.skipped.is_some()).map(|step| step.step).collect(),
             fault: self.fact::<Failure>("fault")?.map(Into::into),
             cache_phases: self.numbered("turns", CACHE_PHASES, Step)?,
             caches: self.numbered("caches", CACHES, |number| number)?,
@@ -111,7 +115,9 @@ impl<'a> Reader<'a> {
         let end: Option<End> = self.fact("over")?;
         let generations: BTreeMap<_, _> = self.numbered("generations", GENERATIONS, Generation)?;
         let survived = self.rows("failures", FAILURES)?;
-        Ok(History::new(end.as_ref(), generations, survived.into_iter().map(|(_, failure)| failure)))
+        let changes = self.fact("changes")?.unwrap_or_default();
+        let survived = survived.into_iter().map(|(_, failure)| failure);
+        Ok(History { changes, ..History::new(end.as_ref(), generations, survived) })
     }
 
     fn rows<T: DeserializeOwned>(

@@ -18,8 +18,8 @@ pub fn why(why: &Why) -> String {
         Why::Schedule => "every cached phase has its own".into(),
         Why::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Why::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
-        Why::Unmeasured => "nobody has measured how far the old one has drifted".into(),
-        Why::Lost => "the old one's adapter cannot be had any more".into(),
+        Why::Unmeasured => "it was not measured how far the old one has drifted".into(),
+        Why::Lost => "the old one's adapter cannot be read any more".into(),
         Why::Asked => "asked for".into(),
     }
 }
@@ -51,7 +51,7 @@ fn complete(entry: &GenerationEntry) -> String {
 
 fn lost(entry: &GenerationEntry) -> String {
     format!(
-        "the adapter of generation {} cannot be had any more: what is missing is computed with the present one, and the next cached \
+        "the adapter of generation {} cannot be read any more: what is missing is computed with the present one, and the next cached \
          phase begins a new generation",
         entry.number
     )

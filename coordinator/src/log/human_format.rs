@@ -22,11 +22,12 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
-    registry::LookupSpan,
+    fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields, format::Writer},
+    registry::{LookupSpan, Scope},
 };
 
-/// Formats events of this project as `TIME  TAG  LINE`, and everyone else's as `TIME  LEVEL  LINE key=value`.
+/// Formats events of this project as `TIME  TAG  LINE`, and all others as `TIME  LEVEL  LINE key=value`, with
+/// the fields of the spans that they were written in.
 ///
 /// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human::new(..))`.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ where
 {
     fn format_event(
         &self,
-        _ctx: &FmtContext<'_, S, N>,
+        ctx: &FmtContext<'_, S, N>,
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
@@ -90,6 +91,13 @@ where
         if ours.is_none() {
             for (name, value) in &parts.fields {
                 write!(writer, " {name}={value}")?;
+            }
+        }
+        if ours.is_none() || *meta.level() >= Level::DEBUG {
+            for span in ctx.event_scope().into_iter().flat_map(Scope::from_root) {
+                if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
+                    write!(writer, "  {fields}")?;
+                }
             }
         }
         writeln!(writer)
@@ -217,6 +225,18 @@ mod tests {
         let lines = written_as(Human::new(true), || tracing::info!(target: "coxswain::run", "begins"));
         assert_eq!(lines.lines().count(), 2, "{lines}");
         assert!(lines[8..].starts_with("  day     20"), "{lines}");
+    }
+
+    #[test]
+    fn lines_in_spans_say_where_they_were_written_unless_they_are_told_to_people() {
+        let line = written(|| {
+            let _run = tracing::info_span!("run", run = "demo").entered();
+            let _step = tracing::info_span!("step", step = 7).entered();
+            tracing::info!(target: "coxswain::run", "begins");
+            tracing::warn!(count = 2, "odd");
+        });
+        let lines: Vec<_> = line.lines().map(|line| &line[8..]).collect();
+        assert_eq!(lines, ["  run     begins", "  warning odd count=2  run=\"demo\"  step=7"]);
     }
 
     #[test]

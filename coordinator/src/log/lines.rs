@@ -6,8 +6,8 @@ use coxswain_proto::{human, ids::Step, limits, report::stage_times};
 
 use crate::core::{
     failure::Failure,
-    quarantine::{BadSample, Verdict},
-    report::CommittedStep,
+    quarantine::{BadSample, SampleVerdict},
+    report::{CommittedStep, Skipped},
 };
 
 /// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s 4100 tokens/s 480 ms (ms: data 2,
@@ -34,6 +34,13 @@ pub fn step(step: &CommittedStep) -> String {
     write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.0), step.memory_peak_slot)
         .expect("strings take everything");
     line
+}
+
+/// `  12/400  epoch 0  left out: its loss is not finite, twice (sample 17)`.
+pub fn skipped(step: &CommittedStep, why: &Skipped) -> String {
+    let total = step.total_steps.to_string();
+    let width = total.len();
+    format!("{:>width$}/{total}  epoch {}  left out: {why}", step.step.0 + 1, step.consumed.epoch)
 }
 
 /// Parts of a step in milliseconds, those that took no time left out.
@@ -89,13 +96,15 @@ pub fn one_line(text: &str) -> String {
 
 /// A sample that failed, and what follows: `the sample at position 4 of epoch 0 (row 17 of the data set)
 /// failed on rank 1; another worker tries it: MESSAGE`.
-pub fn sample(at: &BadSample, verdict: Verdict, failure: &Failure) -> String {
+pub fn sample(at: &BadSample, verdict: SampleVerdict, failure: &Failure) -> String {
     let rank = failure.slot.map_or_else(String::new, |slot| format!(" on rank {slot}"));
     let follows = match verdict {
-        Verdict::TryAnother => "another worker tries it".to_owned(),
-        Verdict::LeftOut => "nobody tries it any more (quarantined)".to_owned(),
-        Verdict::WorkerAtFault => "rows fail there and nowhere else: it cannot read its data".to_owned(),
-        Verdict::TooMany => {
+        SampleVerdict::TryAnother => "another worker tries it".to_owned(),
+        SampleVerdict::LeftOut => "left out from now on (quarantined)".to_owned(),
+        SampleVerdict::WorkerAtFault => {
+            "rows fail there and nowhere else: it cannot read its data".to_owned()
+        }
+        SampleVerdict::TooMany => {
             format!("more than {} rows are quarantined: repair the data set", limits::MAX_QUARANTINED)
         }
     };
@@ -132,6 +141,7 @@ mod tests {
             cache_generation: 0,
             cache: CacheUse::default(),
             reports: 2,
+            skipped: None,
         }
     }
 

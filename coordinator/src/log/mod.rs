@@ -9,6 +9,7 @@ mod human_format;
 mod json_format;
 mod lines;
 mod memory;
+mod spans;
 
 pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step, report::CheckpointState};
@@ -16,6 +17,7 @@ pub use human_format::{Human, time_of_day};
 pub use json_format::WithMetrics;
 pub(crate) use lines::{rolled_back, sample};
 pub use memory::tables as memory_tables;
+use spans::Spans;
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
@@ -40,16 +42,19 @@ pub struct Log {
     recovering: bool,
     /// Training has begun: later generations are told by the lines of their faults.
     trained: bool,
+    spans: Spans,
 }
 
 impl Log {
-    /// A log with a line every `every` steps.
-    pub fn new(every: u64) -> Self {
-        Self { every: every.max(1), written: None, recovering: false, trained: false }
+    /// A log of the run `run_id` with a line every `every` steps.
+    pub fn new(run_id: &str, every: u64) -> Self {
+        let spans = Spans::of(run_id);
+        Self { every: every.max(1), written: None, recovering: false, trained: false, spans }
     }
 
     /// Writes one piece of news.
     pub fn write(&mut self, news: &News) {
+        let _entered = self.spans.follow(news).entered();
         match news {
             News::Step(step) => self.step(step),
             // Told by the membership lines.
@@ -128,6 +133,11 @@ impl Log {
     }
 
     fn step(&mut self, step: &CommittedStep) {
+        if let Some(skipped) = &step.skipped {
+            let (number, samples) = (step.step.0, &skipped.samples);
+            warn!(target: "coxswain::step", step = number, ?samples, "{}", lines::skipped(step, skipped));
+            return;
+        }
         let committed = step.step.0 + 1;
         let due =
             self.written.is_none() || committed.is_multiple_of(self.every) || committed == step.total_steps;

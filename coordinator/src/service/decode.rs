@@ -12,13 +12,15 @@ use crate::{
         failure::Failure,
         memory::{MemoryReport, RankMemory},
         quarantine::BadSample,
-        report::{CacheUse, Metric, PhaseMemory, StateSource, StepReport, StepTimes, Totals, WorkerPhase},
+        report::{
+            CacheUse, Metric, PhaseMemory, Skipped, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
+        },
     },
     options::CauseKind,
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Slot, Step, WorkerId},
-    limits::{MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLES_OF_ROW},
+    limits::{MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLES_OF_ROW, MAX_SKIPPED_SAMPLES},
     order::DamagedRow,
     v1,
 };
@@ -268,7 +270,16 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
         retries: wire.retries,
         cache_generation: wire.cache_generation,
         cache: wire.cache.map_or(Ok(CacheUse::default()), super::cache::cache_use)?,
+        skipped: wire.skipped.map(skipped).transpose()?,
     })
+}
+
+fn skipped(wire: v1::SkippedStep) -> Decoded<Skipped> {
+    if wire.samples.len() > MAX_SKIPPED_SAMPLES {
+        let problem = format!("{} of them; {MAX_SKIPPED_SAMPLES} are allowed", wire.samples.len());
+        return Err(FieldError::new("skipped.samples", problem));
+    }
+    Skipped::try_from(wire).map_err(|cause| unknown("skipped.cause", cause))
 }
 
 fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
@@ -387,7 +398,7 @@ mod tests {
         let refused = |metrics| step(metrics).unwrap_err().to_string();
         assert_eq!(
             refused(vec![metric("x", "1"); MAX_METRICS + 1]),
-            "steps[0].metrics: 65 of them; 64 are allowed"
+            format!("steps[0].metrics: {} of them; {MAX_METRICS} are allowed", MAX_METRICS + 1)
         );
         let long = "x".repeat(65);
         assert_eq!(

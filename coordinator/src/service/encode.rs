@@ -64,7 +64,7 @@ fn damaged_row(row: &DamagedRow) -> v1::DamagedRow {
     v1::DamagedRow { row: row.row, begin: row.begin, end: row.end }
 }
 
-/// The members next to a rank on the ring; nobody in a world of one.
+/// The members next to a rank on the ring; none in a world of one.
 fn neighbours(assignment: &Assignment, Rank(rank): Rank) -> Vec<v1::Peer> {
     let world = assignment.world();
     let mut ranks = vec![(rank + 1) % world, (rank + world - 1) % world];
@@ -159,6 +159,8 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         output_dir: facts.output_dir.clone(),
         training_samples: status.plan.map_or(0, |plan| plan.samples()),
         global_batch: status.plan.map_or(0, |plan| plan.global_batch()),
+        skipped_steps: status.skipped,
+        held_out: status.held_out.iter().map(Into::into).collect(),
         restarts: status.spent.restarts,
         max_restarts: status.max_restarts,
         rescales: status.spent.rescales,
@@ -274,6 +276,7 @@ fn committed(step: &CommittedStep) -> v1::StepCommitted {
         memory_peak_rank: step.memory_peak_slot.0,
         cache_generation: step.cache_generation,
         cache: Some((&step.cache).into()),
+        skipped: step.skipped.as_ref().map(Into::into),
     }
 }
 

@@ -104,6 +104,7 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
     sheet.gauge("world_size", "Workers wanted", None, f64::from(status.workers.wanted))?;
     sheet.gauge("workers", "Workers there now", None, f64::from(status.workers.present))?;
     sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
+    sheet.gauge("steps_skipped", "Of these, left out", None, status.skipped as f64)?;
     if let Some(plan) = status.plan {
         sheet.gauge("steps_planned", "Steps of the whole run", None, plan.total_steps() as f64)?;
     }
@@ -143,13 +144,15 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
         parts.into_iter().map(|(part, time)| (part, time.as_secs_f64())).chain(stage_times(&step.metrics));
     let rows = parts.map(|(part, seconds)| ([("part", part)], seconds));
     sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)?;
-    figures(sheet, &step.metrics)
+    let of_step = step.metrics.iter().filter(|metric| !metric.is_held_out());
+    figures(sheet, of_step.chain(&status.held_out))
 }
 
-/// Figures that only the task knows: a family for each kind and unit, with what it is of as a label.
-fn figures(sheet: &mut Sheet<'_>, metrics: &[Metric]) -> fmt::Result {
+/// Figures that only the task knows, of the step or of the newest look at held-out samples: a family for each
+/// kind and unit, with what it is of as a label.
+fn figures<'m>(sheet: &mut Sheet<'_>, metrics: impl Iterator<Item = &'m Metric>) -> fmt::Result {
     let mut families = BTreeMap::<String, Vec<&Metric>>::new();
-    for metric in metrics.iter().filter(|metric| metric.as_stage_time().is_none()) {
+    for metric in metrics.filter(|metric| metric.as_stage_time().is_none()) {
         let unit = match &*metric.unit {
             "1" => "",
             "s" => "_seconds",
@@ -159,7 +162,12 @@ fn figures(sheet: &mut Sheet<'_>, metrics: &[Metric]) -> fmt::Result {
     }
     for (name, members) in families {
         let rows = members.into_iter().map(|metric| ([("of", metric.of())], metric.value));
-        sheet.family(&name, "Of the last step, as its task reports it", None, rows)?;
+        sheet.family(
+            &name,
+            "As the task reports it: of the last step, or of the newest look at held-out samples",
+            None,
+            rows,
+        )?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use coxswain_proto::{ids::Rank, plan, v1};
 
 use crate::{
     core::report::StateSource,
-    journal::{Fate, History, LedgerEntry, Membership},
+    journal::{Change, Fate, History, LedgerEntry, Membership},
 };
 
 /// One page of the ledger; `next` is where the following one begins.
@@ -25,6 +25,7 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         world_size: entry.world,
         cache_hits: entry.cache_hits,
         cache_misses: entry.cache_misses,
+        skipped: entry.skipped.as_ref().map(Into::into),
         ranks: (0..entry.world)
             .map(|rank| {
                 let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
@@ -42,8 +43,15 @@ pub fn history(history: &History) -> Vec<v1::GetHistoryResponse> {
     let memberships = history.memberships.iter().map(|of| Kind::Membership(of.into()));
     let faults = history.failures.iter().map(|failure| Kind::Fault(failure.into()));
     let end = [Kind::End(v1::RunEnd::from(history.fate).into())];
-    let kinds = end.into_iter().chain(memberships).chain(faults);
+    let changes = history.changes.iter().map(|of| Kind::Change(of.into()));
+    let kinds = end.into_iter().chain(memberships).chain(faults).chain(changes);
     kinds.map(|kind| v1::GetHistoryResponse { kind: Some(kind) }).collect()
+}
+
+impl From<&Change> for v1::SettingChanged {
+    fn from(Change { step, key, from, to }: &Change) -> Self {
+        Self { step: step.0, key: key.clone(), from: from.clone(), to: to.clone() }
+    }
 }
 
 impl From<Fate> for v1::RunEnd {

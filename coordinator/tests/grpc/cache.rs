@@ -29,7 +29,7 @@ async fn leased(worker: &mut FakeWorker) -> (std::ops::Range<u64>, u64) {
     let lease = loop {
         match worker.told().await {
             Kind::Lease(lease) => break lease,
-            // Whoever opens its line again is told that the run goes on.
+            // A worker that opens its line again is told that the run goes on.
             Kind::Resume(_) => {}
             other => panic!("{other:?} is not a lease"),
         }

@@ -53,6 +53,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/feature_store/src", 0),
     ("worker/models", 0),
     ("worker/nn/src", 0),
+    ("worker/serve/src", 0),
     ("worker/src", 0),
     ("worker/task/src", 0),
     ("worker/tasks", 0),
@@ -70,6 +71,7 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("worker/feature_store/src", 0),
     ("worker/models", 0),
     ("worker/nn/src", 0),
+    ("worker/serve/src", 0),
     ("worker/src", 0),
     ("worker/task/src", 0),
     ("worker/tasks", 0),
@@ -111,6 +113,7 @@ const TUPLE_PARAMETERS: &Exceptions = &[];
 const CLOCKS: &Exceptions = &[
     ("coordinator/src/clock.rs", "the coordinator's one clock"),
     ("launcher/src/clock.rs", "the launcher's one clock"),
+    ("worker/serve/src/clock.rs", "the policy server's one clock"),
     ("worker/src/clock.rs", "the engine's one clock"),
 ];
 

@@ -29,8 +29,8 @@ const KEPT: usize = 8;
 #[derive(Clone, Debug)]
 pub struct Checker {
     pub plan: Plan,
-    /// Steps whose every gradient reached its neighbour, by generation: they were executed, whoever could say
-    /// so.
+    /// Steps whose every gradient reached its neighbour, by generation: they were executed, even if no rank
+    /// could say so.
     executed: BTreeSet<(Generation, u64)>,
     steps: BTreeMap<u64, CommittedStep>,
     /// The generation of the feature cache that each step was leased with first, by whichever coordinator; 0
@@ -89,7 +89,11 @@ impl Checker {
             checkpoint_every: 0,
             keep_checkpoints: 1,
             log_every: 1,
+            max_skipped: 10,
+            skip_steps: Vec::new(),
             resume: true,
+            init_from: None,
+            init_digest: None,
         };
         Self {
             plan: Plan::new(&train, script.samples)
@@ -126,7 +130,7 @@ impl Checker {
         self.executed.insert((generation, step));
     }
 
-    /// Somebody may run these steps: whoever repeats one takes the cache phase that it had then.
+    /// A rank may run these steps: one that repeats a step takes the cache phase that it had then.
     pub fn leased(&mut self, now: Duration, lease: &Lease) {
         let cache_phase = match &lease.cache_phase {
             LeaseCachePhase::Live { .. } => 0,

@@ -49,7 +49,7 @@ pub struct SimulatedCoordinator {
     arrivals: HashMap<StreamId, Duration>,
     ticks: Option<Duration>,
     events: u64,
-    /// Who comes next is a new launch's, not one that its launcher starts again.
+    /// The next coordinator is a new launch's, not one that its launcher starts again.
     new_launch: bool,
     /// Processes by the name that the coordinator gave them.
     pub workers: HashMap<WorkerId, usize>,
@@ -114,7 +114,11 @@ fn config(script: &Script) -> Config {
             checkpoint_every: 0,
             keep_checkpoints: 2,
             log_every: 1,
+            max_skipped: 10,
+            skip_steps: Vec::new(),
             resume: true,
+            init_from: None,
+            init_digest: None,
         },
         cache: script.cache.map_or_else(Cache::default, cache),
         world: Nodes {

@@ -274,7 +274,7 @@ impl World {
             Refusal::NodeRankTaken { .. } | Refusal::NodesComplete { .. } => {
                 self.now <= self.nodes[node].launched + limits::PLACE_PATIENCE
             }
-            // The run is over: whoever comes last finds nothing to do.
+            // The run is over: a launcher that comes last finds nothing to do.
             _ => true,
         }
     }

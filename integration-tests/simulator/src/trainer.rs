@@ -120,6 +120,8 @@ impl World {
             rank,
             own: process.own,
             replica: process.replica,
+            skipped: 0,
+            left_out: false,
         });
         let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
         process.assignment = Some(assignment);
@@ -261,7 +263,7 @@ impl World {
         let own = Versions { newest: version, older: false };
         let replica = (self.script.replica && assignment.world > 1).then_some(own);
         let (generation, world, rank) = (assignment.generation, assignment.world, assignment.rank);
-        Some((Holding { generation, world, rank, own, replica }, source))
+        Some((Holding { generation, world, rank, own, replica, skipped: 0, left_out: false }, source))
     }
 
     /// Takes over the state that all ranks have chosen, and says where that is.
@@ -358,6 +360,7 @@ impl World {
             retries: 0,
             cache_generation: process.cache_phase,
             cache: CacheUse::default(),
+            skipped: None,
         };
         self.say(pid, Call::Steps(vec![report]));
     }

@@ -130,8 +130,8 @@ impl Heard {
         }
     }
 
-    /// Steps in which features were computed or compared. Who only waits for the store goes on where it was;
-    /// who fills has waited for data, and goes on with them.
+    /// Steps in which features were computed or compared. A rank that only waits for the store goes on where
+    /// it was; one that fills has waited for data, and goes on with them.
     fn built(&self) -> Vec<u64> {
         let phases = self.phases.lock().expect("nobody panics with it");
         let visits = phases.windows(3).filter(|visit| visit[1].0 == Phase::CacheBuild);

@@ -206,7 +206,8 @@ impl<B: Tape<Base = B>> Objective<B> for Regression<B> {
         let predicted = self.predict(trainables, self.upload(rows.inputs.clone(), self.inputs));
         let errors = errors(predicted, rows)?;
         let MicroLoss { loss_sum, valid } = loss_of(&errors);
-        Ok(Evaluation { count: valid, sums: vec![loss_sum, errors.iter().map(|error| error.abs()).sum()] })
+        let sums = vec![loss_sum, errors.iter().map(|error| error.abs()).sum()];
+        Ok(Evaluation { count: valid, sums, ..Evaluation::default() })
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

@@ -10,4 +10,4 @@ mod coverage;
 mod records;
 pub mod source;
 
-pub use records::{CacheRange, CommittedStep, EpochAccount, Fault, Membership, RunRecords, count};
+pub use records::{CacheRange, Change, CommittedStep, EpochAccount, Fault, Membership, RunRecords, count};

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
+use coxswain_proto::report::Skipped;
+
 use super::coverage::Coverage;
 
 /// A run's records.
@@ -27,6 +29,21 @@ pub struct RunRecords {
     pub generations: Vec<Membership>,
     /// Faults that were survived, in order, and the one that was not.
     pub faults: Vec<Fault>,
+    /// What resumes have changed, in order.
+    pub changes: Vec<Change>,
+}
+
+/// A key of the run file that was changed where the run was resumed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Steps below this one were committed.
+    pub step: u64,
+    /// Dotted key.
+    pub key: String,
+    /// What it said before, as JSON.
+    pub from: String,
+    /// What it says from there on.
+    pub to: String,
 }
 
 /// One row of the ledger.
@@ -50,6 +67,8 @@ pub struct CommittedStep {
     pub cache_hits: u64,
     /// Samples whose features were computed.
     pub cache_misses: u64,
+    /// Why it was left out, if it was: its positions were consumed, and nothing was learned from them.
+    pub skipped: Option<Skipped>,
 }
 
 /// Steps in a row that took their features from the same place.
@@ -102,7 +121,9 @@ pub struct EpochAccount {
     pub committed: u64,
     /// Positions left out because their samples failed on several workers.
     pub quarantined: Vec<Range<u64>>,
-    /// Positions that were neither.
+    /// Positions of steps that were left out; their samples are not among the committed ones.
+    pub skipped: Vec<Range<u64>>,
+    /// Positions that were none of these.
     pub missing: Vec<Range<u64>>,
     /// Positions that were consumed again, once for each time; or lie outside of the epoch.
     pub duplicate: Vec<Range<u64>>,
@@ -133,23 +154,24 @@ impl RunRecords {
 
     /// Accounts for every epoch that has begun.
     pub fn audit(&self) -> Vec<EpochAccount> {
-        // Consumed, and left out.
-        let mut epochs: BTreeMap<u64, [Vec<Range<u64>>; 2]> = BTreeMap::new();
+        // Learned from, quarantined, and of steps that were left out.
+        let mut epochs: BTreeMap<u64, [Vec<Range<u64>>; 3]> = BTreeMap::new();
         for step in &self.steps {
-            let [consumed, left_out] = epochs.entry(step.epoch).or_default();
+            let [learned, quarantined, skipped] = epochs.entry(step.epoch).or_default();
+            let consumed = if step.skipped.is_some() { skipped } else { learned };
             consumed.extend(step.positions.iter().cloned());
-            left_out.extend(step.quarantined.iter().cloned());
+            quarantined.extend(step.quarantined.iter().cloned());
         }
         let expected = self.expected();
         for epoch in 0..expected.len() as u64 {
             epochs.entry(epoch).or_default();
         }
-        let account = |(epoch, [consumed, quarantined]): (u64, [Vec<Range<u64>>; 2])| {
+        let account = |(epoch, [learned, quarantined, skipped]): (u64, [Vec<Range<u64>>; 3])| {
             let expected = expected.get(epoch as usize).copied().unwrap_or(0);
-            let ranges = consumed.into_iter().chain(quarantined.iter().cloned()).collect();
+            let ranges = [learned, quarantined.clone(), skipped.clone()].concat();
             let Coverage { covered, missing, repeated } = Coverage::of(expected, ranges);
-            let committed = covered.saturating_sub(count(&quarantined));
-            EpochAccount { epoch, expected, committed, quarantined, missing, duplicate: repeated }
+            let committed = covered.saturating_sub(count(&quarantined) + count(&skipped));
+            EpochAccount { epoch, expected, committed, quarantined, skipped, missing, duplicate: repeated }
         };
         epochs.into_iter().map(account).collect()
     }

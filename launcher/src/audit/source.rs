@@ -11,13 +11,14 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{
     plan,
+    report::Skipped,
     v1::{
         self, GetHistoryRequest, GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep,
-        MembershipRecord, RunEnd, SampleRange, get_history_response::Kind,
+        MembershipRecord, RunEnd, SampleRange, SettingChanged, get_history_response::Kind,
     },
 };
 
-use super::{CommittedStep, Fault, Membership, RunRecords};
+use super::{Change, CommittedStep, Fault, Membership, RunRecords};
 use crate::{
     control::{Access, prompt},
     endpoint,
@@ -49,7 +50,8 @@ fn left_behind(chronicle: Chronicle) -> RunRecords {
     let memberships = history.memberships.iter().map(|of| Kind::Membership(of.into()));
     let faults = history.failures.iter().map(|failure| Kind::Fault(failure.into()));
     enter(&mut records, Kind::End(RunEnd::from(history.fate).into()));
-    memberships.chain(faults).for_each(|kind| enter(&mut records, kind));
+    let changes = history.changes.iter().map(|change| Kind::Change(change.into()));
+    memberships.chain(faults).chain(changes).for_each(|kind| enter(&mut records, kind));
     records
 }
 
@@ -64,6 +66,7 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
         cache_generation: row.cache_generation,
         cache_hits: row.cache_hits,
         cache_misses: row.cache_misses,
+        skipped: row.skipped,
     }
 }
 
@@ -108,6 +111,9 @@ fn enter(records: &mut RunRecords, kind: Kind) {
             records.finished = end == i32::from(RunEnd::Finished);
         }
         Kind::Membership(of) => records.generations.push(membership(&of)),
+        Kind::Change(SettingChanged { step, key, from, to }) => {
+            records.changes.push(Change { step, key, from, to });
+        }
         Kind::Fault(failure) => records.faults.push(fault(&failure)),
     }
 }
@@ -139,5 +145,6 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         cache_generation: row.cache_generation,
         cache_hits: row.cache_hits,
         cache_misses: row.cache_misses,
+        skipped: row.skipped.clone().and_then(|skipped| Skipped::try_from(skipped).ok()),
     }
 }

@@ -24,7 +24,7 @@ pub struct CheckArgs {
 
 /// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
-    let spec = args.spec.load()?;
+    let spec = args.spec.load_to_launch()?;
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     let report = train::check(task, &spec, &Default::default())?;
     let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;

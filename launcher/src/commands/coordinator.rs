@@ -65,7 +65,7 @@ const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
 
 /// Serves until the run is over or a signal arrives; a launcher's child ignores signals (`supervise::child`).
 pub fn execute(args: &CoordinatorArgs) -> Outcome {
-    let spec = args.spec.load()?;
+    let spec = args.spec.load_to_launch()?;
     let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
     let world = World {
         min_nodes: args.nnodes.min,

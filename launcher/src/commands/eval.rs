@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
+use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_worker::device;
 
 use crate::{
-    endpoint,
+    commands::spec_args::of_run,
     exit::{Exit, Failed, Outcome},
     render::say,
-    tasks::{accelerator, schemas, tasks},
+    tasks::{accelerator, tasks},
 };
 
 /// Flags of `cox eval`.
@@ -33,18 +33,7 @@ pub struct EvalArgs {
 
 /// Evaluates the newest checkpoint.
 pub fn execute(args: &EvalArgs) -> Outcome {
-    let file = args.run_dir.join(endpoint::SPEC_FILE);
-    if !file.exists() {
-        return Err(Failed::usage(format!(
-            "{}: not the output directory of a run (there is no {})",
-            args.run_dir.display(),
-            file.display()
-        )));
-    }
-    // The directory may have been moved since. JSON is YAML.
-    let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(args.run_dir))];
-    overrides.extend(args.overrides.iter().cloned());
-    let spec = RunSpec::load(&file, &overrides, schemas())?;
+    let spec = of_run(&args.run_dir, &args.overrides)?;
     let wanted = args.device.unwrap_or(spec.launch.device);
     let device = device::choose(wanted, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
@@ -52,7 +41,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     let Some(error) = error else {
         return Err(Failed::new(
             Exit::Usage,
-            "nothing to evaluate on: give data.holdout_episodes=[..] and eval.samples of at least 1",
+            "nothing to evaluate on: hold samples out (data.holdout_episodes, or your task's own key) and give eval.samples of at least 1",
         ));
     };
     match args.json {

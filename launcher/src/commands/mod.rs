@@ -11,6 +11,7 @@ mod control;
 mod coordinator;
 mod data;
 mod eval;
+mod export;
 mod gpu;
 mod model;
 mod plan;
@@ -18,6 +19,7 @@ mod rebuild_cache;
 mod run;
 mod runtime;
 mod selftest;
+mod serve;
 mod simulate;
 mod spec_args;
 mod status;
@@ -59,6 +61,10 @@ enum Command {
     Selftest(selftest::SelftestArgs),
     /// Measure the held-out action error of a run's newest checkpoint
     Eval(eval::EvalArgs),
+    /// Write what a user takes away of a checkpoint: adapter, weights, statistics, or a merged model
+    Export(export::ExportArgs),
+    /// Let a trained policy answer robots, over openpi's WebSocket protocol
+    Serve(serve::ServeArgs),
     /// Describe a data set, or write out one of its samples
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -112,6 +118,8 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Gpu(args) => gpu::execute(&args),
         Command::Selftest(args) => selftest::execute(&args),
         Command::Eval(args) => eval::execute(&args),
+        Command::Export(args) => export::execute(&args),
+        Command::Serve(args) => serve::execute(&args),
         Command::Data(command) => data::execute(&command),
         Command::Cache(command) => cache::execute(&command),
         Command::Model(command) => model::execute(&command),
@@ -133,6 +141,13 @@ pub fn execute(cli: Cli) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    use clap::error::ErrorKind;
+
     use super::*;
 
     #[test]
@@ -174,5 +189,41 @@ mod tests {
             }
         }
         Cli::try_parse_from(["cox", "run", "--standalone", "-r", "3", "-t", "0:1", "a.yaml"]).unwrap();
+    }
+
+    /// Lines of a page's code blocks that begin with `cox`, each command by itself and without its comment.
+    fn commands(page: &str) -> Vec<String> {
+        let blocks = page.split("\n```").skip(1).step_by(2);
+        let lines = blocks.flat_map(str::lines).map(|line| line.trim_start_matches("$ "));
+        let commands = lines.filter(|line| line.starts_with("cox "));
+        let parts = commands.flat_map(|line| line.split(" #").next().unwrap_or_default().split(';'));
+        parts.map(|command| command.trim().to_owned()).filter(|command| !command.contains('|')).collect()
+    }
+
+    fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder of the repository").flatten() {
+            match entry.path() {
+                path if path.is_dir() => pages(&path, found),
+                path if path.extension().is_some_and(|it| it == "md") => found.push(path),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_the_documents_show_is_one_that_cox_takes() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut found = vec![root.join("README.md")];
+        pages(&root.join("docs"), &mut found);
+        let mut tried = 0;
+        for page in found {
+            for command in commands(&fs::read_to_string(&page).expect("a page")) {
+                tried += 1;
+                let refused = Cli::try_parse_from(command.split_whitespace()).err();
+                let refused = refused.filter(|error| error.kind() != ErrorKind::DisplayVersion);
+                assert!(refused.is_none(), "{}: {command}\n{}", page.display(), refused.expect("an error"));
+            }
+        }
+        assert!(tried > 25, "only {tried} commands were found");
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     launch::{
         flags::LaunchFlags,
         inputs::process_env,
-        machine::Machine,
+        machine::LocalMachine,
         plan::{Plan, Sources},
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
@@ -34,7 +34,7 @@ use crate::{
         console::{Console, Terminal},
         failure_file,
         group::WorkerGroup,
-        host::{self, Host, Hosting},
+        host::{self, Host, HostConfig},
         machine::Ended,
         report::Report,
         signals,
@@ -58,15 +58,15 @@ struct Launch<'a> {
     log: &'a LogFlags,
     spec: RunSpec,
     plan: Plan,
-    machine: Machine,
+    machine: LocalMachine,
     token: Option<String>,
     terminal: Arc<Terminal>,
 }
 
 /// Launches a run on this machine and stays with it to its end.
 pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
-    let spec = args.spec.load()?;
-    let machine = Machine::this();
+    let spec = args.spec.load_to_launch()?;
+    let machine = LocalMachine::this();
     let plan = Plan::resolve(&Sources {
         flags: &args.launch,
         env: &process_env,
@@ -155,7 +155,7 @@ impl Launch<'_> {
         let program =
             Program { path: this_program()?, args: self.coordinator_args(&spec, node_id), env: Vec::new() };
         let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
-        let host = Host::start(Hosting { program, listener, log_dir: log_dir.clone(), console })
+        let host = Host::start(HostConfig { program, listener, log_dir: log_dir.clone(), console })
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
         Ok(Hosted { host, published })
     }
@@ -255,6 +255,8 @@ impl Launch<'_> {
                 if hosting {
                     let summary = summary::of_run(Path::new(&self.spec.run.output_dir));
                     hand_over(format!("{}\n{}", report.success_text(), summary.trim_end())).await;
+                } else {
+                    self.terminal.line(&report.left_text(&self.spec.run.name));
                 }
                 Ok(())
             }
@@ -315,7 +317,7 @@ fn this_program() -> Result<std::path::PathBuf, Failed> {
 /// Unique among launchers that are alive at the same time, and stable over one launcher's retries.
 fn node_id() -> String {
     let since_epoch = clock::since_epoch();
-    format!("{}-{}-{}", Machine::this().host, std::process::id(), since_epoch.as_nanos())
+    format!("{}-{}-{}", LocalMachine::this().host, std::process::id(), since_epoch.as_nanos())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use clap::Args;
 use coxswain_proto::{human, run_spec::DeviceChoice};
 use coxswain_worker::{
     device::{self, Device},
-    selftest::{self, Finding, Verdict},
+    selftest::{self, Finding, Grade},
 };
 
 use crate::{
@@ -75,15 +75,15 @@ fn video() -> Finding {
 
 fn page(device: Device, findings: &[Finding], failed: usize) -> String {
     let verdict = |finding: &Finding| match finding.verdict {
-        Verdict::Passed => "ok",
-        Verdict::Failed => "FAILED",
-        Verdict::Told => "",
+        Grade::Passed => "ok",
+        Grade::Failed => "FAILED",
+        Grade::Told => "",
     };
     let row =
         |finding: &Finding| [finding.section.to_owned(), finding.what.clone(), verdict(finding).to_owned()];
     let rows: Vec<[String; 3]> = findings.iter().map(row).collect();
     let found: Vec<_> = findings.iter().map(|finding| finding.found.clone()).collect();
-    let checked = findings.iter().filter(|finding| finding.verdict != Verdict::Told).count();
+    let checked = findings.iter().filter(|finding| finding.verdict != Grade::Told).count();
     let conclusion = match failed {
         0 => format!("{device}: all {checked} checks passed"),
         failed => format!("{device}: {failed} of {checked} checks failed"),

@@ -1,10 +1,15 @@
 //! A run file on the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coxswain_proto::run_spec::RunSpec;
+use coxswain_worker::train::{TrainError, content_digest};
 
-use crate::{exit::Failed, tasks::schemas};
+use crate::{
+    endpoint,
+    exit::{Exit, Failed},
+    tasks::{schemas, tasks},
+};
 
 /// A configuration and what is laid over it.
 #[derive(clap::Args, Clone, Debug)]
@@ -26,9 +31,55 @@ impl SpecArgs {
         Ok(RunSpec::load(&self.config, &self.changes(), schemas())?)
     }
 
+    /// The same, with the content of what it starts from in its identity (`train.init_digest`): for those who
+    /// launch it. Where the file says the digest, workers hold what they read against that.
+    pub fn load_to_launch(&self) -> Result<RunSpec, Failed> {
+        let mut spec = self.load()?;
+        pin_init(&mut spec)?;
+        Ok(spec)
+    }
+
     /// All that is laid over the file.
     pub fn changes(&self) -> Vec<String> {
         let auto = self.auto_batch_size.then(|| "train.auto_micro_batch=true".to_owned());
         self.overrides.iter().cloned().chain(auto).collect()
     }
+}
+
+/// Finds `train.init_digest` where the run file leaves it to the launch. A run that goes on has its own: what
+/// it once started from need not be there any more.
+pub fn pin_init(spec: &mut RunSpec) -> Result<(), Failed> {
+    if spec.train.init_digest.is_some() || spec.train.init_from.is_none() {
+        return Ok(());
+    }
+    spec.train.init_digest = launched_with(spec);
+    if spec.train.init_digest.is_none() {
+        let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+        spec.train.init_digest = content_digest(task, spec).map_err(TrainError::from)?;
+    }
+    Ok(())
+}
+
+/// The digest with which the run in this output directory was launched, from the same place.
+fn launched_with(spec: &RunSpec) -> Option<String> {
+    let file = Path::new(&spec.run.output_dir).join(endpoint::SPEC_FILE);
+    let text = std::fs::read(file).ok().filter(|_| spec.train.resume)?;
+    let before: RunSpec = serde_json::from_slice(&text).ok()?;
+    before.train.init_digest.filter(|_| before.train.init_from == spec.train.init_from)
+}
+
+/// The run of an output directory, as it was trained but for these changes.
+pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
+    let file = run_dir.join(endpoint::SPEC_FILE);
+    if !file.exists() {
+        return Err(Failed::usage(format!(
+            "{}: not the output directory of a run (there is no {})",
+            run_dir.display(),
+            file.display()
+        )));
+    }
+    // The directory may have been moved since. JSON is YAML.
+    let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(run_dir))];
+    overrides.extend(changes.iter().cloned());
+    Ok(RunSpec::load(&file, &overrides, schemas())?)
 }

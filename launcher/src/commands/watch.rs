@@ -47,7 +47,7 @@ pub fn execute(args: &WatchArgs) -> Outcome {
         while let Some(event) = events.recv().await {
             end.note(&event);
             if !view.show(&event) {
-                // Nobody wants to see more.
+                // The reader of standard output is gone.
                 return Ok(());
             }
             if end.is_reached() {

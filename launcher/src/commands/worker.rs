@@ -19,12 +19,12 @@ use coxswain_worker::{
     session::{self, SessionError, SessionOptions},
 };
 
-use super::runtime::block_on;
+use super::{runtime::block_on, spec_args::pin_init};
 use crate::{
     exit::{Exit, Failed, Outcome},
     launch::{
         inputs::{Env, Given, process_env},
-        machine::Machine,
+        machine::LocalMachine,
     },
     tasks::{accelerator, tasks},
 };
@@ -47,7 +47,8 @@ pub struct WorkerArgs {
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
-        let spec = RunSpec::load(config, &args.overrides, crate::tasks::schemas())?;
+        let mut spec = RunSpec::load(config, &args.overrides, crate::tasks::schemas())?;
+        pin_init(&mut spec)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
         refuse_what_is_not_here(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));
@@ -66,7 +67,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         local_rank: slot.local_rank,
         node_rank: slot.node_rank,
         world_size: slot.world_size,
-        host: Machine::this().host,
+        host: LocalMachine::this().host,
         data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
         ..SessionOptions::new(slot.coordinator)
@@ -95,7 +96,7 @@ impl WorkerArgs {
     }
 }
 
-/// A GPU that was asked for and cannot be used ends a worker before it has met anybody.
+/// A GPU that was asked for and cannot be used ends a worker before it has registered.
 fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
     let chosen = device::choose(wanted, 0, accelerator());
     chosen.map(|_| ()).map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))

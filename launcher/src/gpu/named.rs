@@ -14,8 +14,10 @@ pub struct GpuKind {
 }
 
 /// Name and MiB as the driver shows them, which is a little less than what is printed on the box.
-const GPUS: [(&str, u64); 20] = [
+const GPUS: [(&str, u64); 22] = [
     ("RTX3080-10", 10_240),
+    ("RTX3060-12", 12_288),
+    ("RTX4070-12", 12_282),
     ("V100-16", 16_384),
     ("T4-16", 15_360),
     ("RTX4080-16", 16_376),
@@ -38,7 +40,8 @@ const GPUS: [(&str, u64); 20] = [
 ];
 
 /// Sizes that stand for their kind in an overview.
-const OVERVIEW: [&str; 6] = ["RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
+const OVERVIEW: [&str; 7] =
+    ["RTX4070-12", "RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
 
 impl GpuKind {
     /// From `24GiB`, `24G`, `24564MiB`, or a GPU's name: `A100-40`, `a100-80`, or without the size where

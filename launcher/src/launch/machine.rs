@@ -9,7 +9,7 @@ const NAME_VARIABLE: &str = "COX_HOST";
 
 /// What a launch needs to know about the machine; plain data, so that tests can make one up.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct LocalMachine {
     /// Its name.
     pub host: String,
     /// Cores this process may use.
@@ -18,7 +18,7 @@ pub struct Machine {
     pub addresses: Vec<IpAddr>,
 }
 
-impl Machine {
+impl LocalMachine {
     /// The machine this process runs on.
     pub fn this() -> Self {
         let own_name = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn names_and_addresses_of_the_machine_are_local() {
-        let machine = Machine {
+        let machine = LocalMachine {
             host: "n4.cluster".into(),
             cores: 4,
             addresses: vec!["10.0.0.4".parse().unwrap(), "fd00::4".parse().unwrap()],
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_name_a_core_and_a_loopback() {
-        let machine = Machine::this();
+        let machine = LocalMachine::this();
         assert!(!machine.host.is_empty());
         assert!(machine.cores >= 1);
         assert!(machine.addresses.iter().any(IpAddr::is_loopback));

@@ -18,7 +18,7 @@ use coxswain_worker::device::NoGpus;
 use super::{
     flags::LaunchFlags,
     inputs::{Env, Given, boolean},
-    machine::Machine,
+    machine::LocalMachine,
     rdzv_conf::{RdzvConf, seconds},
     slurm,
     streams::{PerRank, Streams},
@@ -61,7 +61,7 @@ pub struct Plan {
     /// How long workers may take to leave after a signal.
     pub shutdown_timeout: Duration,
     /// Output of workers.
-    pub output: Output,
+    pub output: OutputPlan,
 }
 
 /// Where the coordinator listens.
@@ -86,7 +86,7 @@ pub enum Hosting {
 
 /// Output of workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct OutputPlan {
     /// Directory of the logs.
     pub log_dir: PathBuf,
     /// Streams that go to files.
@@ -106,7 +106,7 @@ pub struct Sources<'a> {
     /// The run.
     pub spec: &'a RunSpec,
     /// Where we are.
-    pub machine: &'a Machine,
+    pub machine: &'a LocalMachine,
     /// GPUs that workers here could use; asked only if that matters, because the driver takes a while to
     /// start.
     pub gpus: &'a dyn Fn() -> Result<usize, NoGpus>,
@@ -311,7 +311,7 @@ impl Sources<'_> {
         given.map_or(Ok(SHUTDOWN_TIMEOUT), |given| seconds(&given))
     }
 
-    fn output(&self) -> Result<Output, Failed> {
+    fn output(&self) -> Result<OutputPlan, Failed> {
         let flags = self.flags;
         let streams = |name, flag: Option<&String>, absent| match self.given(name, flag) {
             Some(given) => PerRank::parse(&given),
@@ -332,7 +332,7 @@ impl Sources<'_> {
             Some(given) => PathBuf::from(given.text),
             None => Path::new(&self.spec.run.output_dir).join("logs"),
         };
-        Ok(Output {
+        Ok(OutputPlan {
             log_dir,
             redirects: streams("redirects", flags.redirects.as_ref(), Streams::BOTH)?,
             tee: streams("tee", flags.tee.as_ref(), Streams::NONE)?,

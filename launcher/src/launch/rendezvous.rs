@@ -15,7 +15,7 @@ use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
 use tonic::Code;
 
 use super::{
-    machine::Machine,
+    machine::LocalMachine,
     plan::{Hosting, Plan},
     worker_env::Place,
 };
@@ -113,7 +113,7 @@ fn bind_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
 
 /// The address under which other machines reach this one's workers: as given, or the one that leads to the
 /// coordinator.
-pub fn local_addr(plan: &Plan, machine: &Machine, port: u16) -> String {
+pub fn local_addr(plan: &Plan, machine: &LocalMachine, port: u16) -> String {
     if let Some(given) = &plan.local_addr {
         return given.clone();
     }
@@ -215,7 +215,7 @@ mod tests {
         let text = "{run: {name: a, output_dir: a}, model: {path: m}, data: {path: d, cameras: [c]}, \
                     train: {steps: 1, global_batch: 9, micro_batch: 1}}";
         let spec = RunSpec::from_yaml(text, "a", &[], crate::tasks::schemas()).unwrap();
-        let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
+        let machine = LocalMachine { host: "here".into(), cores: 1, addresses: vec![] };
         let gpus = || Err(coxswain_worker::device::NoGpus::NoDriver);
         let sources = Sources { flags: &flags, env: &|_| None, spec: &spec, machine: &machine, gpus: &gpus };
         Plan::resolve(&sources).unwrap()
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn workers_are_reached_where_the_coordinator_is_seen_from() {
-        let machine = Machine { host: "here".into(), cores: 1, addresses: vec![] };
+        let machine = LocalMachine { host: "here".into(), cores: 1, addresses: vec![] };
         assert_eq!(local_addr(&plan(LaunchFlags::default()), &machine, 0), "127.0.0.1");
         assert_eq!(local_addr(&two_nodes("127.0.0.1:29400", None), &machine, 29400), "127.0.0.1");
         let fixed = LaunchFlags { local_addr: Some("127.0.0.2".into()), ..LaunchFlags::default() };

@@ -5,7 +5,7 @@ use coxswain_worker::memory::{
     Category,
     prediction::{
         Ask, Place, Prediction, Subject, Suggestion,
-        fit::{self, Fit, Split, Verdict},
+        fit::{self, Fit, FitVerdict, Split},
         recorded::{Calibration, RecordedRuns},
     },
 };
@@ -40,7 +40,7 @@ pub struct Outlook {
     /// The run file's own micro-batch.
     pub current: Split,
     /// What that means here.
-    pub verdict: Verdict,
+    pub verdict: FitVerdict,
     /// Bytes by category at that micro-batch.
     pub categories: Vec<(Category, u64)>,
     /// On a GPU: bytes that are held in host memory beside it.
@@ -60,7 +60,7 @@ pub struct Choice {
     #[serde(flatten)]
     pub split: Split,
     /// What it means here.
-    pub verdict: Verdict,
+    pub verdict: FitVerdict,
 }
 
 /// What a prediction rests on.
@@ -132,7 +132,7 @@ impl Question {
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));
-            Choice { split, verdict: Verdict::of(split.peak, memory.capacity()) }
+            Choice { split, verdict: FitVerdict::of(split.peak, memory.capacity()) }
         };
         let powers = std::iter::successors(Some(1u64), |power| Some(2 * power));
         let shown = fit.maximum.map_or(0, |maximum| maximum.ilog2() as usize + 1) + SHOWN_BEYOND;
@@ -141,7 +141,7 @@ impl Question {
             memory: memory.clone(),
             basis: calibration.map_or(Basis::Analytic, |found| Basis::Calibrated { runs: found.records }),
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
-            verdict: Verdict::of(peak_of(&now), memory.capacity()),
+            verdict: FitVerdict::of(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
             beside_gpu: if memory.is_gpu { beside } else { 0 },
             activations_kept: now.kept,

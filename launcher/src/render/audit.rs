@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{cache::hit_rate, table::table};
-use crate::audit::{CacheRange, EpochAccount, RunRecords, count};
+use crate::audit::{CacheRange, Change, EpochAccount, RunRecords, count};
 
 /// Ranges shown of many.
 const SHOWN: usize = 8;
@@ -21,9 +21,11 @@ pub fn text(records: &RunRecords, accounts: &[EpochAccount]) -> String {
     parts.push(epochs(accounts));
     for account in accounts {
         parts.extend(listed("quarantined", account.epoch, &account.quarantined));
+        parts.extend(listed("skipped", account.epoch, &account.skipped));
         parts.extend(listed("missing", account.epoch, &account.missing));
         parts.extend(listed("duplicate", account.epoch, &account.duplicate));
     }
+    parts.extend(skipped_steps(records));
     if !records.generations.is_empty() {
         parts.push(String::new());
         parts.push(generations(records));
@@ -41,6 +43,9 @@ pub fn text(records: &RunRecords, accounts: &[EpochAccount]) -> String {
     });
     for fault in &records.faults {
         parts.push(format!("  generation {}: {}", fault.generation, fault.text));
+    }
+    for Change { step, key, from, to } in &records.changes {
+        parts.push(format!("changed at step {step}: {key} from {from} to {to}"));
     }
     parts.push(verdict(accounts));
     parts.join("\n")
@@ -61,12 +66,15 @@ fn epochs(accounts: &[EpochAccount]) -> String {
     let rows: Vec<_> = accounts
         .iter()
         .map(|account| {
-            let EpochAccount { epoch, expected, committed, quarantined, missing, duplicate } = account;
-            [*epoch, *expected, *committed, count(quarantined), count(missing), count(duplicate)]
+            let EpochAccount { epoch, expected, committed, quarantined, skipped, missing, duplicate } =
+                account;
+            let counts = [quarantined, skipped, missing, duplicate].map(|ranges| count(ranges));
+            let [quarantined, skipped, missing, duplicate] = counts;
+            [*epoch, *expected, *committed, quarantined, skipped, missing, duplicate]
                 .map(|number| number.to_string())
         })
         .collect();
-    table(["epoch", "samples", "committed", "quarantined", "missing", "duplicate"], &rows)
+    table(["epoch", "samples", "committed", "quarantined", "skipped", "missing", "duplicate"], &rows)
 }
 
 fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
@@ -75,6 +83,14 @@ fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
     let more = ranges.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     (!shown.is_empty()).then(|| format!("  {what} in epoch {epoch}: positions {}{more}", shown.join(", ")))
+}
+
+/// A line for each of the first steps that were left out.
+fn skipped_steps(records: &RunRecords) -> Vec<String> {
+    let steps = records.steps.iter().filter_map(|step| Some((step.step, step.skipped.as_ref()?)));
+    let more = steps.clone().count().saturating_sub(SHOWN);
+    let lines = steps.take(SHOWN).map(|(step, why)| format!("  step {step} was left out: {why}"));
+    lines.chain((more > 0).then(|| format!("  and {more} more steps were left out"))).collect()
 }
 
 fn generations(records: &RunRecords) -> String {
@@ -126,6 +142,7 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
             "samples": account.expected,
             "committed": account.committed,
             "quarantined": ranges(&account.quarantined),
+            "skipped": ranges(&account.skipped),
             "missing": ranges(&account.missing),
             "duplicate": ranges(&account.duplicate),
         })
@@ -147,6 +164,14 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
             "text": fault.text,
         })
     });
+    let skipped = records.steps.iter().filter_map(|step| {
+        let skipped = step.skipped.as_ref()?;
+        Some(json!({"step": step.step, "cause": skipped.cause, "samples": skipped.samples}))
+    });
+    let changes = records
+        .changes
+        .iter()
+        .map(|Change { step, key, from, to }| json!({"step": step, "key": key, "from": from, "to": to}));
     json!({
         "run_id": records.run_id,
         "run_name": records.run_name,
@@ -154,12 +179,14 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
         "committed_steps": records.steps.len(),
         "total_steps": records.total_steps,
         "retried_steps": records.steps.iter().filter(|step| step.retries > 0).count(),
+        "skipped": skipped.collect::<Vec<_>>(),
         "missing": missing,
         "duplicate": duplicate,
         "epochs": epochs.collect::<Vec<_>>(),
         "generations": generations.collect::<Vec<_>>(),
         "cache": records.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
+        "changes": changes.collect::<Vec<_>>(),
     })
 }
 
@@ -204,6 +231,7 @@ mod tests {
                 text: "rank 1: SIGKILL".into(),
                 ..Fault::default()
             }],
+            changes: Vec::new(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    report::{Metric, stage_times},
+    report::{Metric, Skipped, stage_times},
     v1::{StepCommitted, WatchEvent, watch_event::Kind},
 };
 
@@ -10,6 +10,9 @@ use super::{cache, names, status};
 
 /// The text beside the bar: loss, speed, what is left, where the time goes, the largest peak.
 pub fn beside_bar(step: &StepCommitted) -> String {
+    if let Some(Ok(skipped)) = step.skipped.clone().map(Skipped::try_from) {
+        return format!("left out: {skipped}");
+    }
     let mut parts = vec![
         format!("loss {:.4}", step.loss),
         format!("{} samples/s", human::count(step.samples_per_second)),

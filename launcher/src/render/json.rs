@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     memory::Comparison,
-    report::Metric,
+    report::{Metric, Skipped},
     v1::{
         self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
         StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
@@ -24,6 +24,8 @@ pub fn status(status: &GetStatusResponse) -> Value {
         "generation": status.generation,
         "world_size": status.world_size,
         "committed_steps": status.committed_steps,
+        "skipped_steps": status.skipped_steps,
+        "held_out": metrics(&status.held_out),
         "total_steps": status.total_steps,
         "epoch": status.epoch,
         "loss": status.loss,
@@ -171,6 +173,7 @@ fn step(step: &StepCommitted) -> Value {
         "memory_peak_rank": step.memory_peak_rank,
         "cache_generation": step.cache_generation,
         "cache": step.cache.as_ref().map(cache::used_json),
+        "skipped": step.skipped.clone().and_then(|skipped| Skipped::try_from(skipped).ok()),
     })
 }
 

@@ -8,7 +8,7 @@ use coxswain_worker::memory::{
     Category,
     prediction::{
         Suggestion,
-        fit::{Split, Verdict},
+        fit::{FitVerdict, Split},
     },
 };
 use serde_json::{Value, json};
@@ -267,12 +267,12 @@ fn recompute(mode: Recompute) -> String {
     }
 }
 
-fn verdict(verdict: Verdict) -> &'static str {
+fn verdict(verdict: FitVerdict) -> &'static str {
     match verdict {
-        Verdict::Safe => "safe",
-        Verdict::Good => "good",
-        Verdict::Tight => "tight",
-        Verdict::TooLarge => "does not fit",
+        FitVerdict::Safe => "safe",
+        FitVerdict::Good => "good",
+        FitVerdict::Tight => "tight",
+        FitVerdict::TooLarge => "does not fit",
     }
 }
 

@@ -6,7 +6,8 @@ use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
     v1::{
-        CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus, WorkerPhase,
+        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
+        WorkerPhase,
     },
 };
 
@@ -18,6 +19,7 @@ pub fn status(status: &GetStatusResponse) -> String {
     if !status.reason.is_empty() {
         parts.push(status.reason.clone());
     }
+    parts.extend(held_out(&status.held_out));
     parts.extend(status.leaving.iter().map(leaving));
     if !status.ranks.is_empty() {
         parts.push(String::new());
@@ -54,6 +56,9 @@ pub fn headline(status: &GetStatusResponse) -> String {
         parts.push(format!("{} samples/s", human::count(status.samples_per_second)));
         parts.push(format!("{} tokens/s", human::count(status.tokens_per_second)));
     }
+    if status.skipped_steps > 0 {
+        parts.push(format!("{} left out", status.skipped_steps));
+    }
     if status.restarts > 0 {
         parts.push(format!("restarts {} of {}", status.restarts, status.max_restarts));
     }
@@ -61,6 +66,25 @@ pub fn headline(status: &GetStatusResponse) -> String {
         parts.push(format!("eta {}", human::seconds(status.eta_s)));
     }
     parts.join(" · ")
+}
+
+/// One line about the newest look at held-out samples, without the parts of a measure.
+fn held_out(metrics: &[v1::Metric]) -> Option<String> {
+    let of = |kind: &'static str| {
+        let named =
+            metrics.iter().filter_map(move |metric| Some((metric.name.strip_prefix(kind)?, metric.value)));
+        named.filter(|(name, _)| !name.contains('/'))
+    };
+    let measures: Vec<_> = of("eval/").map(|(name, value)| format!("{name} {value:.4}")).collect();
+    let best: Vec<_> = of("best/")
+        .map(|(name, value)| match name {
+            "step" => format!("best after step {value}"),
+            name => format!("{name} {value:.4}"),
+        })
+        .collect();
+    let parts = [measures, best].into_iter().filter(|part| !part.is_empty());
+    let told: Vec<_> = parts.map(|part| part.join(", ")).collect();
+    (!told.is_empty()).then(|| format!("held out: {}", told.join(" · ")))
 }
 
 /// One line about a node that was asked to leave.

@@ -17,9 +17,7 @@ pub fn of_run(output_dir: &Path) -> String {
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
     lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss, ten steps' mean"));
-    for (field, name) in ERRORS {
-        lines.extend(change(&summary["error_before"][field], &summary["error_after"][field], name));
-    }
+    lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     lines.extend(compared(&summary["memory"]));
     let adapter = output_dir.join("adapter");
@@ -28,9 +26,23 @@ pub fn of_run(output_dir: &Path) -> String {
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// Fields of a held-out action error, and what they are called.
+/// Measures with a name of their own, in their order; others are told after them by the names that their
+/// tasks gave them.
 const ERRORS: [(&str, &str); 2] =
     [("mse_normalized", "held-out error, squared"), ("mae", "held-out error, absolute")];
+/// What is counted beside measures.
+const COUNTS: [&str; 2] = ["samples", "unreadable"];
+
+/// Every measure of held-out samples, before and after.
+fn held_out(before: &Value, after: &Value) -> Vec<String> {
+    let named = ERRORS.into_iter().map(|(field, name)| (field, name.to_owned()));
+    let is_other = |field: &&String| {
+        !COUNTS.contains(&field.as_str()) && ERRORS.iter().all(|(known, _)| *known != field.as_str())
+    };
+    let others = after.as_object().into_iter().flat_map(|measures| measures.keys().filter(is_other));
+    let others = others.map(|field| (field.as_str(), format!("held-out {}", field.replace('_', " "))));
+    named.chain(others).filter_map(|(field, name)| change(&before[field], &after[field], &name)).collect()
+}
 
 fn change(before: &Value, after: &Value, name: &str) -> Option<String> {
     let (before, after) = (before.as_f64()?, after.as_f64()?);
@@ -72,8 +84,8 @@ mod tests {
         let summary = serde_json::json!({
             "loss_first": 1.5,
             "loss_last": 0.25,
-            "error_before": {"mae": 0.9},
-            "error_after": {"mae": 0.5},
+            "error_before": {"samples": 3, "mae": 0.9, "token_accuracy": 0.25},
+            "error_after": {"samples": 3, "mae": 0.5, "token_accuracy": 0.75},
             "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
             "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}, "categories": [
                 {"category": "trainables", "predicted": 2 << 20, "measured": 2 << 20},
@@ -85,6 +97,7 @@ mod tests {
             of_run(dir.path()),
             format!(
                 "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
+                 held-out token accuracy   0.2500 -> 0.7500\n  \
                  peak memory               rank 0 3.0 MiB\n  \
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \

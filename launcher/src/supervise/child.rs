@@ -34,7 +34,7 @@ pub struct Program {
 
 /// The child's three standard streams.
 #[derive(Debug)]
-pub struct Streams {
+pub struct ChildStreams {
     /// Standard input.
     pub stdin: Stdio,
     /// Standard output.
@@ -45,7 +45,7 @@ pub struct Streams {
 
 /// Starts `program` in a process group of its own, with the signals ignored that its launcher answers; it is
 /// killed when the calling thread ends.
-pub fn spawn(program: &Program, streams: Streams) -> io::Result<Child> {
+pub fn spawn(program: &Program, streams: ChildStreams) -> io::Result<Child> {
     let mut command = Command::new(&program.path);
     command
         .args(&program.args)

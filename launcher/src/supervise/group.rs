@@ -23,7 +23,7 @@ pub struct WorkerGroup {
     /// Its arguments.
     pub args: Vec<String>,
     /// Where their output goes.
-    pub output: plan::Output,
+    pub output: plan::OutputPlan,
     /// How long they may take to leave after a signal.
     pub stop_patience: Duration,
     /// This machine.

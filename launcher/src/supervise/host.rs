@@ -30,7 +30,7 @@ use crate::clock;
 use crate::launch::streams::Route;
 
 /// What a coordinator runs with.
-pub struct Hosting {
+pub struct HostConfig {
     /// The program.
     pub program: Program,
     /// Where it listens.
@@ -50,7 +50,7 @@ const _: () = assert!(COORDINATOR_WINDOW.as_secs() < COORDINATOR_PATIENCE.as_sec
 
 /// A coordinator that is started again when it dies.
 pub struct Host {
-    hosting: Hosting,
+    hosting: HostConfig,
     life: Life,
     restarts: Restarts,
     dismissed: bool,
@@ -64,11 +64,11 @@ enum Life {
 
 impl Host {
     /// Starts the coordinator.
-    pub fn start(hosting: Hosting) -> io::Result<Self> {
+    pub fn start(hosting: HostConfig) -> io::Result<Self> {
         Self::pausing(hosting, FIRST_PAUSE)
     }
 
-    fn pausing(hosting: Hosting, first_pause: Duration) -> io::Result<Self> {
+    fn pausing(hosting: HostConfig, first_pause: Duration) -> io::Result<Self> {
         let (process, end) = hosting.spawn()?;
         let restarts = Restarts { lately: VecDeque::new(), first_pause };
         Ok(Self { hosting, life: Life::Lives(process, end), restarts, dismissed: false })
@@ -129,7 +129,7 @@ impl Host {
     }
 }
 
-impl Hosting {
+impl HostConfig {
     /// What a coordinator is told that takes the place of one that died.
     const AGAIN: &str = "--restarted";
 
@@ -181,7 +181,7 @@ impl Restarts {
     }
 }
 
-/// By somebody else.
+/// By another launcher.
 const KILLED: Ended = Ended::Signal(nix::libc::SIGKILL);
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ mod tests {
 
     fn host(script: &str, dir: &std::path::Path) -> (Host, Arc<Recorder>) {
         let console = Arc::new(Recorder::default());
-        let hosting = Hosting {
+        let hosting = HostConfig {
             program: Program {
                 path: "/bin/sh".into(),
                 args: vec!["-c".into(), script.into()],

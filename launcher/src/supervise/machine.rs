@@ -26,7 +26,7 @@ use super::signals;
 /// heartbeat, and the failed rank's error must be written first.
 pub const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a worker may still be there when our coordinator has ended: it waited for those that wanted to
-/// tell it something, so who is left looks for it in vain, or writes down its error.
+/// tell it something, so one that is left looks for it in vain, or writes down its error.
 pub const ORPHAN_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How a process ended.

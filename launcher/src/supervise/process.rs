@@ -1,7 +1,7 @@
 //! One child process: its streams and its end.
 //!
 //! A task owns the process and is asked to kill it, so that no signal is ever sent to a process id that the
-//! kernel has given to somebody else. Its end is told only after its output has been carried to the last
+//! kernel has given to another process. Its end is told only after its output has been carried to the last
 //! byte.
 
 use std::{
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    child::{self, Program, Streams},
+    child::{self, ChildStreams, Program},
     console::Console,
     machine::Ended,
     pump::{Shown, pump},
@@ -76,7 +76,7 @@ pub fn start(
 ) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
     let (stdout, stdout_tail) = open(&output.stdout)?;
     let (stderr, stderr_tail) = open(&output.stderr)?;
-    let mut process = child::spawn(program, Streams { stdin, stdout, stderr })?;
+    let mut process = child::spawn(program, ChildStreams { stdin, stdout, stderr })?;
     let mut pumps = JoinSet::new();
     let shown = || Shown { console: Arc::clone(&output.console), prefix: output.prefix.clone() };
     if let Some(pipe) = process.stdout.take() {

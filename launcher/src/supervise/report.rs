@@ -113,7 +113,9 @@ impl Report {
             }
         }
         if let Some(first) = &self.first_cause {
-            let _ = writeln!(text, "  first cause   {}", status::failure(first));
+            // A run that was stopped has survived it.
+            let what = if self.interrupted.is_some() { "last fault    " } else { "first cause   " };
+            let _ = writeln!(text, "  {what}{}", status::failure(first));
         }
         if let Some(worker) = &self.worker {
             let _ = writeln!(text, "  first exit    {worker}");
@@ -141,6 +143,14 @@ impl Report {
                 " after step {done} of {total}; launched again, the run goes on from its newest checkpoint"
             )
         })
+    }
+
+    /// One line of a launcher without the coordinator, whose workers have left in order.
+    pub fn left_text(&self, run: &str) -> String {
+        match self.run_end {
+            Some(RunPhase::Finished) => format!("{run}: the run is over"),
+            _ => format!("{run}: this node has left the run; the others train on"),
+        }
     }
 
     /// One line on how it went.

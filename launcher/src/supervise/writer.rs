@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what it was shown, and takes a piece only while somebody holds the other end of `let_on` open
+    /// Keeps what it was shown, and takes a piece only while the test holds the other end of `let_on` open
     /// for it.
     struct Slow {
         shown: Arc<Mutex<Vec<Piece>>>,

@@ -7,7 +7,7 @@
 //!                                                                       the old generation goes on
 //! ```
 //!
-//! Live steps follow from the schedule alone. For a cached step somebody must have decided which generation
+//! Live steps follow from the schedule alone. For a cached step it must have been decided which generation
 //! serves: a [`Decided`] holds from its step on, to the next one or to the end of its cached phase; where
 //! drift decides, also in the first steps of the next one, in which it is measured. What is decided stays
 //! decided, also for steps that are repeated after a rollback: a step takes the same cache phase whenever it
@@ -83,7 +83,7 @@ pub enum Why {
     Unmeasured,
     /// The adapter of the old generation cannot be had any more.
     Lost,
-    /// Somebody asked for it.
+    /// It was asked for.
     Asked,
 }
 

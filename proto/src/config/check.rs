@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use super::{error::ConfigError, findings::Findings};
 use crate::{
-    limits::MAX_WORLD,
+    limits::{MAX_SKIPPED_STEPS, MAX_WORLD},
     run_spec::{
-        Cache, Collectives, Data, DeviceChoice, Launch, Memory, Optimizer, Recompute, Run, RunSpec, Train,
+        Cache, Collectives, Data, DeviceChoice, InitFrom, Launch, Memory, Recompute, Run, RunSpec, Train,
     },
 };
 
@@ -27,7 +27,9 @@ impl RunSpec {
         check_run(&self.run, findings);
         check_data(&self.data, findings);
         check_train(&self.train, findings);
-        check_optimizer(&self.optimizer, findings);
+        check_init(self, findings);
+        check_optimizer(self, findings);
+        findings.at_least_one("eval.batch", self.eval.batch.unwrap_or(1));
         check_cache(&self.cache, findings);
         check_memory(&self.memory, findings);
         check_launch(&self.launch, findings);
@@ -101,6 +103,12 @@ fn check_train(train: &Train, f: &mut Findings) {
     );
     f.at_least_one("train.keep_checkpoints", train.keep_checkpoints);
     f.require(train.log_every >= 1, "train.log_every", "must be at least 1, is 0", "log every step with 1");
+    f.require(
+        train.skip_steps.len() <= MAX_SKIPPED_STEPS,
+        "train.skip_steps",
+        format_args!("names {} steps", train.skip_steps.len()),
+        &format!("name at most {MAX_SKIPPED_STEPS}; leave episodes out with `data.holdout_episodes`"),
+    );
     if let Recompute::Every(every) = train.recompute {
         f.require(
             every >= 1,
@@ -111,16 +119,72 @@ fn check_train(train: &Train, f: &mut Findings) {
     }
 }
 
-fn check_optimizer(optimizer: &Optimizer, f: &mut Findings) {
-    let values =
-        [("optimizer.weight_decay", optimizer.weight_decay), ("optimizer.clip_norm", optimizer.clip_norm)];
-    for (path, value) in values {
-        f.in_range(path, value, value >= 0.0, "of at least 0");
+fn check_init(spec: &RunSpec, f: &mut Findings) {
+    let Train { init_from, init_digest, .. } = &spec.train;
+    let groups = spec.learning_rates();
+    for (group, path) in init_from.iter().flat_map(InitFrom::places) {
+        f.named("train.init_from", path, "name a run directory, a checkpoint or a file, or remove the key");
+        f.require(
+            group.is_none_or(|group| groups.contains_key(group)),
+            "train.init_from",
+            format_args!("names `{}`, which is no group of this task", group.unwrap_or_default()),
+            "name groups as `optimizer.lr` does",
+        );
     }
+    let hex = |digest: &String| digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
+    f.require(
+        init_digest.as_ref().is_none_or(hex),
+        "train.init_digest",
+        "is not 64 hexadecimal digits",
+        "remove it: it is found at launch",
+    );
+    f.require(
+        init_digest.is_none() || init_from.is_some(),
+        "train.init_digest",
+        "is given without `train.init_from`",
+        "remove it",
+    );
+}
+
+fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
+    let (optimizer, groups) = (&spec.optimizer, spec.learning_rates());
+    let values =
+        [("optimizer.weight_decay", &optimizer.weight_decay), ("optimizer.clip_norm", &optimizer.clip_norm)];
+    let known = |path, group: Option<&str>, f: &mut Findings| {
+        f.require(
+            group.is_none_or(|group| groups.contains_key(group)),
+            path,
+            format_args!("names `{}`, which is no group of this task", group.unwrap_or_default()),
+            "name groups as `optimizer.lr` does",
+        );
+    };
+    for (path, value) in values {
+        for (group, value) in value.values() {
+            f.in_range(path, value, value >= 0.0, "of at least 0");
+            known(path, group, f);
+        }
+    }
+    let warmups = optimizer.warmup_steps.values();
+    warmups.iter().for_each(|(group, _)| known("optimizer.warmup_steps", *group, f));
+    let longest = warmups.iter().map(|(_, steps)| *steps).max().unwrap_or(0);
     for beta in optimizer.betas {
         f.in_range("optimizer.betas", beta, (0.0..1.0).contains(&beta), "from 0 to below 1");
     }
     f.in_range("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "above 0");
+    let warmup = optimizer.warmup_ratio.unwrap_or(0.0);
+    f.in_range("optimizer.warmup_ratio", warmup, (0.0..=1.0).contains(&warmup), "from 0 to 1");
+    f.require(
+        optimizer.warmup_ratio.is_none() || longest == 0,
+        "optimizer.warmup_ratio",
+        "is given together with `optimizer.warmup_steps`",
+        "remove one of them",
+    );
+    f.require(
+        optimizer.decay_steps.is_none_or(|steps| steps > longest),
+        "optimizer.decay_steps",
+        "leaves no step after the warm-up",
+        "it counts from the first step of the run: raise it",
+    );
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
 }

@@ -14,7 +14,7 @@ use serde::{
 use super::{
     error::{ConfigError, Place, Problem},
     keys::{self, join},
-    tree::{Key, Node, Value},
+    tree::{MapKey, Node, Value},
 };
 
 /// Reads a `T` from the tree. All unknown keys are reported, and the first value that does not fit.
@@ -38,7 +38,7 @@ pub(super) struct Reading<T> {
     pub(super) unknown: Vec<UnknownKey>,
 }
 
-/// Reads a `T` from the tree, for somebody who decides what unknown keys mean.
+/// Reads a `T` from the tree, for a caller that decides what unknown keys mean.
 pub(super) fn read<T: for<'de> Deserialize<'de>>(root: &Node) -> Reading<T> {
     let unknown = RefCell::new(Vec::new());
     let reader = Reader { node: root, path: String::new(), unknown: &unknown };
@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
         T::try_from(number).map_err(|_| expected())
     }
 
-    fn map_entries(&self) -> Result<&'a [(Key, Node)], ReadError> {
+    fn map_entries(&self) -> Result<&'a [(MapKey, Node)], ReadError> {
         match &self.node.value {
             Value::Map(entries) => Ok(entries),
             _ if self.node.is_null() => Ok(&[]),
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn note_unknown(&self, key: &Key, fields: &'static [&'static str]) {
+    fn note_unknown(&self, key: &MapKey, fields: &'static [&'static str]) {
         self.unknown.borrow_mut().push(UnknownKey {
             place: key.place.clone(),
             section: self.path.clone(),
@@ -344,12 +344,12 @@ impl<'a> de::SeqAccess<'a> for Items<'_, 'a> {
 
 struct Entries<'r, 'a> {
     reader: &'r Reader<'a>,
-    entries: std::vec::IntoIter<&'a (Key, Node)>,
-    value: Option<&'a (Key, Node)>,
+    entries: std::vec::IntoIter<&'a (MapKey, Node)>,
+    value: Option<&'a (MapKey, Node)>,
 }
 
 impl<'r, 'a> Entries<'r, 'a> {
-    fn new(reader: &'r Reader<'a>, entries: impl IntoIterator<Item = &'a (Key, Node)>) -> Self {
+    fn new(reader: &'r Reader<'a>, entries: impl IntoIterator<Item = &'a (MapKey, Node)>) -> Self {
         Self { reader, entries: entries.into_iter().collect::<Vec<_>>().into_iter(), value: None }
     }
 }

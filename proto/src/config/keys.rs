@@ -1,4 +1,4 @@
-//! Which keys exist, found by asking serde itself, and which of them somebody may have meant.
+//! Which keys exist, found by asking serde itself, and which of them a misspelled one may have meant.
 
 use std::fmt;
 
@@ -109,6 +109,11 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         deserialize_ignored_any visit_str "",
         deserialize_seq visit_seq Nothing,
         deserialize_map visit_map Nothing,
+    }
+
+    /// A value that may be written in several ways is to be read in the simplest.
+    fn is_human_readable(&self) -> bool {
+        false
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {

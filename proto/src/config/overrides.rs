@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{
     error::{ConfigError, Place, Problem},
-    tree::{Key, Node, Value, parse_override},
+    tree::{MapKey, Node, Value, parse_override},
 };
 
 /// Lays one `path=value` over the tree.
@@ -48,7 +48,7 @@ fn set(node: &mut Node, all: &[&str], rest: &[&str], value: Node, place: &Place)
     let index = entries.iter().position(|(key, _)| key.text == *part).unwrap_or_else(|| {
         let nothing =
             Node { place: place.clone(), value: Value::Scalar { text: String::new(), plain: true } };
-        entries.push((Key { text: (*part).to_owned(), place: place.clone() }, nothing));
+        entries.push((MapKey { text: (*part).to_owned(), place: place.clone() }, nothing));
         entries.len() - 1
     });
     set(&mut entries[index].1, all, deeper, value, place)

@@ -59,7 +59,7 @@ impl RunSpec {
     }
 }
 
-/// A task's keys, for who does not know its type.
+/// A task's keys, for code that does not know its type.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskSchema {
     /// As in `task.type`.

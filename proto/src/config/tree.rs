@@ -26,12 +26,12 @@ pub(super) enum Value {
     /// A list.
     List(Vec<Node>),
     /// Keys in the order of the file, each once.
-    Map(Vec<(Key, Node)>),
+    Map(Vec<(MapKey, Node)>),
 }
 
 /// A key and where it stands.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
+pub(super) struct MapKey {
     pub(super) text: String,
     pub(super) place: Place,
 }
@@ -186,12 +186,12 @@ impl<'a, P: Fn(usize, usize) -> Place> Builder<'a, P> {
     }
 
     fn map(&mut self, depth: usize) -> Result<Value, ConfigError> {
-        let mut entries: Vec<(Key, Node)> = Vec::new();
+        let mut entries: Vec<(MapKey, Node)> = Vec::new();
         loop {
             let key = match self.next()? {
                 (Event::MappingEnd, _) => return Ok(Value::Map(entries)),
                 (Event::Scalar(text, ..), span) => {
-                    Key { text: text.into_owned(), place: self.place_of(span) }
+                    MapKey { text: text.into_owned(), place: self.place_of(span) }
                 }
                 (_, span) => return Err(self.refuse(span, "a key must be plain text")),
             };

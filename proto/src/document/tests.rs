@@ -1,7 +1,7 @@
 //! Documents, digests, and what names another run.
 
 use super::*;
-use crate::toy::small;
+use crate::{run_spec::PerGroup, toy::small};
 
 fn spec() -> RunSpec {
     small(&["run.seed=7"])
@@ -52,6 +52,22 @@ fn another_batch_or_seed_is_another_run_and_reported_by_key() {
     assert_ne!(digest(&other), digest(&spec()));
     let told: Vec<_> = differences(&spec(), &other).iter().map(Difference::to_string).collect();
     assert_eq!(told, ["run.seed (7 there, 8 here)", "train.global_batch (8 there, 16 here)"]);
+}
+
+#[test]
+fn rates_may_change_where_a_run_goes_on_and_the_batch_may_not() {
+    let mut other = spec();
+    (other.optimizer.warmup_steps, other.eval.samples) = (PerGroup::All(50), 8);
+    assert_ne!(digest(&other), digest(&spec()));
+    assert_eq!(core_digest(&other), core_digest(&spec()));
+    let changes = differences(&spec(), &other);
+    assert_eq!(changes.len(), 2);
+    assert!(changes.iter().all(Difference::may_change), "{changes:?}");
+    other.train.global_batch = 16;
+    assert_ne!(core_digest(&other), core_digest(&spec()));
+    assert!(!differences(&spec(), &other).iter().all(Difference::may_change));
+    assert!(may_change("optimizer.lr.network") && !may_change("optimizer.betas"));
+    assert!(may_change("optimizer.clip_norm.network") && may_change("optimizer.clip_norm"));
 }
 
 /// As `spec.json` was written before run files named a task: without `task`, and without marks.

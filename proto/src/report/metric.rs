@@ -7,9 +7,10 @@
 //! merge   how the values of ranks become the step's
 //! ```
 //!
-//! Two kinds mean something to those who show steps: times of stages (`time/..`, in seconds), which complete
-//! the account of where a step's time went, and learning rates (`lr/..`), of which a line has room for the
-//! highest. All others are listed as they are.
+//! Four kinds mean something to those who show steps: times of stages (`time/..`, in seconds), which complete
+//! the account of where a step's time went; learning rates (`lr/..`), of which a line has room for the
+//! highest; the error on held-out samples (`eval/..`) and the best of it (`best/..`), which are known of few
+//! steps and are shown until there is a newer one. All others are listed as they are.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -19,6 +20,8 @@ use crate::limits::{MAX_METRIC_NAME_BYTES, MAX_METRIC_UNIT_BYTES, MAX_METRICS};
 
 const TIME: &str = "time";
 const LEARNING_RATE: &str = "lr";
+const HELD_OUT: &str = "eval";
+const BEST: &str = "best";
 const SECONDS: &str = "s";
 const PLAIN: &str = "1";
 
@@ -45,8 +48,8 @@ pub enum Merge {
     Sum,
     /// The largest.
     Max,
-    /// Rank 0's, which alone reports it. That the others have the same is said by whoever measures it, who
-    /// must know it, as of what an all-reduce or the step's number gives; nothing compares them.
+    /// Rank 0's, which alone reports it. The code that measures it says so, and must know that the others
+    /// have the same, as with what an all-reduce or the step's number gives; nothing compares them.
     FromRankZero,
 }
 
@@ -59,6 +62,21 @@ impl Metric {
     /// The learning rate of a parameter group.
     pub fn learning_rate(group: &str, rate: f64) -> Self {
         Self::same(format!("{LEARNING_RATE}/{group}"), rate)
+    }
+
+    /// A measure on held-out samples, or a part of one.
+    pub fn held_out(measure: &str, value: f64) -> Self {
+        Self::same(format!("{HELD_OUT}/{measure}"), value)
+    }
+
+    /// Of the best checkpoint so far: its `step`, or a measure.
+    pub fn best(what: &str, value: f64) -> Self {
+        Self::same(format!("{BEST}/{what}"), value)
+    }
+
+    /// Whether it is of held-out samples.
+    pub fn is_held_out(&self) -> bool {
+        matches!(self.kind(), HELD_OUT | BEST)
     }
 
     /// Time that a rank spent in one of the task's stages.

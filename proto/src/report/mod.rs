@@ -19,6 +19,6 @@ mod wire;
 pub use self::{
     metric::{Merge, Merged, Metric, highest_learning_rate, stage_times},
     phase::{CheckpointState, PhaseMemory, StateSource, WorkerPhase},
-    step::{StepReport, StepTimes, Totals},
+    step::{SkipCause, Skipped, StepReport, StepTimes, Totals},
 };
 pub use crate::cache_plan::CacheUse;

@@ -118,7 +118,7 @@ impl fmt::Display for StateSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fresh => "fresh",
-            Self::Carried => "carried over",
+            Self::Carried => "kept by the ranks",
             Self::Replica => "replica",
             Self::Checkpoint => "checkpoint",
         })

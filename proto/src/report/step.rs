@@ -1,9 +1,14 @@
 //! What one rank did in one step.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
 
 use super::{CacheUse, Metric};
-use crate::ids::{Bytes, Generation, Step};
+use crate::{
+    ids::{Bytes, Generation, Step},
+    limits::MAX_SKIPPED_SAMPLES,
+};
 
 /// What one rank did in one step.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,12 +31,65 @@ pub struct StepReport {
     pub tokens: u64,
     /// Peak bytes in use on this rank during the step.
     pub memory_peak: Bytes,
-    /// Times the step was voted down for want of memory before it was committed.
+    /// Times the step was voted down before it was committed.
     pub retries: u32,
     /// The generation of the feature cache that the lease named; 0 in a live step.
     pub cache_generation: u64,
     /// What the feature cache did for this rank.
     pub cache: CacheUse,
+    /// Why the step was left out, if it was; its totals are 0 then.
+    pub skipped: Option<Skipped>,
+}
+
+/// Why a step was left out. Weights, moments and the optimizer's count of steps are as before it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// The same on all ranks.
+    pub cause: SkipCause,
+    /// Samples that are to blame, by their index in the data set, as far as it is known: those of a
+    /// micro-batch where no single one could be told. At most [`MAX_SKIPPED_SAMPLES`].
+    pub samples: Vec<u64>,
+}
+
+/// What a step was left out for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipCause {
+    /// The loss was infinite or not a number, twice.
+    Loss,
+    /// The norm of the gradient was, twice.
+    Gradient,
+    /// `train.skip_steps` names it.
+    Asked,
+}
+
+impl Skipped {
+    /// Adds what another rank says of the same step.
+    pub fn merge(&mut self, other: &Self) {
+        self.samples.extend(&other.samples);
+        self.samples.sort_unstable();
+        self.samples.dedup();
+        self.samples.truncate(MAX_SKIPPED_SAMPLES);
+    }
+}
+
+impl fmt::Display for Skipped {
+    /// `its loss is not finite, twice (samples 17, 23)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        f.write_str(match self.cause {
+            SkipCause::Loss => "its loss is not finite, twice",
+            SkipCause::Gradient => "its gradient is not finite, twice",
+            SkipCause::Asked => "train.skip_steps names it",
+        })?;
+        let shown: Vec<_> = self.samples.iter().take(SHOWN).map(u64::to_string).collect();
+        let more = if self.samples.len() > SHOWN { ", ..." } else { "" };
+        match shown.len() {
+            0 => Ok(()),
+            1 => write!(f, " (sample {})", shown[0]),
+            _ => write!(f, " (samples {}{more})", shown.join(", ")),
+        }
+    }
 }
 
 /// Sums over all ranks, agreed in the step's collective: every rank must report the same bits.

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use super::{
-    CacheUse, CheckpointState, Merge, Metric, PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase,
+    CacheUse, CheckpointState, Merge, Metric, PhaseMemory, SkipCause, Skipped, StateSource, StepReport,
+    StepTimes, WorkerPhase,
 };
-use crate::{ids::Bytes, v1};
+use crate::{ids::Bytes, limits::MAX_SKIPPED_SAMPLES, v1};
 
 impl From<WorkerPhase> for v1::WorkerPhase {
     fn from(phase: WorkerPhase) -> Self {
@@ -119,7 +120,36 @@ impl From<&StepReport> for v1::StepReport {
             cache_generation: report.cache_generation,
             retries: report.retries,
             cache: Some((&report.cache).into()),
+            skipped: report.skipped.as_ref().map(Into::into),
         }
+    }
+}
+
+impl From<&Skipped> for v1::SkippedStep {
+    fn from(Skipped { cause, samples }: &Skipped) -> Self {
+        let cause = match cause {
+            SkipCause::Loss => v1::SkipCause::Loss,
+            SkipCause::Gradient => v1::SkipCause::Gradient,
+            SkipCause::Asked => v1::SkipCause::Asked,
+        };
+        Self { cause: cause.into(), samples: samples.clone() }
+    }
+}
+
+/// None if it says no cause that this version knows.
+impl TryFrom<v1::SkippedStep> for Skipped {
+    type Error = i32;
+
+    fn try_from(wire: v1::SkippedStep) -> Result<Self, i32> {
+        let cause = match v1::SkipCause::try_from(wire.cause) {
+            Ok(v1::SkipCause::Loss) => SkipCause::Loss,
+            Ok(v1::SkipCause::Gradient) => SkipCause::Gradient,
+            Ok(v1::SkipCause::Asked) => SkipCause::Asked,
+            Ok(v1::SkipCause::Unspecified) | Err(_) => return Err(wire.cause),
+        };
+        let mut samples = wire.samples;
+        samples.truncate(MAX_SKIPPED_SAMPLES);
+        Ok(Self { cause, samples })
     }
 }
 

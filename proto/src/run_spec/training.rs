@@ -1,7 +1,9 @@
 //! What it reads and how it trains: what the engine knows of the sections `data`, `train`, `optimizer` and
 //! `eval`.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The data set and how it is read; how samples are cut from it is the task's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,13 +55,59 @@ pub struct Train {
     /// One coordinator log line every so many steps.
     #[serde(default = "one")]
     pub log_every: u64,
+    /// Steps in a row that may be left out because a loss or gradient is not finite; one more ends the run.
+    #[serde(default = "default_max_skipped")]
+    pub max_skipped: u32,
+    /// Steps to leave out, counted from 0: their samples are consumed, and nothing is learned from them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip_steps: Vec<u64>,
     /// Continue from the newest complete checkpoint in `output_dir`, if there is one.
     #[serde(default = "yes")]
     pub resume: bool,
+    /// Weights to start from instead of drawn ones: nothing but weights, so the optimizer is new and the
+    /// first step is step 0.
+    #[serde(default)]
+    pub init_from: Option<InitFrom>,
+    /// BLAKE3 of what `init_from` names, lower-case hex; found at launch where the run file does not say it.
+    #[serde(default)]
+    pub init_digest: Option<String>,
+}
+
+/// Where weights come from: a run directory, a checkpoint, or what the task can read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a path, or a map from group to path")]
+pub enum InitFrom {
+    /// Of every group that has weights there.
+    All(String),
+    /// Of the groups named, each from its own place.
+    Groups(BTreeMap<String, String>),
+}
+
+impl InitFrom {
+    /// Every place, with the group that is wanted of it; none for all that are there.
+    pub fn places(&self) -> Vec<(Option<&str>, &str)> {
+        match self {
+            Self::All(path) => vec![(None, path)],
+            Self::Groups(paths) => {
+                paths.iter().map(|(group, path)| (Some(group.as_str()), path.as_str())).collect()
+            }
+        }
+    }
+
+    /// Whether weights of a group may come from it.
+    pub fn covers(&self, group: &str) -> bool {
+        match self {
+            Self::All(_) => true,
+            Self::Groups(paths) => paths.contains_key(group),
+        }
+    }
 }
 
 fn default_keep() -> usize {
     2
+}
+fn default_max_skipped() -> u32 {
+    10
 }
 fn one() -> u64 {
     1
@@ -94,14 +142,19 @@ pub struct Optimizer {
     /// Added to the root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay; biases, gains and embeddings are exempt.
-    pub weight_decay: f64,
-    /// Global gradient norm above which gradients are scaled down; 0 switches clipping off.
-    pub clip_norm: f64,
+    pub weight_decay: PerGroup<f64>,
+    /// Gradient norm above which gradients are scaled down, of all groups together or of each that is named;
+    /// 0 switches clipping off.
+    pub clip_norm: PerGroup<f64>,
     /// Steps of linear warm-up.
-    pub warmup_steps: u64,
+    pub warmup_steps: PerGroup<u64>,
+    /// The same as a fraction of the run's steps, rounded up; instead of `warmup_steps`.
+    pub warmup_ratio: Option<f64>,
     /// What follows the warm-up.
     pub schedule: Schedule,
-    /// The cosine ends at this fraction of the peak.
+    /// Steps, warm-up included, after which the schedule is at its end; those of the run when absent.
+    pub decay_steps: Option<u64>,
+    /// No schedule goes below this fraction of the peak; the cosine and the line end there.
     pub min_lr_ratio: f64,
     /// What gradients travel in between ranks.
     pub reduce_dtype: ReduceDtype,
@@ -112,12 +165,61 @@ impl Default for Optimizer {
         Self {
             betas: [0.9, 0.95],
             eps: 1e-8,
-            weight_decay: 1e-8,
-            clip_norm: 1.0,
-            warmup_steps: 0,
+            weight_decay: PerGroup::All(1e-8),
+            clip_norm: PerGroup::All(1.0),
+            warmup_steps: PerGroup::All(0),
+            warmup_ratio: None,
             schedule: Schedule::Cosine,
+            decay_steps: None,
             min_lr_ratio: 0.1,
             reduce_dtype: ReduceDtype::Float32,
+        }
+    }
+}
+
+/// A setting of all groups of trainables, or of those that are named; a group that is not has 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum PerGroup<T> {
+    /// The same for all.
+    All(T),
+    /// By the group's name.
+    Groups(BTreeMap<String, T>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerGroup<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected a number, or a map from group to number")]
+        enum Written<T> {
+            All(T),
+            Groups(BTreeMap<String, T>),
+        }
+        // What does not say of itself which of the two it is holds one number.
+        if !deserializer.is_human_readable() {
+            return T::deserialize(deserializer).map(Self::All);
+        }
+        Written::deserialize(deserializer).map(|written| match written {
+            Written::All(value) => Self::All(value),
+            Written::Groups(values) => Self::Groups(values),
+        })
+    }
+}
+
+impl<T: Copy + Default> PerGroup<T> {
+    /// That of a group.
+    pub fn of(&self, group: &str) -> T {
+        match self {
+            Self::All(value) => *value,
+            Self::Groups(values) => values.get(group).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Every value, with the group that it is of; none for all.
+    pub fn values(&self) -> Vec<(Option<&str>, T)> {
+        match self {
+            Self::All(value) => vec![(None, *value)],
+            Self::Groups(values) => values.iter().map(|(group, value)| (Some(&**group), *value)).collect(),
         }
     }
 }
@@ -129,6 +231,10 @@ pub enum Schedule {
     /// Half a cosine from the peak to `min_lr_ratio` of it.
     #[default]
     Cosine,
+    /// A line from the peak to `min_lr_ratio` of it.
+    Linear,
+    /// The peak, divided by the root of the steps taken over those of the warm-up (10,000 without one).
+    InverseSqrt,
     /// The peak, unchanged.
     Constant,
 }
@@ -144,16 +250,30 @@ pub enum ReduceDtype {
     Bfloat16,
 }
 
-/// Held-out evaluation before the first step and after the last.
+/// Held-out evaluation: before the first step, after the last, and every so many steps between.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Eval {
     /// Frames of the held-out episodes to sample actions for, spread evenly; 0 switches evaluation off.
     pub samples: usize,
+    /// Steps between evaluations while training goes on; 0 evaluates before the first step and after the last
+    /// alone, and keeps no best checkpoint.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub every: u64,
+    /// Samples of one pass; `train.micro_batch` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
+    /// Keys the draws of evaluation, the same each time; `run.seed` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
 }
 
 impl Default for Eval {
     fn default() -> Self {
-        Self { samples: 64 }
+        Self { samples: 64, every: 0, batch: None, seed: None }
     }
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

@@ -2,13 +2,13 @@
 //! them.
 //!
 //! ```text
-//! libraries   the driver and NVRTC, asked before anybody needs them
+//! libraries   the driver and NVRTC, looked for before they are needed
 //! nccl        NCCL as the transport between GPUs
 //! gauge       memory of a GPU, as its allocator and its driver tell it
 //! here        the worker's generic code, once, for burn's CUDA backend
 //! ```
 //!
-//! burn's CUDA backend is generic down to the launches of its kernels, so whoever names it builds all of it.
+//! burn's CUDA backend is generic down to its kernels' launches, so a crate that names it builds all of it.
 //! This crate does, once; none of its functions is generic, and it is built without optimisation in dev.
 //!
 //! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between GPUs, NCCL are
@@ -20,12 +20,12 @@ mod nccl;
 #[cfg(test)]
 mod tests;
 
-use std::sync::OnceLock;
+use std::{path::Path, sync::OnceLock};
 
 pub use burn_cuda::Cuda;
 use burn_cuda::CudaDevice;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, Losses, TaskError, TaskOn, Width};
+use coxswain_task::{ForwardJob, Losses, Responder, TaskError, TaskOn, Width};
 use coxswain_worker::{
     collective::{RingListener, TransportError, TransportSource},
     device::{Accelerator, Gpus, NoGpus, Version},
@@ -92,6 +92,16 @@ impl Accelerator for Nvidia {
 
     fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
         evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(gpu))
+    }
+
+    fn responder(
+        &self,
+        spec: &RunSpec,
+        dir: &Path,
+        gpu: usize,
+    ) -> Result<Option<Box<dyn Responder>>, TrainError> {
+        let task = self.named(&spec.task.kind)?;
+        Ok(task.responder(spec, dir, &CudaDevice::new(gpu)).transpose()?)
     }
 
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {

@@ -197,7 +197,7 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("a layer of {i} to {o} with an update of rank {rank}");
         all.extend(pulled::<B, 3, 2, 2>(&what, device, [[n, i], [rank, i], [o, rank]], |[x, a_ri, b_or]| {
             let (w, bias) = (Tensor::from_inner(frozen.clone()), Tensor::from_inner(bias.clone()));
-            ModelBackend::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5 })
+            ModelBackend::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
     // A bfloat16 weight: of an input that rounding does not change, the value is exact.
@@ -207,7 +207,7 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("a bfloat16 layer of {i} to {o} with an update of rank {rank}");
         all.extend(pulled::<B, 2, 2, 2>(&what, device, [[rank, i], [o, rank]], |[a_ri, b_or]| {
             let (x, w) = (Tensor::from_inner(x.clone()), Tensor::from_inner(w.clone()));
-            ModelBackend::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5 })
+            ModelBackend::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
     all
@@ -233,7 +233,7 @@ fn layers_of_one_input<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             let layer = |seed, a_ri, b_or| LinearLayer {
                 w_oi: frozen(seed),
                 bias_o: Some(gain()),
-                update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64 }),
+                update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64, dropout: None }),
             };
             let outputs = ModelBackend::linears(y, vec![layer(1, a, b), layer(2, c, d)]);
             outputs.into_iter().fold(x, |x, y| x + y)
@@ -251,7 +251,12 @@ fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             let residual = || Residual { x_no: few_bits([n, o], 1), rounded };
             let (x, w) = (few_bits([n, i], 2), few_bits([o, i], 3));
             let bias = (rank != 32).then(|| few_bits([1, o], 4).reshape([o]));
-            let update = LowRank { a_ri: few_bits([rank, i], 5), b_or: few_bits([o, rank], 6), scale: 0.5 };
+            let update = LowRank {
+                a_ri: few_bits([rank, i], 5),
+                b_or: few_bits([o, rank], 6),
+                scale: 0.5,
+                dropout: None,
+            };
             let what = format!("a sum onto {n} rows of {o}, rank {rank}, rounded {rounded}");
             let (sum, down) =
                 B::lora_linear_residual_saving(residual(), x.clone(), w.clone(), bias.clone(), &update);
@@ -377,7 +382,7 @@ fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
     let w = tensor::<B, 2>([192, 64], 4, device) * 0.1;
     let w = if bf16 { w.cast(DType::BF16) } else { w };
     let gain = tensor::<B, 1>([64], 5, device);
-    let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.5 };
+    let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.5, dropout: None };
     let normed = <Autodiff<B> as ModelBackend>::rms_norm(x.clone(), Tensor::from_inner(gain), 1e-6);
     let qkv = <Autodiff<B> as ModelBackend>::lora_linear(normed, Tensor::from_inner(w), None, update);
     let qkv = qkv.reshape([2, 64, 12, 16]);

@@ -64,6 +64,16 @@ pub enum DataError {
         /// What is wrong, and the remedy.
         fault: Fault,
     },
+    /// A line of a text file is unusable.
+    #[error("{}:{line}: {fault}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong, and the remedy.
+        fault: String,
+    },
     /// One sample is unusable.
     #[error("{}: sample {index} (episode {episode}, frame {frame}): {feature}: {fault}", path.display())]
     Sample {

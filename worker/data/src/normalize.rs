@@ -11,10 +11,12 @@
 //! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's
 //! do.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
-use super::lerobot::Catalog;
+use super::lerobot::{Catalog, stats::Stats};
 
 const EPS: f32 = 1e-8;
 
@@ -47,17 +49,28 @@ pub struct Normalizer {
 impl Normalizer {
     /// The normalisation of `feature`, whose value has `width` elements, by the data set's statistics.
     pub fn new(catalog: &Catalog, feature: &str, width: usize, mode: NormMode) -> Result<Self, DataError> {
+        Self::of(catalog.stats.as_ref(), &catalog.stats_path, feature, width, mode)
+    }
+
+    /// The same by statistics that are those of the file at `path`.
+    pub fn of(
+        stats: Option<&Stats>,
+        path: &Path,
+        feature: &str,
+        width: usize,
+        mode: NormMode,
+    ) -> Result<Self, DataError> {
         let (first, second) = match mode {
             NormMode::Identity => return Ok(Self { mode, offset: Vec::new(), scale: Vec::new() }),
             NormMode::MeanStd => ("mean", "std"),
             NormMode::MinMax => ("min", "max"),
             NormMode::Quantiles => ("q01", "q99"),
         };
-        let stats = catalog.stats.as_ref().and_then(|s| s.0.get(feature));
+        let stats = stats.and_then(|s| s.0.get(feature));
         let fail = |field: String, found: String| {
             let remedy =
                 "compute the data set's statistics with lerobot, or set data.normalization to `identity`";
-            DataError::invalid(&catalog.stats_path, field, found, remedy)
+            DataError::invalid(path, field, found, remedy)
         };
         let stats = stats.ok_or_else(|| fail(feature.into(), "no statistics".into()))?;
         let take = |stat: &str| -> Result<Vec<f32>, DataError> {

@@ -89,7 +89,7 @@ impl SampleOrder {
         self.samples.get(self.order.at(epoch, position)?)
     }
 
-    /// Positions that nobody consumes, because their samples need one of these rows.
+    /// Positions that no rank consumes, because their samples need one of these rows.
     pub fn without(&self, rows: &[DamagedRow]) -> LeftOut {
         LeftOut::new(self.order, rows.iter().copied())
     }

@@ -15,7 +15,7 @@ use super::{
     namespace_file, usage,
 };
 
-/// A named matrix of the adapter: borrowed from whoever trains it, or read from a file.
+/// A named matrix of the adapter: borrowed from the trainer, or read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterTensor<'a> {
     /// Its name among the trainables.
@@ -40,8 +40,8 @@ pub fn adapter_digest(tensors: &[AdapterTensor<'_>]) -> Digest {
 }
 
 impl Namespace {
-    /// Keeps the adapter that the namespace's description names; once is enough, whoever does it, as long as
-    /// it is sound.
+    /// Keeps the adapter that the namespace's description names. One sound copy is enough, whichever process
+    /// wrote it.
     pub fn save_adapter(&self, tensors: &[AdapterTensor<'_>]) -> Result<(), StoreError> {
         let path = self.dir().join(NAME);
         let (found, expected) = (adapter_digest(tensors), self.description().ingredients.adapter);
@@ -50,7 +50,7 @@ impl Namespace {
             let detail = format!("the adapter given has digest {found}, this namespace is of {expected}");
             return Err(StoreError::Foreign { path, detail });
         }
-        // One that is damaged is of no use to anybody.
+        // One that is damaged is of no use.
         if matches!(self.load_adapter(), Ok(Some(_))) {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl Namespace {
         usage::write_whole(&path, &bytes)
     }
 
-    /// The adapter that the namespace was made with; none if nobody has kept it.
+    /// The adapter that the namespace was made with; none if it was not kept.
     pub fn load_adapter(&self) -> Result<Option<Vec<AdapterTensor<'static>>>, StoreError> {
         let path = self.dir().join(NAME);
         let bytes = match std::fs::read(&path) {

@@ -118,7 +118,7 @@ impl Store {
         Ok(verified)
     }
 
-    /// Removes what nobody can use: shards of dead writers, shards that are damaged as a whole, and, with a
+    /// Removes what is of no use: shards of dead writers, shards that are damaged as a whole, and, with a
     /// budget, namespaces beyond it that no living process has open. With `dry_run` it only says what it
     /// would remove.
     pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
@@ -178,7 +178,7 @@ impl Store {
         Ok(collected)
     }
 
-    /// Namespaces whose maker died before describing them. One that somebody is about to describe is in use,
+    /// Namespaces whose maker died before describing them. One that is about to be described is in use,
     /// and stays: it is looked at and taken away under its lock.
     fn collect_undescribed(&self, dry_run: bool, collected: &mut Collected) -> Result<(), StoreError> {
         for dir in self.directory.namespace_dirs()? {

@@ -1,11 +1,11 @@
 //! Values as bytes: float32, bfloat16, or int8 with a scale for each token.
 //!
 //! ```text
-//! float32   bytes of each value, little endian                                                   exact
-//! bfloat16  its upper 16 bits, rounded to nearest even relative error up to 2^-8
-//! int8      tokens x scale (float32), then tokens x width x q;   x = q * scale, q in -127..=127 up to scale
-//!                                                                / 2
-//!           scale = largest magnitude of the token / 127, rounded up to 17 bits of mantissa
+//! float32   bytes of each value, little endian: exact
+//! bfloat16  its upper 16 bits, rounded to nearest even: relative error up to 2^-8
+//! int8      tokens x scale (float32), then tokens x width x q, where x = q * scale and q is in -127..=127;
+//!           scale = largest magnitude of the token / 127, rounded up to 17 bits of mantissa: error up to
+//!           scale / 2
 //! ```
 //!
 //! Seventeen bits times seven make the product exact, so rounding what was rounded before changes nothing:

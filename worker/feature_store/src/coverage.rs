@@ -1,7 +1,7 @@
 //! How much of a run's data set a namespace holds, as that run last knew: for people, and for the
 //! coordinator's table.
 //!
-//! A note does not know samples by name, so whoever takes records away takes their number off every note:
+//! A note does not know samples by name, so code that removes records takes their number off every note:
 //! what is called complete is.
 
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Namespace {
 }
 
 /// What runs have noted about the namespace in `dir`, which has so many `samples` now: fewer than a note
-/// speaks of if somebody has taken shards away. Files that are not understood are left out.
+/// speaks of if shards have been removed. Files that are not understood are left out.
 pub(super) fn read(dir: &Path, samples: u64) -> Vec<Coverage> {
     let gone = |note: &Coverage| note.among.saturating_sub(samples);
     let notes = notes(dir).into_iter().filter_map(|path| read_note(&path));
@@ -58,7 +58,7 @@ pub(super) fn read(dir: &Path, samples: u64) -> Vec<Coverage> {
     all
 }
 
-/// Samples have been taken out of the namespace in `dir`; nobody knows how many if `lost` is none.
+/// Samples have been taken out of the namespace in `dir`: an unknown number if `lost` is none.
 pub(super) fn lose(dir: &Path, lost: Option<u64>) -> Result<(), StoreError> {
     if lost == Some(0) {
         return Ok(());

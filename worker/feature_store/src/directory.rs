@@ -66,8 +66,8 @@ impl Directory {
         let reserve = SHARD_BYTES.min(budget / 8);
         let too_much = |used: u64| used.saturating_add(reserve) > budget;
         if too_much(used) {
-            // Evictors that meet look like users to each other. Who cannot wait for the others goes on all
-            // the same.
+            // Evictors that meet look like users to each other. One that cannot wait for the others goes on
+            // all the same.
             let alone = usage::alone(&self.path.join(EVICTOR), Some(EVICTOR_PATIENCE));
             let _alone = alone.inspect_err(|error| tracing::debug!(%error, "evicting beside others"));
             used = self.bytes()?;
@@ -88,7 +88,7 @@ impl Directory {
         StoreError::OverBudget { dir: self.path.clone(), used, budget: self.budget.unwrap_or(u64::MAX) }
     }
 
-    /// Removes namespaces that nobody uses, longest unused first, until at most `bytes` are left; returns
+    /// Removes namespaces that are not in use, longest unused first, until at most `bytes` are left; returns
     /// which, and their bytes. One that cannot be removed stays, and the next one goes.
     pub fn evict_down_to(&self, bytes: u64, keep: Option<&Path>) -> Result<Vec<(PathBuf, u64)>, StoreError> {
         let mut evicted = Vec::new();
@@ -111,7 +111,7 @@ impl Directory {
         Ok(evicted)
     }
 
-    /// Namespaces that nobody has open, longest unused first, with their bytes.
+    /// Namespaces that no process has open, longest unused first, with their bytes.
     pub fn unused(&self, keep: Option<&Path>) -> Result<Vec<(PathBuf, u64)>, StoreError> {
         let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
         for dir in self.namespace_dirs()? {
@@ -146,5 +146,5 @@ pub(super) fn files_below(dir: &Path) -> u64 {
 
 /// Held while room is made.
 const EVICTOR: &str = "evict.lock";
-/// Removing a large namespace takes seconds; who has it for longer than this does not get on.
+/// Removing a large namespace takes seconds; an evictor that holds the lock for longer is stuck.
 const EVICTOR_PATIENCE: Duration = Duration::from_secs(20);

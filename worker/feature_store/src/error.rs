@@ -105,7 +105,7 @@ impl StoreError {
         }
     }
 
-    /// Whether what was looked for is not there: somebody has evicted or removed it meanwhile.
+    /// Whether what was looked for is not there: it was evicted or removed meanwhile.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -118,7 +118,7 @@ impl StoreError {
         }
     }
 
-    /// Whether further attempts to store something would fail as well, until somebody makes room.
+    /// Whether further attempts to store something would fail as well, until there is room again.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::OverBudget { .. })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <dir>/store.json                  format of the whole store
-//! <dir>/evict.lock                  held by whoever makes room
+//! <dir>/evict.lock                  held by a process that makes room
 //! <dir>/keys/                       digests of files that were read before (data keys, weights), by path,
 //!                                   size and times
 //! <dir>/<32 hex digits>/            a namespace: all records that share weights, preprocessing, prompt, tap,

@@ -16,7 +16,7 @@ pub(super) fn map(path: &Path) -> io::Result<Mmap> {
     // leave mapped pages as they are. The map is read-only, and only shared slices of it are handed out. Bits
     // that rot on the device between two reads change bytes, not types: every value is decoded from bytes,
     // for which all patterns are valid, lengths are checked at every access, and the checksum is computed
-    // before anything is used. A page that cannot be had any more (somebody truncates the file from outside,
+    // before anything is used. A page that cannot be read any more (the file is truncated from outside,
     // the device fails, another host of a network file system takes the file away) ends the process with
     // SIGBUS, as with the weight files; no wrong value is read.
     unsafe { Mmap::map(&file) }

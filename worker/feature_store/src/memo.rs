@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Remembered digests. One process at a time has a memo open; others wait, and find what it has read. In a
-/// store that cannot be written, or is full, nothing new is remembered, and nobody waits.
+/// store that cannot be written, or is full, nothing new is remembered, and nothing is waited for.
 pub struct Memo {
     path: PathBuf,
     columns: Columns,
@@ -74,7 +74,7 @@ impl Memo {
     }
 }
 
-/// Waits until no other process has the memo `name` open: whoever has it reads what is wanted here, too.
+/// Waits until no other process has the memo `name` open: one that has it reads what is wanted here, too.
 fn lock(dir: &Path, name: &str) -> Result<File, StoreError> {
     fs::create_dir_all(dir).map_err(StoreError::io("create", dir))?;
     usage::alone(&dir.join(format!("{name}.lock")), None)

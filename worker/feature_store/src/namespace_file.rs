@@ -76,7 +76,7 @@ struct File {
 }
 
 /// Writes the description of the namespace in `dir`, whole or not at all. It is on disk before anything that
-/// it describes ([`sync`]): whoever begins a namespace waits for no disk.
+/// it describes ([`sync`]), so beginning a namespace waits for no disk.
 pub(super) fn write(dir: &Path, description: &NamespaceDescription) -> Result<(), StoreError> {
     let file = File { format: FORMAT.into(), key: description.key().0, description: description.clone() };
     usage::place_json(&dir.join(NAME), &file)

@@ -2,9 +2,9 @@
 //!
 //! Reading finds a damaged record each time, counts it as a miss, and a newer shard has it again; but the old
 //! shard keeps it, and with it the bytes, and every verification names it. A repair copies the records that
-//! are sound, as they are coded, to a file that then takes the old shard's name: whoever opens the shard
-//! finds one or the other, whole, and whoever has the old one mapped reads on in it. On a network file system
-//! that is not so for readers on other machines, so a namespace that is in use there is refused.
+//! are sound, as they are coded, to a file that then takes the old shard's name: a reader that opens the
+//! shard finds one or the other, whole, and one that has the old file mapped reads on in it. On a network
+//! file system that is not so for readers on other machines, so a namespace that is in use there is refused.
 //!
 //! What it does not do: compute anything. What was damaged is computed again by the run that needs it.
 

@@ -2,12 +2,10 @@
 //!
 //! ```text
 //! header   64 bytes   magic "COXVLPT\0", version u32, dtype u32, width u32, 0 u32, namespace key [32], 0 u64
-//! records             each from a multiple of 64:  ids u32 x ids | grids u32 x 3 x grids | pad to 64 |
-//!                                                  values | pad to 64
-//! index               fixed stride (all records have equal counts):  56 bytes a record key [32], lead [8],
-//!                                                                    values [16]
-//!                     offset table (they differ):                    80 bytes a record the same, offset u64,
-//!                                                                    tokens, ids, grids, 0 u32
+//! records             each from a multiple of 64: ids u32 x ids, grids u32 x 3 x grids, padding to 64,
+//!                     values, padding to 64
+//! index               56 bytes a record where all have equal counts: key [32], lead [8], values [16];
+//!                     80 where they differ: the same, offset u64, then tokens, ids, grids and 0 as u32
 //! footer   80 bytes   index offset u64, records u64, layout u32, tokens u32, ids u32, grids u32, stride u64,
 //!                     squared error f64, squared norm f64 (of what rounding to dtype changed),
 //!                     digest [16] of header, index and footer so far, magic "COXVLEND"

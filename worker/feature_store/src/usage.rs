@@ -23,7 +23,7 @@ use coxswain_nn::pulse;
 
 /// Version of the whole layout, `store.json` and `space.json`; a reader refuses newer ones.
 pub const FORMAT: u32 = 1;
-/// Between two looks at whether somebody else has let go of a lock.
+/// Between two looks at whether another process has let go of a lock.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Name of the lock in a namespace's directory. Its time of change is when the namespace was last opened or
 /// left.
@@ -51,8 +51,8 @@ pub(super) struct InUse {
 }
 
 impl InUse {
-    /// Makes the directory if there is none, and keeps evictors out of it. One that belongs to somebody else
-    /// is entered, too.
+    /// Makes the directory if there is none, and keeps evictors out of it. One that belongs to another
+    /// user is entered, too.
     pub fn enter(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(LOCK);
         loop {
@@ -72,7 +72,7 @@ impl InUse {
                 }
                 Err(error) => return Err(StoreError::io("open", &path)(error)),
             };
-            // Waits only while somebody evicts, which is a rename.
+            // Waits only while another process evicts, which is a rename.
             file.lock_shared().map_err(StoreError::io("lock", &path))?;
             if is_still_at(&file, &path) {
                 let entered = Self { file };
@@ -108,8 +108,8 @@ pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
 }
 
-/// Waits until nobody else has the lock at `path`, which is made if there is none; with `patience` for so
-/// long at most, since a process of another run that has it may stand still, and nobody here would see that.
+/// Waits until no other process has the lock at `path`, which is made if there is none; with `patience` for
+/// so long at most, since a process of another run that has it may stand still, which this run cannot see.
 pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, StoreError> {
     let file = File::options().append(true).create(true).open(path).map_err(StoreError::io("open", path))?;
     let deadline = patience.map(|patience| Instant::now() + patience);
@@ -126,15 +126,15 @@ pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, Sto
     }
 }
 
-/// Whether `dir` lies where a file whose name is taken away may be lost for whoever has it open on another
-/// machine. What is mapped ends its process then.
+/// Whether `dir` lies on a file system where a removed file may be lost for processes of other machines that
+/// have it open. What is mapped ends its process then.
 pub(super) fn loses_open_files(dir: &Path) -> bool {
     let kinds = [statfs::NFS_SUPER_MAGIC, statfs::SMB_SUPER_MAGIC];
     statfs::statfs(dir).is_ok_and(|about| kinds.contains(&about.filesystem_type()))
 }
 
-/// Removes a namespace that nobody uses; false if somebody does. It is gone for everybody at once, by a
-/// rename. One that another evictor has taken is gone, too.
+/// Removes a namespace that is not in use; false if it is. It is gone for all processes at once, by a rename.
+/// One that another evictor has taken is gone, too.
 pub(super) fn evict(dir: &Path) -> Result<bool, StoreError> {
     let path = dir.join(LOCK);
     let file = match File::options().read(true).append(true).create(true).open(&path) {

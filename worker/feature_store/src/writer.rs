@@ -5,7 +5,7 @@
 //!                                                        fsync of the directory ─▶ part-<unique>.vlc
 //! ```
 //!
-//! A writer that dies leaves a file nobody looks at; its lock died with it, which is how `gc` knows. Dropping
+//! A writer that dies leaves a file no reader opens; its lock died with it, which is how `gc` knows. Dropping
 //! a writer without publishing removes the file. Errors leave what is published as it is.
 
 use std::{
@@ -64,7 +64,7 @@ pub struct ShardWriter {
 }
 
 impl Namespace {
-    /// Begins a shard; makes room in the store's budget first, by evicting what nobody uses.
+    /// Begins a shard; makes room in the store's budget first, by evicting what is not in use.
     pub fn writer(&self) -> Result<ShardWriter, StoreError> {
         let allowance = self.0.store.make_room(&self.0.dir)?;
         ShardWriter::create(self.0.clone(), allowance)

@@ -13,6 +13,10 @@
 //! | `loss` | `[]` | with labels: shifted by one, mean over labels other than -100 |
 //! | `grad.{key}` | as the parameter | with labels and an adapter: gradients of its matrices, by PEFT key |
 //!
+//! With `dropout_rows` among the inputs, `[b, s]` i64, the adapter drops what its `lora_dropout` says, by
+//! these words of the rows (`kernels::dropout`); without them nothing is dropped. Adapters of the vision
+//! tower never drop here.
+//!
 //! Rows of padding are computed like any other; on the left, where a query has nothing to attend to,
 //! attention gives zeros (Transformers gives whatever its mask arithmetic leaves there, which depends on the
 //! attention implementation).
@@ -37,7 +41,7 @@ use super::{
 use coxswain_nn::{
     block::Block,
     kernels::{
-        ModelBackend, Tape,
+        DropoutRows, ModelBackend, Tape,
         flat::{Flat, FlatOn},
         pool,
     },
@@ -84,7 +88,10 @@ pub fn run<B: Tape<Base = B>>(job: &Job<'_>, device: &B::Device) -> Result<(), M
     let trainables = Trainables::new(layout, values, device);
     let results = match (&adapter, &targets) {
         (Some(_), Some(_)) => pass.with_gradients(&trainables)?,
-        _ => pass.run(&ParamScope::<B>::frozen(&trainables))?.into_results(&batch),
+        _ => {
+            let params = ParamScope::<B>::frozen(&trainables);
+            pass.run(&params, &params)?.into_results(&batch)
+        }
     };
     results.write(job.out)
 }
@@ -149,12 +156,17 @@ struct Trace<T: Tape> {
 }
 
 impl<B: Tape<Base = B>> Pass<'_, B> {
-    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Result<Trace<T>, ModelError> {
+    /// With the parameters of the vision tower, and those of all else.
+    fn run<T: Tape<Base = B>>(
+        &self,
+        vision: &ParamScope<'_, T>,
+        params: &ParamScope<'_, T>,
+    ) -> Result<Trace<T>, ModelError> {
         let (model, batch) = (self.model, self.batch);
         let mut x_nd = T::lift(model.embed_tokens(&batch.input_ids));
         let mut image_features = None;
         if !batch.grids.is_empty() || !batch.pixel_values.is_empty() {
-            let features_md = self.image_features(params)?;
+            let features_md = self.image_features(vision)?;
             let rows = ImageRows::new(self.index.image_rows.clone(), batch.input_ids.len());
             x_nd = rows.scatter(x_nd, features_md.clone());
             image_features = Some(features_md);
@@ -190,12 +202,17 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
 
     /// The same pass, recorded, and the gradient of its loss for every trainable.
     fn with_gradients(&self, trainables: &Trainables<B>) -> Result<Results, ModelError> {
-        let params = ParamScope::<Autodiff<B>>::tracked(trainables);
-        let trace = self.run(&params)?;
+        let device = trainables.device();
+        let rows = self.batch.dropout_rows.clone();
+        let rows = rows.map(|words| DropoutRows::new(words, (!B::ON_HOST).then_some(&device)));
+        let vision = ParamScope::<Autodiff<B>>::tracked(trainables);
+        let params = ParamScope::<Autodiff<B>>::tracked(trainables).dropping(rows);
+        let trace = self.run(&vision, &params)?;
         let mut gradients = trace.loss.as_ref().expect("gradients are asked for only with labels").backward();
         let layout = trainables.layout();
         let place = B::Flat::place(&trainables.device());
         let mut flat = FlatGrads::<B::Flat>::at(&place, layout.len());
+        vision.collect(&mut gradients, &mut flat);
         params.collect(&mut gradients, &mut flat);
         let mut results = trace.into_results(self.batch);
         for param in layout.params() {

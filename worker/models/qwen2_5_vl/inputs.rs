@@ -22,6 +22,8 @@ pub struct ForwardInputs {
     pub grids: Vec<[u32; 3]>,
     /// `[b, s]`, -100 where no token is to be predicted.
     pub labels: Option<Vec<i64>>,
+    /// `[b, s]`, one word a token, by which adapters drop what they read.
+    pub dropout_rows: Option<Vec<u64>>,
 }
 
 impl ForwardInputs {
@@ -73,7 +75,9 @@ impl Reader<'_> {
         };
         let (grids, pixel_values) = self.images(patch_values)?;
         let labels = self.like_ids("labels", batch, seq)?;
-        Ok(ForwardInputs { input_ids, seq, valid, pixel_values, grids, labels })
+        let words = self.like_ids("dropout_rows", batch, seq)?;
+        let dropout_rows = words.map(|words| words.into_iter().map(i64::cast_unsigned).collect());
+        Ok(ForwardInputs { input_ids, seq, valid, pixel_values, grids, labels, dropout_rows })
     }
 
     fn images(&self, patch_values: usize) -> Result<(Vec<[u32; 3]>, Vec<f32>), ModelError> {

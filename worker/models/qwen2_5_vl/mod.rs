@@ -9,6 +9,7 @@
 //! modules              the names that PEFT knows
 //! random · tokens      a checkpoint of these shapes with random weights
 //! model                all of it, read from its directory
+//! pass                 a micro-batch through both towers and back
 //! forward · inputs     `cox model forward`: everything at once, for comparison with other implementations
 //! ```
 //!
@@ -16,8 +17,10 @@
 //! recorded. Not here: the preprocessing of images (`data`), which layers are recomputed (`train`),
 //! generation (nowhere).
 
+pub mod adapters;
 pub mod checkpoint;
 pub mod config;
+pub mod dropout;
 pub mod embed;
 pub mod error;
 mod fields;
@@ -25,12 +28,16 @@ pub mod forward;
 pub mod inputs;
 mod loader;
 mod mapping;
+pub mod merge;
 mod mlp;
 mod model;
 pub mod modules;
+pub mod pass;
 pub mod processor;
+pub mod prompts;
 mod reading;
 pub mod rope;
+pub mod settings;
 pub mod stack;
 pub mod synthetic;
 #[cfg(test)]

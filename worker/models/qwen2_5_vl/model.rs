@@ -64,9 +64,11 @@ impl<B: ModelBackend> QwenVl<B> {
     ) -> Result<Self, ModelError> {
         let options = options.into();
         let config = QwenConfig::read(dir)?;
-        let checkpoint = Arc::new(Checkpoint::open(dir)?);
         let LoadOptions { dtype, streamed, .. } = options;
-        precision::follow(dtype);
+        let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
+        if B::VALUES {
+            precision::follow(dtype);
+        }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, streamed, lora, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
@@ -107,6 +109,11 @@ impl<B: ModelBackend> QwenVl<B> {
         x_nd: Tensor<T, 2>,
     ) -> Option<Tensor<T, 2>> {
         self.head.as_ref().map(|head| head.forward(params, x_nd))
+    }
+
+    /// The head's frozen weight, `[vocab, d]`; none if the model was loaded without its head.
+    pub fn head_weight(&self) -> Option<Tensor<B, 2>> {
+        self.head.as_ref().map(LoraLinear::weight)
     }
 
     fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {

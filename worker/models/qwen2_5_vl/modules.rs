@@ -58,6 +58,15 @@ pub struct FrozenBytes {
     pub towers: [Vec<u64>; 2],
 }
 
+/// One of the two stacks of repeated blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TowerKind {
+    /// Decoder layers.
+    Text,
+    /// Vision blocks.
+    Vision,
+}
+
 impl FrozenBytes {
     /// Adds up `bytes` of all frozen tensors.
     pub fn of(tensors: &[FrozenTensor], bytes: impl Fn(&FrozenTensor) -> u64) -> Self {
@@ -77,12 +86,17 @@ impl FrozenBytes {
         found
     }
 
-    /// Of the two neighbours among the blocks that are largest together: what is in memory at once of blocks
-    /// that are streamed.
+    /// Of the two neighbours among a tower's blocks that are largest together: what is in memory at once of
+    /// blocks that are streamed while it runs.
+    pub fn two_blocks_of(&self, tower: TowerKind) -> u64 {
+        let blocks = &self.towers[tower as usize];
+        let pairs = blocks.windows(2).map(|pair| pair[0] + pair[1]);
+        pairs.chain(blocks.first().copied()).max().unwrap_or(0)
+    }
+
+    /// The same of the tower that takes more.
     pub fn two_blocks(&self) -> u64 {
-        let pairs = self.towers.iter().flat_map(|tower| tower.windows(2).map(|pair| pair[0] + pair[1]));
-        let alone = self.towers.iter().filter_map(|tower| tower.first().copied());
-        pairs.chain(alone).max().unwrap_or(0)
+        self.two_blocks_of(TowerKind::Text).max(self.two_blocks_of(TowerKind::Vision))
     }
 
     /// Those in memory at once, with blocks held or streamed.
@@ -121,6 +135,47 @@ pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
         }
     }
     tensors
+}
+
+/// The LM head's weight, where it is not the embedding table: for tasks that ask for logits.
+pub fn head_tensor(config: &QwenConfig) -> Option<FrozenTensor> {
+    let elements = config.text.hidden_size * config.text.vocab_size;
+    let head = FrozenTensor { name: "lm_head.weight".into(), elements, is_matrix: true };
+    (!config.tie_word_embeddings).then_some(head)
+}
+
+/// A frozen part of the model, as the table at the start of a run shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrozenPart {
+    /// `vision`, `language`, or `streamed`.
+    pub name: &'static str,
+    /// Tensors.
+    pub tensors: usize,
+    /// Elements.
+    pub elements: usize,
+    /// Bytes in memory; of what is streamed as many as are there at once.
+    pub bytes: u64,
+}
+
+/// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, if
+/// any are.
+pub fn frozen_parts(tensors: &[FrozenTensor], dtype: WeightsDtype, streamed: bool) -> Vec<FrozenPart> {
+    let mut parts =
+        ["vision", "language", "streamed"].map(|name| FrozenPart { name, ..FrozenPart::default() });
+    for tensor in tensors {
+        let part = match tensor.block() {
+            Some(_) if streamed => 2,
+            _ if tensor.of_vision() => 0,
+            _ => 1,
+        };
+        parts[part].tensors += 1;
+        parts[part].elements += tensor.elements;
+        parts[part].bytes += tensor.kept_bytes(dtype);
+    }
+    let together = FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks();
+    parts[2].bytes = parts[2].bytes.min(together);
+    let shown = if parts[2].tensors > 0 { 3 } else { 2 };
+    parts.into_iter().take(shown).collect()
 }
 
 fn of_vision(name: &str) -> bool {

@@ -78,7 +78,7 @@ pub struct Made {
 }
 
 /// A tensor to be written.
-struct Entry {
+struct DrawnTensor {
     name: String,
     shape: Vec<usize>,
     fill: Fill,
@@ -90,7 +90,7 @@ enum Fill {
     Uniform(f32),
 }
 
-impl Entry {
+impl DrawnTensor {
     fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -120,8 +120,7 @@ impl SyntheticCheckpoint<'_> {
                 .map(|()| made)
         });
         if published.is_err() {
-            // What is left of a failed attempt is of no use to anybody, and whoever asked hears of the
-            // failure itself.
+            // What is left of a failed attempt is of no use; the failure itself is returned.
             let _ = fs::remove_dir_all(&partial);
         }
         published
@@ -160,7 +159,7 @@ impl SyntheticCheckpoint<'_> {
         self.write_shards(dir, &entries)
     }
 
-    fn write_shards(&self, dir: &Path, entries: &[Entry]) -> Result<Made, ModelError> {
+    fn write_shards(&self, dir: &Path, entries: &[DrawnTensor]) -> Result<Made, ModelError> {
         let width = self.width();
         let shards = shards(entries, width);
         let count = shards.len();
@@ -195,7 +194,7 @@ impl SyntheticCheckpoint<'_> {
         Ok(made)
     }
 
-    fn write_tensor(&self, file: &mut impl Write, number: u64, entry: &Entry) -> std::io::Result<()> {
+    fn write_tensor(&self, file: &mut impl Write, number: u64, entry: &DrawnTensor) -> std::io::Result<()> {
         let len = entry.len();
         let chunks = len.div_ceil(CHUNK);
         for first in (0..chunks).step_by(CHUNKS) {
@@ -234,7 +233,7 @@ impl SyntheticCheckpoint<'_> {
 }
 
 /// Every tensor of the model, under the names that published checkpoints use.
-fn entries(config: &QwenConfig, deviation: f32) -> Vec<Entry> {
+fn entries(config: &QwenConfig, deviation: f32) -> Vec<DrawnTensor> {
     // A uniform variable within b has the deviation b / sqrt(3).
     let weight = Fill::Uniform(deviation * 3f32.sqrt());
     let (text, vision) = (&config.text, &config.vision);
@@ -242,7 +241,7 @@ fn entries(config: &QwenConfig, deviation: f32) -> Vec<Entry> {
     for module in modules(config) {
         let mut push = |end: &str, shape: &[usize], fill| {
             let name = format!("{}.{end}", module.old_name);
-            entries.push(Entry { name, shape: shape.to_vec(), fill });
+            entries.push(DrawnTensor { name, shape: shape.to_vec(), fill });
         };
         let in_vision = module.name.starts_with("model.visual");
         match module.kind {
@@ -270,7 +269,7 @@ fn entries(config: &QwenConfig, deviation: f32) -> Vec<Entry> {
 }
 
 /// Consecutive tensors that share a file; a tensor larger than a shard has one to itself.
-fn shards(entries: &[Entry], width: usize) -> Vec<std::ops::Range<usize>> {
+fn shards(entries: &[DrawnTensor], width: usize) -> Vec<std::ops::Range<usize>> {
     let mut shards = Vec::new();
     let (mut start, mut bytes) = (0, 0u64);
     for (at, entry) in entries.iter().enumerate() {
@@ -286,7 +285,7 @@ fn shards(entries: &[Entry], width: usize) -> Vec<std::ops::Range<usize>> {
 }
 
 /// A safetensors header: JSON, filled up with spaces so that the data begins at a multiple of 8.
-fn header(entries: &[Entry], dtype: WeightsDtype, width: usize) -> Vec<u8> {
+fn header(entries: &[DrawnTensor], dtype: WeightsDtype, width: usize) -> Vec<u8> {
     let dtype = match dtype {
         WeightsDtype::Float32 => "F32",
         WeightsDtype::Bfloat16 => "BF16",

@@ -12,7 +12,6 @@ use burn::{
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::lora::Lora;
-use coxswain_nn::lora::LoraTargets;
 
 use super::{
     ImageRows, LoadOptions, QwenVl,
@@ -159,15 +158,7 @@ fn scatter_places_features_and_gather_takes_them_back() {
 #[test]
 fn the_default_targets_are_every_linear_of_the_language_model() {
     let modules = modules(&QwenConfig::read(&golden("flat-gqa-left")).unwrap());
-    let lora = Lora {
-        rank: 4,
-        alpha: 8.0,
-        rslora: false,
-        targets: LoraTargets::default(),
-        rank_pattern: Default::default(),
-        alpha_pattern: Default::default(),
-        init_from: None,
-    };
+    let lora = Lora { rank: 4, alpha: 8.0, ..Lora::default() };
     let plan = LoraPlan::resolve(&lora, &modules).unwrap();
     assert_eq!(plan.adapters().count(), 3 * 7);
     assert!(

@@ -41,9 +41,9 @@ pub trait Block<B: ModelBackend> {
 /// A block for as long as it runs: one that is held, or one that was fetched for this run and is gone after
 /// it.
 pub enum Lent<'a, K> {
-    /// Held by somebody else.
+    /// Held by the stack.
     Held(&'a K),
-    /// Held by nobody else.
+    /// Fetched for this run alone.
     Fetched(Box<K>),
 }
 

@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
 use crate::{params::TrainableLayout, pulse};
 
@@ -25,6 +26,49 @@ pub fn replace(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::
         .and_then(|()| fs::rename(&staged, path));
     result.inspect_err(|_| {
         let _ = fs::remove_file(&staged);
+    })
+}
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTensor {
+    /// The name that a layout has for it.
+    pub name: String,
+    /// Row-major.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub values: Vec<f32>,
+}
+
+/// Reads all tensors of a safetensors file of float32, bfloat16 or float16, in the order of their names.
+pub fn read_tensors(path: &Path) -> io::Result<Vec<StoredTensor>> {
+    let bytes = fs::read(path)?;
+    pulse::beat();
+    let refused = |detail: String| io::Error::new(io::ErrorKind::InvalidData, detail);
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|error| refused(format!("not a valid safetensors file ({error}): truncated or garbled")))?;
+    let mut tensors = Vec::with_capacity(file.len());
+    for (name, view) in file.tensors() {
+        let values = floats(&view).ok_or_else(|| {
+            refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
+        })?;
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            return Err(refused(format!("tensor `{name}` holds {value}")));
+        }
+        tensors.push(StoredTensor { shape: view.shape().to_vec(), name, values });
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tensors)
+}
+
+/// The elements of a tensor of one of the usual float types.
+pub fn floats(view: &TensorView<'_>) -> Option<Vec<f32>> {
+    let bytes = view.data();
+    Some(match view.dtype() {
+        Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        _ => return None,
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! lora recompute dense      adapters, layers that run again in the backward pass, a linear layer
+//! next_token                the loss of a language model, in chunks
 //! params                    trainables in one flat buffer
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
 //!                           parameter buffer
@@ -24,6 +25,7 @@ pub mod files;
 pub mod kernels;
 pub mod lora;
 pub mod memory;
+pub mod next_token;
 pub mod params;
 pub mod pulse;
 pub mod recompute;

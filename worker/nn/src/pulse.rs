@@ -14,8 +14,8 @@
 //!
 //! The pulse of a worker is that of the thread that trains: [`Pulse::install`] names it there, so that
 //! libraries below need not be handed one. Threads that the trainer waits for have pulses of their own, which
-//! nobody but the trainer looks at ([`keeps_time_with`]); on any other [`beat`] and [`allow`] are nothing.
-//! What this file does not do: judge. The coordinator does, who sees all ranks.
+//! only the trainer looks at ([`keeps_time_with`]); on any other [`beat`] and [`allow`] are nothing.
+//! What this file does not do: judge. The coordinator does, which sees all ranks.
 
 use std::{
     cell::RefCell,
@@ -27,7 +27,7 @@ use coxswain_proto::report::WorkerPhase as Phase;
 
 /// Bytes in a second below which a disk or a network counts as standing still: a tenth of a bad day.
 const SLOWEST: f64 = 10e6;
-/// How often whoever waits for another thread should look whether that one gets on.
+/// How often a thread that waits for another should look whether that one gets on.
 pub const LOOK: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -105,7 +105,7 @@ impl Pulse {
         self.course().enter(self.now(), phase);
     }
 
-    /// Does what waits for the coordinator: whoever does is not still by itself.
+    /// Runs `wait`, which waits for the coordinator: meanwhile this thread does not count as standing still.
     pub fn waiting<V>(&self, wait: impl FnOnce() -> V) -> V {
         self.course().wait(self.now());
         let value = wait();

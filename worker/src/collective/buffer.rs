@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::CollectiveError;
-use coxswain_nn::kernels::flat::{DeviceBuffer, DeviceElement, HostCopy, Lent};
+use coxswain_nn::kernels::flat::{DeviceBuffer, DeviceElement, HostCopy, LentBuffer};
 
 /// A read-only buffer.
 #[derive(Clone, Copy, Debug)]
@@ -33,20 +33,20 @@ pub enum BufMut<'a> {
     Device(&'a mut dyn DeviceBuffer),
 }
 
-impl<'a> From<Lent<'a, f32>> for BufMut<'a> {
-    fn from(lent: Lent<'a, f32>) -> Self {
+impl<'a> From<LentBuffer<'a, f32>> for BufMut<'a> {
+    fn from(lent: LentBuffer<'a, f32>) -> Self {
         match lent {
-            Lent::Host(values) => Self::F32(values),
-            Lent::Device(buffer) => Self::Device(buffer),
+            LentBuffer::Host(values) => Self::F32(values),
+            LentBuffer::Device(buffer) => Self::Device(buffer),
         }
     }
 }
 
-impl<'a> From<Lent<'a, bf16>> for BufMut<'a> {
-    fn from(lent: Lent<'a, bf16>) -> Self {
+impl<'a> From<LentBuffer<'a, bf16>> for BufMut<'a> {
+    fn from(lent: LentBuffer<'a, bf16>) -> Self {
         match lent {
-            Lent::Host(values) => Self::Bf16(values),
-            Lent::Device(buffer) => Self::Device(buffer),
+            LentBuffer::Host(values) => Self::Bf16(values),
+            LentBuffer::Device(buffer) => Self::Device(buffer),
         }
     }
 }
@@ -149,7 +149,7 @@ impl BufMut<'_> {
         }
     }
 
-    /// The same buffer, lent to somebody else who writes to it.
+    /// The same buffer, lent to a callee that writes to it.
     pub(super) fn lent(&mut self) -> BufMut<'_> {
         match self {
             Self::Bf16(x) => BufMut::Bf16(x),

@@ -1,4 +1,4 @@
-//! The trait, apart from who implements it.
+//! The trait, apart from its implementations.
 
 use std::sync::Arc;
 

@@ -1,9 +1,12 @@
 //! What a build with GPUs can do with them, and why a machine cannot.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, Losses, TaskError, Width};
+use coxswain_task::{ForwardJob, Losses, Responder, TaskError, Width};
 
 use crate::{
     collective::{RingListener, TransportError, TransportSource},
@@ -116,6 +119,14 @@ pub trait Accelerator: Sync {
     /// See [`Tasks::evaluate`](super::Tasks::evaluate).
     fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
 
+    /// See [`Tasks::responder`](super::Tasks::responder).
+    fn responder(
+        &self,
+        spec: &RunSpec,
+        dir: &Path,
+        gpu: usize,
+    ) -> Result<Option<Box<dyn Responder>>, TrainError>;
+
     /// See [`Tasks::forward`](super::Tasks::forward).
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>>;
 
@@ -156,6 +167,15 @@ impl Accelerator for Absent {
     }
 
     fn evaluate(&self, _spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        never(gpu)
+    }
+
+    fn responder(
+        &self,
+        _spec: &RunSpec,
+        _dir: &Path,
+        gpu: usize,
+    ) -> Result<Option<Box<dyn Responder>>, TrainError> {
         never(gpu)
     }
 

@@ -14,7 +14,7 @@ use crate::{
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
 
-/// Trains on what the run file, or somebody above it, says.
+/// Trains on what the run file, a flag or a variable says.
 pub struct ChosenTrainer {
     tasks: Tasks,
     wanted: Option<DeviceChoice>,
@@ -47,7 +47,7 @@ impl ChosenTrainer {
                      train.micro_batch (`cox plan` says which fits), or compute on the CPU"
                 )));
             }
-            tracing::info!(%device, "computing on");
+            tracing::info!(%device, "using this device");
             self.device = device;
             let task = self.tasks.of(spec).map_err(|unknown| refused(unknown.to_string()))?;
             let listener = self.listener.take();

@@ -1,13 +1,16 @@
 //! What this program can train, and on what.
 
+use std::path::Path;
+
 use burn::backend::Flex;
+use coxswain_nn::kernels::pool;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, TaskError, TaskOn};
+use coxswain_task::{ForwardJob, Responder, TaskError, TaskOn};
 
 use super::{Accelerator, Device};
 use crate::{
     selftest::{self, Finding, Sizes},
-    train::{self, HeldOutError, TrainError, UnknownTask},
+    train::{self, ExportJob, Exported, HeldOutError, TrainError, UnknownTask},
 };
 
 /// What this program can train, and on what.
@@ -30,6 +33,26 @@ impl Tasks {
         match device {
             Device::Cpu => self.cpu.iter().find_map(|task| task.forward(job, &Default::default())),
             Device::Cuda(gpu) => self.accelerator.forward(job, gpu),
+        }
+    }
+
+    /// Writes what a user takes away of a checkpoint of a run; on the CPU, which every machine has.
+    pub fn export(&self, spec: &RunSpec, job: &ExportJob) -> Result<Exported, TrainError> {
+        train::export_run(self.of(spec)?, spec, job, &Default::default())
+    }
+
+    /// What a run has left in `dir`, ready to answer requests on `device`, and on the calling thread; nothing
+    /// if its task answers none.
+    pub fn responder(
+        &self,
+        spec: &RunSpec,
+        dir: &Path,
+        device: Device,
+    ) -> Result<Option<Box<dyn Responder>>, TrainError> {
+        pool::join();
+        match device {
+            Device::Cpu => Ok(self.of(spec)?.responder(spec, dir, &Default::default()).transpose()?),
+            Device::Cuda(gpu) => self.accelerator.responder(spec, dir, gpu),
         }
     }
 

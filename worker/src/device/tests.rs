@@ -4,7 +4,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_task::{ForwardJob, Losses, TaskError, Width};
+use coxswain_task::{ForwardJob, Losses, Responder, TaskError, Width};
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
@@ -44,6 +44,15 @@ impl Accelerator for Machine {
 
     fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
         ABSENT.evaluate(spec, gpu)
+    }
+
+    fn responder(
+        &self,
+        spec: &RunSpec,
+        dir: &std::path::Path,
+        gpu: usize,
+    ) -> Result<Option<Box<dyn Responder>>, TrainError> {
+        ABSENT.responder(spec, dir, gpu)
     }
 
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {

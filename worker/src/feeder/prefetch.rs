@@ -9,7 +9,7 @@
 //! own: compute threads have theirs) read and decode the samples of a micro-batch side by side, and collate.
 //! A step stays on record until the trainer asks for a later one, so after a step that did not fit
 //! [`Prefetcher::replan`] starts it again with smaller micro-batches, from the same samples: cut out of what
-//! is ready (`recut`), so that nobody waits for images that were decoded before. Failures come through
+//! is ready (`recut`), so that no image is decoded twice for it. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
 //! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
@@ -28,7 +28,7 @@ use coxswain_data::{DataError, SampleOrder};
 use coxswain_task::Samples;
 
 use super::{
-    queue::{Shared, StepRequest},
+    queue::{SharedQueue, StepRequest},
     rows::Prepared,
 };
 
@@ -37,7 +37,7 @@ pub const MAX_REQUESTS: usize = 256;
 
 /// The pipeline. One trainer drives it.
 pub struct Prefetcher {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedQueue>,
     /// One for each micro-batch that is made at the same time.
     pub(super) makers: Vec<JoinHandle<()>>,
 }
@@ -59,7 +59,7 @@ impl Prefetcher {
             .thread_name(|number| format!("data-{number}"))
             .build()
             .map_err(|e| cannot_start(&e))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedQueue {
             order,
             samples,
             readers,

@@ -56,7 +56,7 @@ impl StepRequest {
 }
 
 /// What the trainer and the data threads share.
-pub(super) struct Shared {
+pub(super) struct SharedQueue {
     pub samples: Arc<dyn Samples>,
     /// Reads and decodes.
     pub readers: ThreadPool,
@@ -105,7 +105,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use coxswain_proto::ids::Step;
 
 use super::{
-    queue::{Shared, State, StepRequest},
+    queue::{SharedQueue, State, StepRequest},
     rows::{Prepared, Row, put_together},
 };
 use coxswain_data::DataError;
@@ -42,7 +42,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     /// The micro-batches of the requests on record that these rows make, by number.
     pub(super) fn recut(&self, state: &State, mut rows: Rows) -> BTreeMap<u64, Result<Prepared, DataError>> {
         let mut made = BTreeMap::new();

@@ -7,7 +7,7 @@
 //! miss          numbers, images, prompt; its features are left to the trainer, with room kept for them
 //! ```
 //!
-//! A record that does not match its checksum is a miss, named once by whoever takes the micro-batch. A
+//! A record that does not match its checksum is a miss, logged once when the trainer takes the micro-batch. A
 //! micro-batch comes apart into its rows again, so that others can be made of them without reading anything.
 //! What this file does not do: compute features, or write any.
 
@@ -48,7 +48,7 @@ pub struct Prepared {
     pub missing: Vec<Missing>,
     /// Rows whose features were computed, not found.
     pub computed: Vec<usize>,
-    /// Rows that somebody has taken out to compute their features, and not put back.
+    /// Rows that were taken out to compute their features, and not put back.
     pub(super) lent: Vec<usize>,
     /// Time spent reading features, summed over threads.
     pub read: Duration,

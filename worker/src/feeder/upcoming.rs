@@ -3,8 +3,8 @@
 //!
 //! That is what lets features be computed in batches larger than a micro-batch. Nothing is waited for: what
 //! is not ready is computed when it is due. Rows that were taken out and not put back leave their micro-batch
-//! incomplete, so whoever gives up must start again with [`Prefetcher::replan`], which makes those rows anew,
-//! or [`Prefetcher::clear`].
+//! incomplete, so a caller that gives up must start again with [`Prefetcher::replan`], which makes those rows
+//! anew, or [`Prefetcher::clear`].
 
 use super::{
     prefetch::Prefetcher,

@@ -138,7 +138,7 @@ pub trait Link {
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError>;
 
     /// The run's id, which the coordinator gave it: tells it from other launches of the same file. Empty
-    /// where nobody could be mistaken for a member.
+    /// where there are no other members.
     fn run_id(&self) -> &str {
         ""
     }
@@ -160,8 +160,8 @@ pub trait Link {
     /// As [`Link::lease`], but nothing if the step is not leased yet. Never blocks.
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError>;
 
-    /// The newest decision about the features of steps before `step`, where nobody but this link keeps it: it
-    /// goes into checkpoints.
+    /// The newest decision about the features of steps before `step`, where only this link keeps it: it goes
+    /// into checkpoints.
     fn decided(&self, _step: Step) -> Option<Decided> {
         None
     }

@@ -9,7 +9,9 @@ use coxswain_proto::{
     run_spec::Cache,
 };
 
-use super::{Assignment, CacheNamespace, CachePhase, Commands, Leased, Link, LinkError, Phase, Report};
+use super::{
+    Assignment, CacheNamespace, CachePhase, Commands, Leased, Link, LinkError, Phase, Report, spans,
+};
 
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
@@ -30,7 +32,7 @@ impl SoloLink {
     }
 
     /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
-    /// a coordinator nobody else remembers which generation serves, or is to be compared with.
+    /// a coordinator nothing else remembers which generation serves, or is to be compared with.
     pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<Decided>) -> Self {
         let mut cache_phases = CachePhaseTable::new(cache, Some(plan));
         decided.into_iter().for_each(|decided| cache_phases.insert(decided));
@@ -101,7 +103,9 @@ impl Link for SoloLink {
         Ok(())
     }
 
-    fn at(&mut self, _phase: Phase, _step: Step) {}
+    fn at(&mut self, phase: Phase, step: Step) {
+        spans::phase(phase, step);
+    }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
         if let Report::Cache(report) = report {

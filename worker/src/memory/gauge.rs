@@ -1,4 +1,4 @@
-//! What is read of memory, in three scopes; of a GPU by whoever knows the GPU.
+//! What is read of memory, in three scopes; of a GPU by the crate that knows it (`coxswain-cuda`).
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl PhasePeak {
 /// Reads what a GPU holds now. Asked at the ends of phases; a read waits for the orders that the GPU's
 /// runtime has not looked at yet, not for the GPU.
 pub trait Gauge: fmt::Debug + Send {
-    /// In use and reserved by its allocator, and taken of the GPU by anybody. Zero where a scope cannot be
+    /// In use and reserved by its allocator, and taken of the GPU by all processes. Zero where it cannot be
     /// read.
     fn read(&self) -> PhasePeak;
 

@@ -17,7 +17,7 @@ use coxswain_proto::{
 };
 
 use super::{
-    Demand, Gauge, Held, OutOfMemory, Overrun, PhasePeak, Pressure, Resident,
+    Demand, Gauge, HeldBytes, OutOfMemory, Overrun, PhasePeak, Pressure, Resident,
     fault::Injected,
     peaks::Peaks,
     timeline::{Line, Timeline},
@@ -49,7 +49,7 @@ pub struct Meter {
     began: u64,
     peaks: Peaks,
     capacity: Option<u64>,
-    held: Vec<Held>,
+    held: Vec<HeldBytes>,
     overrun: Option<OutOfMemory>,
     /// That moving state went over has been said.
     moving_told: bool,
@@ -101,7 +101,7 @@ impl Meter {
     }
 
     /// Says what holds memory through the whole run, for messages, and where the timeline goes.
-    pub fn begin_run(&mut self, held: Vec<Held>, run_dir: &Path, rank: Rank) {
+    pub fn begin_run(&mut self, held: Vec<HeldBytes>, run_dir: &Path, rank: Rank) {
         self.held = held;
         self.held.sort_by_key(|held| std::cmp::Reverse(held.bytes));
         self.timeline = Some(Timeline::open(run_dir, rank));

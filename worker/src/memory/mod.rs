@@ -35,6 +35,6 @@ pub use coxswain_proto::memory::Category;
 pub use demand::Demand;
 pub use gauge::{Gauge, PhasePeak};
 pub use meter::{Attempt, Meter};
-pub use overrun::{Held, OutOfMemory};
+pub use overrun::{HeldBytes, OutOfMemory};
 pub use pressure::Pressure;
 pub use resident::Resident;

@@ -24,7 +24,7 @@ pub struct OutOfMemory {
     /// The device's own words, if it refused.
     pub device: Option<String>,
     /// What holds memory through the whole run, largest first.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldBytes>,
     /// Largest bytes in use in each phase so far.
     pub peaks: Vec<(Phase, Bytes)>,
 }
@@ -47,7 +47,7 @@ impl OutOfMemory {
 
 /// Bytes under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldBytes {
     /// What for.
     pub what: Category,
     /// How much.
@@ -118,8 +118,8 @@ mod tests {
             predicted: false,
             device: None,
             held: vec![
-                Held { what: Category::FrozenWeights, bytes: mib(800) },
-                Held { what: Category::Gradients, bytes: mib(100) },
+                HeldBytes { what: Category::FrozenWeights, bytes: mib(800) },
+                HeldBytes { what: Category::Gradients, bytes: mib(100) },
             ],
             peaks: vec![(Phase::Forward, mib(1900))],
         };

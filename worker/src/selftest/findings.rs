@@ -7,7 +7,7 @@ use serde::Serialize;
 /// What follows from a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum Grade {
     /// It was checked, and holds.
     Passed,
     /// It was checked, and does not hold.
@@ -26,26 +26,26 @@ pub struct Finding {
     /// What was found, with units.
     pub found: String,
     /// What follows.
-    pub verdict: Verdict,
+    pub verdict: Grade,
 }
 
 impl Finding {
     /// For information.
     pub fn told(section: &'static str, what: impl Display, found: impl Display) -> Self {
-        Self { section, what: what.to_string(), found: found.to_string(), verdict: Verdict::Told }
+        Self { section, what: what.to_string(), found: found.to_string(), verdict: Grade::Told }
     }
 
     /// Something that was checked: `Ok` with what was found, `Err` with what is wrong.
     pub fn checked(section: &'static str, what: impl Display, outcome: Result<String, String>) -> Self {
         let (found, verdict) = match outcome {
-            Ok(found) => (found, Verdict::Passed),
-            Err(wrong) => (wrong, Verdict::Failed),
+            Ok(found) => (found, Grade::Passed),
+            Err(wrong) => (wrong, Grade::Failed),
         };
         Self { section, what: what.to_string(), found, verdict }
     }
 
     /// Whether it was checked and does not hold.
     pub fn failed(&self) -> bool {
-        self.verdict == Verdict::Failed
+        self.verdict == Grade::Failed
     }
 }

@@ -17,7 +17,7 @@ mod step;
 
 pub(crate) use self::speed::speed_in_host_memory;
 pub use self::{
-    findings::{Finding, Verdict},
+    findings::{Finding, Grade},
     speed::{Sizes, speed},
 };
 use coxswain_task::Width;
@@ -103,6 +103,6 @@ mod tests {
         for section in ["machine", "speed", "collectives", "training"] {
             assert!(found.iter().any(|finding| finding.section == section), "{section}");
         }
-        assert!(found.iter().filter(|finding| finding.verdict == Verdict::Passed).count() >= 8);
+        assert!(found.iter().filter(|finding| finding.verdict == Grade::Passed).count() >= 8);
     }
 }

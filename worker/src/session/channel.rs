@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::standing::{Lease, Standing, Told};
 use crate::{
     collective::{AbortHandle, Progress},
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report},
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, spans},
 };
 use coxswain_nn::pulse::Pulse;
 
@@ -161,6 +161,7 @@ impl Link for ChannelLink {
             Err(error) => Some(standing.alive().and(Err(error.clone()))),
         })?;
         self.place = (assignment.generation, assignment.rank);
+        spans::generation(&assignment);
         // How far it had come in the old ring says nothing about where it is in the new one.
         self.shared.lock().communicator = None;
         Ok(assignment)
@@ -196,6 +197,7 @@ impl Link for ChannelLink {
     }
 
     fn at(&mut self, phase: Phase, step: Step) {
+        spans::phase(phase, step);
         self.shared.lock().at = Some((phase, step));
         self.shared.pulse.enter(phase);
         super::hold::at(phase, step);

@@ -6,6 +6,7 @@ use super::{TrainError, training::Training};
 use crate::{
     collective::Computes,
     link::{Report, Start, StateSource},
+    zero::{LearningRateSchedule, Rates},
 };
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Module;
@@ -37,6 +38,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             );
         }
         lines.extend(self.learner.objective.notes());
+        lines.extend(self.run.starts.iter().cloned());
         if self.run.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.members.computes {
                 Computes::OnGpu => "memory.offload: optimizer: moments and replica are in host memory between steps; every step brings them to the GPU and back".into(),
@@ -65,10 +67,28 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.push(format!("a checkpoint takes {} on disk", human::bytes(self.learner.checkpoint_bytes().0)));
         if self.next.0 > 0 {
             lines.push(format!("resumed from the checkpoint of step {}", self.next));
+            lines.extend(replanned(self));
         }
         lines.into_iter().try_for_each(|line| self.members.link.report(Report::Note(line)))?;
         Ok(())
     }
+}
+
+/// What becomes of the rates where the run was prolonged, or cut short.
+fn replanned<B: Tape<Base = B>>(training: &Training<'_, B>) -> Option<String> {
+    let (now, before) = (training.run.plan.total_steps(), training.stats.planned_before?);
+    let rates = LearningRateSchedule::new(&training.run.spec.optimizer, Rates::default(), before);
+    // Groups differ in their warm-up alone: the first speaks for all.
+    let group = training.learner.trainables.layout().groups().first()?.to_string();
+    let [was, is] =
+        [&rates, &training.learner.rates].map(|rates| 100.0 * rates.multiplier(training.next.0, &group));
+    let follows = match (was - is).abs() < 0.05 {
+        true => "rates go on as they were at this step".to_owned(),
+        false => format!(
+            "the schedule is laid over the new length: rates go on at {is:.1} % of their peaks, {was:.1} % was due"
+        ),
+    };
+    (now != before).then(|| format!("the run was to have {before} steps and has {now} now; {follows}"))
 }
 
 /// One row of the table of what is frozen and what trains.

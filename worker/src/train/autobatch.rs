@@ -207,7 +207,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let bound = std::mem::replace(&mut self.feed.micro_batch, 1);
         let passed = self.pass(step, &*micro_batch, &mut Spent::default());
         self.feed.micro_batch = bound;
-        passed?;
+        // What its numbers are is for the step to judge.
+        passed.map(drop).or_else(|error| if error.is_not_finite() { Ok(()) } else { Err(error) })?;
         // In a step, the data threads hold others of its size meanwhile.
         Ok(self.stats.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
     }

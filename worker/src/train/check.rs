@@ -11,7 +11,7 @@ use coxswain_proto::{
 };
 use serde::Serialize;
 
-use super::{TrainError, announce::describe, checkpoint::Store, features};
+use super::{TrainError, announce::describe, checkpoint::Store, features, init_from};
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Built, Module, TaskOn};
@@ -53,7 +53,8 @@ pub fn check<B: Tape<Base = B>>(
     let samples = task.open(spec)?;
     let plan = Plan::new(&spec.train, samples.training_len())?;
     let data = samples.describe()?;
-    let Built { objective, layout, .. } = task.build(spec, &*samples, device)?;
+    let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
+    let starts = init_from::take(task, spec, &layout, &mut initial)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;
@@ -67,7 +68,7 @@ pub fn check<B: Tape<Base = B>>(
         total_steps: plan.total_steps(),
         modules: objective.modules(&layout),
         trainable: layout.len() as u64,
-        notes: objective.notes(),
+        notes: objective.notes().into_iter().chain(starts).collect(),
         checkpoint_bytes: 3 * 4 * layout.len() as u64,
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),

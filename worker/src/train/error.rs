@@ -8,6 +8,7 @@ use coxswain_task::{Fault, TaskError};
 use super::{
     checkpoint::{CheckpointError, remedy},
     gradient_watch::SilentTrainables,
+    init_from::InitError,
     unknown_task::UnknownTask,
 };
 use crate::{
@@ -30,6 +31,9 @@ pub enum TrainError {
     /// The optimizer refused the gradients.
     #[error(transparent)]
     Optimizer(#[from] zero::StepError),
+    /// Weights that the run cannot start from.
+    #[error(transparent)]
+    Init(#[from] InitError),
     /// A checkpoint that training cannot start from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -72,6 +76,30 @@ pub enum TrainError {
         /// The device's words.
         detail: String,
     },
+    /// What this rank has computed from a micro-batch is infinite or not a number.
+    #[error("step {step}: the {what} of samples {samples:?} is not finite")]
+    NotFinite {
+        /// The step.
+        step: Step,
+        /// `loss` or `gradient`.
+        what: &'static str,
+        /// Those of the micro-batch, by index.
+        samples: Vec<u64>,
+    },
+    /// Step after step was left out.
+    #[error(
+        "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not finite, and train.max_skipped allows \
+         {allowed}; the log names them and their samples. Lower the learning rates, clip lower, or look at the data: the checkpoint \
+         of this end has everything that was learned, and a resume goes on from it"
+    )]
+    TooManySkipped {
+        /// The last of them.
+        step: Step,
+        /// How many.
+        in_a_row: u32,
+        /// How many may be.
+        allowed: u32,
+    },
     /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never
     /// leaves the step.
     #[error("given up: another rank's attempt of this step is lost")]
@@ -101,6 +129,15 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Whether a number is at fault, and nothing else: the step may be tried again, or be left out.
+    pub fn is_not_finite(&self) -> bool {
+        match self {
+            Self::Task(error) => error.fault == Fault::Numeric,
+            Self::NotFinite { .. } | Self::Optimizer(zero::StepError::NonFinite { .. }) => true,
+            _ => false,
+        }
+    }
+
     /// The kind under which the coordinator files it.
     pub fn kind(&self) -> FailureKind {
         match self {
@@ -110,12 +147,15 @@ impl TrainError {
                 Fault::Io => FailureKind::Io,
             },
             Self::UnknownTask(_)
+            | Self::Init(_)
             | Self::Data(_)
             | Self::NoGradient(_)
             | Self::Plan(_)
             | Self::Settings(_)
             | Self::Features(_) => FailureKind::BadInput,
-            Self::Optimizer(zero::StepError::NonFinite { .. }) => FailureKind::Numeric,
+            Self::Optimizer(zero::StepError::NonFinite { .. })
+            | Self::NotFinite { .. }
+            | Self::TooManySkipped { .. } => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {
                 FailureKind::PeerLost

@@ -13,9 +13,10 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
+    limits::MAX_PARTS,
     run_spec::RunSpec,
 };
-use coxswain_task::{Built, Evaluation as Found, Objective, Readable, Samples, Task, TaskOn};
+use coxswain_task::{Built, Evaluation as Found, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn};
 
 use super::{
     TrainError, advice::advice, checkpoint::Store, held_out::HeldOutError, save, training::Training,
@@ -41,6 +42,12 @@ impl ErrorSums {
         self.found.count += part.found.count;
         self.found.sums.resize(self.found.sums.len().max(part.found.sums.len()), 0.0);
         self.found.sums.iter_mut().zip(part.found.sums).for_each(|(sum, part)| *sum += part);
+        let longer = self.found.parts.len().max(part.found.parts.len());
+        self.found.parts.resize(longer, PartSum::default());
+        for (sum, part) in self.found.parts.iter_mut().zip(part.found.parts) {
+            sum.count += part.count;
+            sum.sum += part.sum;
+        }
     }
 }
 
@@ -91,6 +98,8 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
     /// `step` is where the trainables come from, for messages.
     fn run(&self, step: Step, comm: &mut dyn Collective) -> Result<Option<HeldOutError>, TrainError> {
         let measures = self.objective.measures();
+        let mut parts = self.objective.parts();
+        parts.truncate(MAX_PARTS);
         let chosen = spread(self.samples.holdout(), self.spec.eval.samples);
         if chosen.is_empty() || measures.is_empty() {
             return Ok(None);
@@ -100,10 +109,14 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
         let own = self.sum(step, &mine);
         let failed = f64::from(u8::from(own.is_err()));
         let mut ballot = vec![failed, 0.0, 0.0, 0.0];
-        ballot.resize(4 + measures.len(), 0.0);
+        let by_part = 4 + measures.len();
+        ballot.resize(by_part + 2 * parts.len(), 0.0);
         if let Ok(sums) = &own {
             ballot[1..4].copy_from_slice(&[sums.samples, sums.unreadable, sums.found.count]);
-            ballot[4..].iter_mut().zip(&sums.found.sums).for_each(|(field, sum)| *field = *sum);
+            ballot[4..by_part].iter_mut().zip(&sums.found.sums).for_each(|(field, sum)| *field = *sum);
+            for (fields, part) in ballot[by_part..].chunks_exact_mut(2).zip(&sums.found.parts) {
+                fields.copy_from_slice(&[part.count, part.sum]);
+            }
         }
         let mut ballots = vec![0.0; ballot.len() * world];
         comm.all_gather(Buf::F64(&ballot), BufMut::F64(&mut ballots))?;
@@ -123,11 +136,15 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
                 "held-out samples cannot be read; the error is of the others"
             );
         }
-        let mean = |(name, sum): (&&str, &f64)| ((*name).to_owned(), sum / count);
+        let measure =
+            |(name, sum): (&&str, &f64)| ((*name).to_owned(), self.objective.measure(name, sum / count));
+        let by_part = parts.into_iter().zip(total[by_part - 1..].chunks_exact(2));
         let found = HeldOutError {
             samples: samples as u64,
-            measures: measures.iter().zip(&total[3..]).map(mean).collect(),
+            measures: measures.iter().zip(&total[3..]).map(measure).collect(),
             unreadable: unreadable as u64,
+            // A part that no sample has is not told.
+            parts: by_part.filter(|(_, of)| of[0] > 0.0).map(|(name, of)| (name, of[1] / of[0])).collect(),
         };
         Ok((count > 0.0).then_some(found))
     }
@@ -135,7 +152,7 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
     /// This rank's part, in batches as large as fit.
     fn sum(&self, step: Step, mine: &[u64]) -> Result<ErrorSums, TrainError> {
         let mut sums = ErrorSums::default();
-        let (mut size, mut done) = (self.spec.train.micro_batch, 0);
+        let (mut size, mut done) = (self.spec.eval.batch.unwrap_or(self.spec.train.micro_batch), 0);
         while done < mine.len() {
             let indices = &mine[done..mine.len().min(done + size)];
             let before = memory::in_use();
@@ -175,7 +192,15 @@ impl<B: Tape<Base = B>> Evaluation<'_, B> {
             return Ok(ErrorSums { unreadable, ..ErrorSums::default() });
         }
         let batch = self.samples.batch(Step(0), &samples);
-        let found = self.objective.evaluate(self.trainables, &*batch, self.samples)?;
+        let found = match self.objective.evaluate(self.trainables, &*batch, self.samples) {
+            // What is not a number makes the error none; training, which may be well, is not ended by it.
+            Err(error) if error.fault == Fault::Numeric => {
+                tracing::warn!(%error, "the held-out error is not finite");
+                let sums = vec![f64::NAN; self.objective.measures().len()];
+                Found { count: samples.len() as f64, sums, ..Found::default() }
+            }
+            found => found?,
+        };
         Ok(ErrorSums { samples: samples.len() as f64, unreadable, found })
     }
 }

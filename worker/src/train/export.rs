@@ -16,13 +16,13 @@ use serde::Serialize;
 
 use super::{
     TrainError,
-    checkpoint::FileEntry,
+    checkpoint::{FileEntry, SPEC_FILE},
     held_out::HeldOutError,
     summary::{RankPeak, SCOPES, SUMMARY_FILE, Summary},
     training::Training,
 };
 use coxswain_nn::{files::replace, kernels::Tape, pulse};
-use coxswain_task::TextFile;
+use coxswain_task::{Artifact, TextFile};
 
 use crate::{
     collective::{Buf, BufMut},
@@ -30,21 +30,20 @@ use crate::{
     memory::{self, OutOfMemory},
 };
 
-const SPEC_FILE: &str = "run_spec.json";
-
 /// `manifest.json`: what each exported file is.
 #[derive(Debug, Serialize)]
-struct ExportManifest<'a> {
-    version: &'a str,
-    run: &'a str,
-    spec_digest: &'a str,
-    base_model: &'a str,
-    steps: u64,
-    files: Vec<ManifestFile>,
+pub(super) struct ExportManifest<'a> {
+    pub version: &'a str,
+    pub run: &'a str,
+    pub spec_digest: &'a str,
+    pub base_model: &'a str,
+    pub steps: u64,
+    /// Filled in as it is written.
+    pub files: Vec<ManifestFile>,
 }
 
 #[derive(Debug, Serialize)]
-struct ManifestFile {
+pub(super) struct ManifestFile {
     path: String,
     what: &'static str,
     #[serde(flatten)]
@@ -118,25 +117,31 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
-        let (dir, objective) = (&self.run.output_dir, &*self.learner.objective);
+    /// Writes the task's artifacts of the present weights below `dir`; what does not fit beside them is an
+    /// error.
+    pub(super) fn export_artifacts(&mut self, dir: &Path) -> Result<Vec<Artifact>, TrainError> {
+        let objective = &*self.learner.objective;
         let bytes = self.learner.checkpoint_bytes().0;
         let mut write = || {
             pulse::allow(bytes);
             self.learner.trainables.lend(|layout, values| objective.export(dir, layout, values))
         };
         // On a host nothing is refused: what has been written is there.
-        let written = if B::ON_HOST {
-            write()?
-        } else {
-            let before = self.stats.meter.in_use();
-            let written = memory::guarded_again(write).map_err(|overrun| {
-                let found = self.stats.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
-                let source = OutOfMemory { device: overrun.device, ..found };
-                TrainError::DoesNotFit { step: self.next, source }
-            })?;
-            written?
-        };
+        if B::ON_HOST {
+            return Ok(write()?);
+        }
+        let before = self.stats.meter.in_use();
+        let written = memory::guarded_again(write).map_err(|overrun| {
+            let found = self.stats.meter.out_of_memory(Phase::Checkpoint, overrun.in_use, before.0);
+            let source = OutOfMemory { device: overrun.device, ..found };
+            TrainError::DoesNotFit { step: self.next, source }
+        })?;
+        Ok(written?)
+    }
+
+    fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
+        let dir = self.run.output_dir.clone();
+        let written = self.export_artifacts(&dir)?;
         let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
         for TextFile { path, what, text } in self.feed.samples.files() {
             write_text(&dir.join(path), &text)?;
@@ -150,12 +155,27 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             write_text(&dir.join(file), &text)?;
             files.push((file, what));
         }
-        self.write_manifest(&files)
+        let manifest = ExportManifest {
+            version: VERSION,
+            run: &self.run.spec.run.name,
+            spec_digest: &self.run.spec_digest,
+            base_model: self.learner.objective.base(),
+            steps: self.next.0,
+            files: Vec::new(),
+        };
+        manifest.write(&dir, &files)
     }
+}
 
-    fn write_manifest(&self, files: &[(&'static str, &'static str)]) -> Result<(), TrainError> {
+impl ExportManifest<'_> {
+    /// Describes these files of `dir` there, each with its checksum.
+    pub(super) fn write(
+        mut self,
+        dir: &Path,
+        files: &[(&'static str, &'static str)],
+    ) -> Result<(), TrainError> {
         let describe = |&(path, what): &(&str, &'static str)| {
-            let full = self.run.output_dir.join(path);
+            let full = dir.join(path);
             let entry = FileEntry::of(&full).map_err(|source| TrainError::Io {
                 action: "read",
                 path: full,
@@ -163,23 +183,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             })?;
             Ok(ManifestFile { path: path.to_owned(), what, entry })
         };
-        let manifest = ExportManifest {
-            version: VERSION,
-            run: &self.run.spec.run.name,
-            spec_digest: &self.run.spec_digest,
-            base_model: self.learner.objective.base(),
-            steps: self.next.0,
-            files: files.iter().map(describe).collect::<Result<_, TrainError>>()?,
-        };
-        write_text(&self.run.output_dir.join("manifest.json"), &pretty(&manifest))
+        self.files = files.iter().map(describe).collect::<Result<_, TrainError>>()?;
+        write_text(&dir.join("manifest.json"), &pretty(&self))
     }
 }
 
-fn pretty(value: &impl Serialize) -> String {
+pub(super) fn pretty(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("specs and summaries have only string keys")
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
+pub(super) fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     replace(path, |path| fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes())))
         .map_err(|source| TrainError::Io { action: "write", path: path.to_path_buf(), source })
 }

@@ -28,16 +28,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             });
         }
         if let Some(own) = &own {
-            self.members
-                .link
-                .report(Report::Note(format!("rank {}: {own}", self.members.assignment.rank)))?;
+            self.members.link.report(Report::Note(own.to_string()))?;
         }
         let meanwhile = match verdict.gave_up {
             0 => String::new(),
             1 => "; one other rank gave its attempt up at once".to_owned(),
             others => format!("; {others} other ranks gave their attempts up at once"),
         };
-        self.halve(step, rank, &Smaller { why: "out of memory on", meanwhile: &meanwhile })?;
+        self.halve(step, rank, &Smaller { why: "out of memory", meanwhile: &meanwhile })?;
         self.recut(step, last)
     }
 
@@ -47,12 +45,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             tracing::warn!(%rank, advice = self.run.advice(), "a rank is swapped out with one sample at a time");
             return Ok(());
         }
-        self.halve(next, rank, &Smaller { why: "swapping on", meanwhile: "" })?;
+        self.halve(next, rank, &Smaller { why: "its memory is being swapped out", meanwhile: "" })?;
         self.recut(next, None)
     }
 
     /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
-    fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
+    pub(super) fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
         self.feed.prefetch.replan(step, self.feed.micro_batch, last)?;
         // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve
         // again.
@@ -66,11 +64,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.feed.micro_batch = before.div_ceil(2);
         if self.members.assignment.rank == rank {
             self.members.link.report(Report::Note(format!(
-                "{why} rank {rank}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
+                "{why}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
                 self.feed.micro_batch
             )))?;
         }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.feed.micro_batch, "{why} a rank: all ranks halve the micro-batch");
+        tracing::warn!(step = step.0, %rank, micro_batch = self.feed.micro_batch, "a rank needs less ({why}): all ranks halve the micro-batch");
         Ok(())
     }
 }

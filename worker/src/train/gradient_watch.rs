@@ -59,7 +59,8 @@ impl GradientWatch {
         self.seen = true;
         self.silent.retain(|&number| {
             let param = &layout.params()[number];
-            !grads.touched(param) || grads.values().read(param.range()).iter().all(|&g| g == 0.0)
+            !grads.touched(param)
+                || grads.values().read(param.range()).iter().all(|&g| g == 0.0 || !g.is_finite())
         });
     }
 

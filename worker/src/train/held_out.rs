@@ -1,6 +1,7 @@
 //! What was found on held-out samples.
 
 use coxswain_nn::lora::Patterns;
+use coxswain_proto::{ids::Step, report::Metric};
 use serde::{Deserialize, Serialize};
 
 /// Most measures of a task.
@@ -17,13 +18,40 @@ pub struct HeldOutError {
     /// Held-out samples that should have been looked at and cannot be read.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unreadable: u64,
+    /// The measures by part, where the task tells them: `mae/dim0`.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub parts: Patterns<f64>,
 }
 
 impl HeldOutError {
+    /// The measure that tells the best checkpoint: less is better.
+    pub fn first(&self) -> Option<(&str, f64)> {
+        self.measures.iter().next().map(|(name, value)| (name, *value))
+    }
+
+    /// All figures, for every sink of a step's.
+    pub fn figures(&self) -> Vec<Metric> {
+        let all = self.measures.iter().chain(self.parts.iter());
+        all.map(|(name, value)| Metric::held_out(name, *value)).collect()
+    }
+
     /// The value of a measure; none if the task has none of this name.
     pub fn of(&self, measure: &str) -> Option<f64> {
         self.measures.iter().find(|(name, _)| *name == measure).map(|(_, value)| *value)
     }
+}
+
+/// What was found on held-out samples while training.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Validation {
+    /// Steps done at the newest evaluation, and what it found.
+    pub newest: Option<(Step, Option<HeldOutError>)>,
+    /// Its figures, until a step's report takes them along.
+    pub unreported: Vec<Metric>,
+}
+
+fn is_empty(parts: &Patterns<f64>) -> bool {
+    parts.iter().next().is_none()
 }
 
 fn is_zero(count: &u64) -> bool {

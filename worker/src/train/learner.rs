@@ -44,8 +44,9 @@ pub(super) struct Held<F: Flat> {
 impl<F: Flat> Held<F> {
     pub fn holding(&self) -> Holding {
         let (own, replica) = self.optimizer.versions();
-        let world = self.optimizer.world() as u32;
-        Holding { generation: self.generation, world, rank: self.optimizer.rank(), own, replica }
+        let (skipped, left_out) = self.optimizer.skipped();
+        let (world, rank) = (self.optimizer.world() as u32, self.optimizer.rank());
+        Holding { generation: self.generation, world, rank, own, replica, skipped, left_out }
     }
 }
 
@@ -71,7 +72,7 @@ impl<B: Tape<Base = B>> Learner<B> {
     }
 
     /// What this rank holds from the first step to the last, for messages; `cache` is what features take.
-    pub fn holdings(&self, members: &Members, cache: Bytes) -> Vec<memory::Held> {
+    pub fn holdings(&self, members: &Members, cache: Bytes) -> Vec<memory::HeldBytes> {
         let rows = self.objective.modules(self.trainables.layout());
         let frozen = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
         let optimizer = self.optimizer().bytes(members.comm.as_ref());
@@ -84,7 +85,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             (Category::CollectiveBuffers, optimizer.comm_buffers),
             (Category::Cache, cache),
         ]
-        .map(|(what, bytes)| memory::Held { what, bytes })
+        .map(|(what, bytes)| memory::HeldBytes { what, bytes })
         .into()
     }
 

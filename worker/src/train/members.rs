@@ -102,8 +102,8 @@ impl Members {
             return Ok(Box::new(solo));
         };
         let abort = RingAbort::new();
-        // Waiting for one's neighbours is waiting as in a collective: who has not come this far keeps the
-        // others.
+        // Waiting for one's neighbours is waiting as in a collective: a rank that has not come this far keeps
+        // the others waiting.
         let waiting = Progress::default();
         waiting.entered.store(1, Relaxed);
         self.link.connected(abort.clone(), waiting.into());

@@ -4,18 +4,22 @@
 //! trainer      opens the data set, loads the model, and hands both to ...
 //! run          ... the loop: generation after generation, step after step, until the end, a stop, or an
 //!              error
+//!   init_from  weights of another run as the first values
 //!   recovery   where a generation starts: state kept by living ranks, replicated, or from a checkpoint
 //!   autobatch  the largest micro-batch that fits, found by trying
 //!   ahead      what the next steps consume, leased and asked of the data threads
 //!   step       one step as a transaction: accumulate, vote, then update or shrink or end
 //!     vote     the one small all-gather in which all ranks decide
 //!     update   all were well: reduce, clip, AdamW, gather
+//!     skip     what follows when numbers are not finite: once more, then without the step
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
 //!   features   kept features: cache phases, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
 //!   evaluate   held-out action error, every rank a part
+//!   validation the same while training goes on, and the best checkpoint
 //!   export     what a user takes away: the task's artifacts, statistics, summary
+//! export_run   the same of any checkpoint, for `cox export`
 //! check        everything that can be known before training, for `cox check`
 //! ```
 //!
@@ -26,23 +30,28 @@ mod advice;
 mod ahead;
 mod announce;
 mod autobatch;
+mod best;
 pub mod check;
 pub mod checkpoint;
 mod compare;
 mod error;
 mod evaluate;
 mod export;
+mod export_run;
 mod facts;
+mod fault;
 mod features;
 mod feed;
 mod fit;
 mod gradient_watch;
 mod held_out;
+pub mod init_from;
 mod learner;
 mod members;
 pub mod recovery;
 mod run;
 mod save;
+mod skip;
 mod stats;
 mod step;
 mod summary;
@@ -52,15 +61,19 @@ mod trainer;
 mod training;
 mod unknown_task;
 mod update;
+mod validation;
 mod vote;
 mod warm_up;
 
 pub use self::check::{CheckReport, check};
+pub use best::Best;
 pub use error::TrainError;
 pub use evaluate::evaluate_run;
-pub use features::{CacheSummary, DriftRecord, Mark, Place};
+pub use export_run::{ExportJob, Exported, WhichCheckpoint, export_run};
+pub use features::{CacheSummary, DriftRecord, FeatureVersion, Mark};
 pub use gradient_watch::{GradientWatch, SilentTrainables};
 pub use held_out::{HeldOutError, MAX_MEASURES};
+pub use init_from::{InitError, content_digest};
 pub use summary::Summary;
 pub use trainer::{TaskTrainer, TrainerOptions};
 pub use unknown_task::UnknownTask;

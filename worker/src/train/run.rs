@@ -12,7 +12,9 @@
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
-use super::{TrainError, recovery::is_the_generations, stats::STEPS_OBSERVED, training::Training};
+use super::{
+    TrainError, recovery::is_the_generations, skip, stats::STEPS_OBSERVED, training::Training, validation,
+};
 use crate::{
     collective::{Computes, RingListener},
     feeder::DataError,
@@ -87,8 +89,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and
     /// exports.
     fn run(&mut self) -> Result<Ended, TrainError> {
-        if self.before.is_none() {
-            self.before = Some(self.evaluate()?);
+        let seen = if self.before.is_none() { Some(self.evaluate()?) } else { None };
+        self.before = self.before.take().or_else(|| seen.clone());
+        if validation::is_validated(self, self.next) {
+            // Where a run or a generation begins: it may be that a fault has broken the one before off here.
+            if let Some(best) = validation::validate(self, seen)? {
+                validation::keep(self, &best)?;
+            }
         }
         let total = Step(self.run.plan.total_steps());
         while self.next < total && !self.stopped {
@@ -96,12 +103,21 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let step = self.next;
             let (done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
-            self.learner.gradients.verdict(self.learner.trainables.layout())?;
+            if done.skipped.is_none() {
+                self.learner.gradients.verdict(self.learner.trainables.layout())?;
+            }
+            let too_many = skip::count(self, &done);
             self.stats.summary.book(&done);
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
             let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
             let warm_up = compares.then(|| self.stats.warm_up.add(done.times.total)).flatten();
-            self.members.link.report(Report::Step(done))?;
+            validation::report(self, done)?;
+            if let Some(error) = too_many {
+                if self.saved != Some(self.next) {
+                    self.save()?;
+                }
+                return Err(error);
+            }
             if let Some(line) = warm_up.filter(|_| self.members.rank().0 == 0) {
                 self.members.link.report(Report::Note(line))?;
             }
@@ -119,7 +135,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.saved != Some(self.next) {
             self.save()?;
         }
-        let after = self.evaluate()?;
+        let after = match self.validation.newest.take() {
+            Some((step, found)) if step == self.next => found,
+            _ => self.evaluate()?,
+        };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;
         self.export(after)?;
@@ -134,6 +153,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let every = self.run.spec.train.checkpoint_every;
         let due = every > 0 && self.next.0.is_multiple_of(every);
+        let due = due && self.saved != Some(self.next);
         if due || agreed.hand_over || agreed.checkpoints > self.obeyed.checkpoints {
             self.save()?;
         }

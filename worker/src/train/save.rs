@@ -12,14 +12,16 @@ use std::{
 };
 
 use coxswain_proto::{
-    VERSION,
+    VERSION, document,
     ids::{Bytes, Step},
+    run_spec::RunSpec,
 };
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
     TrainError,
-    checkpoint::{CheckpointError, Found, Manifest, Staging, Store, io_error},
+    best::Best,
+    checkpoint::{CheckpointError, Found, Manifest, Staging, Store, TRAINABLES, io_error},
     facts::Facts,
     features::{Features, Mark},
     feed::Feed,
@@ -39,8 +41,6 @@ use coxswain_nn::{
     params::TrainableLayout,
     pulse,
 };
-
-const TRAINABLES: &str = "trainables.safetensors";
 
 fn optimizer_file(rank: u32, world: usize) -> String {
     format!("optimizer-rank{rank:04}-of-{world:04}.safetensors")
@@ -78,7 +78,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn restore(&mut self, step: Step) -> Result<Bytes, TrainError> {
         self.enter(Phase::Checkpoint, step)?;
         let found = self.store.open(step.0)?;
-        check_origin(&found, &self.run.spec_digest, &self.feed.samples.fingerprint().to_string())?;
+        check_origin(&found, self.run.spec, &self.feed.samples.fingerprint().to_string())?;
         let weights = read_trainables(&found, self.learner.trainables.layout())?;
         let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
         let optimizer = read_optimizer(empty, &found, &weights)?;
@@ -91,6 +91,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             false => self.run.spec.train.micro_batch.min(found.manifest.micro_batch),
         };
         self.saved = Some(step);
+        self.stats.planned_before = found.manifest.planned_steps;
         self.with_features(|features, desk| features.resume(desk, found.manifest.cache))?;
         Ok(Bytes(found.bytes()))
     }
@@ -114,7 +115,7 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> Saver<'_, '_, B> {
     fn tell(&mut self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
         let path = format!("checkpoints/{}", self.step.checkpoint_dir());
-        // Completion is the publisher's to tell; a failure is told by whoever saw it.
+        // Completion is the publisher's to tell; a failure is told by every rank that saw it.
         if self.members.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
             self.members.link.report(Report::Checkpoint { step: self.step, path, bytes, news })?;
         }
@@ -198,6 +199,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             epoch: self.run.plan.epoch(self.step),
             world_size: self.members.comm.world(),
             spec_digest: self.run.spec_digest.clone(),
+            core_digest: Some(document::core_digest(self.run.spec)),
+            planned_steps: Some(self.run.plan.total_steps()),
             version: VERSION.to_owned(),
             dataset_fingerprint: self.feed.samples.fingerprint().to_string(),
             micro_batch: self.feed.micro_batch,
@@ -209,7 +212,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         let mut wanted: Vec<_> = (0..world as u32).map(|rank| optimizer_file(rank, world)).collect();
         wanted.push(TRAINABLES.to_owned());
         let found = staging.publish(manifest, &wanted)?;
-        self.store.prune(self.run.spec.train.keep_checkpoints);
+        let best = Best::read(&self.run.output_dir).map(|best| best.step);
+        self.store.prune(self.run.spec.train.keep_checkpoints, best);
         Ok(Bytes(found.bytes()))
     }
 }
@@ -252,10 +256,12 @@ fn read_optimizer<F: Flat>(
 }
 
 /// A checkpoint of another run or another data set would train on, and mean nothing.
-fn check_origin(found: &Found, spec_digest: &str, fingerprint: &str) -> Result<(), CheckpointError> {
+fn check_origin(found: &Found, spec: &RunSpec, fingerprint: &str) -> Result<(), CheckpointError> {
     let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
     let manifest = &found.manifest;
-    if manifest.spec_digest != spec_digest {
+    let is_ours = manifest.spec_digest == document::digest(spec)
+        || manifest.core_digest == Some(document::core_digest(spec));
+    if !is_ours {
         return Err(foreign(
             "was written by a run with other settings; choose another run.output_dir, or restore the settings".into(),
         ));

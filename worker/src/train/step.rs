@@ -1,11 +1,13 @@
 //! One step as a transaction.
 //!
 //! ```text
-//!          ┌────────────── again, micro-batch halved ──────────────┐
+//!          ┌──────── again: micro-batch halved, or as it was ──────┐
 //!          ▼                                                       │
 //! accumulate: micro-batches forward and backward ─▶ vote ─▶ any out of memory
+//!                                                    ├────▶ a number not finite ─▶ the 2nd time: left out
 //!                                                    ├────▶ any failed ─▶ end
-//!                                                    └────▶ all well: reduce, clip, AdamW, gather
+//!                                                    └────▶ all well: reduce, norm (not finite: as above),
+//!                                                           clip, AdamW, gather
 //! ```
 //!
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can
@@ -25,7 +27,7 @@ use coxswain_proto::{
     cache_plan::CacheUse,
     ids::{Bytes, Rank, Step},
     plan::Batch,
-    report::{Merge, Metric, Totals},
+    report::{Merge, Metric, SkipCause, Skipped, Totals},
     run_spec::CacheMode,
 };
 
@@ -33,12 +35,16 @@ use super::{
     TrainError,
     features::{Claim, Features},
     learner::Learner,
+    skip::{self, Doubt},
     stats::STEPS_OBSERVED,
     training::Training,
     update::Norms,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
-use coxswain_nn::{kernels::Tape, params::Group};
+use coxswain_nn::{
+    kernels::{Tape, free_broken_off},
+    params::Group,
+};
 use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTimes};
 
 use crate::{
@@ -92,9 +98,88 @@ impl Spent {
     }
 }
 
+/// What all attempts of a step have come to so far.
+#[derive(Debug, Default)]
+pub(super) struct Tried {
+    pub spent: Spent,
+    /// Attempts that were voted down.
+    retries: u32,
+    /// An attempt had numbers that were not finite: which.
+    pub doubt: Option<SkipCause>,
+}
+
+/// What the last attempt of a step came to.
+enum Ending {
+    /// All ranks have taken the step. Also what broke after this rank had.
+    Taken(Norms, Option<TrainError>),
+    /// All ranks leave it out.
+    LeftOut(Skipped),
+}
+
+/// The last attempt of a step.
+struct LastAttempt {
+    share: Share,
+    verdict: Verdict,
+    ending: Ending,
+}
+
+/// Tries the step once; none if it is to be tried again.
+fn attempt<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    step: Step,
+    tried: &mut Tried,
+) -> Result<Option<LastAttempt>, TrainError> {
+    let (mut share, mut last) = (Share::default(), None);
+    let accumulated = training.accumulate(step, &mut share, &mut last, tried);
+    let (fared, own) = match accumulated {
+        Ok(()) => (Fared::Ok, None),
+        Err(TrainError::CalledOff) => (Fared::GaveUp, None),
+        Err(own @ TrainError::DoesNotFit { .. }) => (Fared::OutOfMemory, Some(own)),
+        Err(own) if own.is_not_finite() => (Fared::NotFinite, Some(own)),
+        Err(own) => (Fared::Failed, Some(own)),
+    };
+    let verdict = training.vote(step, fared, share, &mut tried.spent)?;
+    let skipped = match (verdict.fared, own) {
+        ((Fared::Ok, _), _) if skip::is_asked(training.run.spec, step) => Some(skip::asked()),
+        ((Fared::Ok, _), _) => match training.commit(step, &verdict, &mut tried.spent.times) {
+            Err(error) if error.is_not_finite() => {
+                let doubt = Doubt { cause: SkipCause::Gradient, rank: Rank(0), error: Some(error) };
+                skip::doubt(training, step, &doubt, last, &mut tried.doubt)?
+            }
+            taken => {
+                let (norms, broken) = taken?;
+                return Ok(Some(LastAttempt { share, verdict, ending: Ending::Taken(norms, broken) }));
+            }
+        },
+        ((Fared::NotFinite, rank), own) => {
+            let error = own.filter(TrainError::is_not_finite);
+            skip::doubt(
+                training,
+                step,
+                &Doubt { cause: SkipCause::Loss, rank, error },
+                last,
+                &mut tried.doubt,
+            )?
+        }
+        ((Fared::OutOfMemory, _), own) => {
+            training.shrink(step, &verdict, own, last)?;
+            None
+        }
+        // What does not fit or is not finite may be well when it is tried again, without the rank or the
+        // sample that failed. And a rank gives up only for another one that says what went wrong there.
+        ((Fared::Failed | Fared::GaveUp, rank), own) => {
+            let own = own.filter(|own| !own.is_not_finite() && !matches!(own, TrainError::DoesNotFit { .. }));
+            return Err(own.unwrap_or(TrainError::PeerFailed(rank)));
+        }
+    };
+    let Some(skipped) = skipped else { return Ok(None) };
+    skip::leave_out(training, step)?;
+    Ok(Some(LastAttempt { share, verdict, ending: Ending::LeftOut(skipped) }))
+}
+
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Runs `step` until all ranks have committed it. Returns what happened and the verdict with everybody's
-    /// commands.
+    /// Runs `step` until all ranks have committed it, or leave it out. Returns what happened and the verdict
+    /// with everybody's commands.
     pub(super) fn transaction(&mut self, step: Step) -> Result<(StepReport, Verdict), TrainError> {
         let started = clock::now();
         if !self.stats.meter.accounts_for(self.members.assignment.rank) {
@@ -103,45 +188,38 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.stats.meter.begin_run(holdings, &self.run.output_dir, self.members.assignment.rank);
         }
         let batch = self.run.plan.batch(step);
-        let (mut spent, mut retries) = (Spent::default(), 0);
-        let (share, verdict) = loop {
-            let (mut share, mut last) = (Share::default(), None);
-            let accumulated = self.accumulate(step, &mut share, &mut last, &mut spent);
-            let (fared, own) = match accumulated {
-                Ok(()) => (Fared::Ok, None),
-                Err(TrainError::CalledOff) => (Fared::GaveUp, None),
-                Err(own @ TrainError::DoesNotFit { .. }) => (Fared::OutOfMemory, Some(own)),
-                Err(own) => (Fared::Failed, Some(own)),
-            };
-            let verdict = self.vote(step, fared, share, &mut spent)?;
-            match (verdict.fared, own) {
-                ((Fared::Ok, _), _) => break (share, verdict),
-                ((Fared::OutOfMemory, _), own) => {
-                    self.shrink(step, &verdict, own, last)?;
-                    retries += 1;
-                }
-                // What does not fit may fit when it is tried again, without the rank or the sample that
-                // failed. And a rank gives up only for another one that says what went wrong there.
-                ((Fared::Failed | Fared::GaveUp, rank), None | Some(TrainError::DoesNotFit { .. })) => {
-                    return Err(TrainError::PeerFailed(rank));
-                }
-                ((Fared::Failed | Fared::GaveUp, _), Some(own)) => return Err(own),
+        let mut tried = Tried::default();
+        let LastAttempt { share, verdict, ending } = loop {
+            match attempt(self, step, &mut tried)? {
+                Some(last) => break last,
+                None => tried.retries += 1,
             }
         };
-        let (norms, broken) = self.commit(step, &verdict, &mut spent.times)?;
+        let Tried { mut spent, retries, doubt } = tried;
         spent.times.total = started.elapsed();
         let memory_peak = self.stats.meter.end_step(step, self.feed.micro_batch, retries + 1);
-        let metrics = spent.metrics(step, self.members.rank(), &self.learner, &norms.groups);
-        let totals =
-            Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all };
+        let (norms, broken, skipped) = match ending {
+            Ending::Taken(norms, broken) => (norms, broken, None),
+            Ending::LeftOut(skipped) => (Norms { all: 0.0, groups: Vec::new() }, None, Some(skipped)),
+        };
+        let (totals, metrics) = match skipped {
+            Some(_) => (Totals::default(), Vec::new()),
+            None => (
+                Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all },
+                spent.metrics(step, self.members.rank(), &self.learner, &norms.groups),
+            ),
+        };
         let done = self.done(step, &batch, share, totals, spent.times);
-        let done = StepReport { retries, memory_peak, metrics: metrics.into(), ..done };
+        let done = StepReport { retries, memory_peak, metrics: metrics.into(), skipped, ..done };
         if let Some(error) = broken {
             // The last collective broke, but this rank has taken the step, and may be the only one left to
             // report it: if all parts of that version exist, the next generation goes on from it.
             self.stats.summary.book(&done);
             self.members.link.report(Report::Step(done))?;
             return Err(error);
+        }
+        if let Some(cause) = doubt.filter(|_| done.skipped.is_none()) {
+            skip::tell_cleared(self, step, cause)?;
         }
         if let Some(rank) = verdict.pressed {
             self.relieve(Step(step.0 + 1), rank)?;
@@ -183,8 +261,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         step: Step,
         share: &mut Share,
         last: &mut Option<Prepared>,
-        spent: &mut Spent,
+        tried: &mut Tried,
     ) -> Result<(), TrainError> {
+        let asked = skip::is_asked(self.run.spec, step);
+        let Tried { spent, doubt, .. } = tried;
         self.learner.grads.zero();
         spent.figures = Figures::default();
         // The optimizer and the collectives of the step before have no vote of their own.
@@ -199,11 +279,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
             let next = self.next_batch(step, last, &mut spent.times, &mut share.cache)?;
             let Some(micro_batch) = next else { break };
+            if asked {
+                continue;
+            }
             // The optimizer makes its buffers in the first step; later ones begin with everything there.
             if self.stats.summary.losses.len() < STEPS_OBSERVED {
                 self.stats.snapshots.ready = memory::in_use();
             }
-            let loss = self.pass(step, micro_batch, spent)?;
+            let mut loss = self.pass(step, micro_batch, spent)?;
+            loss.loss_sum = self.stats.injected.on(self.members.rank(), step, loss.loss_sum);
+            self.learner.judge(step, micro_batch, &loss, doubt.is_some())?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
@@ -251,12 +336,16 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             move || lookout.sees_loss(),
             || {
                 let loss = objective.forward_backward(trainables, micro_batch, grads, &mut clock);
-                // A device says what it could not do when it comes to it, and only to who waits; gradients
-                // that it did not make look like any others.
+                // A device reports what it could not do only when its queue is waited for; gradients that it
+                // did not make look like any others.
                 let settled = if B::ON_HOST { Ok(()) } else { B::sync(&trainables.device()) };
                 (loss, settled)
             },
         );
+        // Also a task that finds its loss not finite has recorded what it does not run backward.
+        if !matches!(outcome, Ok((Ok(_), _))) {
+            free_broken_off::<B>(&self.learner.trainables.device());
+        }
         let (stages, figures) = clock.into_parts();
         spent.stages.extend(&stages);
         spent.figures.extend(figures);
@@ -331,6 +420,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             tokens: share.tokens,
             retries: 0,
             memory_peak: Bytes(0),
+            skipped: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use coxswain_proto::ids::Step;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{features::CacheSummary, held_out::HeldOutError};
 use crate::{
@@ -31,7 +31,8 @@ pub struct Summary {
     pub loss_first: f64,
     /// Mean loss of its last steps (up to 10).
     pub loss_last: f64,
-    /// Loss of every step of this process.
+    /// Loss of every step of this process; not a number where one was left out, which is null in the file.
+    #[serde(deserialize_with = "or_nan")]
     pub losses: Vec<f64>,
     /// Held-out error before the first of these steps.
     pub error_before: Option<HeldOutError>,
@@ -134,7 +135,10 @@ impl Summary {
     /// One committed step.
     pub fn book(&mut self, done: &StepReport) {
         self.steps = done.step.0 + 1;
-        self.losses.push(done.totals.loss_sum / done.totals.valid_count.max(1.0));
+        self.losses.push(match done.skipped {
+            Some(_) => f64::NAN,
+            None => done.totals.loss_sum / done.totals.valid_count.max(1.0),
+        });
         self.tokens += done.tokens;
         self.samples += done.positions.iter().map(|range| range.end - range.start).sum::<u64>();
         self.train_seconds += done.times.total.as_secs_f64();
@@ -149,8 +153,17 @@ impl Summary {
     pub fn conclude(&mut self) {
         const SHOWN: usize = 10;
         // Of nothing it is not a number, and null in the file.
-        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let mean = |losses: &[f64]| {
+            let taken = losses.iter().filter(|loss| !loss.is_nan());
+            taken.clone().sum::<f64>() / taken.count() as f64
+        };
         self.loss_first = mean(&self.losses[..self.losses.len().min(SHOWN)]);
         self.loss_last = mean(&self.losses[self.losses.len().saturating_sub(SHOWN)..]);
     }
+}
+
+/// Numbers, and not a number for null.
+fn or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    let values = Vec::<Option<f64>>::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }

@@ -16,14 +16,14 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
-    TrainError, advice::advice, checkpoint::Store, facts::Facts, features::Features, feed::Feed,
-    gradient_watch::GradientWatch, learner::Learner, members::Members, stats::RunStats, summary::Summary,
-    training::Training, warm_up::WarmUp,
+    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
+    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, learner::Learner, members::Members,
+    stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
     feeder::Prefetcher,
-    link::{Commands, Link, LinkError, Phase},
+    link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
     zero::{LearningRateSchedule, Rates},
@@ -179,18 +179,28 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
                 plan,
                 task: self.task,
                 output_dir,
+                starts: Vec::new(),
                 records: self.records.clone(),
             },
             members: Members::alone(link, self.computes, self.transport.take()),
             learner,
             feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
             features,
-            stats: RunStats { meter, snapshots, summary, warm_up },
+            stats: RunStats {
+                meter,
+                snapshots,
+                summary,
+                warm_up,
+                planned_before: None,
+                injected: InjectedLoss::from_environment(),
+            },
             next: Step(0),
             obeyed: Commands::default(),
             saved: None,
             before: None,
+            validation: Validation::default(),
             stopped: false,
+            skipped_in_a_row: 0,
             announced: false,
         })
     }
@@ -211,6 +221,7 @@ where
 
     fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {
         pool::join();
+        let _spans = spans::run(link.run_id());
         let mut training = match self.prepare(spec, link) {
             Ok(training) => training,
             Err(error) => return ended(&error, failure(&error, Phase::Loading, Step(0))),
@@ -218,7 +229,12 @@ where
         match training.train(self.options.listener.as_ref()) {
             Ok(()) => TrainerOutcome::Done,
             Err(error) => {
-                let mut failure = failure(&error, training.stats.meter.phase(), training.next);
+                let phase = match &error {
+                    // It is known only after the vote.
+                    TrainError::Exhausted { source, .. } => source.phase,
+                    _ => training.stats.meter.phase(),
+                };
+                let mut failure = failure(&error, phase, training.next);
                 failure.memory_in_use = training.stats.meter.in_use();
                 failure.positions =
                     training.feed.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());

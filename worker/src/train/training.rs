@@ -1,12 +1,12 @@
 //! Everything one rank trains with, in values that each own a part of it.
 //!
 //! ```text
-//! run       what does not change: specification, plan, task learner objective, trainables, gradients,
-//!           optimizer
-//! members   place, line to the control plane, communicator          features what is kept of the model below
-//!                                                                   its tap
-//! feed      samples, the threads that read them, the micro-batch    records memory and speed, for tables and
-//!                                                                   the summary
+//! run        what does not change: specification, plan, task
+//! members    place, line to the control plane, communicator
+//! learner    objective, trainables, gradients, optimizer
+//! feed       samples, the threads that read them, the micro-batch
+//! features   what is kept of the model below its tap
+//! stats      memory and speed, for tables and the summary
 //! ```
 
 use coxswain_nn::kernels::Tape;
@@ -18,7 +18,7 @@ use super::{
     facts::Facts,
     features::{Desk, Features},
     feed::Feed,
-    held_out::HeldOutError,
+    held_out::{HeldOutError, Validation},
     learner::Learner,
     members::Members,
     stats::RunStats,
@@ -44,8 +44,12 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub saved: Option<Step>,
     /// The held-out error before the first step, once it has been looked at.
     pub before: Option<Option<HeldOutError>>,
+    /// What was found on held-out samples while training.
+    pub validation: Validation,
     /// Whether all ranks have agreed to stop before the last step.
     pub stopped: bool,
+    /// Steps in a row that were left out for their numbers, up to the newest.
+    pub skipped_in_a_row: u32,
     /// Whether the run was described in the log.
     pub announced: bool,
 }

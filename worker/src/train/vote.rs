@@ -36,14 +36,16 @@ pub enum Fared {
     Ok,
     /// Another rank's attempt was lost, so this one's was given up.
     GaveUp,
+    /// A loss or a gradient is not finite.
+    NotFinite,
     /// Memory ran out; the same samples may fit in smaller micro-batches.
     OutOfMemory,
-    /// Bad data, a non-finite loss, a broken file: a retry would fail again.
+    /// Bad data, a broken file: a retry would fail again.
     Failed,
 }
 
 impl Fared {
-    const ALL: [Self; 4] = [Self::Ok, Self::GaveUp, Self::OutOfMemory, Self::Failed];
+    const ALL: [Self; 5] = [Self::Ok, Self::GaveUp, Self::NotFinite, Self::OutOfMemory, Self::Failed];
 
     fn code(self) -> f64 {
         f64::from(self as u8)
@@ -192,6 +194,14 @@ mod tests {
         let gave_up = ballot(Fared::GaveUp);
         let verdict = count_all(&[gave_up, gave_up, ballot(Fared::OutOfMemory), ballot(Fared::Ok)]);
         assert_eq!((verdict.fared, verdict.gave_up), ((Fared::OutOfMemory, Rank(2)), 2));
+    }
+
+    #[test]
+    fn an_out_of_memory_outweighs_a_number_and_a_number_those_that_gave_up() {
+        let verdict = count_all(&[ballot(Fared::NotFinite), ballot(Fared::OutOfMemory)]);
+        assert_eq!(verdict.fared, (Fared::OutOfMemory, Rank(1)));
+        let verdict = count_all(&[ballot(Fared::GaveUp), ballot(Fared::NotFinite), ballot(Fared::Ok)]);
+        assert_eq!((verdict.fared, verdict.gave_up), ((Fared::NotFinite, Rank(1)), 1));
     }
 
     #[test]

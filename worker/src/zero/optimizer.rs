@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    run_spec::Optimizer,
+    run_spec::{Optimizer, PerGroup},
 };
 
 use super::{
@@ -50,8 +50,10 @@ pub struct ShardedAdamW<F: Flat = Vec<f32>> {
     pub(super) exchange: Exchange<F>,
     pub(super) exp_avg: F,
     pub(super) exp_avg_sq: F,
-    /// Steps taken; bias correction depends on it.
+    /// Steps of the run that are done.
     pub(super) steps: u64,
+    /// Of these, steps that were left out: bias correction counts the others.
+    pub(super) skipped: u64,
     /// Norm of the global gradient of the last of them.
     pub(super) last_norm: f64,
 }
@@ -73,8 +75,42 @@ pub(super) struct Update {
     input: StepInput,
     /// Norm of the scaled global gradient.
     norm: f64,
-    /// Factor that brings the global norm down to `clip_norm`; 1 if it need not be.
-    clip: f64,
+    clips: Clips,
+}
+
+/// Factors that bring norms down to `clip_norm`; 1 where they need not be.
+#[derive(Clone, Debug, PartialEq)]
+enum Clips {
+    /// That of the global norm.
+    All(f64),
+    /// That of each group's own.
+    Groups(Vec<(Group, f64)>),
+}
+
+impl Clips {
+    /// And whether anything is scaled down.
+    fn new(clip_norm: &PerGroup<f64>, norm: f64, groups: &[GroupNorm]) -> (Self, bool) {
+        if let PerGroup::All(most) = clip_norm {
+            let (clip, clipped) = clip_coefficient(*most, norm);
+            return (Self::All(clip), clipped);
+        }
+        let mut any = false;
+        let each = groups.iter().map(|GroupNorm { group, norm }| {
+            let (clip, clipped) = clip_coefficient(clip_norm.of(group.0), *norm);
+            any |= clipped;
+            (*group, clip)
+        });
+        (Self::Groups(each.collect()), any)
+    }
+
+    fn of(&self, group: Group) -> f64 {
+        match self {
+            Self::All(clip) => *clip,
+            Self::Groups(clips) => {
+                clips.iter().find(|(known, _)| *known == group).map_or(1.0, |(_, clip)| *clip)
+            }
+        }
+    }
 }
 
 impl Update {
@@ -162,7 +198,7 @@ pub enum StepError {
 fn place(rank: &Rank, parameter: &Option<String>) -> String {
     match parameter {
         Some(name) => format!(" (first in rank {rank}'s shard: {name})"),
-        None => format!(" (not from rank {rank}'s shard)"),
+        None => format!(" (rank {rank}'s shard is sound: the log of another rank names the parameter)"),
     }
 }
 
@@ -213,6 +249,7 @@ impl<F: Flat> ShardedAdamW<F> {
             exp_avg: zeros(place, own),
             exp_avg_sq: zeros(place, own),
             steps: 0,
+            skipped: 0,
             last_norm: 0.0,
         }
     }
@@ -222,9 +259,15 @@ impl<F: Flat> ShardedAdamW<F> {
         &self.partition
     }
 
-    /// Steps taken so far, including those before the state was imported.
+    /// Steps of the run that are done, including those before the state was imported, and those left out.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// A step of the run is done without this optimizer: moments and bias correction are as before it.
+    pub(super) fn skip(&mut self) {
+        self.steps += 1;
+        self.skipped += 1;
     }
 
     /// Takes one step. `grads` holds this rank's summed gradients and is scratch afterwards; `weights` must
@@ -269,11 +312,11 @@ impl<F: Flat> ShardedAdamW<F> {
             let (rank, parameter) = (self.partition.rank(), self.first_non_finite(grads, input.resting));
             return Err(StepError::NonFinite { norm: grad_norm, rank, parameter });
         }
-        let (clip, clipped) = clip_coefficient(self.settings.clip_norm, grad_norm);
         let norms = groups.into_iter().zip(&sums[1..]);
-        let group_norms =
+        let group_norms: Vec<_> =
             norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
-        let update = Update { input: input.clone(), norm: grad_norm, clip };
+        let (clips, clipped) = Clips::new(&self.settings.clip_norm, grad_norm, &group_norms);
+        let update = Update { input: input.clone(), norm: grad_norm, clips };
         Ok(Reduced { group_norms, clipped, compute, update })
     }
 
@@ -282,11 +325,12 @@ impl<F: Flat> ShardedAdamW<F> {
     pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
         self.last_norm = how.norm;
-        let (settings, steps, begin) = (&self.settings, self.steps, self.partition.own().start);
+        let (settings, begin) = (&self.settings, self.partition.own().start);
+        let taken = self.steps - self.skipped;
         let moving = self.segments.iter().filter(|segment| how.input.resting != Some(segment.group));
         let runs = moving.map(|segment| Run {
             range: shifted(&segment.range, begin),
-            coefficients: coefficients(settings, steps, segment, how),
+            coefficients: coefficients(settings, taken, segment, how),
         });
         let runs: Vec<_> = runs.collect();
         let (exp_avg, exp_avg_sq) = (&mut self.exp_avg, &mut self.exp_avg_sq);
@@ -361,14 +405,14 @@ fn coefficients(
     settings: &Optimizer,
     steps: u64,
     segment: &Segment,
-    Update { input, clip, .. }: &Update,
+    Update { input, clips, .. }: &Update,
 ) -> Coefficients {
     let lr = input.rates.of(segment.group);
     let [beta1, beta2] = settings.betas;
-    let decay = if segment.decay { settings.weight_decay } else { 0.0 };
+    let decay = if segment.decay { settings.weight_decay.of(segment.group.0) } else { 0.0 };
     let power = |beta: f64| beta.powf(steps as f64);
     Coefficients {
-        factor: (input.scale * clip) as f32,
+        factor: (input.scale * clips.of(segment.group)) as f32,
         one_minus_beta1: (1.0 - beta1) as f32,
         beta2: beta2 as f32,
         one_minus_beta2: (1.0 - beta2) as f32,

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! If any rank has passed the barrier, all were prepared, and every part exists in the version after the
-//! step: taken already, or still to be taken from the chunks in the gradient buffer. If nobody who lives has
-//! passed it, nobody has changed anything, and every part exists in the version before. The replica repeats
+//! step: taken already, or still to be taken from the chunks in the gradient buffer. If no living rank
+//! has passed it, none has changed anything, and every part exists in the version before. The replica repeats
 //! the owner's arithmetic on the owner's numbers, so it holds the same bits, and the network carries 4 bytes
 //! an element instead of 12. It costs 12 bytes an element of one part, and a barrier a step.
 //!
@@ -91,6 +91,9 @@ pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
     replica: Option<Replica<F>>,
     /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.
     prepared: Option<Update>,
+    /// The newest step was left out, so that the version before it is there, too: a rank that was disturbed
+    /// when all found that out may still be in it.
+    left_out: bool,
 }
 
 /// What a rank keeps beside the weights that train, and where.
@@ -150,16 +153,16 @@ impl<F: Flat> ReplicatedAdamW<F> {
             Replica { shard, weights: zeros(place, len) }
         });
         let own = ShardedAdamW::at(place, layout, partition, settings, offloaded);
-        Self { own, replica, prepared: None }
+        Self { own, replica, prepared: None, left_out: false }
     }
 
     /// Declares that moments (all parts of this rank) and `weights`, full length, are the state after `steps`
-    /// steps.
-    pub fn begin(&mut self, steps: u64, weights: &[f32]) {
-        self.own.steps = steps;
-        self.prepared = None;
+    /// steps, of which so many were left out.
+    pub fn begin(&mut self, steps: u64, skipped: u64, weights: &[f32]) {
+        (self.own.steps, self.own.skipped) = (steps, skipped);
+        (self.prepared, self.left_out) = (None, false);
         if let Some(replica) = &mut self.replica {
-            replica.shard.steps = steps;
+            (replica.shard.steps, replica.shard.skipped) = (steps, skipped);
             let part = &weights[replica.range()];
             replica.weights.edit(|values| values.copy_from_slice(part));
         }
@@ -172,7 +175,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         if let Some(replica) = &mut self.replica {
             replica.shard.import(files)?;
         }
-        self.begin(self.own.steps(), weights);
+        self.begin(self.own.steps(), self.own.skipped, weights);
         Ok(())
     }
 
@@ -213,6 +216,8 @@ impl<F: Flat> ReplicatedAdamW<F> {
         input: &StepInput,
         comm: &mut dyn Collective,
     ) -> Result<StepOutcome, StepError> {
+        // All ranks have voted for this step, so none is before the one that was left out.
+        self.left_out = false;
         let Some(replica) = &mut self.replica else { return self.own.step(grads, weights, input, comm) };
         let begin = clock::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
@@ -228,10 +233,26 @@ impl<F: Flat> ReplicatedAdamW<F> {
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
+    /// All ranks leave a step out: weights and moments stay as they are.
+    pub fn skip(&mut self) {
+        self.own.skip();
+        self.replica.iter_mut().for_each(|replica| replica.shard.skip());
+        self.left_out = true;
+    }
+
+    /// Steps that were left out, in the newest of its [`versions`](Self::versions), and whether the newest
+    /// step is one of them.
+    pub fn skipped(&self) -> (u64, bool) {
+        (self.own.skipped, self.left_out)
+    }
+
     /// Which versions of its own part and of its neighbour's this rank can give.
     pub fn versions(&self) -> (Versions, Option<Versions>) {
-        let older = self.prepared.is_some();
-        let of = |shard: &ShardedAdamW<F>| Versions { newest: shard.steps() + u64::from(older), older };
+        let prepared = self.prepared.is_some();
+        let of = |shard: &ShardedAdamW<F>| Versions {
+            newest: shard.steps() + u64::from(prepared),
+            older: prepared || self.left_out,
+        };
         (of(&self.own), self.replica.as_ref().map(|replica| of(&replica.shard)))
     }
 
@@ -245,7 +266,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
                 (shard, weights.read(0..weights.len()))
             }
         };
-        if version == shard.steps() {
+        if version == shard.steps() || (self.left_out && version + 1 == shard.steps()) {
             return Some(snapshot(shard, weights.into_owned()));
         }
         let update = self.prepared.as_ref().filter(|_| version == shard.steps() + 1)?;

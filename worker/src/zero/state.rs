@@ -4,7 +4,7 @@
 //! tensors    exp_avg.<parameter>[<first element>..]     fp32, the elements of that parameter in this rank's
 //!                                                       part
 //!            exp_avg_sq.<parameter>[<first element>..]
-//! metadata   format, steps, rank, world
+//! metadata   format, steps, rank, world; skipped, if steps were left out
 //! ```
 //!
 //! Names and offsets, not positions in the flat parameter buffer: all files of a checkpoint together can be
@@ -153,7 +153,7 @@ impl<F: Flat> ShardedAdamW<F> {
             let found = read_file(file, bytes, &self.layout, &mut pieces)?;
             let expected = *steps.get_or_insert(found);
             if found != expected {
-                return Err(StateError::Steps { file, expected, found });
+                return Err(StateError::Steps { file, expected: expected.0, found: found.0 });
             }
         }
         let Some(steps) = steps else {
@@ -167,7 +167,7 @@ impl<F: Flat> ShardedAdamW<F> {
             let pieces = pieces.iter().filter(|piece| piece.kind == kind);
             moments.edit(|moments| pieces.for_each(|piece| piece.copy_to(moments, &own)));
         }
-        self.steps = steps;
+        (self.steps, self.skipped) = steps;
         Ok(())
     }
 
@@ -183,15 +183,16 @@ impl<F: Flat> ShardedAdamW<F> {
     /// The JSON header of the format, padded so that the data begins at a multiple of eight.
     fn header(&self) -> Vec<u8> {
         let mut header = Map::new();
-        header.insert(
-            "__metadata__".into(),
-            json!({
-                "format": FORMAT,
-                "steps": self.steps.to_string(),
-                "rank": self.partition.rank().to_string(),
-                "world": self.partition.world().to_string(),
-            }),
-        );
+        let mut metadata = json!({
+            "format": FORMAT,
+            "steps": self.steps.to_string(),
+            "rank": self.partition.rank().to_string(),
+            "world": self.partition.world().to_string(),
+        });
+        if self.skipped > 0 {
+            metadata["skipped"] = json!(self.skipped.to_string());
+        }
+        header.insert("__metadata__".into(), metadata);
         let mut offset = 0;
         for kind in KINDS {
             for (param, range) in self.own_pieces() {
@@ -248,13 +249,13 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 }
 
-/// Reads one file's tensors; returns its step.
+/// Reads one file's tensors; returns its step, and how many steps were left out before it.
 fn read_file<'a>(
     file: usize,
     bytes: &'a [u8],
     layout: &'a coxswain_nn::params::TrainableLayout,
     pieces: &mut Vec<Piece<'a>>,
-) -> Result<u64, StateError> {
+) -> Result<(u64, u64), StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(error.to_string()))?;
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(error.to_string()))?;
@@ -262,7 +263,8 @@ fn read_file<'a>(
     if entry("format").map(String::as_str) != Some(FORMAT) {
         return Err(unreadable(format!("its metadata has no \"format\": \"{FORMAT}\"")));
     }
-    let steps = entry("steps").and_then(|steps| steps.parse().ok());
+    let number = |key: &str| entry(key).and_then(|number| number.parse::<u64>().ok());
+    let (steps, skipped) = (number("steps"), number("skipped").unwrap_or(0));
     let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
     let mut tensors: Vec<_> = tensors.iter().collect();
     tensors.sort_by_key(|(tensor, _)| *tensor);
@@ -285,7 +287,9 @@ fn read_file<'a>(
         }
         pieces.push(Piece { kind, param, range: begin..end, bytes: view.data() });
     }
-    steps.ok_or_else(|| unreadable("its metadata has no \"steps\"".into()))
+    let steps = steps.filter(|steps| *steps >= skipped);
+    let steps = steps.ok_or_else(|| unreadable("its metadata has no \"steps\" that could be".into()))?;
+    Ok((steps, skipped))
 }
 
 /// `exp_avg.<parameter>[<begin>..]` into its parts.

@@ -83,6 +83,7 @@ pub struct StageClock<'a> {
     figures: Figures,
     last: Instant,
     enter: Box<dyn FnMut(Pass) + 'a>,
+    leave: Option<Box<dyn FnMut(&'static str) + 'a>>,
 }
 
 impl<'a> StageClock<'a> {
@@ -93,7 +94,13 @@ impl<'a> StageClock<'a> {
             figures: Figures::default(),
             last: Instant::now(),
             enter: Box::new(enter),
+            leave: None,
         }
+    }
+
+    /// The same; `leave` is called when a stage has run.
+    pub fn on_lap(self, leave: impl FnMut(&'static str) + 'a) -> Self {
+        Self { leave: Some(Box::new(leave)), ..self }
     }
 
     /// The sums since the clock was made.
@@ -112,7 +119,7 @@ impl<'a> StageClock<'a> {
         self.figures.add(figure);
     }
 
-    /// Enters a pass; time since the last lap belongs to nobody.
+    /// Enters a pass; time since the last lap is part of no stage.
     pub fn enter(&mut self, pass: Pass) {
         (self.enter)(pass);
         self.last = Instant::now();
@@ -122,6 +129,9 @@ impl<'a> StageClock<'a> {
     pub fn lap(&mut self, stage: &'static str) {
         let now = Instant::now();
         self.times.add(stage, now - std::mem::replace(&mut self.last, now));
+        if let Some(leave) = &mut self.leave {
+            leave(stage);
+        }
     }
 }
 

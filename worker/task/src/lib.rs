@@ -6,14 +6,17 @@
 //! Samples        the opened data of a run: samples by index, side by side as batches, apart again
 //! Objective      loss and gradients of a batch, evaluation, what is exported, which features may be kept
 //! Extractor      the frozen part of an objective, whose answers the engine keeps
+//! Responder      what training has left, answering requests
 //! ```
 //!
 //! Samples and batches are opaque to the engine, which asks them for their sizes only. So the training loop
 //! is compiled once for each backend, not once for each task; a task finds its own types again with [`dyn
 //! Batch::content`](batch::Batch) and its like.
 
+pub mod answers;
 pub mod batch;
 pub mod clock;
+pub mod dry_run;
 pub mod error;
 pub mod features;
 pub mod memory;
@@ -24,11 +27,12 @@ pub mod task;
 pub mod tools;
 
 pub use self::{
+    answers::{Array, BadRequest, Named, RequestReader, Responder, Value},
     batch::{Batch, CachedFeatures, Inputs, Sample},
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},
-    objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective},
+    objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},
     task::{Task, TaskOn},

@@ -25,6 +25,17 @@ pub struct Evaluation {
     pub count: f64,
     /// One for each name of [`Objective::measures`].
     pub sums: Vec<f64>,
+    /// One for each name of [`Objective::parts`].
+    pub parts: Vec<PartSum>,
+}
+
+/// A sum over a part of what [`Evaluation::count`] counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PartSum {
+    /// What the sum is divided by.
+    pub count: f64,
+    /// The sum.
+    pub sum: f64,
 }
 
 /// One row of the start-up table.
@@ -80,11 +91,25 @@ pub trait Objective<B: Tape<Base = B>> {
         clock: &mut StageClock<'_>,
     ) -> Result<MicroLoss, TaskError>;
 
-    /// The loss that [`Objective::forward_backward`] would have, from the same draws.
+    /// The loss that [`Objective::forward_backward`] would have, from the same draws of noise, if nothing
+    /// were dropped: what features are compared by.
     fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError>;
 
-    /// Names of what [`Objective::evaluate`] measures; empty if there is nothing to measure.
+    /// Names of what [`Objective::evaluate`] measures, errors of which less is better, the one that tells the
+    /// best checkpoint first; empty if there is nothing to measure.
     fn measures(&self) -> &'static [&'static str];
+
+    /// The measure of this name, from the mean of what was summed for it: that mean itself, unless the
+    /// measure is a function of it.
+    fn measure(&self, _name: &str, mean: f64) -> f64 {
+        mean
+    }
+
+    /// Names of the parts by which it tells its measures, too: `mae/dim0`. Letters, digits, `_` and `/`; of
+    /// more than [`MAX_PARTS`](coxswain_proto::limits::MAX_PARTS) the first are shown.
+    fn parts(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Evaluates held-out samples; `batch` is never empty.
     fn evaluate(
@@ -115,6 +140,17 @@ pub trait Objective<B: Tape<Base = B>> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError>;
+
+    /// Writes the pretrained model with what was trained of it merged in, to a directory that does not exist
+    /// yet; nothing if there is nothing to merge.
+    fn export_merged(
+        &self,
+        _dir: &Path,
+        _layout: &TrainableLayout,
+        _values: &[f32],
+    ) -> Option<Result<(), TaskError>> {
+        None
+    }
 
     /// What of it may be kept; none if the run's cache is off, or nothing may.
     fn extractor(&self) -> Option<&dyn Extractor<B>> {

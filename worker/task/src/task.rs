@@ -1,12 +1,17 @@
 //! Tasks by name.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_data::{DataError, Role};
-use coxswain_nn::kernels::Tape;
+use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
-use crate::{Built, ForwardJob, Losses, Made, RandomJob, Samples, TaskError, Width, memory::Subject};
+use crate::{
+    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, TaskError, Width, memory::Subject,
+};
 
 /// Something that can be trained.
 pub trait Task: Send + Sync {
@@ -41,6 +46,23 @@ pub trait Task: Send + Sync {
         None
     }
 
+    /// The files of weights in a format of the task's own that `train.init_from` may name; empty if there are
+    /// none at `path`. Checkpoints are the engine's.
+    fn weight_files(&self, _path: &Path) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// The tensors of [`Task::weight_files`] under the names that this run's layout has for them.
+    fn read_weights(&self, _spec: &RunSpec, _path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+        Ok(Vec::new())
+    }
+
+    /// Settings that keep weights of these groups of the run `there` from meaning in the run `here` what they
+    /// meant there, though every shape fits; a line each, naming the key.
+    fn other_meaning(&self, _here: &RunSpec, _there: &RunSpec, _groups: &[Group]) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has
     /// none.
     fn known_losses(&self) -> &'static [f64] {
@@ -53,6 +75,16 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// Reads the model and registers everything that trains, for these samples.
     fn build(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device)
     -> Result<Built<B>, TaskError>;
+
+    /// What a run of this task has left in `dir`, ready to answer requests; nothing if it answers none.
+    fn responder(
+        &self,
+        _spec: &RunSpec,
+        _dir: &Path,
+        _device: &B::Device,
+    ) -> Option<Result<Box<dyn Responder>, TaskError>> {
+        None
+    }
 
     /// One forward pass of the task's model; nothing if the model is none of this task's.
     fn forward(&self, _job: &ForwardJob<'_>, _device: &B::Device) -> Option<Result<(), TaskError>> {

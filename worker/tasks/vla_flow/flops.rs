@@ -294,15 +294,7 @@ mod tests {
         let config = QwenConfig::read(Path::new(MODEL)).expect("the checkpoint is sound");
         let plan = targets.map(|targets| {
             let targets = LoraTargets::Regex(targets.into());
-            let lora = Lora {
-                rank: 2,
-                alpha: 2.0,
-                rslora: false,
-                targets,
-                rank_pattern: Default::default(),
-                alpha_pattern: Default::default(),
-                init_from: None,
-            };
+            let lora = Lora { rank: 2, alpha: 2.0, targets, ..Lora::default() };
             LoraPlan::resolve(&lora, &modules(&config)).expect("some modules match")
         });
         let grids = [[1, 4, 4]];

@@ -12,6 +12,8 @@ mod objective;
 pub mod policy;
 pub mod selftest;
 pub mod sensor;
+mod serving;
+mod start;
 mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -3,7 +3,11 @@
 use std::{io, path::Path};
 
 use crate::vla_flow::config::VlaSettings;
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_models::qwen2_5_vl::{
+    adapters::readme,
+    config::QwenConfig,
+    merge::{Trained, write_merged},
+};
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
@@ -14,7 +18,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
     Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss,
-    Module, Objective, Samples, StageClock, TaskError,
+    Module, Objective, PartSum, Samples, StageClock, TaskError,
 };
 
 use super::{
@@ -28,14 +32,20 @@ use super::{
 const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
 
 /// What a run leaves beside its adapter, a file for each group.
-const GROUPS: [(Group, Artifact); 2] = [
+pub(super) const GROUPS: [(Group, Artifact); 2] = [
     (EXPERT, Artifact { path: "expert.safetensors", what: "action expert" }),
     (SENSOR, Artifact { path: "sensor.safetensors", what: "sensor encoder" }),
 ];
+/// Where its adapter is, as PEFT has it.
+pub(super) const ADAPTER_DIR: &str = "adapter";
 const ADAPTER: [Artifact; 2] = [
     Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
     Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
 ];
+
+/// What its README says of an adapter.
+const TRAINED: &str = "Trained by Coxswain as part of a vision-language-action policy. The action expert that reads the hidden states of this\n\
+                       model is not part of this directory.";
 
 /// A policy, and the run that it is trained by.
 pub(super) struct VlaObjective<B: Tape<Base = B>> {
@@ -63,6 +73,16 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         &MEASURES
     }
 
+    /// Each measure by dimension of the action, then by step of the horizon.
+    fn parts(&self) -> Vec<String> {
+        let dims = self.policy.dims();
+        let names = |measure| {
+            let by_dim = (0..dims.action).map(move |dim| format!("{measure}/dim{dim}"));
+            by_dim.chain((0..dims.horizon).map(move |step| format!("{measure}/step{step}")))
+        };
+        MEASURES.into_iter().flat_map(names).collect()
+    }
+
     fn evaluate(
         &self,
         trainables: &Trainables<B>,
@@ -71,15 +91,18 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
     ) -> Result<Evaluation, TaskError> {
         let batch: &MicroBatch = batch.content();
         let dataset = dataset(samples);
-        let mut sampled = self.policy.sample_actions(trainables, batch, self.spec.run.seed)?;
+        let seed = self.spec.eval.seed.unwrap_or(self.spec.run.seed);
+        let mut sampled = self.policy.sample_actions(trainables, batch, seed)?;
         let mut recorded = batch.actions.clone();
-        let width = dataset.dims().action;
+        let (width, horizon) = (dataset.dims().action, dataset.dims().horizon);
         let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
+        let mut parts = parts_of(batch, [width, horizon], &sampled, &recorded, |d| d * d);
         dataset.denormalize_actions(&mut sampled);
         dataset.denormalize_actions(&mut recorded);
         let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
+        parts.extend(parts_of(batch, [width, horizon], &sampled, &recorded, f64::abs));
         let valid = batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>();
-        Ok(Evaluation { count: valid * width as f64, sums: vec![squared, absolute] })
+        Ok(Evaluation { count: valid * width as f64, sums: vec![squared, absolute], parts })
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
@@ -114,12 +137,24 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
-            let origin = AdapterOrigin { base_model, readme: &model_card(base_model) };
-            write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
+            let origin = AdapterOrigin { base_model, readme: &readme(base_model, TRAINED) };
+            write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);
         }
         Ok(written)
+    }
+
+    fn export_merged(
+        &self,
+        dir: &Path,
+        layout: &TrainableLayout,
+        values: &[f32],
+    ) -> Option<Result<(), TaskError>> {
+        let plan = self.policy.lora()?;
+        let merged =
+            write_merged(Path::new(&self.settings.model.path), dir, Trained { plan, layout, values });
+        Some(merged.map_err(TaskError::io))
     }
 
     fn extractor(&self) -> Option<&dyn Extractor<B>> {
@@ -201,6 +236,28 @@ fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn
         .sum()
 }
 
+/// The same by dimension of the action, then by step of the horizon; `[width, horizon]` are their numbers.
+fn parts_of(
+    batch: &MicroBatch,
+    [width, horizon]: [usize; 2],
+    a: &[f32],
+    b: &[f32],
+    f: impl Fn(f64) -> f64,
+) -> Vec<PartSum> {
+    let mut parts = vec![PartSum::default(); width + horizon];
+    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
+    for (place, ((a, b), _)) in steps.filter(|(_, (_, valid))| **valid > 0.0) {
+        for (dim, (&a, &b)) in a.iter().zip(b).enumerate() {
+            let error = f(f64::from(a) - f64::from(b));
+            for part in [dim, width + place % horizon] {
+                parts[part].count += 1.0;
+                parts[part].sum += error;
+            }
+        }
+    }
+    parts
+}
+
 fn unwritten(path: &Path, error: &io::Error) -> TaskError {
     TaskError::io(format!("write {}: {error}", path.display()))
 }
@@ -209,35 +266,11 @@ impl From<StepError> for TaskError {
     fn from(error: StepError) -> Self {
         let fault = match error {
             StepError::Weights { .. } => Fault::Io,
-            StepError::Tokens { .. } | StepError::Features { .. } | StepError::NonFiniteLoss { .. } => {
-                Fault::Numeric
-            }
+            StepError::NonFiniteLoss { .. } => Fault::Numeric,
+            StepError::Tokens { .. } | StepError::Features { .. } => Fault::BadInput,
         };
         Self::new(fault, error)
     }
-}
-
-/// The README of the adapter's directory.
-fn model_card(base_model: &str) -> String {
-    format!(
-        "---\n\
-         base_model: {base_model}\n\
-         library_name: peft\n\
-         tags:\n\
-         - base_model:adapter:{base_model}\n\
-         - lora\n\
-         - transformers\n\
-         ---\n\n\
-         # LoRA adapter of {base_model}\n\n\
-         Trained by Coxswain as part of a vision-language-action policy. The action expert that reads the hidden states of this\n\
-         model is not part of this directory.\n\n\
-         ```python\n\
-         from peft import PeftModel\n\
-         from transformers import Qwen2_5_VLForConditionalGeneration\n\n\
-         base = Qwen2_5_VLForConditionalGeneration.from_pretrained(\"{base_model}\")\n\
-         model = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
-         ```\n"
-    )
 }
 
 #[cfg(test)]

@@ -1,22 +1,29 @@
 //! Its place among tasks.
 
 use crate::vla_flow::config::VlaSettings;
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_data::{DataError, Role};
 use coxswain_models::qwen2_5_vl::{
     forward,
     synthetic::{self, SyntheticCheckpoint},
 };
-use coxswain_nn::dtypes::ActivationsDtype;
-use coxswain_nn::dtypes::WeightsDtype;
-use coxswain_nn::kernels::Tape;
+use coxswain_nn::{
+    dtypes::{ActivationsDtype, WeightsDtype},
+    files::StoredTensor,
+    kernels::Tape,
+    params::Group,
+};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, ForwardJob, Losses, Made, RandomJob, Samples, Task, TaskError, TaskOn, Width, memory::Subject,
+    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, Task, TaskError, TaskOn, Width,
+    memory::Subject,
 };
 
 use super::{
@@ -25,6 +32,8 @@ use super::{
     objective::{VlaObjective, dataset},
     policy::Policy,
     selftest,
+    serving::PolicyResponder,
+    start,
 };
 
 /// Fine-tunes a vision-language model with LoRA below an action expert trained in full.
@@ -49,7 +58,7 @@ impl Task for VlaFlow {
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
-        // Whatever cannot be read was refused long before somebody asks for advice.
+        // Whatever cannot be read was refused long before advice is asked for.
         let Ok(vla) = VlaSettings::of(spec) else { return Vec::new() };
         let mut settings = Vec::new();
         if vla.model.activations_dtype == ActivationsDtype::Float32 {
@@ -93,6 +102,18 @@ impl Task for VlaFlow {
         Some(made.map(told).map_err(TaskError::bad_input))
     }
 
+    fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
+        start::files(path)
+    }
+
+    fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+        start::read(spec, path)
+    }
+
+    fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
+        start::other_meaning(here, there, groups)
+    }
+
     fn known_losses(&self) -> &'static [f64] {
         &selftest::STORED
     }
@@ -111,6 +132,16 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
+    }
+
+    fn responder(
+        &self,
+        spec: &RunSpec,
+        dir: &Path,
+        device: &B::Device,
+    ) -> Option<Result<Box<dyn Responder>, TaskError>> {
+        let opened = PolicyResponder::<B>::open(spec, dir, device);
+        Some(opened.map(|responder| Box::new(responder) as Box<dyn Responder>))
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {

@@ -204,7 +204,7 @@ impl VideoIndex {
         self.order.get(frame).copied()
     }
 
-    /// Memory the tables take, for whoever keeps many.
+    /// Bytes that the tables take, for callers that keep many.
     pub fn bytes(&self) -> usize {
         let listed = if let Times::Listed(times) = &self.times { size_of_val(times.as_slice()) } else { 0 };
         size_of_val(self.samples.as_slice()) + size_of_val(self.order.as_slice()) + listed

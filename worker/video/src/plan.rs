@@ -11,7 +11,7 @@ pub(crate) struct Run {
     pub wishes: Vec<Wish>,
 }
 
-/// A frame somebody asked for.
+/// A frame that was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
     /// The sample that holds it.

@@ -101,7 +101,7 @@ impl People<'_> {
         Ok(Reply::Rebuild(decided))
     }
 
-    /// A node of an elastic world is to go, because somebody says so or its machine is taken away: it leaves
+    /// A node of an elastic world is to go, because it was drained or its machine is taken away: it leaves
     /// at a step boundary, and the rest trains on without a step lost.
     ///
     /// ```text

@@ -1,4 +1,4 @@
-//! Who is in the next generation, and whether it can be formed: a value, which `transitions` carries out.
+//! The members of the next generation, and whether it can be formed: a value that `transitions` carries out.
 //!
 //! ```text
 //! fixed     every slot has a worker that is ready
@@ -23,7 +23,7 @@ use crate::{
 
 /// Whether the next generation can be formed.
 pub(super) enum Forming {
-    /// Somebody is waited for.
+    /// A worker or launcher is waited for.
     Wait,
     /// The fewest are there, for the first time: more are waited for until the last call is over.
     OpenLastCall,
@@ -90,7 +90,7 @@ pub(super) fn lets_go(run: &Run) -> bool {
 pub(super) fn failed(run: &Run) -> Failure {
     if let Some(cause) = run.faults.incident.as_ref().and_then(|incident| incident.cause.as_ref()) {
         let mut failure = (**cause).clone();
-        failure.message.push_str("; nobody came in its place");
+        failure.message.push_str("; no process came in its place");
         return failure;
     }
     let (world, enough, roster) = (run.config.world.size(), run.config.world.least(), &run.fleet.roster);

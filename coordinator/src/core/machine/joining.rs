@@ -12,7 +12,7 @@ use crate::core::{
     refusal::Refusal,
 };
 
-/// Whoever comes, and the run that it comes to.
+/// The run, seen by a worker or launcher that comes.
 pub(super) struct Arrivals<'a> {
     pub(super) run: &'a mut Run,
 }
@@ -123,7 +123,10 @@ impl Arrivals<'_> {
             }
             None => {
                 run.fleet.roster.refill(slot);
-                run.lose_silently(slot, "its line closed, and another process came in its place".to_owned());
+                run.lose_silently(
+                    slot,
+                    "its connection closed, and another process came in its place".to_owned(),
+                );
                 run.must_go_on().map(|()| None)
             }
         }

@@ -1,4 +1,4 @@
-//! Who goes: failures and failed samples that workers report, good-byes, and processes that end without a
+//! Departures: failures and failed samples that workers report, good-byes, and processes that end without a
 //! word.
 
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::{
         failure::Failure,
         news::{MemberChange, News},
         phase::Phase,
-        quarantine::{BadSample, Try, Verdict},
+        quarantine::{BadSample, SampleVerdict, Try},
         refusal::Refusal,
     },
     options::CauseKind,
 };
 
-/// Whoever goes, and the run that it leaves.
+/// The run, seen by a worker or launcher that goes.
 pub(super) struct Departures<'a> {
     pub(super) run: &'a mut Run,
 }
@@ -118,7 +118,7 @@ impl Departures<'_> {
         failure.slot = Some(slot);
         run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
         run.publish(News::Sample(sample, verdict, Arc::new(failure.clone())));
-        if matches!(verdict, Verdict::TooMany | Verdict::WorkerAtFault) {
+        if matches!(verdict, SampleVerdict::TooMany | SampleVerdict::WorkerAtFault) {
             run.fatal(failure);
             return Ok(Reply::Done);
         }
@@ -167,7 +167,7 @@ impl Departures<'_> {
         } else if exit_code == 0 && run.config.world.elastic() {
             run.shrink(slot, &reason);
         } else {
-            let message = format!("left with exit code {exit_code} before the run was over: {reason}");
+            let message = format!("left before the run was over: {reason}");
             run.lose_silently(slot, message);
         }
         run.try_form();

@@ -6,14 +6,14 @@
 //!
 //! ```text
 //! mod          which event it is
-//! joining      places, slots and lines                       leaving failures, good-byes, processes that end
+//! joining      places, slots and lines                       leaving      failures, good-byes, exits
 //! working      what workers report                           asking       what people want
 //!
 //! watching     what is due because time has passed
 //! transitions  the only one that changes the phase           recalling    the phase of an earlier life
 //!
-//! losing       what a loss means                             standstill   who holds all others up
-//! forming      who is in the next generation                 showing      the run at this moment
+//! losing       what a loss means                             standstill   ranks that hold others up
+//! forming      the members of the next generation            showing      the run at this moment
 //!
 //! run          the owners of the run's state, and questions that concern several of them
 //! ```

@@ -176,7 +176,7 @@ impl Run {
         self.out.push(Action::Publish(news));
     }
 
-    /// Somebody came or went.
+    /// A launcher or worker came or went.
     pub(super) fn announce(&mut self, change: MemberChange) {
         let (present, world) = (self.fleet.roster.present(), self.config.world.size());
         self.publish(News::Member { generation: self.generation_now(), present, world, change });

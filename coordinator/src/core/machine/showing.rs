@@ -7,7 +7,7 @@ use coxswain_proto::limits;
 use super::run::Run;
 use crate::core::{
     failure::End,
-    motion::Member,
+    motion::MemberMotion,
     phase::Phase,
     roster::Worker,
     status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus, Workers},
@@ -26,6 +26,8 @@ pub(super) fn status(run: &Run) -> Status {
         committed,
         plan,
         last: progress.last.clone(),
+        held_out: progress.held_out.clone(),
+        skipped: progress.skipped.len() as u64,
         eta: left.and_then(|steps| progress.pace.time_for(steps)),
         ranks: ranks(run),
         checkpoints: progress.checkpoints.newest(limits::MAX_LISTED_CHECKPOINTS),
@@ -43,7 +45,7 @@ pub(super) fn status(run: &Run) -> Status {
     }
 }
 
-/// A row for each slot that somebody has, had, or is on the way to, in slot order.
+/// A row for each slot that a worker has, had, or is on its way to, in slot order.
 fn ranks(run: &Run) -> Vec<RankStatus> {
     let starting = run.fleet.on_their_way(run.now).map(|start| (start.slot, starting(run, &start)));
     let starting: BTreeMap<_, _> = starting.collect();
@@ -53,7 +55,7 @@ fn ranks(run: &Run) -> Vec<RankStatus> {
     ranks.into_values().collect()
 }
 
-fn starting(run: &Run, start: &Member) -> RankStatus {
+fn starting(run: &Run, start: &MemberMotion) -> RankStatus {
     let world = run.config.world;
     let node_rank = world.node_of(start.slot);
     RankStatus {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! a rank that shows no sign of motion and does not wait     see `motion`: named, then given up
-//! a process that was started and that nobody has heard of   the same
+//! a process that was started and has not registered         the same
 //! nothing moves at all, and a step's time is known          last motion + 3 x that time +
 //!                                                           patience.standstill
 //! all wait, and it is not                                   last motion + 3 x what came before it +
@@ -17,20 +17,20 @@
 //! step's time is that of steps of its kind (live or cached) in this generation, of which some must have been
 //! committed: other worlds, and processes that have only come, take longer.
 //!
-//! A process that stands still before it has registered (stopped, or waiting for a disk) is seen by nobody
-//! but its launcher, to whom it looks well. So its start is looked at with everybody's motion: held against
-//! the longest start of this run, named, and given up where it would be if it might wait for a disk in any
-//! other phase.
+//! A process that stands still before it has registered (stopped, or waiting for a disk) is seen only by its
+//! launcher, to which it looks well. So its start is looked at with the motion of all ranks: held against the
+//! longest start of this run, named, and given up where it would be if it might wait for a disk in any other
+//! phase.
 
 use super::run::Run;
 use crate::core::{
-    motion::{Member, Scene, Still, Verdict},
+    motion::{MemberMotion, Scene, Still, Verdict},
     report::WorkerPhase,
     roster::Worker,
 };
 
 /// Ranks and starts that stand still.
-pub(super) fn quiet(run: &Run) -> Vec<(Member, Still)> {
+pub(super) fn quiet(run: &Run) -> Vec<(MemberMotion, Still)> {
     let patience = run.config.patience;
     // A worker that was quiet for less is not judged: with thousands of workers that would hold up their
     // calls once a second.
@@ -40,12 +40,12 @@ pub(super) fn quiet(run: &Run) -> Vec<(Member, Still)> {
         return Vec::new();
     }
     let scene = Scene::of(everybody(), &patience);
-    let judged = |member: Member| Some((member, run.fleet.motion.judge(&member, &scene, &patience)?));
+    let judged = |member: MemberMotion| Some((member, run.fleet.motion.judge(&member, &scene, &patience)?));
     quiet.filter_map(judged).collect()
 }
 
 /// A rank that stands still, or a start that is late, in words.
-pub(super) fn in_words(run: &Run, member: &Member, still: &Still) -> String {
+pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> String {
     let (quiet, usual) = (still.quiet.as_secs_f64(), still.usual());
     if member.phase == WorkerPhase::Starting {
         let host = run.fleet.nodes.host(run.config.world.node_of(member.slot));
@@ -76,7 +76,7 @@ pub(super) fn follows(still: &Still) -> Option<String> {
         Verdict::NameAll(boat) => {
             let others =
                 if boat == 2 { "so does 1 other rank" } else { &format!("so do {} others", boat - 1) };
-            Some(format!("{others}: a file system or a machine that does not answer? Nobody is given up"))
+            Some(format!("{others}: a file system or a machine that does not answer? No rank is given up"))
         }
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn follows(still: &Still) -> Option<String> {
 /// Nothing moves, and a step is overdue.
 pub(super) enum LateStep {
     /// This one holds it up.
-    Culprit(Member, Still),
+    Culprit(MemberMotion, Still),
     /// All wait in collectives, of which these are the least and the furthest.
     Nobody(u64, u64),
 }

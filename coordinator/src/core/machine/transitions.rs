@@ -13,7 +13,7 @@
 //! ```text
 //! t = c      nothing is lost
 //! t > c      steps c..t were done by all ranks of the generation before, though a lost rank could not say
-//!            so, or nobody could because it was lost in the last collective of a step: they are committed
+//!            so, or no rank could, since it was lost in the last collective of a step: they are committed
 //!            now, with what has been reported of them
 //! t < c      steps t..c are lost with the state that held them; they are repeated, and people are told
 //! ```

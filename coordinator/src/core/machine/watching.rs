@@ -12,7 +12,7 @@ use crate::{
     core::{
         action::{Action, Record},
         failure::Failure,
-        motion::{Member, Still, Verdict},
+        motion::{MemberMotion, Still, Verdict},
         news::{MemberChange, News},
         phase::{LastCall, Phase},
         report::WorkerPhase,
@@ -63,9 +63,11 @@ impl Watch<'_> {
             let (slot, silent) = (lost.slot(), self.run.now.since(lost.last_seen).as_secs_f64());
             let message = match lost.line.stream {
                 Some(_) => {
-                    format!("no sign of life for {silent:.1} s, though its line is open: it is frozen")
+                    format!("no sign of life for {silent:.1} s, though its connection is open: it is frozen")
                 }
-                None => format!("its line closed without a word, and no sign of life for {silent:.1} s"),
+                None => {
+                    format!("its connection closed without a good-bye, and no sign of life for {silent:.1} s")
+                }
             };
             self.run.lose_silently(slot, message);
         }
@@ -127,7 +129,7 @@ impl Watch<'_> {
 
     /// A rank that stands still is lost, or a process that has never made itself known: another one is asked
     /// for.
-    fn give_up(&mut self, member: &Member, still: &Still) {
+    fn give_up(&mut self, member: &MemberMotion, still: &Still) {
         let message = standstill::in_words(self.run, member, still);
         let failure = self.run.failure_of(member.slot, CauseKind::WorkerLost, message);
         if member.phase == WorkerPhase::Starting {

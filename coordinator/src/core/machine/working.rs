@@ -74,7 +74,7 @@ impl Reports<'_> {
         self.run.break_up(&because, !asked);
     }
 
-    /// A worker suffers from a fault that somebody else may be to blame for.
+    /// A worker suffers from a fault that another rank may be to blame for.
     fn complained(&mut self, slot: Slot, reason: &str) {
         let complaint = self.run.failure_of(slot, CauseKind::PeerLost, reason.to_owned());
         self.run.faults.complained(slot, complaint);

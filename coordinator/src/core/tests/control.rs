@@ -23,7 +23,11 @@ fn a_run_is_paused_when_every_rank_waits() {
     let (reply, actions) = run.ask(Ask::Resume);
     assert_eq!(reply, Ok(Reply::Phase(RunPhase::Training)));
     assert_eq!(told(&actions, 1), [&Directive::Resume]);
-    assert_eq!(told(&run.ask(Ask::Resume).1, 0), [&Directive::Resume], "again, for whoever has missed it");
+    assert_eq!(
+        told(&run.ask(Ask::Resume).1, 0),
+        [&Directive::Resume],
+        "again, for a rank that has missed it"
+    );
 }
 
 #[test]
@@ -61,7 +65,7 @@ fn a_checkpoint_that_is_asked_for_twice_is_one_until_it_is_written() {
     run.replace(0, 1);
     run.start_all(1, 4, StateSource::Checkpoint);
     let asked = run.ask(Ask::CheckpointNow).1;
-    assert_eq!(told(&asked, 100), [&Directive::Checkpoint(3)], "whoever was asked is gone");
+    assert_eq!(told(&asked, 100), [&Directive::Checkpoint(3)], "the ranks that were asked are gone");
 }
 
 #[test]

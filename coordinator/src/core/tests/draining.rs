@@ -62,7 +62,7 @@ fn the_others_train_on_from_the_boundary_and_the_node_may_come_back() {
     run.event(Event::NodeLineClosed("node-1".into(), StreamId(6001)));
     pass(&mut run, 4);
     assert_eq!(members(&run), [0, 1]);
-    assert!(run.machine.run.orders.draining.is_empty(), "whoever comes next is to stay");
+    assert!(run.machine.run.orders.draining.is_empty(), "the node's next launcher is to stay");
     join(&mut run, 2);
     for rank in 2..4 {
         run.replace(rank, 1);

@@ -23,7 +23,7 @@ fn leave(run: &mut Run, rank: u32) -> Vec<Action> {
 const FINISHED: Option<Outcome> = Some(Outcome::Finished { steps: Step(100) });
 
 #[test]
-fn whoever_leaves_in_order_proves_the_last_steps() {
+fn a_rank_that_leaves_in_order_proves_the_last_steps() {
     let mut run = done_but_for_a_report();
     leave(&mut run, 0);
     assert_eq!((run.committed(), run.machine.outcome()), (100, None));
@@ -34,7 +34,7 @@ fn whoever_leaves_in_order_proves_the_last_steps() {
 }
 
 #[test]
-fn a_run_whose_results_are_written_is_over_whoever_is_lost() {
+fn a_run_whose_results_are_written_is_over_even_if_a_rank_is_lost() {
     let mut run = done_but_for_a_report();
     run.kill(1);
     leave(&mut run, 0);
@@ -44,7 +44,7 @@ fn a_run_whose_results_are_written_is_over_whoever_is_lost() {
 }
 
 #[test]
-fn whoever_has_left_in_order_proves_that_the_results_are_there() {
+fn a_rank_that_has_left_in_order_proves_that_the_results_are_there() {
     // Rank 0 is killed, or loses its neighbour, between the last barrier and its own good-bye.
     for killed in [true, false] {
         let mut run = done_but_for_a_report();

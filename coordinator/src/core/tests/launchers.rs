@@ -65,7 +65,7 @@ fn a_launcher_that_is_stopped_keeps_its_workers_and_its_place() {
     for host in ["node-a", "node-b"] {
         assert_eq!(run.ask(wants("other", host, None, 2)).0, Err(kept.clone()));
     }
-    // Whoever is lost meanwhile is started by it once it goes on.
+    // A worker that is lost meanwhile is started by it once it goes on.
     run.event(Event::LineClosed(id(1), StreamId(1)));
     assert_eq!(respawns(&cut_off(&mut run, 0..1, 6)), []);
     assert_eq!(run.machine.run.faults.spent.restarts, 1);

@@ -41,7 +41,7 @@ fn come(run: &mut Run, rank: u32) {
     run.get_ready(rank, 0, "");
 }
 
-/// Seconds in which whoever is there lives and waits.
+/// Seconds in which all workers that are there live and wait.
 fn live(run: &mut Run, seconds: u64) -> Vec<Action> {
     let mut actions = Vec::new();
     for _ in 0..seconds {
@@ -89,7 +89,7 @@ fn status_has_a_row_for_a_process_that_is_on_its_way() {
 }
 
 #[test]
-fn whoever_is_lost_and_is_not_started_again_is_shown_to_be_gone() {
+fn a_lost_worker_that_is_not_started_again_is_shown_to_be_gone() {
     let mut run = Run::new(patient());
     (0..3).for_each(|rank| come(&mut run, rank));
     run.start_all(3, 0, StateSource::Fresh);
@@ -132,13 +132,13 @@ fn the_first_process_of_a_run_is_named_once_a_disk_would_have_answered_and_has_f
     assert_eq!(named(&live(&mut run, 27)), []);
     let actions = live(&mut run, 2);
     let [(0, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.contains("nobody knows how long it takes"), "{text}");
+    assert!(text.contains("it is not known how long it takes"), "{text}");
     assert_eq!(respawns(&live(&mut run, 270)), []);
     assert_eq!(respawns(&live(&mut run, 3)), [(0, 1)]);
 }
 
 #[test]
-fn whoever_is_named_and_comes_after_all_is_told_to() {
+fn a_named_process_that_comes_after_all_is_reported_to_have_come() {
     let mut run = launched();
     (0..2).for_each(|rank| come(&mut run, rank));
     assert_eq!(named(&live(&mut run, 12)).len(), 1);

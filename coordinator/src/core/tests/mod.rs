@@ -60,7 +60,11 @@ fn train() -> Train {
         checkpoint_every: 0,
         keep_checkpoints: 2,
         log_every: 1,
+        max_skipped: 10,
+        skip_steps: Vec::new(),
         resume: true,
+        init_from: None,
+        init_digest: None,
     }
 }
 
@@ -366,6 +370,7 @@ impl Run {
                 .cache_phase(Step(step))
                 .map_or(0, |cache_phase| cache_phase.number()),
             cache: CacheUse::default(),
+            skipped: None,
         }
     }
 

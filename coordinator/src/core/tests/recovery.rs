@@ -44,7 +44,7 @@ fn a_killed_worker_is_called_back_and_training_goes_on_where_it_was() {
     let started = run.start_all(2, 10, StateSource::Replica);
     assert_eq!(
         recovery(&started).unwrap(),
-        "generation 2: 2 of 2 workers, from step 10 (replica), 0.62 s after rank 1 was lost; restarts 1 of 3"
+        "generation 2: 2 of 2 workers, from step 10 (state: replica), 0.62 s after rank 1 was lost; restarts 1 of 3"
     );
     run.steps(0, 10..11);
     run.steps(1, 10..11);

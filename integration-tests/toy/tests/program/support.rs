@@ -46,6 +46,18 @@ impl Toy {
         Self { dir }
     }
 
+    /// The same with one row whose inputs are so large that a network cannot take them: finite, but not their
+    /// products.
+    pub fn with_huge_row(rows: usize, row: usize, value: f64) -> Self {
+        let toy = Self::new(rows);
+        let wave = |row: usize, step: f64| (row as f64 * step).sin();
+        let mut columns: Vec<Vec<f64>> =
+            [0.7, 1.3, 2.1, 0.9].map(|step| (0..rows).map(|row| wave(row, step)).collect()).into();
+        columns[..3].iter_mut().for_each(|column| column[row] = value);
+        write_table(&toy.path("table.parquet"), &columns);
+        toy
+    }
+
     /// A path below its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -85,6 +97,11 @@ impl Toy {
         Running::of(self.command(name, overrides))
     }
 
+    /// Starts such a command.
+    pub fn start_of(&self, command: Command) -> Running {
+        Running::of(command)
+    }
+
     /// Runs it to its end; returns `summary.json` and what was printed.
     pub fn train(&self, name: &str, overrides: &[&str]) -> (Value, String) {
         let (status, printed) = self.start(name, overrides).finish();
@@ -107,14 +124,15 @@ impl Toy {
         order.with_extension("held")
     }
 
-    /// The records of a run: every sample of every step once.
-    pub fn assert_audited(&self, name: &str, steps: u64) {
+    /// The records of a run: every sample of every step once. Returns them.
+    pub fn assert_audited(&self, name: &str, steps: u64) -> Value {
         let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&answer.stdout);
         let audit: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
         assert!(answer.status.success(), "{audit:#}");
         assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}");
         assert_eq!(audit["committed_steps"], steps, "{audit:#}");
+        audit
     }
 }
 

@@ -18,8 +18,8 @@ struct Case<'a> {
     gpus: Option<usize>,
 }
 
-fn machine() -> Machine {
-    Machine { host: "n4".into(), cores: 8, addresses: vec!["10.0.0.4".parse().unwrap()] }
+fn machine() -> LocalMachine {
+    LocalMachine { host: "n4".into(), cores: 8, addresses: vec!["10.0.0.4".parse().unwrap()] }
 }
 
 fn resolve(case: &Case<'_>) -> Result<Plan, String> {
@@ -295,7 +295,7 @@ fn workers_are_counted_by_gpus_where_there_are_gpus_and_by_cores_elsewhere() {
 }
 
 #[test]
-fn gpus_that_are_asked_for_and_not_here_are_refused_by_whoever_asked() {
+fn gpus_that_are_asked_for_and_not_here_are_refused_and_the_error_names_the_setting() {
     let flags = || LaunchFlags { device: text("cuda"), ..Default::default() };
     let error = resolve(&Case { flags: flags(), ..Case::default() }).unwrap_err();
     assert!(error.starts_with("--device cuda: no NVIDIA driver (libcuda.so.1"), "{error}");

@@ -19,8 +19,8 @@ fn shell(script: &str) -> Program {
     }
 }
 
-fn quiet() -> Streams {
-    Streams { stdin: Stdio::null(), stdout: Stdio::piped(), stderr: Stdio::null() }
+fn quiet() -> ChildStreams {
+    ChildStreams { stdin: Stdio::null(), stdout: Stdio::piped(), stderr: Stdio::null() }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -68,7 +68,7 @@ fn helper_launcher() {
         return;
     }
     runtime().block_on(async {
-        let streams = Streams { stdin: Stdio::null(), stdout: Stdio::inherit(), stderr: Stdio::null() };
+        let streams = ChildStreams { stdin: Stdio::null(), stdout: Stdio::inherit(), stderr: Stdio::null() };
         let mut child = spawn(&shell("echo child $$; exec sleep 1000"), streams).unwrap();
         child.wait().await.unwrap();
     });

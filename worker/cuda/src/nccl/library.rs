@@ -4,7 +4,7 @@
 //! numbers only, none of which an installation without developer files has, and panics. Types are cudarc's;
 //! results are read as the integers they are, because a newer library may have more of them than the enum.
 //!
-//! A [`Communicator`] lives on one thread (it is not `Send`), and no operation blocks: whoever gets
+//! A [`Communicator`] lives on one thread (it is not `Send`), and no operation blocks: a caller that gets
 //! [`State::InProgress`] asks [`Communicator::state`] until it says otherwise.
 //!
 //! What it does not do: decide when to give up, or look at other ranks.

@@ -19,7 +19,7 @@
 //!
 //! **Padding.** NCCL's chunks are equal. Tensors of the flat parameter buffer, and the staging memory, are
 //! longer than their elements by what equal chunks of [`chunk`]'s size need; what lies there is reduced and
-//! passed around with the rest, and read by nobody.
+//! passed around with the rest, and never read.
 //!
 //! **The end.** A communicator that is ended in the middle of a transfer on a tensor ends its kernels; the
 //! stream is then waited for, so that the memory is burn's alone again when [`Transport::abort`] returns.

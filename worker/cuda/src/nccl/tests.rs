@@ -10,7 +10,7 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_nn::kernels::{
     ModelBackend,
-    flat::{Coefficients, Flat, FlatOn, Gradient, Halves, Lent, OnDevice, Part, Run},
+    flat::{Coefficients, Flat, FlatOn, Gradient, Halves, LentBuffer, OnDevice, Part, Run},
 };
 use coxswain_proto::ids::Rank;
 use coxswain_worker::{collective::Reduce, device::Accelerator};
@@ -106,8 +106,8 @@ fn a_gpu_does_to_flat_buffers_what_the_host_does_and_leaves_them_where_they_are(
     let mut addresses = Vec::new();
     let found = stepped::<Cuda, OnDevice<Cuda>>(&CudaDevice::new(0), |flats| {
         addresses.push(flats.map(|flat| match flat.lend() {
-            Lent::Device(buffer) => Region::of(buffer, 4 * buffer.len()).map(|region| region.address()),
-            Lent::Host(_) => Err(TransportError("in host memory".to_owned())),
+            LentBuffer::Device(buffer) => Region::of(buffer, 4 * buffer.len()).map(|region| region.address()),
+            LentBuffer::Host(_) => Err(TransportError("in host memory".to_owned())),
         }));
     });
     let expected = stepped::<Flex, Vec<f32>>(&FlexDevice, |_| {});

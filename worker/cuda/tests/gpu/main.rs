@@ -20,13 +20,12 @@ mod worlds;
 
 use std::io::Write;
 
-use burn::backend::Flex;
 use coxswain_cuda::NVIDIA;
 use coxswain_worker::device::{Accelerator, Tasks};
 
 /// As `cox` has them.
 fn tasks() -> Tasks {
-    Tasks { cpu: coxswain_tasks::on::<Flex>().leak(), accelerator: &NVIDIA }
+    Tasks { cpu: coxswain_tasks::on_cpu().leak(), accelerator: &NVIDIA }
 }
 
 /// GPUs of this machine. Without one, says why on stderr, past the capture of a passing test's output.

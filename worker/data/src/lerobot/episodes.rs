@@ -59,7 +59,7 @@ pub struct Episodes {
 }
 
 /// An episode as the metadata spells it.
-struct Entry {
+struct EpisodeEntry {
     index: u64,
     length: u64,
     chunk: u64,
@@ -87,7 +87,7 @@ impl Episodes {
         Self::assemble(&path, info, entries)
     }
 
-    fn assemble(path: &Path, info: &Info, mut entries: Vec<Entry>) -> Result<Self, DataError> {
+    fn assemble(path: &Path, info: &Info, mut entries: Vec<EpisodeEntry>) -> Result<Self, DataError> {
         entries.sort_by_key(|e| e.index);
         let mut table = Self::default();
         let mut by_name: HashMap<(u64, u64), u32> = HashMap::new();
@@ -163,7 +163,7 @@ pub fn parquet_files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-fn read_parquet(path: &Path, out: &mut Vec<Entry>) -> Result<(), DataError> {
+fn read_parquet(path: &Path, out: &mut Vec<EpisodeEntry>) -> Result<(), DataError> {
     const COLUMNS: [&str; 4] = ["episode_index", "length", "data/chunk_index", "data/file_index"];
     let table = Table::open(path)?;
     let mut columns: [std::vec::IntoIter<u64>; 4] = Default::default();
@@ -178,11 +178,11 @@ fn read_parquet(path: &Path, out: &mut Vec<Entry>) -> Result<(), DataError> {
     }
     let [index, length, chunk, file] = columns;
     let rows = index.zip(length).zip(chunk.zip(file));
-    out.extend(rows.map(|((index, length), (chunk, file))| Entry { index, length, chunk, file }));
+    out.extend(rows.map(|((index, length), (chunk, file))| EpisodeEntry { index, length, chunk, file }));
     Ok(())
 }
 
-fn read_jsonl(path: &Path, chunk_size: u64) -> Result<Vec<Entry>, DataError> {
+fn read_jsonl(path: &Path, chunk_size: u64) -> Result<Vec<EpisodeEntry>, DataError> {
     #[derive(Deserialize)]
     struct Line {
         episode_index: u64,
@@ -194,7 +194,7 @@ fn read_jsonl(path: &Path, chunk_size: u64) -> Result<Vec<Entry>, DataError> {
             let remedy = "needs episode_index and length";
             DataError::invalid(path, format!("line {}", number + 1), e.to_string(), remedy)
         })?;
-        entries.push(Entry { index, length, chunk: index / chunk_size, file: index });
+        entries.push(EpisodeEntry { index, length, chunk: index / chunk_size, file: index });
     }
     Ok(entries)
 }

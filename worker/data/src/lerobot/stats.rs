@@ -6,7 +6,7 @@
 //! count-weighted means (an approximation). Values are flattened: nested lists such as an image's `[[[r]],
 //! [[g]], [[b]]]` become `[r, g, b]`.
 //!
-//! Statistics of features that nobody normalises (depth, text, constants) may be anything: Python writes
+//! Statistics of features that are not normalised (depth, text, constants) may be anything: Python writes
 //! `NaN` where it has divided by nothing, which is not even JSON. What is not a finite number is NaN here and
 //! refused by name where it is wanted ([`Normalizer`](crate::Normalizer)); what is no number at all is left
 //! out.
@@ -176,7 +176,7 @@ impl Aggregate {
     }
 }
 
-/// Samples behind these statistics, as a weight; NaN, which then all statistics become, if nobody knows.
+/// Samples behind these statistics, as a weight; NaN, which then all statistics become, if it is unknown.
 fn count_of(stats: &FeatureStats) -> f64 {
     let count = stats.get("count").and_then(|count| count.first()).copied().unwrap_or(1.0);
     if count < 1.0 { 1.0 } else { count }

@@ -52,7 +52,7 @@ pub struct Span {
 }
 
 /// An episode as the metadata spells it.
-struct Entry {
+struct VideoEntry {
     episode: u64,
     chunk: u64,
     file: u64,
@@ -70,7 +70,12 @@ impl VideoTable {
         let mut entries = match info.version {
             Version::V3_0 => read_parquet(&dir, camera)?,
             Version::V2_1 => (0..info.episodes)
-                .map(|episode| Entry { episode, chunk: episode / info.chunk_size, file: episode, from: 0.0 })
+                .map(|episode| VideoEntry {
+                    episode,
+                    chunk: episode / info.chunk_size,
+                    file: episode,
+                    from: 0.0,
+                })
                 .collect(),
         };
         entries.sort_by_key(|entry| entry.episode);
@@ -83,7 +88,7 @@ impl VideoTable {
         Ok(table)
     }
 
-    fn assemble(camera: &str, entries: &[Entry]) -> Self {
+    fn assemble(camera: &str, entries: &[VideoEntry]) -> Self {
         let mut files: Vec<VideoFile> = Vec::new();
         let mut by_name: HashMap<(u64, u64), u32> = HashMap::new();
         let spans: Vec<Span> = (entries.iter())
@@ -148,7 +153,7 @@ fn column(camera: &str, name: &str) -> String {
     format!("videos/{camera}/{name}")
 }
 
-fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<Entry>, DataError> {
+fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> {
     let mut entries = Vec::new();
     for path in parquet_files(dir)? {
         let table = Table::open(&path)?;
@@ -172,7 +177,7 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<Entry>, DataError> {
                 return Err(wrong(&from, from_seconds.to_string()));
             }
             let (episode, chunk, file) = (episodes[row], chunks[row], files[row]);
-            entries.push(Entry { episode, chunk, file, from: from_seconds });
+            entries.push(VideoEntry { episode, chunk, file, from: from_seconds });
         }
     }
     Ok(entries)
@@ -182,8 +187,8 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<Entry>, DataError> {
 mod tests {
     use super::*;
 
-    fn entry(episode: u64, file: u64, from: f64) -> Entry {
-        Entry { episode, chunk: 0, file, from }
+    fn entry(episode: u64, file: u64, from: f64) -> VideoEntry {
+        VideoEntry { episode, chunk: 0, file, from }
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn the_adapter_of_a_namespace_is_kept_whole_and_no_other_is_taken_for_it() {
     assert!(namespace.load_adapter().unwrap_err().to_string().contains("not this namespace's adapter"));
     fs::write(&path, &bytes[..20]).unwrap();
     assert!(namespace.load_adapter().unwrap_err().to_string().contains("not safetensors"));
-    // Whoever comes with the right one puts it in the place of a damaged one.
+    // A writer that comes with the right one puts it in the place of a damaged one.
     namespace.save_adapter(&adapter()).unwrap();
     assert_eq!(namespace.load_adapter().unwrap().map(|tensors| tensors.len()), Some(2));
 }

@@ -4,9 +4,11 @@
 //! preprocessor   the checkpoint's own settings for images
 //! image          PNG and JPEG to RGB
 //! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
-//! prompt         task text and image placeholders -> token ids
+//! tokenizer      text -> token ids
+//! prompt         task text and image placeholders -> token ids          chat   the same for chats
 //! ```
 
+mod chat;
 mod image;
 mod preprocessor;
 mod prompt;
@@ -14,10 +16,13 @@ mod resize;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod vision;
 
+pub use chat::{ChatEncoder, EncodedChat, Message, Piece, Role};
 pub use image::image_size;
-pub use prompt::{ModelFacts, PromptEncoder};
+pub use prompt::PromptEncoder;
 pub use resize::Rgb;
 pub use shape::PatchShape;
+pub use tokenizer::ModelFacts;
 pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, smart_resize};

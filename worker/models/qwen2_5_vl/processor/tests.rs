@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use super::{ImageProcessor, ModelFacts, PatchShape, PixelBounds, PromptEncoder};
+use super::{
+    ChatEncoder, EncodedChat, ImageProcessor, Message, ModelFacts, PatchShape, Piece, PixelBounds,
+    PromptEncoder, Role,
+};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/fixtures/data")
@@ -75,12 +78,7 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
     let text = std::fs::read_to_string(fixtures().join("prompts.json")).unwrap();
     let prompts: Prompts = serde_json::from_str(&text).unwrap();
     let own = model();
-    let published = tempfile::tempdir().unwrap();
-    for file in ["tokenizer.json", "config.json"] {
-        std::fs::copy(own.join(file), published.path().join(file)).unwrap();
-    }
-    let template = serde_json::json!({"chat_template": prompts.published_template});
-    std::fs::write(published.path().join("chat_template.json"), template.to_string()).unwrap();
+    let published = published(&prompts.published_template);
     let facts = ModelFacts::read(&own).unwrap();
     for case in &prompts.cases {
         let model = if case.template == "own" { own.as_path() } else { published.path() };
@@ -91,4 +89,89 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
         assert_eq!(ids, case.input_ids, "{:?} with the {} template", case.text, case.template);
         assert_eq!(encoder.pad(), prompts.pad_token_id);
     }
+}
+
+#[derive(Deserialize)]
+struct Chats {
+    published_template: String,
+    cases: Vec<ChatCase>,
+}
+
+#[derive(Deserialize)]
+struct ChatCase {
+    template: String,
+    chat: Vec<(String, serde_json::Value)>,
+    input_ids: Vec<u32>,
+    mask: Vec<u8>,
+}
+
+fn message((role, content): &(String, serde_json::Value)) -> Message {
+    let role = match role.as_str() {
+        "system" => Role::System,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
+        other => panic!("{other}"),
+    };
+    let piece = |piece: &serde_json::Value| match piece["type"].as_str() {
+        Some("image") => Piece::Image,
+        _ => Piece::Text(piece["text"].as_str().expect("text").into()),
+    };
+    let pieces = match content {
+        serde_json::Value::Array(pieces) => pieces.iter().map(piece).collect(),
+        text => vec![Piece::Text(text.as_str().expect("text").into())],
+    };
+    Message { role, pieces }
+}
+
+/// The tiny checkpoint with the published chat template instead of its own.
+fn published(template: &str) -> tempfile::TempDir {
+    let published = tempfile::tempdir().unwrap();
+    for file in ["tokenizer.json", "config.json"] {
+        std::fs::copy(model().join(file), published.path().join(file)).unwrap();
+    }
+    let template = serde_json::json!({"chat_template": template});
+    std::fs::write(published.path().join("chat_template.json"), template.to_string()).unwrap();
+    published
+}
+
+#[test]
+fn chats_are_encoded_and_masked_as_transformers_does_it() {
+    let text = std::fs::read_to_string(fixtures().join("chats.json")).unwrap();
+    let chats: Chats = serde_json::from_str(&text).unwrap();
+    let (own, published) = (model(), published(&chats.published_template));
+    let facts = ModelFacts::read(&own).unwrap();
+    let encoders = [own.as_path(), published.path()].map(|model| ChatEncoder::open(model, facts).unwrap());
+    assert!(chats.cases.len() > 40);
+    for case in &chats.cases {
+        let encoder = &encoders[usize::from(case.template == "published")];
+        let messages: Vec<_> = case.chat.iter().map(message).collect();
+        let images =
+            messages.iter().flat_map(|message| &message.pieces).filter(|piece| **piece == Piece::Image);
+        // Grids of one token.
+        let grids: Vec<_> = images.map(|_| [1, 2, 2]).collect();
+        let EncodedChat { ids, learned } = encoder.encode(&messages, &grids).unwrap();
+        assert_eq!(ids, case.input_ids, "{:?} with the {} template", case.chat, case.template);
+        let mask: Vec<u8> = learned.into_iter().map(u8::from).collect();
+        assert_eq!(mask, case.mask, "{:?} with the {} template", case.chat, case.template);
+    }
+}
+
+#[test]
+fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
+    let own = model();
+    let encoder = ChatEncoder::open(&own, ModelFacts::read(&own).unwrap()).unwrap();
+    let says = |role, pieces| Message { role, pieces };
+    let chat = |pieces| [says(Role::User, pieces), says(Role::Assistant, vec![Piece::Text("Yes.".into())])];
+    let pieces = vec![Piece::Image, Piece::Image, Piece::Text("Same?".into())];
+    let one = encoder.encode(&chat(pieces.clone()), &[[1, 2, 2]; 2]).unwrap();
+    let many = encoder.encode(&chat(pieces), &[[1, 4, 4], [1, 2, 6]]).unwrap();
+    assert_eq!(many.ids.len(), one.ids.len() + 3 + 2);
+    let learned = |chat: &EncodedChat| -> Vec<u32> {
+        let ids = chat.ids.iter().zip(&chat.learned).filter(|(_, learned)| **learned);
+        ids.map(|(id, _)| *id).collect()
+    };
+    assert_eq!(learned(&one), learned(&many));
+    let mistyped = encoder.encode(&chat(vec![Piece::Text("<|image_pad|>".into())]), &[]).unwrap_err();
+    assert!(mistyped.contains("remove <|image_pad|> from text \"<|image_pad|>\""), "{mistyped}");
 }

@@ -81,6 +81,11 @@ impl ImageProcessor {
         Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })
     }
 
+    /// Fewest and most pixels of an image after resizing.
+    pub fn pixel_bounds(&self) -> [usize; 2] {
+        [self.min_pixels, self.max_pixels]
+    }
+
     /// All that decides what an image becomes, in words; a change of any of it changes the text.
     pub fn describe(&self) -> String {
         let PatchShape { patch, merge, frames } = self.shape;
@@ -113,6 +118,11 @@ impl ImageProcessor {
             ));
         }
         self.process_decoded(image)
+    }
+
+    /// Decodes, resizes, normalises and cuts one image of any size.
+    pub fn process_encoded(&self, encoded: &[u8]) -> Result<Patches, String> {
+        self.process_decoded(decode(encoded)?)
     }
 
     /// Resizes, normalises and cuts an image that is decoded already.

@@ -1,4 +1,4 @@
-//! The repeated blocks of a tower, held in memory or streamed: whoever runs them does not see which.
+//! The repeated blocks of a tower, held in memory or streamed: code that runs them does not see which.
 //!
 //! ```text
 //! manifest    what a block is made of: names and sizes, known before any weight is read

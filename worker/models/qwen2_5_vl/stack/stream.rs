@@ -114,8 +114,8 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         let signals = Signals::default();
         let (files, order, signals) = (&self.files, &order, &signals);
         thread::scope(|scope| {
-            // Both go before the scope waits for the reader, however this closure is left: then nobody is
-            // there to read for.
+            // Both go before the scope waits for the reader, however this closure is left: that tells the
+            // reader to end.
             let (hand_over, ready) = sync_channel(0);
             let _stop = StopReading(signals);
             let mut state = start;
@@ -148,7 +148,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         });
         let linears: Vec<_> = linears.collect();
         if !B::ON_HOST {
-            // What a device has to say of a failure it says again to whoever uses the tensors.
+            // What a device has to say of a failure it says again when the tensors are used.
             let _ = B::sync(&self.device);
         }
         K::assemble(&self.sizes, index, Parts { norms, linears: linears.into() })
@@ -220,7 +220,7 @@ impl Files {
         }
     }
 
-    /// Reads one block; none if nobody waits for it any more.
+    /// Reads one block; none if it is not waited for any more.
     fn read(&self, index: usize, signals: &Signals) -> Option<Result<Fetched<'_>, UnreadableWeights>> {
         let lease = self.lease(index);
         let mut tensors = Vec::with_capacity(self.blocks[index].len());
@@ -277,7 +277,7 @@ impl Drop for Lease<'_> {
 struct Signals {
     /// Tensors read so far.
     read: AtomicU64,
-    /// Nobody waits any more.
+    /// Nothing is waited for any more.
     stopped: AtomicBool,
 }
 

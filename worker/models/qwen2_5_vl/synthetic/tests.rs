@@ -60,7 +60,7 @@ fn the_same_arguments_give_the_same_weights_and_another_seed_gives_others() {
 fn the_published_3b_has_its_parameters_and_its_names() {
     let config = QwenConfig::read(&asset("qwen2.5-vl-3b")).unwrap();
     let entries = entries(&config, 0.02);
-    let parameters: usize = entries.iter().map(Entry::len).sum();
+    let parameters: usize = entries.iter().map(DrawnTensor::len).sum();
     // Qwen/Qwen2.5-VL-3B-Instruct: 3,754,622,976 parameters in 824 tensors.
     assert_eq!((parameters, entries.len()), (3_754_622_976, 824));
     for name in

@@ -115,7 +115,7 @@ fn linear() -> Vec<Case> {
     let (x, w) = (random([TOKENS, HIDDEN]), random([INTER, HIDDEN]));
     let (a, b) = (random([RANK, HIDDEN]), random([INTER, RANK]));
     cases.push(case("lora 384x768x2048 both", move || {
-        let update = LowRank { a_ri: leaf(&a), b_or: leaf(&b), scale: 1.0 };
+        let update = LowRank { a_ri: leaf(&a), b_or: leaf(&b), scale: 1.0, dropout: None };
         backward(A::lora_linear(leaf(&x), constant(&w), None, update));
     }));
     cases

@@ -25,7 +25,8 @@ impl Projection {
     }
 
     fn forward<T: Pass>(&self, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
-        let update = LowRank { a_ri: T::trained(&self.a_ri), b_or: T::trained(&self.b_or), scale: 1.0 };
+        let update =
+            LowRank { a_ri: T::trained(&self.a_ri), b_or: T::trained(&self.b_or), scale: 1.0, dropout: None };
         T::lora_linear(x_ni, T::lift(self.w_oi.clone()), self.bias_o.clone().map(T::lift), update)
     }
 }

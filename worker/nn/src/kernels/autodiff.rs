@@ -25,6 +25,12 @@ use self::{
 };
 use super::{AdaNorm, AttentionMask, AttentionSaved, LinearLayer, LowRank, ModelBackend, Residual};
 
+/// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
+/// (`cleanup_orphaned_entries` in burn-autodiff 0.21), so the smallest one is run.
+pub fn free_broken_off<B: ModelBackend>(device: &B::Device) {
+    Tensor::<Autodiff<B>, 1>::zeros([1], device).require_grad().backward();
+}
+
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     type Flat = Vec<f32>;
 
@@ -129,15 +135,16 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     ) -> Tensor<Self, 2> {
         if is_tracked(&w_oi) || bias_o.as_ref().is_some_and(is_tracked) {
             // Rare: the weight trains beside its update.
-            let down_nr = <Self as ModelBackend>::linear(x_ni.clone(), update.a_ri, None) * update.scale;
+            let read_ni = update.input(x_ni.clone());
+            let down_nr = <Self as ModelBackend>::linear(read_ni, update.a_ri, None) * update.scale;
             return <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
                 + <Self as ModelBackend>::linear(down_nr, update.b_or, None);
         }
-        let (x, a, b) = (tracked(x_ni), tracked(update.a_ri), tracked(update.b_or));
         let (w_oi, bias_o) = (w_oi.inner(), bias_o.map(Tensor::inner));
-        let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale: update.scale };
-        let (y_no, down_nr) = B::lora_linear_saving(plain(&x), w_oi.clone(), bias_o, &update);
-        lora_linear_node([x, a, b], w_oi, update.scale, y_no, down_nr)
+        let inputs = [tracked(x_ni), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
+        let update = inner(update);
+        let (y_no, down_nr) = B::lora_linear_saving(plain(&inputs[0]), w_oi.clone(), bias_o, &update);
+        lora_linear_node(inputs, w_oi, update, y_no, down_nr)
     }
 
     fn lora_linear_cached(
@@ -150,8 +157,8 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
             !is_tracked(&w_oi),
             "a weight that trains beside its update has no value known from elsewhere"
         );
-        let inputs = [tracked(x_ni), tracked(update.a_ri), tracked(update.b_or)];
-        lora_linear_node(inputs, w_oi.inner(), update.scale, y_no.inner(), down_nr.inner())
+        let inputs = [tracked(x_ni), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
+        lora_linear_node(inputs, w_oi.inner(), inner(update), y_no.inner(), down_nr.inner())
     }
 
     fn lora_linear_residual(
@@ -186,20 +193,16 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let plain_layers = layers.iter().cloned().map(|LinearLayer { w_oi, bias_o, update }| LinearLayer {
             w_oi: w_oi.inner(),
             bias_o: bias_o.map(Tensor::inner),
-            update: update.map(|LowRank { a_ri, b_or, scale }| LowRank {
-                a_ri: a_ri.inner(),
-                b_or: b_or.inner(),
-                scale,
-            }),
+            update: update.map(inner),
         });
         let x = tracked(x_ni);
         let values = B::linears_saving(plain(&x), plain_layers.collect());
         let nodes = layers.into_iter().zip(values).map(|(layer, (y_no, down_nr))| {
             let LinearLayer { w_oi, bias_o, update } = layer;
             match (update, down_nr) {
-                (Some(LowRank { a_ri, b_or, scale }), Some(down_nr)) => {
-                    let inputs = [x.clone(), tracked(a_ri), tracked(b_or)];
-                    lora_linear_node(inputs, w_oi.inner(), scale, y_no, down_nr)
+                (Some(update), Some(down_nr)) => {
+                    let inputs = [x.clone(), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
+                    lora_linear_node(inputs, w_oi.inner(), inner(update), y_no, down_nr)
                 }
                 _ => linear_node(x.clone(), tracked(w_oi), bias_o.map(tracked), y_no),
             }
@@ -269,5 +272,16 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         let x_nf = plain::<B, 2>(&x);
         let y_nf = B::gelu_erf(x_nf.clone());
         record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_erf_backward(x_nf, dy_nf)))])
+    }
+}
+
+/// An update without its graph.
+fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {
+    let LowRank { a_ri, b_or, scale, dropout } = update;
+    LowRank {
+        a_ri: a_ri.inner(),
+        b_or: b_or.inner(),
+        scale,
+        dropout: dropout.map(|dropout| dropout.changed(Tensor::inner)),
     }
 }

@@ -11,8 +11,8 @@ use super::{
         tensors::{self, Origins, Updated},
     },
     operands::{
-        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
-        LowRankGradients, LowRankSaved, Residual,
+        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot, LinearLayer,
+        LowRank, LowRankGradients, LowRankSaved, Residual,
     },
     reference,
 };
@@ -22,6 +22,10 @@ use super::{
 pub trait ModelBackend: Backend {
     /// Whether its tensors lie in host memory: one made of a mapped file's bytes is those bytes then.
     const ON_HOST: bool = false;
+
+    /// Whether its tensors have values: false where sizes are all there is ([`sizes`](super::sizes)), and
+    /// then nothing is read or drawn for them.
+    const VALUES: bool = true;
 
     /// The elements of `flat` from `start` on as a matrix, without a copy where the backend allows it.
     fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
@@ -56,8 +60,8 @@ pub trait ModelBackend: Backend {
         backward::rms_norm(x_nd, gain_d, dy_nd, eps)
     }
 
-    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of others
-    /// who read it.
+    /// [`rms_norm_backward`](Self::rms_norm_backward) added to `sum`, the gradient of `x` by way of its other
+    /// readers.
     fn rms_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,
@@ -270,7 +274,7 @@ pub trait ModelBackend: Backend {
         Self::lora_linear_residual_saving(residual, x_ni, w_oi, bias_o, &update).0
     }
 
-    /// `x + y` whose value nobody reads: nothing is computed, and under autodiff the node is that of a sum.
+    /// `x + y` whose value is never read: nothing is computed, and under autodiff the node is that of a sum.
     fn sum_unread(x_nd: Tensor<Self, 2>, _y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         x_nd
     }
@@ -453,11 +457,20 @@ pub trait ModelBackend: Backend {
         Tensor::from_primitive(TensorPrimitive::Float(Self::gelu_backward(x, dy)))
     }
 
+    /// Cross entropy of rows of logits `[n, v]`, each against one target below `v`.
+    ///
+    /// Of each row `log(sum exp(x)) - x_t`, and `x_t - max(x)`, which is zero where the target is what would
+    /// be said: `[n, 2]` in host memory. With `gradient` the gradient of the losses' sum by the logits,
+    /// `softmax(x) - onehot(t)`, where they lay if nobody else has them.
+    fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
+        reference::cross_entropy(logits_nv, targets, gradient)
+    }
+
     /// Where the flat parameter buffer of what trains lies: where this backend's tensors do. (A tape has
     /// none: it is that of the backend underneath.)
     type Flat: FlatOn<Self>;
 
-    /// Adds gradients to their sums in `flat`; in place where nobody else holds that.
+    /// Adds gradients to their sums in `flat`; in place where it has no other owner.
     fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
         gradients.into_iter().fold(flat, |flat, Gradient { range, first, values }| {
             tensors::accumulate(flat, range.start, values.reshape([range.len()]), first)
@@ -469,12 +482,12 @@ pub trait ModelBackend: Backend {
         tensors::squares(flat, range)
     }
 
-    /// `flat[range] = halves[range]`, in float32; in place where nobody else holds `flat`.
+    /// `flat[range] = halves[range]`, in float32; in place where `flat` has no other owner.
     fn flat_widen(flat: Tensor<Self, 1>, halves: &Tensor<Self, 1>, range: &Range<usize>) -> Tensor<Self, 1> {
         tensors::widen(flat, halves, range)
     }
 
-    /// AdamW on runs of a part; in place where nobody else holds the buffers.
+    /// AdamW on runs of a part; in place where the buffers have no other owner.
     fn flat_adamw(
         state: Updated<Self>,
         grads: &Tensor<Self, 1>,

@@ -98,12 +98,12 @@ pub fn low_rank<B: Backend>(
 ) -> LowRankGradients<B> {
     let LowRankSaved { x_ni, down_nr, update, .. } = saved;
     let dtype = dy_no.dtype();
-    let a_ri = reference::same_dtype(update.a_ri, dtype);
-    let b_or = reference::same_dtype(update.b_or, dtype);
+    let a_ri = reference::same_dtype(update.a_ri.clone(), dtype);
+    let b_or = reference::same_dtype(update.b_or.clone(), dtype);
     let ddown_nr = dy_no.clone().matmul(b_or) * update.scale;
     LowRankGradients {
-        dx_ni: wants_dx.then(|| ddown_nr.clone().matmul(a_ri)),
-        da_ri: linear_weight(ddown_nr, x_ni),
+        dx_ni: wants_dx.then(|| update.input(ddown_nr.clone().matmul(a_ri))),
+        da_ri: linear_weight(ddown_nr, update.input(x_ni)),
         db_or: linear_weight(dy_no, down_nr),
     }
 }

@@ -232,8 +232,7 @@ impl<B: Scores> TiledInputs<B> {
 }
 
 /// First key of each batch row, and the one after its last, on the device; none where every query sees every
-/// key, or every one before it. One axis: a GPU pads short rows, and whoever reads them would have to copy
-/// them.
+/// key, or every one before it. One axis: a GPU pads short rows, and they would have to be copied to be read.
 fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Tensor<B, 1, Int>> {
     let ranges = match mask {
         AttentionMask::Full | AttentionMask::Segments(_) => return None,

@@ -15,22 +15,26 @@ pub mod backward;
 pub mod blockwise;
 #[cfg(feature = "cuda")]
 mod cube;
+pub mod dropout;
 pub mod flat;
 mod flex;
 mod operands;
 pub mod pool;
 pub mod precision;
 pub mod reference;
+pub mod sizes;
 mod tape;
 #[cfg(test)]
 mod tests;
 
 pub use self::{
+    autodiff::free_broken_off,
     backend::ModelBackend,
-    flex::{FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
+    dropout::{Dropout, DropoutRows},
+    flex::{DROPOUT_BLOCK, FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
     operands::{
-        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LinearLayer, LowRank,
-        LowRankGradients, LowRankSaved, Residual,
+        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot, LinearLayer,
+        LowRank, LowRankGradients, LowRankSaved, Residual,
     },
     tape::Tape,
 };

@@ -4,6 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Tensor, backend::Backend};
 
+use super::dropout::Dropout;
+
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttentionMask {
@@ -19,6 +21,8 @@ pub enum AttentionMask {
 }
 
 /// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).
+///
+/// With dropout every `x a^T` below reads `x` without what is dropped.
 #[derive(Clone, Debug)]
 pub struct LowRank<B: Backend> {
     /// Down projection, `[r, i]` (`lora_A` of PEFT).
@@ -27,6 +31,18 @@ pub struct LowRank<B: Backend> {
     pub b_or: Tensor<B, 2>,
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
+    /// What is dropped of the input on its way to `a`: nothing without one.
+    pub dropout: Option<Dropout<B>>,
+}
+
+impl<B: Backend> LowRank<B> {
+    /// The input of `a`.
+    pub(super) fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
+        match &self.dropout {
+            Some(dropout) => dropout.of(x_ni),
+            None => x_ni,
+        }
+    }
 }
 
 /// What [`ModelBackend::attention_saving`](super::ModelBackend::attention_saving) returns.
@@ -68,7 +84,7 @@ pub struct LinearLayer<B: Backend> {
 pub struct LowRankSaved<B: Backend> {
     /// The input.
     pub x_ni: Tensor<B, 2>,
-    /// `scale * x a^T`.
+    /// `scale * x a^T`, of what was left of `x`.
     pub down_nr: Tensor<B, 2>,
     /// The weight.
     pub w_oi: Tensor<B, 2>,
@@ -143,4 +159,13 @@ impl GradientSlot<'_> {
             self.values.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         }
     }
+}
+
+/// What [`cross_entropy`](super::ModelBackend::cross_entropy) says of rows of logits.
+#[derive(Clone, Debug)]
+pub struct CrossEntropy<B: Backend> {
+    /// Of each row its loss and its target's margin, `[n, 2]`.
+    pub rows: Vec<[f32; 2]>,
+    /// The gradient of the losses' sum, `[n, v]`, if it was asked for.
+    pub dlogits_nv: Option<Tensor<B, 2>>,
 }

@@ -1,14 +1,35 @@
 //! Every operation of [`ModelBackend`](super::ModelBackend) in burn's own tensor operations: slow, obvious,
 //! differentiable anywhere.
 
-use burn::tensor::{DType, Tensor, TensorData, activation, backend::Backend};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation, backend::Backend};
 
-use super::{AttentionMask, LowRank};
+use super::{AttentionMask, CrossEntropy, LowRank};
 
 /// See [`ModelBackend::rms_norm`](super::ModelBackend::rms_norm).
 pub fn rms_norm<B: Backend>(x_nd: Tensor<B, 2>, gain_d: Tensor<B, 1>, eps: f64) -> Tensor<B, 2> {
     let mean_square_n1 = (x_nd.clone() * x_nd.clone()).mean_dim(1);
     x_nd * (mean_square_n1 + eps).sqrt().recip() * gain_d.unsqueeze()
+}
+
+/// See [`ModelBackend::cross_entropy`](super::ModelBackend::cross_entropy).
+pub fn cross_entropy<B: Backend>(
+    logits_nv: Tensor<B, 2>,
+    targets: &[u32],
+    gradient: bool,
+) -> CrossEntropy<B> {
+    let (n, device) = (targets.len(), logits_nv.device());
+    let targets: Vec<i32> = targets.iter().map(|&target| target as i32).collect();
+    let targets_n1: Tensor<B, 2, Int> = Tensor::from_data(TensorData::new(targets, [n, 1]), &device);
+    let shifted_nv = logits_nv.clone() - logits_nv.max_dim(1);
+    let margin_n1 = shifted_nv.clone().gather(1, targets_n1.clone());
+    let weights_nv = shifted_nv.exp();
+    let sum_n1 = weights_nv.clone().sum_dim(1);
+    let rows_n2 = Tensor::cat(vec![sum_n1.clone().log() - margin_n1.clone(), margin_n1], 1);
+    let rows = rows_n2.into_data().convert::<f32>().into_vec::<f32>().expect("converted to f32");
+    let minus_one_n1 = Tensor::ones([n, 1], &device).neg();
+    let dlogits_nv =
+        gradient.then(|| (weights_nv / sum_n1).scatter(1, targets_n1, minus_one_n1, IndexingUpdateOp::Add));
+    CrossEntropy { rows: rows.as_chunks().0.to_vec(), dlogits_nv }
 }
 
 /// See [`ModelBackend::swiglu`](super::ModelBackend::swiglu).
@@ -123,7 +144,7 @@ pub fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, update: &LowRank<B>) -> (Tensor<
     let dtype = x_ni.dtype();
     let a_ri = same_dtype(update.a_ri.clone(), dtype);
     let b_or = same_dtype(update.b_or.clone(), dtype);
-    let down_nr = x_ni.matmul(a_ri.transpose()) * update.scale;
+    let down_nr = update.input(x_ni).matmul(a_ri.transpose()) * update.scale;
     (down_nr.clone().matmul(b_or.transpose()), down_nr)
 }
 

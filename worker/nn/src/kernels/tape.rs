@@ -9,7 +9,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use super::{ModelBackend, Residual, autodiff};
+use super::{DropoutRows, ModelBackend, Residual, autodiff};
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of
 /// one.
@@ -22,6 +22,9 @@ pub trait Tape: ModelBackend {
 
     /// A tensor of the plain backend as a constant of this tape.
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
+
+    /// Rows of an input of the plain backend as rows of this tape.
+    fn lift_rows(rows: DropoutRows<Self::Base>) -> DropoutRows<Self>;
 
     /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the
     /// backward pass: `leave` is given what it is made of, `dy` and `x` of
@@ -69,6 +72,10 @@ impl Tape for Flex {
         tensor
     }
 
+    fn lift_rows(rows: DropoutRows<Flex>) -> DropoutRows<Flex> {
+        rows
+    }
+
     fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
         tensor
     }
@@ -79,6 +86,10 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
 
     fn lift<const D: usize>(tensor: Tensor<B, D>) -> Tensor<Self, D> {
         Tensor::from_inner(tensor)
+    }
+
+    fn lift_rows(rows: DropoutRows<B>) -> DropoutRows<Self> {
+        rows.changed(Tensor::from_inner)
     }
 
     fn linear_leaving_weight(

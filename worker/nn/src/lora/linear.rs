@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::plan::LoraPlan;
 use crate::{
-    kernels::{LinearLayer, LowRank, ModelBackend, Tape},
+    kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, dropout::module_word},
     params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
 };
 
@@ -17,6 +17,9 @@ pub struct Adapter {
     a_ri: ParamId,
     b_or: ParamId,
     scale: f64,
+    /// What dropout drops of the module's input, and how much of it.
+    module: u64,
+    dropout: f64,
 }
 
 impl Adapter {
@@ -31,14 +34,25 @@ impl Adapter {
         plan: Option<&LoraPlan>,
         layout: &mut TrainableLayout,
     ) -> Option<Self> {
-        let spec = plan.and_then(|plan| plan.adapter(module))?;
+        let plan = plan?;
+        let spec = plan.adapter(module)?;
         let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
         let [a, b] = peft_keys(module);
         Some(Self {
             a_ri: layout.add(a, &[spec.rank, inputs], Group::LORA, true, init),
             b_or: layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros),
             scale: spec.scale,
+            module: module_word(module),
+            dropout: plan.recipe().dropout,
         })
+    }
+}
+
+impl Adapter {
+    /// None in a pass that is not for training.
+    fn dropout<T: Tape>(&self, params: &ParamScope<'_, T>) -> Option<Dropout<T>> {
+        let rows = params.dropout_rows().filter(|_| self.dropout > 0.0)?;
+        Some(Dropout { rows, module: self.module, rate: self.dropout })
     }
 }
 
@@ -53,6 +67,11 @@ impl<B: ModelBackend> LoraLinear<B> {
     /// A frozen weight `[out, in]` and bias, and the adapter of their module.
     pub fn new(weight_oi: Tensor<B, 2>, bias_o: Option<Tensor<B, 1>>, adapter: Option<Adapter>) -> Self {
         Self { weight_oi, bias_o, adapter }
+    }
+
+    /// The frozen weight, `[out, in]`, shared.
+    pub fn weight(&self) -> Tensor<B, 2> {
+        self.weight_oi.clone()
     }
 
     /// Whether it has an adapter.
@@ -89,6 +108,7 @@ impl<B: ModelBackend> LoraLinear<B> {
                 a_ri: params.get::<2>(adapter.a_ri),
                 b_or: params.get::<2>(adapter.b_or),
                 scale: adapter.scale,
+                dropout: adapter.dropout(params),
             }),
         }
     }

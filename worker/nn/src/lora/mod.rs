@@ -8,7 +8,8 @@
 //! peft      adapter_config.json and adapter_model.safetensors, read and written
 //! ```
 //!
-//! Not here: DoRA, LoRA on embeddings and convolutions, dropout, trained biases. They are refused by name.
+//! Not here: DoRA, LoRA on embeddings and convolutions, trained biases. They are refused by name. What
+//! dropout drops is `kernels::dropout`'s.
 
 mod error;
 pub mod linear;

@@ -45,7 +45,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Patterns<V> {
     }
 }
 
-/// Takes entries as they come. Keys that stand twice have been refused by whoever parsed the text.
+/// Takes entries as they come. Keys that stand twice have been refused by the parser of the text.
 struct InOrder<V>(PhantomData<V>);
 
 impl<'de, V: Deserialize<'de>> Visitor<'de> for InOrder<V> {

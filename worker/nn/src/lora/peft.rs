@@ -10,7 +10,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
@@ -21,7 +20,10 @@ use super::{
     peft_config::{self, AdapterConfig},
     plan::LoraPlan,
 };
-use crate::params::TrainableLayout;
+use crate::{
+    files::{self, StoredTensor},
+    params::TrainableLayout,
+};
 
 /// File names, as PEFT knows them.
 const CONFIG: &str = "adapter_config.json";
@@ -69,6 +71,22 @@ impl PeftAdapter {
     /// Which linears it adapts, and how.
     pub fn plan(&self) -> &LoraPlan {
         &self.plan
+    }
+
+    /// Its tensors under PEFT's names, module paths in the newer spelling.
+    pub fn into_tensors(self) -> Vec<StoredTensor> {
+        let shape = |name: &str, values: &Vec<f32>| {
+            let module = name.trim_start_matches("base_model.model.");
+            let of = |suffix| module.strip_suffix(suffix).and_then(|module| self.plan.adapter(module));
+            match (of(".lora_A.weight"), of(".lora_B.weight")) {
+                (Some(spec), _) => vec![spec.rank, values.len() / spec.rank],
+                (None, Some(spec)) => vec![values.len() / spec.rank, spec.rank],
+                (None, None) => vec![values.len()],
+            }
+        };
+        let shapes: Vec<_> = self.tensors.iter().map(|(name, values)| shape(name, values)).collect();
+        let tensors = self.tensors.into_iter().zip(shapes);
+        tensors.map(|((name, values), shape)| StoredTensor { name, shape, values }).collect()
     }
 
     /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
@@ -158,21 +176,9 @@ impl Weights<'_> {
     }
 
     fn values(&self, key: &str, view: &TensorView<'_>) -> Result<Vec<f32>, LoraError> {
-        let bytes = view.data();
-        let values: Vec<f32> = match view.dtype() {
-            Dtype::F32 => {
-                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            }
-            Dtype::BF16 => {
-                bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
-            }
-            Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-            found => {
-                return Err(
-                    self.error(format!("tensor `{key}` is stored as {found:?}; expected F32, BF16 or F16"))
-                );
-            }
-        };
+        let values = files::floats(view).ok_or_else(|| {
+            self.error(format!("tensor `{key}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
+        })?;
         match values.iter().find(|value| !value.is_finite()) {
             None => Ok(values),
             Some(value) => Err(self.error(format!("tensor `{key}` holds {value}"))),

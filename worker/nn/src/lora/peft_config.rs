@@ -13,7 +13,6 @@ use super::{
     error::LoraError,
     module::Module,
     plan::{LoraPlan, Recipe},
-    targets::{LayerFilter, Targets},
 };
 
 /// The PEFT release whose fields are written.
@@ -77,10 +76,8 @@ const PLAIN_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 /// What `adapter_config.json` says about the adapters.
 #[derive(Debug)]
 pub struct AdapterConfig {
-    /// Rank, alpha, targets and patterns.
+    /// Rank, alpha, targets, patterns, dropout.
     pub recipe: Recipe,
-    exclude: Option<LoraTargets>,
-    layers: Option<LayerFilter>,
 }
 
 impl AdapterConfig {
@@ -92,13 +89,6 @@ impl AdapterConfig {
         let targets = fields.targets("target_modules")?.ok_or_else(|| {
             fields.error("target_modules", "missing; write the names of the adapted modules")
         })?;
-        let layers = match (&targets, fields.indices("layers_to_transform")?) {
-            // PEFT looks at layers only when targets are a list.
-            (LoraTargets::Suffixes(_), Some(indices)) if !indices.is_empty() => {
-                Some(LayerFilter::new(indices, &fields.strings("layers_pattern")?)?)
-            }
-            _ => None,
-        };
         let recipe = Recipe {
             rank: fields
                 .typed("r", "a positive whole number", |v| v.as_u64().filter(|r| *r > 0))?
@@ -109,24 +99,28 @@ impl AdapterConfig {
             rank_pattern: fields
                 .pattern("rank_pattern", |v| v.as_u64().filter(|r| *r > 0).map(|r| r as usize))?,
             alpha_pattern: fields.pattern("alpha_pattern", Value::as_f64)?,
+            dropout: fields
+                .typed("lora_dropout", "a number from 0 to below 1", |v| {
+                    v.as_f64().filter(|rate| (0.0..1.0).contains(rate))
+                })?
+                .unwrap_or(0.0),
+            exclude_modules: fields.targets("exclude_modules")?,
+            layers_to_transform: fields.indices("layers_to_transform")?.unwrap_or_default(),
+            layers_pattern: fields.strings("layers_pattern")?,
         };
-        Ok(Self { recipe, exclude: fields.targets("exclude_modules")?, layers })
+        Ok(Self { recipe })
     }
 
     /// The adapters it asks for. Expressions may be written for either spelling of module paths.
     pub fn plan(&self, modules: &[Module]) -> Result<LoraPlan, LoraError> {
         let attempt = |spell: fn(&Module) -> &str| -> Result<LoraPlan, LoraError> {
-            let mut spelled = Vec::with_capacity(modules.len());
-            let mut names = Vec::with_capacity(modules.len());
-            for module in modules {
-                let name = spell(module);
-                if self.admits(name)? {
-                    spelled.push(Module { name: name.into(), ..module.clone() });
-                    names.push((name.to_owned(), module.name.clone()));
-                }
-            }
+            let spelled: Vec<_> = modules
+                .iter()
+                .map(|module| Module { name: spell(module).into(), ..module.clone() })
+                .collect();
+            let names = modules.iter().map(|module| (spell(module).to_owned(), module.name.clone()));
             let plan = LoraPlan::from_recipe(self.recipe.clone(), &spelled, "target_modules")?;
-            Ok(plan.renamed(&names.into_iter().collect()))
+            Ok(plan.renamed(&names.collect()))
         };
         match attempt(|module| &module.name) {
             Err(error @ LoraError::NothingMatches { .. }) => {
@@ -134,15 +128,6 @@ impl AdapterConfig {
             }
             result => result,
         }
-    }
-
-    fn admits(&self, name: &str) -> Result<bool, LoraError> {
-        if let Some(exclude) = &self.exclude
-            && Targets::excluded(exclude, "exclude_modules")?.matches(name)?
-        {
-            return Ok(false);
-        }
-        self.layers.as_ref().map_or(Ok(true), |layers| layers.admits(name))
     }
 }
 
@@ -154,9 +139,9 @@ pub fn to_json(plan: &LoraPlan, base_model: &str) -> Value {
         LoraTargets::Regex(text) if text.eq_ignore_ascii_case("all-linear") => {
             plan.adapters().map(|(name, _)| name).collect()
         }
-        LoraTargets::Regex(text) => json!(text),
-        LoraTargets::Suffixes(names) => json!(names),
+        named => json!(named),
     };
+    let listed = |empty: bool, list: Value| if empty { Value::Null } else { list };
     let ranks: Map<_, _> = recipe.rank_pattern.iter().map(|(key, rank)| (key.clone(), json!(rank))).collect();
     let alphas: Map<_, _> =
         recipe.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha))).collect();
@@ -170,18 +155,19 @@ pub fn to_json(plan: &LoraPlan, base_model: &str) -> Value {
         "corda_config": null,
         "ensure_weight_tying": false,
         "eva_config": null,
-        "exclude_modules": null,
+        "exclude_modules": recipe.exclude_modules,
         "fan_in_fan_out": false,
         "inference_mode": true,
         "init_lora_weights": true,
         "kasa_config": null,
         "layer_replication": null,
-        "layers_pattern": null,
-        "layers_to_transform": null,
+        "layers_pattern": listed(recipe.layers_pattern.is_empty(), json!(recipe.layers_pattern)),
+        "layers_to_transform":
+            listed(recipe.layers_to_transform.is_empty(), json!(recipe.layers_to_transform)),
         "loftq_config": {},
         "lora_alpha": number(recipe.alpha),
         "lora_bias": false,
-        "lora_dropout": 0.0,
+        "lora_dropout": recipe.dropout,
         "lora_ga_config": null,
         "megatron_config": null,
         "megatron_core": "megatron.core",
@@ -250,9 +236,6 @@ impl Fields<'_> {
                 return Err(self.error("init_lora_weights", problem));
             }
             _ => {}
-        }
-        if self.get("lora_dropout").and_then(Value::as_f64).is_some_and(|p| p > 0.0) {
-            tracing::warn!(file = %self.path.display(), "lora_dropout is ignored: training has none");
         }
         for field in self.object.keys() {
             if !KNOWN.contains(&field.as_str()) && !REFUSED.contains(&field.as_str()) {

@@ -9,7 +9,7 @@ use super::{
     error::LoraError,
     module::Module,
     settings::{Lora, LoraTargets},
-    targets::{Patterns, Targets},
+    targets::{LayerFilter, PatternTable, Targets},
 };
 
 /// An adapter of one linear.
@@ -38,6 +38,14 @@ pub struct Recipe {
     pub rank_pattern: Vec<(String, usize)>,
     /// `alpha_pattern`.
     pub alpha_pattern: Vec<(String, f64)>,
+    /// `lora_dropout`.
+    pub dropout: f64,
+    /// `exclude_modules`.
+    pub exclude_modules: Option<LoraTargets>,
+    /// `layers_to_transform`; empty for all.
+    pub layers_to_transform: Vec<u64>,
+    /// `layers_pattern`; empty for every numbered list.
+    pub layers_pattern: Vec<String>,
 }
 
 impl From<&Lora> for Recipe {
@@ -49,6 +57,10 @@ impl From<&Lora> for Recipe {
             targets: lora.targets.clone(),
             rank_pattern: lora.rank_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
             alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
+            dropout: lora.dropout,
+            exclude_modules: lora.exclude_modules.clone(),
+            layers_to_transform: lora.layers_to_transform.clone(),
+            layers_pattern: lora.layers_pattern.clone(),
         }
     }
 }
@@ -68,7 +80,14 @@ impl LoraPlan {
 
     /// Applies a recipe; `field` names its targets in errors.
     pub(super) fn from_recipe(recipe: Recipe, modules: &[Module], field: &str) -> Result<Self, LoraError> {
-        let names = Targets::new(&recipe.targets, field)?.select(modules)?;
+        let mut admitted = Vec::with_capacity(modules.len());
+        let filter = RecipeFilter::new(&recipe)?;
+        for module in modules {
+            if filter.admits(&module.name)? {
+                admitted.push(module.clone());
+            }
+        }
+        let names = Targets::new(&recipe.targets, field)?.select(&admitted)?;
         let patterns = RecipePatterns::new(&recipe)?;
         let adapters = names
             .into_iter()
@@ -118,16 +137,44 @@ impl fmt::Display for AdapterSpec {
     }
 }
 
+/// What a recipe leaves out of whatever its targets match.
+struct RecipeFilter<'a> {
+    excluded: Option<Targets<'a>>,
+    layers: Option<LayerFilter>,
+}
+
+impl<'a> RecipeFilter<'a> {
+    fn new(recipe: &'a Recipe) -> Result<Self, LoraError> {
+        let excluded = recipe.exclude_modules.as_ref();
+        let excluded = excluded.map(|names| Targets::excluded(names, "exclude_modules")).transpose()?;
+        // PEFT looks at layers only when targets are a list.
+        let counted = matches!(recipe.targets, LoraTargets::Suffixes(_));
+        let layers = (counted && !recipe.layers_to_transform.is_empty())
+            .then(|| LayerFilter::new(recipe.layers_to_transform.clone(), &recipe.layers_pattern))
+            .transpose()?;
+        Ok(Self { excluded, layers })
+    }
+
+    fn admits(&self, name: &str) -> Result<bool, LoraError> {
+        if let Some(excluded) = &self.excluded
+            && excluded.matches(name)?
+        {
+            return Ok(false);
+        }
+        self.layers.as_ref().map_or(Ok(true), |layers| layers.admits(name))
+    }
+}
+
 struct RecipePatterns {
-    rank: Patterns<usize>,
-    alpha: Patterns<f64>,
+    rank: PatternTable<usize>,
+    alpha: PatternTable<f64>,
 }
 
 impl RecipePatterns {
     fn new(recipe: &Recipe) -> Result<Self, LoraError> {
         Ok(Self {
-            rank: Patterns::new("rank_pattern", &recipe.rank_pattern)?,
-            alpha: Patterns::new("alpha_pattern", &recipe.alpha_pattern)?,
+            rank: PatternTable::new("rank_pattern", &recipe.rank_pattern)?,
+            alpha: PatternTable::new("alpha_pattern", &recipe.alpha_pattern)?,
         })
     }
 

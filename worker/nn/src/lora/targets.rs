@@ -171,12 +171,12 @@ fn pattern_error(field: &str, text: &str, source: fancy_regex::Error) -> LoraErr
 }
 
 /// `rank_pattern` or `alpha_pattern`, compiled.
-pub struct Patterns<V> {
+pub struct PatternTable<V> {
     field: &'static str,
     entries: Vec<(String, Regex, V)>,
 }
 
-impl<V: Copy> Patterns<V> {
+impl<V: Copy> PatternTable<V> {
     /// Compiles keys in their order; `field` names them in errors.
     pub fn new(field: &'static str, entries: &[(String, V)]) -> Result<Self, LoraError> {
         let entries = entries

@@ -7,7 +7,7 @@ use std::{
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
-/// The same, restarted by whoever guards work instead of whoever keeps the records.
+/// The same, restarted where guarded work begins and not where a phase's record begins.
 static GUARD_PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Wraps an allocator and counts the bytes it has handed out.

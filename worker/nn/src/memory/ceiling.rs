@@ -1,5 +1,5 @@
-//! The ceiling over what a rank may hold, and the way out for work that goes through it, or that nobody has a
-//! use for any more.
+//! The ceiling over what a rank may hold, and the way out for work that goes through it, or whose result is
+//! of no use any more.
 //!
 //! ```text
 //! guarded_unless(called off?, || forward and backward) ── Ok(result)
@@ -45,7 +45,7 @@ pub struct Overrun {
 pub enum Unfinished {
     /// It ran out of memory.
     OutOfMemory(Overrun),
-    /// Somebody else knows that its result is of no use.
+    /// It was told that its result is of no use any more.
     CalledOff,
 }
 

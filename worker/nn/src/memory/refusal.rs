@@ -1,20 +1,20 @@
 //! Allocations that a device refuses on a thread of its own.
 //!
 //! An accelerator's runtime takes orders on one thread and carries them out on another. There an allocation
-//! that the driver refuses panics, and the runtime catches that by itself; who gave the order is told later,
-//! if at all, of its consequence (a buffer that is not there), in words that say nothing of memory. So the
+//! that the driver refuses panics, and the runtime catches that by itself; the thread that ordered is told
+//! later, if at all, of its consequence (a missing buffer), in words that say nothing of memory. So the
 //! panic itself is heard, where every panic of a process passes by: in the panic hook.
 //! [`guarded`](super::guarded) work takes what was heard meanwhile for its own failure, whatever it fails
 //! with, and even if it seems to have gone well: its results are not there.
 //!
-//! After a refusal the device is set in order before anybody goes on ([`after_refusal`]): what failed orders
+//! After a refusal the device is set in order before any work goes on ([`after_refusal`]): what failed orders
 //! left behind fails now, and what its allocator keeps for later sizes is given back.
 //!
 //! Until then what fails on any thread fails in consequence: orders by the hundred, each with a panic of its
 //! own. Those are not printed.
 //!
-//! One GPU in a process, one trainer: what is heard belongs to who is guarded. What this file does not do:
-//! make anything fail, or know a device. A process that never calls [`listen`] hears nothing.
+//! One GPU in a process, one trainer: what is heard belongs to the work that is guarded. What this file does
+//! not do: make anything fail, or know a device. A process that never calls [`listen`] hears nothing.
 
 use std::{
     cell::RefCell,
@@ -68,8 +68,8 @@ pub fn refused() -> Option<String> {
     take()
 }
 
-/// A refusal that nobody has asked after was of work that is not guarded, and is told; later work has the
-/// device in order.
+/// A refusal that is still there belonged to work that was not guarded: it is logged, and later work finds
+/// the device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
         tracing::warn!(device = %words, "an allocation was refused, and what it was for is not there");

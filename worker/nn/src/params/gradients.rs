@@ -2,7 +2,7 @@
 //! ([`Flat`]).
 //!
 //! The backward pass sees them as [`GradientSums`]: it hands over the gradients of one block after another,
-//! and does not wait for anybody to have taken them.
+//! and does not wait until they have been taken.
 //!
 //! What this file does not do: make gradients ([`ParamScope::collect`](super::ParamScope::collect)), add them
 //! up ([`kernels::flat`](crate::kernels::flat)), or reduce them (`zero`).

@@ -3,7 +3,7 @@
 //! ```text
 //!             where it is made           what recompute keeps     run again
 //! float32     as computed                the value itself         the value itself
-//! bfloat16    rounded: `rounded`, `residual` 2 bytes: `packed`        widened: `unpacked`
+//! bfloat16    `rounded`, `residual`      2 bytes: `packed`        widened: `unpacked`
 //! ```
 //!
 //! Whatever recompute may keep is rounded where it is made: in every mode, also where nothing is kept, and in
@@ -31,7 +31,7 @@ pub fn residual<B: ModelBackend>(dtype: ActivationsDtype, x_no: Tensor<B, 2>) ->
     Residual { x_no, rounded: dtype == ActivationsDtype::Bfloat16 }
 }
 
-/// A value of [`rounded`] or a sum [`residual`] another as it is kept.
+/// What [`rounded`] or [`residual`] has made, as it is kept.
 pub fn packed<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
     match dtype {
         ActivationsDtype::Float32 => x_nd,

@@ -196,7 +196,7 @@ impl<B: ModelBackend> Notebook<B> {
         }
     }
 
-    /// Whether a block runs again: nobody reads the outputs of its halves.
+    /// Whether a block runs again: the outputs of its halves are not read.
     pub fn is_reading(&self) -> bool {
         matches!(self, Self::Reading(_))
     }

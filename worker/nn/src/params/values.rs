@@ -24,7 +24,7 @@ use super::{
     notes::{Keep, LinearInputs, Notebook, Notes},
 };
 use crate::kernels::{
-    LinearLayer, ModelBackend, Tape,
+    DropoutRows, LinearLayer, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -36,14 +36,19 @@ pub struct Trainables<B: ModelBackend> {
     device: B::Device,
 }
 
-/// Nobody looks while values are taken.
-const THERE: &str = "values that were taken are put back before anybody looks";
+/// Values are not read while they are taken.
+const THERE: &str = "values that were taken are put back before they are read";
 
 impl<B: ModelBackend> Trainables<B> {
-    /// Takes over `values`, which must have the layout's length.
+    /// Takes over `values`, which must have the layout's length; none are looked at on a backend that has
+    /// none.
     pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
-        assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
-        let flat = B::Flat::of(&B::Flat::place(device), values).into_tensor(device);
+        let flat = if B::VALUES {
+            assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
+            B::Flat::of(&B::Flat::place(device), values).into_tensor(device)
+        } else {
+            Tensor::zeros([layout.len()], device)
+        };
         Self { layout, flat: Some(flat), device: device.clone() }
     }
 
@@ -132,6 +137,7 @@ pub struct ParamScope<'a, T: Tape> {
     left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
     notebook: Notebook<T::Base>,
     activations: ActivationsDtype,
+    dropout: Option<DropoutRows<T::Base>>,
 }
 
 /// What the gradient of a linear layer's weight is made of, left by the backward pass for
@@ -153,13 +159,25 @@ impl<'a, T: Tape> ParamScope<'a, T> {
 
     fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
         let (notebook, activations) = (Notebook::Closed, ActivationsDtype::Float32);
-        Self { trainables, tracked, leaves: RefCell::default(), left: Arc::default(), notebook, activations }
+        let (leaves, left) = (RefCell::default(), Arc::default());
+        Self { trainables, tracked, leaves, left, notebook, activations, dropout: None }
     }
 
     /// The same for a block whose values are of this precision where they may be kept (`held`); float32
     /// unless said.
     pub fn holding(self, activations: ActivationsDtype) -> Self {
         Self { activations, ..self }
+    }
+
+    /// The same for a block that trains on these rows, whose adapters drop what their module's rate says;
+    /// nothing is dropped unless said.
+    pub fn dropping(self, dropout: Option<DropoutRows<T::Base>>) -> Self {
+        Self { dropout, ..self }
+    }
+
+    /// The rows of this block's inputs, if anything of them may be dropped.
+    pub fn dropout_rows(&self) -> Option<DropoutRows<T>> {
+        self.dropout.clone().map(T::lift_rows)
     }
 
     /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.

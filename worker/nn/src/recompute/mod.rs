@@ -5,15 +5,14 @@
 //! ```text
 //! mode        kept per block                                      run again in the backward pass
 //! none        both halves' graphs                                 nothing
-//! selective   both halves' inputs, outputs of linear layers       norms, activations, attention, and the
-//!                                                                 linear
+//! selective   both halves' inputs, outputs of linear layers       norms, activations, attention, linear
 //!             that cost most for their size                       layers marked as cheap for their size
 //! full        both halves' inputs                                 everything but each half's last product
 //! every: n    as `full` in blocks 0, n, 2n, ..                    the same in those blocks
 //! ```
 //!
 //! Three things keep the price below that of a second forward pass. A half's last product is added to the
-//! residual stream, and the sum is the next half's input, which is kept: nobody needs it again. With the
+//! residual stream, and the sum is the next half's input, which is kept: it is not needed again. With the
 //! MLP's input kept, the two halves are run again one after the other, so only one's graph exists at a time.
 //! And selective recompute gives a linear layer its value back from [`Notes`]: its gradient needs its input,
 //! not its output.
@@ -37,6 +36,9 @@
 //! keeps none of them beyond its step: so layers need not all be there at once. In the modes that run a block
 //! again its weights are asked for again.
 //!
+//! A block that trains below an adapter's dropout drops the same elements whenever it runs
+//! (`kernels::dropout`).
+//!
 //! What this module does not do: know what a block computes, or where its weights are.
 
 pub mod segment;
@@ -49,7 +51,7 @@ use coxswain_proto::run_spec::Recompute;
 
 use super::block::{Block, Lent};
 use crate::{
-    kernels::Tape,
+    kernels::{DropoutRows, Tape},
     memory,
     params::{GradientSums, Notes, ParamScope, Trainables, held},
 };
@@ -202,6 +204,8 @@ pub struct Tower<'a, B: Tape<Base = B>, S> {
     pub retention: Retention,
     /// Further inputs that every block sees; their gradients are summed over the blocks.
     pub sides: Vec<Input<B>>,
+    /// The rows of the blocks' inputs in a pass whose adapters drop some of them; [`Tower::run`] never does.
+    pub dropout: Option<DropoutRows<B>>,
 }
 
 /// What one forward pass kept, for one backward pass.
@@ -339,7 +343,9 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
 
     /// Half a block without a tape, taking notes.
     fn note(&self, half: &impl Segment<B>, x_nd: Tensor<B, 2>, outputs: bool) -> (Tensor<B, 2>, Notes<B>) {
-        let params = ParamScope::noting(self.trainables, outputs).holding(self.retention.activations);
+        let params = ParamScope::noting(self.trainables, outputs)
+            .holding(self.retention.activations)
+            .dropping(self.dropout.clone());
         let y_nd = half.run(&params, &self.inputs(x_nd));
         (y_nd, params.into_notes())
     }
@@ -356,7 +362,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
             Some(notes) => ParamScope::recalling(self.trainables, notes),
             None => ParamScope::tracked(self.trainables),
         };
-        let params = params.holding(self.retention.activations);
+        let params = params.holding(self.retention.activations).dropping(self.dropout.clone());
         Recorded::run_in(params, half, self.tracked_inputs(x_nd, track_x))
     }
 

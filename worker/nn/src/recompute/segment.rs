@@ -123,7 +123,7 @@ fn seeded<B: Backend>(y_nd: Tensor<Autodiff<B>, 2>, dy_nd: Tensor<B, 2>) -> Opti
     match Seed.prepare::<NoCheckpointing>([y.node]).compute_bound().stateful() {
         OpsKind::UnTracked(_) => None,
         OpsKind::Tracked(prep) => {
-            // Nobody reads it, so nobody writes it.
+            // It is not read, so it is not written.
             let value = B::float_empty(Shape::new([1]), &device, dtype.into());
             let root = prep.finish(dy_nd.into_primitive().tensor(), value);
             Some(Tensor::from_primitive(TensorPrimitive::Float(root)))

@@ -47,7 +47,7 @@ impl ToyBlock {
         let layer = || {
             let update = self.adapters.map(|adapters| {
                 let (a, b) = adapters[half];
-                LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5 }
+                LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5, dropout: None }
             });
             let w_oi = T::lift(self.frozen[half].clone());
             LinearLayer { w_oi, bias_o: None, update }
@@ -115,7 +115,7 @@ impl Toy {
     fn tower(&self, retention: Retention) -> Tower<'_, Flex, Vec<InContext<'_, Flex, ToyBlock>>> {
         let in_context = |block| InContext { block: Lent::Held(block), context: &() };
         let layers = self.blocks.iter().map(in_context).collect();
-        Tower { layers, trainables: &self.trainables, retention, sides: vec![] }
+        Tower { layers, trainables: &self.trainables, retention, sides: vec![], dropout: None }
     }
 
     fn run(&self, retention: Retention, below_trains: bool) -> Outcome {

@@ -1,4 +1,4 @@
-//! What ends a communicator: an abort, a lost rank, ranks in different collectives. Nobody may hang, and
+//! What ends a communicator: an abort, a lost rank, ranks in different collectives. No rank may hang, and
 //! everybody is told.
 
 use std::sync::atomic::Ordering;

@@ -41,7 +41,7 @@ pub struct Behaviour {
 type Program = fn(&mut dyn Collective) -> Result<bool, Violation>;
 
 impl Behaviour {
-    /// Runs this rank's part on a communicator that nobody has used yet.
+    /// Runs this rank's part on a new communicator.
     pub fn run(&self, comm: &mut dyn Collective) -> Result<bool, Violation> {
         (self.run)(comm)
     }
@@ -76,7 +76,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::new("buffers of a device go every way that the optimizer sends them", device::on_flex),
     Behaviour::new("a shift brings the chunk of the rank before", values::shift),
     Behaviour::new("broadcast works from every root", values::broadcast),
-    Behaviour::new("nobody leaves a barrier before all have come", values::barrier),
+    Behaviour::new("no rank leaves a barrier before all have come", values::barrier),
     Behaviour::new("a repeated reduction gives the same bits on all ranks", values::repeated),
     Behaviour::new("operations follow each other in any mix", values::mixed),
     Behaviour::new("what others bring to an all-gather shows before it is entered", values::ahead),

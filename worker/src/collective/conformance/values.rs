@@ -265,7 +265,7 @@ pub(super) fn barrier(comm: &mut dyn Collective) -> Seen {
         comm.all_gather_in_place(BufMut::F64(&mut times))?;
         let came = times.iter().step_by(2).copied().fold(f64::MIN, f64::max);
         let left = times.iter().skip(1).step_by(2).copied().fold(f64::MAX, f64::min);
-        hold!(left >= came, "round {round}: somebody left {} us before somebody came", came - left);
+        hold!(left >= came, "round {round}: a rank left {} us before another came", came - left);
     }
     Ok(true)
 }

@@ -15,7 +15,7 @@ use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    handshake::{ANSWER, CONFIRM, Hello, Verdict, decode_answer},
+    handshake::{ANSWER, Admission, CONFIRM, Hello, decode_answer},
     patience::{Half, Patience, Stop},
     sockets::prepare,
 };
@@ -30,7 +30,7 @@ enum Missed {
     /// Worth another try.
     Again(String),
     /// Not.
-    Refused(Verdict, Generation),
+    Refused(Admission, Generation),
     Stop(Stop),
 }
 
@@ -118,7 +118,7 @@ fn introduce(mut socket: TcpStream, hello: &Hello, patience: &Patience<'_>) -> R
         }
     }
     match decode_answer(&answer) {
-        Some((Verdict::Welcome, _)) => {
+        Some((Admission::Welcome, _)) => {
             socket.write_all(&CONFIRM)?;
             Ok(socket)
         }

@@ -43,7 +43,7 @@ pub(super) struct Hello {
 
 /// What an accepting rank makes of a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Verdict {
+pub(super) enum Admission {
     #[error("welcome")]
     Welcome = 1,
     #[error("it runs another version of the ring protocol; start the same binary everywhere")]
@@ -58,7 +58,7 @@ pub(super) enum Verdict {
     OtherPlace,
 }
 
-impl Verdict {
+impl Admission {
     /// Whether asking again may help: the neighbour has yet to learn of this generation.
     pub(super) fn may_change(self) -> bool {
         self == Self::Early
@@ -107,25 +107,25 @@ impl Hello {
     }
 
     /// What a rank that waits for exactly `self` answers to `other`.
-    pub(super) fn judge(&self, other: &Hello) -> Verdict {
+    pub(super) fn judge(&self, other: &Hello) -> Admission {
         if other.version != self.version {
-            Verdict::OtherVersion
+            Admission::OtherVersion
         } else if other.run != self.run {
-            Verdict::OtherRun
+            Admission::OtherRun
         } else if other.generation < self.generation {
-            Verdict::Stale
+            Admission::Stale
         } else if other.generation > self.generation {
-            Verdict::Early
+            Admission::Early
         } else if other != self {
-            Verdict::OtherPlace
+            Admission::OtherPlace
         } else {
-            Verdict::Welcome
+            Admission::Welcome
         }
     }
 }
 
 /// An answer as bytes.
-pub(super) fn encode_answer(verdict: Verdict, generation: Generation) -> [u8; ANSWER] {
+pub(super) fn encode_answer(verdict: Admission, generation: Generation) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[0..6].copy_from_slice(&MAGIC);
     bytes[6] = verdict as u8;
@@ -134,8 +134,8 @@ pub(super) fn encode_answer(verdict: Verdict, generation: Generation) -> [u8; AN
 }
 
 /// The verdict and the generation of the rank that gave it; `None` if that was no rank of ours.
-pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<(Verdict, Generation)> {
-    use Verdict::*;
+pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<(Admission, Generation)> {
+    use Admission::*;
     let verdict = [Welcome, OtherVersion, OtherRun, Stale, Early, OtherPlace]
         .into_iter()
         .find(|verdict| *verdict as u8 == bytes[6])?;
@@ -155,8 +155,8 @@ mod tests {
     fn hello_and_answer_survive_the_wire() {
         let sent = hello("run", 7, 3, 4);
         assert_eq!(Hello::decode(&sent.encode()), Some(sent));
-        let answer = encode_answer(Verdict::Stale, Generation(9));
-        assert_eq!(decode_answer(&answer), Some((Verdict::Stale, Generation(9))));
+        let answer = encode_answer(Admission::Stale, Generation(9));
+        assert_eq!(decode_answer(&answer), Some((Admission::Stale, Generation(9))));
         assert_eq!(Hello::decode(&[b'G'; HELLO]), None);
         assert_eq!(decode_answer(&[b'H'; ANSWER]), None);
     }
@@ -166,13 +166,13 @@ mod tests {
         let awaited = hello("run", 7, 3, 4);
         let newer = Hello { version: VERSION + 1, ..awaited };
         for (other, verdict) in [
-            (awaited.clone(), Verdict::Welcome),
-            (newer, Verdict::OtherVersion),
-            (hello("another", 7, 3, 4), Verdict::OtherRun),
-            (hello("run", 6, 3, 4), Verdict::Stale),
-            (hello("run", 8, 3, 4), Verdict::Early),
-            (hello("run", 7, 2, 4), Verdict::OtherPlace),
-            (hello("run", 7, 3, 5), Verdict::OtherPlace),
+            (awaited.clone(), Admission::Welcome),
+            (newer, Admission::OtherVersion),
+            (hello("another", 7, 3, 4), Admission::OtherRun),
+            (hello("run", 6, 3, 4), Admission::Stale),
+            (hello("run", 8, 3, 4), Admission::Early),
+            (hello("run", 7, 2, 4), Admission::OtherPlace),
+            (hello("run", 7, 3, 5), Admission::OtherPlace),
         ] {
             assert_eq!(awaited.judge(&other), verdict);
         }

@@ -16,7 +16,7 @@ use nix::poll::PollFlags;
 
 use super::{
     patience::{Patience, Stop},
-    shared::{Offer, Place, Reader, Writer},
+    shared::{MemoryOffer, MemoryPlace, Reader, Writer},
 };
 
 const MAGIC: [u8; 6] = *b"CXlane";
@@ -39,8 +39,8 @@ pub(super) fn agree(
     patience: &Patience<'_>,
 ) -> Result<(Option<Writer>, Option<Reader>), Lost> {
     // No memory, no shared lane.
-    let offer = if allowed && same_machine(next) { Offer::new().ok() } else { None };
-    say(next, &encode(offer.as_ref().map(Offer::place))).map_err(Lost::Next)?;
+    let offer = if allowed && same_machine(next) { MemoryOffer::new().ok() } else { None };
+    say(next, &encode(offer.as_ref().map(MemoryOffer::place))).map_err(Lost::Next)?;
     let mut bytes = [0; OFFER];
     hear(previous, &mut bytes, patience).map_err(Lost::Previous)?;
     let place = decode(&bytes).map_err(|error| Lost::Previous(Stop::Broken(error)))?;
@@ -48,7 +48,7 @@ pub(super) fn agree(
     say(previous, &[if reader.is_some() { TAKEN } else { DECLINED }]).map_err(Lost::Previous)?;
     let mut verdict = [0];
     hear(next, &mut verdict, patience).map_err(Lost::Next)?;
-    let writer = offer.filter(|_| verdict == [TAKEN]).map(Offer::taken);
+    let writer = offer.filter(|_| verdict == [TAKEN]).map(MemoryOffer::taken);
     Ok((writer, reader))
 }
 
@@ -60,10 +60,10 @@ fn same_machine(socket: &TcpStream) -> bool {
     }
 }
 
-fn encode(place: Option<Place>) -> [u8; OFFER] {
+fn encode(place: Option<MemoryPlace>) -> [u8; OFFER] {
     let mut bytes = [0; OFFER];
     bytes[0..6].copy_from_slice(&MAGIC);
-    if let Some(Place { pid, fd, nonce }) = place {
+    if let Some(MemoryPlace { pid, fd, nonce }) = place {
         bytes[6] = 1;
         bytes[8..12].copy_from_slice(&pid.to_le_bytes());
         bytes[12..16].copy_from_slice(&fd.to_le_bytes());
@@ -72,13 +72,13 @@ fn encode(place: Option<Place>) -> [u8; OFFER] {
     bytes
 }
 
-fn decode(bytes: &[u8; OFFER]) -> io::Result<Option<Place>> {
+fn decode(bytes: &[u8; OFFER]) -> io::Result<Option<MemoryPlace>> {
     if bytes[0..6] != MAGIC {
         return Err(io::Error::new(ErrorKind::InvalidData, "it does not speak the ring's language"));
     }
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let nonce = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
-    Ok((bytes[6] == 1).then(|| Place { pid: u32_at(8), fd: u32_at(12), nonce }))
+    Ok((bytes[6] == 1).then(|| MemoryPlace { pid: u32_at(8), fd: u32_at(12), nonce }))
 }
 
 /// A few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn an_offer_survives_the_wire_and_garbage_does_not() {
-        let place = Place { pid: 7, fd: 9, nonce: 1 << 60 };
+        let place = MemoryPlace { pid: 7, fd: 9, nonce: 1 << 60 };
         for offer in [None, Some(place)] {
             assert_eq!(decode(&encode(offer)).expect("ours"), offer);
         }

@@ -23,7 +23,7 @@ pub(super) type Half = Result<TcpStream, Option<JoinError>>;
 /// Why waiting ended without what was waited for.
 pub(super) enum Stop {
     Deadline,
-    /// Aborted, or the other half of the join has failed: nobody will read our reason.
+    /// Aborted, or the other half of the join has failed: our reason will not be read.
     GivenUp,
     Broken(io::Error),
 }

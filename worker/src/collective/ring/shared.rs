@@ -43,7 +43,7 @@ const LEN: usize = BYTES + CAPACITY;
 
 /// Where the reader finds a writer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MemoryPlace {
     /// The writer's process.
     pub pid: u32,
     /// Its number for the file.
@@ -66,15 +66,15 @@ pub(super) struct Reader {
     read: u64,
 }
 
-/// A writing end that nobody reads yet. The file must stay open until the reader has opened it.
+/// A writing end without a reader yet. The file must stay open until the reader has opened it.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub(super) struct MemoryOffer {
     file: File,
     writer: Writer,
-    place: Place,
+    place: MemoryPlace,
 }
 
-impl Offer {
+impl MemoryOffer {
     /// New memory.
     pub fn new() -> io::Result<Self> {
         let file =
@@ -84,12 +84,12 @@ impl Offer {
         let memory = Memory::map(&file)?;
         let nonce = RandomState::new().hash_one(std::process::id()) | 1;
         memory.u64(NONCE).store(nonce, Ordering::Release);
-        let place = Place { pid: std::process::id(), fd: file.as_raw_fd() as u32, nonce };
+        let place = MemoryPlace { pid: std::process::id(), fd: file.as_raw_fd() as u32, nonce };
         Ok(Self { file, writer: Writer { memory, written: 0 }, place })
     }
 
     /// Where to find it.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> MemoryPlace {
         self.place
     }
 
@@ -126,7 +126,7 @@ impl Writer {
 
 impl Reader {
     /// Opens the memory of another process of this machine.
-    pub fn open(place: &Place) -> io::Result<Self> {
+    pub fn open(place: &MemoryPlace) -> io::Result<Self> {
         let file =
             File::options().read(true).write(true).open(format!("/proc/{}/fd/{}", place.pid, place.fd))?;
         let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     fn pair() -> (Writer, Reader) {
-        let offer = Offer::new().expect("memory");
+        let offer = MemoryOffer::new().expect("memory");
         let reader = Reader::open(&offer.place()).expect("it is ours");
         (offer.taken(), reader)
     }
@@ -296,14 +296,17 @@ mod tests {
 
     #[test]
     fn what_is_not_the_memory_of_this_ring_is_refused() {
-        let offer = Offer::new().expect("memory");
+        let offer = MemoryOffer::new().expect("memory");
         let place = offer.place();
-        assert!(Reader::open(&Place { nonce: place.nonce ^ 2, ..place }).is_err());
-        assert!(Reader::open(&Place { fd: 0, ..place }).is_err());
-        assert!(Reader::open(&Place { pid: u32::MAX, ..place }).is_err());
+        assert!(Reader::open(&MemoryPlace { nonce: place.nonce ^ 2, ..place }).is_err());
+        assert!(Reader::open(&MemoryPlace { fd: 0, ..place }).is_err());
+        assert!(Reader::open(&MemoryPlace { pid: u32::MAX, ..place }).is_err());
         let plain = tempfile::tempfile().expect("a file");
         plain.set_len(LEN as u64).expect("a length");
-        assert!(Reader::open(&Place { fd: plain.as_raw_fd() as u32, ..place }).is_err(), "it could shrink");
+        assert!(
+            Reader::open(&MemoryPlace { fd: plain.as_raw_fd() as u32, ..place }).is_err(),
+            "it could shrink"
+        );
     }
 
     #[test]

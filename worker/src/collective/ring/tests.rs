@@ -78,7 +78,7 @@ fn shared_memory_is_used_where_both_sides_allow_it() {
 }
 
 #[test]
-fn strangers_are_turned_away_and_do_not_hold_up_the_ring() {
+fn strangers_are_refused_and_do_not_hold_up_the_ring() {
     let (a, b) = (listener(), listener());
     let peers = addresses(&[&a, &b]);
     // One says nothing, one speaks another language, one hangs up.

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags};
 use socket2::SockRef;
 
 use super::{
-    handshake::{CONFIRM, HELLO, Hello, Verdict, encode_answer},
+    handshake::{Admission, CONFIRM, HELLO, Hello, encode_answer},
     patience::{Half, Patience, SLICE, Stop},
     sockets::{RingListener, prepare},
 };
@@ -121,10 +121,10 @@ impl Guest {
             return false;
         };
         let verdict = awaited.judge(&hello);
-        if verdict != Verdict::Welcome {
+        if verdict != Admission::Welcome {
             tracing::warn!(from, rank = hello.rank, generation = %hello.generation, ?verdict, "a rank was refused");
         }
         let sent = self.socket.write_all(&encode_answer(verdict, awaited.generation));
-        sent.is_ok() && verdict == Verdict::Welcome
+        sent.is_ok() && verdict == Admission::Welcome
     }
 }

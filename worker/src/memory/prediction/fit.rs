@@ -63,7 +63,7 @@ impl Fit {
 /// What a micro-batch means for a capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum FitVerdict {
     /// At least a quarter is free.
     Safe,
     /// At least a tenth is free.
@@ -74,7 +74,7 @@ pub enum Verdict {
     TooLarge,
 }
 
-impl Verdict {
+impl FitVerdict {
     /// Of a peak within a capacity.
     pub fn of(peak: u64, capacity: u64) -> Self {
         let free = |percent| peak <= capacity / 100 * (100 - percent);
@@ -130,7 +130,7 @@ mod tests {
     fn a_step_is_split_without_losing_a_sample() {
         assert_eq!(samples_of_a_rank(32, 3), 11);
         assert_eq!(split(11, 4, 0).accumulation, 3);
-        assert_eq!(Verdict::of(80, 100), Verdict::Good);
-        assert_eq!(Verdict::of(101, 100), Verdict::TooLarge);
+        assert_eq!(FitVerdict::of(80, 100), FitVerdict::Good);
+        assert_eq!(FitVerdict::of(101, 100), FitVerdict::TooLarge);
     }
 }

@@ -26,4 +26,10 @@ pub(super) use error::{io_error, remedy};
 pub use found::Found;
 pub use manifest::{FileEntry, Manifest};
 pub use staging::Staging;
+pub(super) use staging::take_place;
 pub use store::Store;
+
+/// Everything that trains, in a checkpoint.
+pub(super) const TRAINABLES: &str = "trainables.safetensors";
+/// The run's specification, beside the directory of its checkpoints.
+pub(super) const SPEC_FILE: &str = "run_spec.json";

@@ -1,7 +1,7 @@
 //! How a checkpoint goes away: out of sight by one rename, then file by file.
 //!
 //! Removing a directory takes as long as its files do, may be broken off by a crash, and may be refused:
-//! network file systems keep a directory that somebody has a file of open. What has been renamed is no
+//! network file systems keep a directory of which a file is open. What has been renamed is no
 //! checkpoint any more, whatever becomes of its files, and what is left of it is removed by a later save.
 
 use std::{
@@ -49,7 +49,7 @@ fn hidden_name(path: &Path) -> PathBuf {
 }
 
 /// What crashes have left below `root`: everything out of sight, and checkpoints without a manifest. A
-/// manifest that is there and cannot be read is somebody's to look at.
+/// manifest that is there and cannot be read is left for people to look at.
 pub(super) fn leftovers(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root)? {

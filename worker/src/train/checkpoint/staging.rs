@@ -65,38 +65,38 @@ impl Staging {
         fs::write(&path, text).map_err(io_error("write", &path))?;
         self.sync(Manifest::FILE)?;
         sync_dir(&self.path)?;
-        self.take_place().map_err(io_error("publish", &self.target))?;
+        take_place(&self.path, &self.target).map_err(io_error("publish", &self.target))?;
         if let Some(root) = self.target.parent() {
             sync_dir(root)?;
         }
         Ok(Found { path: self.target.clone(), manifest })
     }
 
-    /// The rename that makes it visible. Where a checkpoint of the same step is (after a rollback over it),
-    /// the two change places, so that there is one at every moment; where the file system cannot do that,
-    /// there is none between two renames.
-    fn take_place(&self) -> io::Result<()> {
-        if !self.target.exists() {
-            return fs::rename(&self.path, &self.target);
-        }
-        match remove::exchange(&self.path, &self.target) {
-            Ok(()) => {
-                remove::remove_hidden(&self.path);
-                Ok(())
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the file system cannot exchange directories");
-                let aside = remove::hide(&self.target)?;
-                let moved = fs::rename(&self.path, &self.target);
-                aside.iter().for_each(|old| remove::remove_hidden(old));
-                moved
-            }
-        }
-    }
-
     /// Removes everything written so far. What cannot be removed now is removed by the next attempt.
     pub fn abandon(&self) {
         remove::remove_hidden(&self.path);
+    }
+}
+
+/// The rename that makes a directory visible. Where another one is (a checkpoint of the same step, after a
+/// rollback over it), the two change places, so that there is one at every moment; where the file system
+/// cannot do that, there is none between two renames.
+pub(in crate::train) fn take_place(staged: &Path, target: &Path) -> io::Result<()> {
+    if !target.exists() {
+        return fs::rename(staged, target);
+    }
+    match remove::exchange(staged, target) {
+        Ok(()) => {
+            remove::remove_hidden(staged);
+            Ok(())
+        }
+        Err(error) => {
+            tracing::debug!(%error, "the file system cannot exchange directories");
+            let aside = remove::hide(target)?;
+            let moved = fs::rename(staged, target);
+            aside.iter().for_each(|old| remove::remove_hidden(old));
+            moved
+        }
     }
 }
 

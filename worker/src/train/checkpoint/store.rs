@@ -25,6 +25,12 @@ impl Store {
         Self { root: output_dir.join("checkpoints") }
     }
 
+    /// The complete checkpoint that this very directory is, if it is one.
+    pub fn at(path: &Path) -> Option<Found> {
+        let manifest = read_manifest(path).filter(|manifest| manifest.format == Manifest::FORMAT)?;
+        Some(Found { path: path.into(), manifest })
+    }
+
     /// Where the checkpoint of `step` is, or will be.
     pub fn path(&self, step: u64) -> PathBuf {
         self.root.join(Step(step).checkpoint_dir())
@@ -97,7 +103,7 @@ impl Store {
             remove::remove_hidden(&left);
         }
         if staging.path().exists() {
-            // Somebody has a file of it open.
+            // A process has a file of it open.
             remove::remove(staging.path()).map_err(io_error("clear", staging.path()))?;
         }
         fs::create_dir(staging.path()).map_err(io_error("create", staging.path()))?;
@@ -109,14 +115,15 @@ impl Store {
         Staging::new(self.root.join(format!("{HIDDEN}{}", Step(step).checkpoint_dir())), self.path(step))
     }
 
-    /// Removes all but the newest `keep` checkpoints. One that cannot be removed is said so and stays:
-    /// nothing depends on it.
-    pub fn prune(&self, keep: usize) {
+    /// Removes all but the newest `keep` checkpoints, and `best`, that of a step. One that cannot be removed
+    /// is said so and stays: nothing depends on it.
+    pub fn prune(&self, keep: usize, best: Option<u64>) {
         let complete = match self.complete() {
             Ok(complete) => complete,
             Err(error) => return tracing::warn!(%error, "old checkpoints stay"),
         };
-        for old in &complete[..complete.len().saturating_sub(keep.max(1))] {
+        let old = &complete[..complete.len().saturating_sub(keep.max(1))];
+        for old in old.iter().filter(|old| Some(old.manifest.step) != best) {
             pulse::beat();
             if let Err(error) = remove::remove(&old.path) {
                 tracing::warn!(path = %old.path.display(), %error, "an old checkpoint stays");
@@ -140,6 +147,8 @@ mod tests {
             epoch: 0,
             world_size: 1,
             spec_digest: "d".into(),
+            core_digest: None,
+            planned_steps: None,
             version: "v".into(),
             dataset_fingerprint: "f".into(),
             micro_batch: 1,
@@ -187,11 +196,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         (1..=4).for_each(|step| drop(write(&store, step, b"x")));
-        store.prune(2);
+        store.prune(2, None);
         let steps =
             |store: &Store| store.complete().unwrap().iter().map(|c| c.manifest.step).collect::<Vec<_>>();
         assert_eq!(steps(&store), [3, 4]);
-        store.prune(0);
+        store.prune(1, Some(3));
+        assert_eq!(steps(&store), [3, 4], "the best one stays");
+        store.prune(0, None);
         assert_eq!(steps(&store), [4]);
     }
 
@@ -211,7 +222,7 @@ mod tests {
         fs::create_dir(store.path(9)).unwrap();
         fs::copy(store.path(2).join(Manifest::FILE), store.path(9).join(Manifest::FILE)).unwrap();
         store.stage(4).unwrap();
-        store.prune(1);
+        store.prune(1, None);
         let steps: Vec<_> = store.complete().unwrap().iter().map(|found| found.manifest.step).collect();
         assert_eq!(steps, [3]);
         assert!(theirs.iter().all(|name| root.join(name).exists()) && store.path(9).exists());
@@ -281,7 +292,7 @@ mod tests {
         fs::rename(store.path(1), &hidden).unwrap();
         assert_eq!(store.complete().unwrap().len(), 1);
         write(&store, 1, b"again");
-        store.prune(1);
+        store.prune(1, None);
         assert_eq!(store.complete().unwrap()[0].manifest.step, 2);
     }
 }

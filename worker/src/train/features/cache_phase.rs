@@ -23,7 +23,7 @@ use coxswain_proto::{
 
 use super::{
     adapter::{self, AdapterSnapshot},
-    claim::{Claim, Mark, Place},
+    claim::{Claim, FeatureVersion, Mark},
     desk::Desk,
     memo::Features,
     serving::Serving,
@@ -127,7 +127,10 @@ impl<B: Tape<Base = B>> Features<B> {
     /// What other ranks, or a checkpoint, must know.
     pub(in crate::train) fn mark(&self) -> Option<Mark> {
         let serving = self.serving.as_ref().filter(|_| self.setup.rests())?;
-        let place = |serving: &Serving<B>| Place { generation: serving.generation, namespace: serving.key.0 };
+        let place = |serving: &Serving<B>| FeatureVersion {
+            generation: serving.generation,
+            namespace: serving.key.0,
+        };
         let before = self.measuring.as_ref().and_then(|measuring| measuring.before());
         Some(Mark { newest: place(serving), before: before.map(place) })
     }
@@ -150,7 +153,7 @@ impl<B: Tape<Base = B>> Features<B> {
         }
         (self.phase, self.taken, self.measured, self.probed) = (None, None, None, None);
         self.measuring = None;
-        let Some(Mark { newest: Place { generation, namespace }, before }) = mark else {
+        let Some(Mark { newest: FeatureVersion { generation, namespace }, before }) = mark else {
             self.serving = None;
             return;
         };
@@ -224,7 +227,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// A generation that served before the present one, to be compared with; none if its adapter is not
     /// there.
-    fn past(&mut self, place: Place, trainables: &Trainables<B>) -> Option<Serving<B>> {
+    fn past(&mut self, place: FeatureVersion, trainables: &Trainables<B>) -> Option<Serving<B>> {
         let key = NamespaceKey(place.namespace);
         let adapter = self.find_adapter(&key, trainables)?;
         let namespace =

@@ -22,15 +22,15 @@ pub(in crate::train) struct Claim {
 pub struct Mark {
     /// Which, and where.
     #[serde(flatten)]
-    pub newest: Place,
+    pub newest: FeatureVersion,
     /// The one before it, while the drift since then is being measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<Place>,
+    pub before: Option<FeatureVersion>,
 }
 
 /// A generation, and where its features are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct FeatureVersion {
     /// Which.
     pub generation: CacheGeneration,
     /// The key of its namespace.

@@ -157,8 +157,8 @@ impl<B: Tape<Base = B>> Features<B> {
                     self.fill_batch = now.len().div_ceil(2);
                     target.waiting.keep_ahead(self.fill_batch);
                     let line = format!(
-                        "rank {}: out of memory while computing features: {} samples at a time from now on; steps are not affected",
-                        desk.members.assignment.rank, self.fill_batch
+                        "out of memory while computing features: {} samples at a time from now on; steps are not affected",
+                        self.fill_batch
                     );
                     tracing::warn!(step = step.0, "{line}");
                     desk.members.link.report(Report::Note(line))?;
@@ -216,9 +216,7 @@ impl<B: Tape<Base = B>> Features<B> {
     pub(super) fn tell_complaints(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
         self.hear();
         for line in self.account.take_complaints() {
-            desk.members
-                .link
-                .report(Report::Note(format!("rank {}: {line}", desk.members.assignment.rank)))?;
+            desk.members.link.report(Report::Note(line))?;
         }
         Ok(())
     }
@@ -269,7 +267,9 @@ impl<B: Tape<Base = B>> Features<B> {
             rounded.extend_from_slice(&made.values[own.clone()]);
             round_trip(self.setup.dtype, self.setup.shape.width, &mut rounded);
             target.put(row, &rounded, true);
-            if let Some(key) = *key {
+            // What is not finite may be a slip of the machine: it is used in this attempt alone.
+            let finite = rounded.iter().all(|value| value.is_finite());
+            if let Some(key) = key.filter(|_| finite) {
                 made.rows.push(MadeRow { key, inputs: seen.inputs(), place: own });
             }
         }

@@ -45,6 +45,6 @@ mod words;
 
 pub use self::{
     account::{CacheSummary, DriftRecord},
-    claim::{Mark, Place},
+    claim::{FeatureVersion, Mark},
 };
 pub(super) use self::{claim::Claim, desk::Desk, memo::Features, setup::store_dir};

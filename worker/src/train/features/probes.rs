@@ -38,7 +38,7 @@ use super::{
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
-use coxswain_task::{Batch, CachedFeatures, Readable};
+use coxswain_task::{Batch, CachedFeatures, Fault, Readable};
 
 use crate::{
     link::{CacheNamespace, Phase, Report},
@@ -300,7 +300,15 @@ impl<B: Tape<Base = B>> Features<B> {
             let batch = batch.with_features(CachedFeatures { width, values });
             desk.learner.objective.loss(&desk.learner.trainables, &*batch)
         };
-        let (with_fresh, with_kept) = (loss(fresh)?, loss(kept)?);
+        let (with_fresh, with_kept) = match (loss(fresh), loss(kept)) {
+            (Ok(fresh), Ok(kept)) => (fresh, kept),
+            // Probes are samples of the data set: one that is no number says nothing of the features.
+            (Err(error), _) | (_, Err(error)) if error.fault == Fault::Numeric => {
+                tracing::warn!(%error, "drift is measured without these samples");
+                return Ok((measuring.sums, Made::default()));
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(error.into()),
+        };
         sums.loss_fresh += with_fresh.loss_sum;
         sums.loss_kept += with_kept.loss_sum;
         sums.valid += with_fresh.valid;

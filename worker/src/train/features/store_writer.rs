@@ -181,7 +181,7 @@ impl Drop for StoreWriter {
     fn drop(&mut self) {
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so, and there is nobody left to tell.
+            // A thread that panicked has said so, and nothing is left to be told.
             let _ = thread.join();
         }
     }

@@ -108,7 +108,7 @@ impl Link for Watched {
 }
 
 #[test]
-fn whoever_waits_for_the_store_is_in_a_phase_that_disks_are_given_time_in() {
+fn waiting_for_the_store_is_a_phase_in_which_disks_are_given_time() {
     let store = tempfile::tempdir().expect("a temporary directory");
     let (_, phases) = train_watched(&Recording::default(), store.path(), |_| {});
     let wait = [Phase::Communication, Phase::CacheBuild, Phase::Communication, Phase::Optimizer];

@@ -23,12 +23,26 @@ pub struct Holding {
     pub own: Versions,
     /// Versions of the part of the rank before it; none without a replica.
     pub replica: Option<Versions>,
+    /// Steps that were left out, in the newest version.
+    pub skipped: u64,
+    /// Whether the newest version differs from the one before it by such a step alone.
+    pub left_out: bool,
 }
 
 impl Holding {
     /// The rank whose part its replica is of.
     fn replicated(&self) -> u32 {
         (self.rank.0 + self.world - 1) % self.world
+    }
+
+    /// Whether it has any part in this version.
+    fn has(&self, version: u64) -> bool {
+        self.own.contain(version) || self.replica.is_some_and(|replica| replica.contain(version))
+    }
+
+    /// Steps that were left out, in one of its versions.
+    fn skipped_in(&self, version: u64) -> u64 {
+        self.skipped - u64::from(self.left_out && version < self.own.newest)
     }
 
     /// How this rank has the part of `rank` in `version`, if it has it.
@@ -55,8 +69,10 @@ pub struct Source {
 pub struct Choice {
     /// The generation whose partition the parts follow.
     pub generation: Generation,
-    /// Steps taken: the first step to run.
+    /// Steps done: the first step to run.
     pub version: u64,
+    /// Of these, steps that were left out.
+    pub skipped: u64,
     /// The ranks that send the parts of the old partition, in its rank order.
     pub sources: Vec<Source>,
 }
@@ -94,8 +110,10 @@ fn newest_of(holdings: &[(Rank, Holding)], partition: (Generation, u32)) -> Opti
                 .filter_map(|(from, held)| Some(Source { from: *from, copy: held.copy_of(part, version)? }));
             copies.min_by_key(|source| (source.copy == Copy::Replica, source.from))
         };
-        let sources: Option<Vec<Source>> = (0..partition.1).map(source).collect();
-        Some(Choice { generation: partition.0, version, sources: sources? })
+        let sources: Vec<Source> = (0..partition.1).map(source).collect::<Option<_>>()?;
+        let giver = sources.first()?.from;
+        let (_, held) = members.iter().find(|(rank, held)| *rank == giver && held.has(version))?;
+        Some(Choice { generation: partition.0, version, skipped: held.skipped_in(version), sources })
     })
 }
 
@@ -108,7 +126,8 @@ mod tests {
     fn held(rank: u32, world: u32, own: u64, replica: u64) -> Option<Holding> {
         let versions = |newest| Versions { newest, older: true };
         let replica = (world > 1).then(|| versions(replica));
-        Some(Holding { generation: Generation(3), world, rank: Rank(rank), own: versions(own), replica })
+        let (own, rank) = (versions(own), Rank(rank));
+        Some(Holding { generation: Generation(3), world, rank, own, replica, skipped: 0, left_out: false })
     }
 
     /// What is chosen where each rank holds this, or nothing.
@@ -120,7 +139,7 @@ mod tests {
     /// A rank is lost in the last moment of taking over: one survivor knows that all have the new state and
     /// has let the old one go, the other does not know.
     #[test]
-    fn whoever_cannot_know_whether_all_have_the_new_state_brings_both() {
+    fn a_rank_that_cannot_know_whether_all_have_the_new_state_brings_both() {
         let old = held(1, 3, 8, 8).unwrap();
         let new = |rank| Holding { generation: Generation(4), ..held(rank, 3, 8, 8).unwrap() };
         let [passed, disturbed] = [Rank(0), Rank(1)];
@@ -159,6 +178,27 @@ mod tests {
         assert_eq!(choice.version, 8);
     }
 
+    /// A step was left out, and one rank was cut off before it heard so.
+    #[test]
+    fn steps_that_were_left_out_are_counted_as_of_the_version_that_is_chosen() {
+        let left_out = |rank| Some(Holding { skipped: 4, left_out: true, ..held(rank, 3, 9, 9).unwrap() });
+        let unaware = |rank| {
+            let only = Versions { newest: 8, older: false };
+            Some(Holding { own: only, replica: Some(only), skipped: 3, ..held(rank, 3, 8, 8).unwrap() })
+        };
+        let chosen = |holdings: &[Option<Holding>]| {
+            let choice = choose(holdings).unwrap();
+            (choice.version, choice.skipped)
+        };
+        assert_eq!(chosen(&[left_out(0), left_out(1), left_out(2)]), (9, 4));
+        assert_eq!(chosen(&[left_out(0), left_out(1), unaware(2)]), (9, 4), "rank 0 has the part of rank 2");
+        assert_eq!(
+            chosen(&[unaware(0), left_out(1), unaware(2)]),
+            (8, 3),
+            "nobody else has the part of rank 2"
+        );
+    }
+
     #[test]
     fn neighbours_lost_together_need_the_checkpoint() {
         assert_eq!(choose(&[held(0, 4, 8, 8), None, None, held(3, 4, 8, 8)]), None);
@@ -194,10 +234,12 @@ mod tests {
             let mut holdings: Vec<_> = (0..world).map(|rank| {
                 let own = Versions { newest: step + u64::from(stage(rank) >= 2), older: stage(rank) >= 2 };
                 let replica = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
-                Some(Holding { generation: Generation(1), world, rank: Rank(rank), own, replica: Some(replica) })
+                let (rank, replica) = (Rank(rank), Some(replica));
+                Some(Holding { own, replica, rank, ..held(rank.0, world, 0, 0).unwrap() })
             }).collect();
             let survivor_gathered = (0..world).any(|rank| rank != lost && stage(rank) == 3);
             holdings[lost as usize] = None;
+            holdings.iter_mut().flatten().for_each(|held| held.generation = Generation(1));
             let choice = choose(&holdings).expect("one lost rank is no loss");
             prop_assert!(choice.version >= step + u64::from(survivor_gathered));
         }

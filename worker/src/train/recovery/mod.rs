@@ -29,7 +29,9 @@ pub(super) use table::Carried;
 
 use super::{
     TrainError,
+    facts::Facts,
     features::Features,
+    init_from,
     learner::{Held, Learner},
     members::Members,
     training::Training,
@@ -66,7 +68,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (StateSource::Checkpoint, self.restore(self.members.assignment.checkpoint_step)?)
             }
             None => {
-                self.learner.begin_afresh(self.run.spec, &self.members)?;
+                self.run.starts = self.learner.begin_afresh(&self.run, &self.members)?;
                 self.next = Step(0);
                 (StateSource::Fresh, Bytes(0))
             }
@@ -86,6 +88,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             saved: self.saved,
             before: self.before.clone(),
             stopped: self.stopped,
+            skipped_in_a_row: self.skipped_in_a_row,
             cache: self.features.as_ref().and_then(Features::mark),
         }
     }
@@ -95,8 +98,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.obeyed.memory_reports = carried.memory_reports;
         self.before = carried.before;
         self.stopped = carried.stopped;
-        // A checkpoint says for itself which step it is of, and which micro-batch fitted.
+        // A checkpoint says for itself which step it is of, and which micro-batch fitted; steps that were left
+        // out behind it come again, and count then.
+        self.skipped_in_a_row = 0;
         if !restored {
+            self.skipped_in_a_row = carried.skipped_in_a_row;
             self.feed.micro_batch = carried.micro_batch as usize;
             self.feed.searched = carried.searched;
             self.saved = carried.saved;
@@ -107,17 +113,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 }
 
 impl<B: Tape<Base = B>> Learner<B> {
-    /// Every rank starts with what the specification says.
-    fn begin_afresh(&mut self, spec: &RunSpec, members: &Members) -> Result<(), TrainError> {
-        let values = match self.held {
+    /// Every rank starts with what the specification says; in words, where that is not chance.
+    fn begin_afresh(&mut self, run: &Facts<'_, B>, members: &Members) -> Result<Vec<String>, TrainError> {
+        let layout = self.trainables.layout();
+        let mut values = match self.held {
             None => self.trainables.to_vec(),
-            Some(_) => self.objective.initial_values(self.trainables.layout())?,
+            Some(_) => self.objective.initial_values(layout)?,
         };
-        let mut optimizer = self.empty_optimizer(spec, members);
-        optimizer.begin(0, &values);
+        let starts = init_from::take(run.task, run.spec, layout, &mut values)?;
+        let mut optimizer = self.empty_optimizer(run.spec, members);
+        optimizer.begin(0, 0, &values);
         self.trainables.set(values);
         self.hold(optimizer, members);
-        Ok(())
+        Ok(starts)
     }
 
     /// Every part is broadcast by its source; returns the bytes that came in.
@@ -160,7 +168,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             weights[range.clone()].copy_from_slice(&state.weights);
             optimizer.adopt(&range, &state);
         }
-        optimizer.begin(choice.version, &weights);
+        optimizer.begin(choice.version, choice.skipped, &weights);
         // A rank that passes this knows that all have everything, so the old state may go.
         if let Err(error) = members.comm.barrier() {
             let (generation, weights) = (members.assignment.generation, Some(weights));

@@ -11,7 +11,7 @@ use coxswain_feature_store::Digest;
 use crate::{
     collective::{Buf, BufMut, Collective, CollectiveError},
     train::{
-        features::{Mark, Place},
+        features::{FeatureVersion, Mark},
         held_out::{HeldOutError, MAX_MEASURES},
     },
     zero::Versions,
@@ -35,6 +35,8 @@ pub(in crate::train) struct Carried {
     pub before: Option<Option<HeldOutError>>,
     /// Whether all had agreed to stop.
     pub stopped: bool,
+    /// Steps in a row that were left out for their numbers, up to the newest.
+    pub skipped_in_a_row: u32,
     /// The generation of kept features that serves, or served last.
     pub cache: Option<Mark>,
 }
@@ -55,6 +57,8 @@ impl Carried {
             saved: a.saved.max(b.saved),
             before: a.before.or(b.before),
             stopped: a.stopped || b.stopped,
+            // A rank may have been cut off before it heard of the last one.
+            skipped_in_a_row: a.skipped_in_a_row.max(b.skipped_in_a_row),
             // One may have begun a generation that the others have not come to; or have gathered drift that
             // the others lost, and then all measure it again.
             cache: [a.cache, b.cache]
@@ -66,16 +70,22 @@ impl Carried {
     }
 }
 
+/// Where the holding of a rank stands in a row.
+const HELD: usize = 0;
+/// Numbers of a holding.
+const HOLDING: usize = 9;
+/// Where what is carried over begins in a row.
+const CARRIED: usize = HELD + HOLDING;
+/// Where the newest generation of kept features stands in a row.
+const NEWEST: usize = CARRIED + 10;
 /// Where the generation before the newest one of kept features stands in a row.
-const BEFORE: usize = 28;
+const BEFORE: usize = NEWEST + PLACE;
 /// Numbers that name a generation of kept features and its namespace.
 const PLACE: usize = 10;
 /// Where the second holding stands in a row.
 const COMING: usize = BEFORE + PLACE;
 /// Where the measures of held-out samples stand in a row.
 const MEASURES: usize = COMING + HOLDING;
-/// Numbers of a holding.
-const HOLDING: usize = 7;
 const FIELDS: usize = MEASURES + MAX_MEASURES;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
@@ -87,26 +97,27 @@ pub(in crate::train) type Holdings = [Option<Holding>; 2];
 
 fn encode(held: Holdings, carried: &Carried) -> Row {
     let mut row = [NONE; FIELDS];
-    for (held, begin) in held.iter().zip([0, COMING]) {
+    for (held, begin) in held.iter().zip([HELD, COMING]) {
         held.iter().for_each(|held| encode_holding(held, &mut row[begin..begin + HOLDING]));
     }
-    row[7] = f64::from(carried.checkpoints);
-    row[8] = f64::from(carried.memory_reports);
-    row[9] = f64::from(carried.micro_batch);
-    row[10] = carried.saved.map_or(NONE, |step| step.0 as f64);
-    row[15] = f64::from(u8::from(carried.stopped));
-    row[26] = f64::from(u8::from(carried.searched));
-    row[11] = match &carried.before {
+    row[CARRIED] = f64::from(carried.checkpoints);
+    row[CARRIED + 1] = f64::from(carried.memory_reports);
+    row[CARRIED + 2] = f64::from(carried.micro_batch);
+    row[CARRIED + 3] = carried.saved.map_or(NONE, |step| step.0 as f64);
+    row[CARRIED + 4] = f64::from(u8::from(carried.stopped));
+    row[CARRIED + 5] = f64::from(u8::from(carried.searched));
+    row[CARRIED + 9] = f64::from(carried.skipped_in_a_row);
+    row[CARRIED + 6] = match &carried.before {
         None => NONE,
         Some(None) => 0.0,
         Some(Some(_)) => 1.0,
     };
     if let Some(Mark { newest, before }) = carried.cache {
-        encode_place(&newest, &mut row[16..16 + PLACE]);
+        encode_place(&newest, &mut row[NEWEST..NEWEST + PLACE]);
         before.iter().for_each(|before| encode_place(before, &mut row[BEFORE..]));
     }
     if let Some(Some(error)) = &carried.before {
-        (row[12], row[27]) = (error.samples as f64, error.unreadable as f64);
+        (row[CARRIED + 7], row[CARRIED + 8]) = (error.samples as f64, error.unreadable as f64);
         row[MEASURES..].iter_mut().zip(error.measures.iter()).for_each(|(field, (_, value))| *field = *value);
     }
     row
@@ -114,21 +125,22 @@ fn encode(held: Holdings, carried: &Carried) -> Row {
 
 fn decode(row: &[f64], measures: &[&str]) -> (Holdings, Carried) {
     let some = |value: f64| (value >= 0.0).then_some(value);
-    let held = [0, COMING].map(|begin| decode_holding(&row[begin..begin + HOLDING]));
-    let (samples, unreadable) = (row[12] as u64, row[27] as u64);
+    let held = [HELD, COMING].map(|begin| decode_holding(&row[begin..begin + HOLDING]));
+    let (samples, unreadable) = (row[CARRIED + 7] as u64, row[CARRIED + 8] as u64);
     let measures = measures.iter().zip(&row[MEASURES..]).map(|(name, value)| ((*name).to_owned(), *value));
-    let error = HeldOutError { samples, measures: measures.collect(), unreadable };
-    let newest = decode_place(&row[16..16 + PLACE]);
+    let error = HeldOutError { samples, measures: measures.collect(), unreadable, parts: Default::default() };
+    let newest = decode_place(&row[NEWEST..NEWEST + PLACE]);
     let cache = newest.map(|newest| Mark { newest, before: decode_place(&row[BEFORE..]) });
     let carried = Carried {
         cache,
-        checkpoints: row[7] as u32,
-        memory_reports: row[8] as u32,
-        micro_batch: row[9] as u32,
-        searched: row[26] > 0.0,
-        saved: some(row[10]).map(|step| Step(step as u64)),
-        before: some(row[11]).map(|looked| (looked > 0.0).then_some(error)),
-        stopped: row[15] > 0.0,
+        checkpoints: row[CARRIED] as u32,
+        memory_reports: row[CARRIED + 1] as u32,
+        micro_batch: row[CARRIED + 2] as u32,
+        searched: row[CARRIED + 5] > 0.0,
+        saved: some(row[CARRIED + 3]).map(|step| Step(step as u64)),
+        before: some(row[CARRIED + 6]).map(|looked| (looked > 0.0).then_some(error)),
+        stopped: row[CARRIED + 4] > 0.0,
+        skipped_in_a_row: row[CARRIED + 9] as u32,
     };
     (held, carried)
 }
@@ -142,6 +154,7 @@ fn encode_holding(held: &Holding, fields: &mut [f64]) {
     fields[2] = f64::from(held.rank.0);
     fields[3..5].copy_from_slice(&versions(Some(held.own)));
     fields[5..7].copy_from_slice(&versions(held.replica));
+    (fields[7], fields[8]) = (held.skipped as f64, f64::from(u8::from(held.left_out)));
 }
 
 fn decode_holding(fields: &[f64]) -> Option<Holding> {
@@ -153,23 +166,25 @@ fn decode_holding(fields: &[f64]) -> Option<Holding> {
         rank: Rank(fields[2] as u32),
         own: versions(fields[3], fields[4]),
         replica: some(fields[5]).map(|newest| versions(newest, fields[6])),
+        skipped: fields[7] as u64,
+        left_out: fields[8] > 0.0,
     })
 }
 
-fn encode_place(place: &Place, fields: &mut [f64]) {
+fn encode_place(place: &FeatureVersion, fields: &mut [f64]) {
     (fields[0], fields[1]) = (place.generation.number as f64, place.generation.since.0 as f64);
     for (field, bytes) in fields[2..].iter_mut().zip(place.namespace.0.as_chunks::<4>().0) {
         *field = f64::from(u32::from_le_bytes(*bytes));
     }
 }
 
-fn decode_place(fields: &[f64]) -> Option<Place> {
+fn decode_place(fields: &[f64]) -> Option<FeatureVersion> {
     let mut namespace = [0; 32];
     for (bytes, field) in namespace.as_chunks_mut::<4>().0.iter_mut().zip(&fields[2..]) {
         *bytes = (*field as u32).to_le_bytes();
     }
     let generation = CacheGeneration { number: fields[0] as u64, since: Step(fields[1] as u64) };
-    (fields[0] >= 0.0).then_some(Place { generation, namespace: Digest(namespace) })
+    (fields[0] >= 0.0).then_some(FeatureVersion { generation, namespace: Digest(namespace) })
 }
 
 /// What all ranks hold, and what all of them carry on with.
@@ -200,7 +215,10 @@ mod tests {
     fn mark(number: u64) -> Mark {
         let place = |number| {
             let generation = CacheGeneration { number, since: Step(10 * number) };
-            Place { generation, namespace: Digest(std::array::from_fn(|i| 255 - number as u8 * i as u8)) }
+            FeatureVersion {
+                generation,
+                namespace: Digest(std::array::from_fn(|i| 255 - number as u8 * i as u8)),
+            }
         };
         Mark { newest: place(number), before: Some(place(number - 1)).filter(|_| number == 3) }
     }
@@ -213,11 +231,14 @@ mod tests {
             rank: Rank(4),
             own: Versions { newest: 1 << 40, older: true },
             replica: None,
+            skipped: 3,
+            left_out: true,
         };
         let before = Some(Some(HeldOutError {
             samples: 64,
             measures: NAMES.map(str::to_owned).into_iter().zip([0.25, 1.5]).collect(),
             unreadable: 3,
+            parts: Default::default(),
         }));
         let carried = Carried {
             checkpoints: 2,
@@ -227,6 +248,7 @@ mod tests {
             saved: Some(Step(9)),
             before,
             stopped: true,
+            skipped_in_a_row: 2,
             cache: Some(mark(3)),
         };
         assert_eq!(
@@ -249,6 +271,7 @@ mod tests {
             saved: None,
             before: None,
             stopped: false,
+            skipped_in_a_row: 0,
             cache: Some(cache),
         };
         let goes_on = carried(mark(3));
@@ -268,6 +291,7 @@ mod tests {
             saved: Some(Step(9)),
             before: Some(None),
             stopped: true,
+            skipped_in_a_row: 2,
             cache: Some(mark(2)),
         };
         let behind = Carried {
@@ -275,6 +299,7 @@ mod tests {
             micro_batch: 4,
             saved: None,
             stopped: false,
+            skipped_in_a_row: 0,
             cache: Some(mark(1)),
             ..old.clone()
         };
@@ -286,6 +311,7 @@ mod tests {
             saved: None,
             before: None,
             stopped: false,
+            skipped_in_a_row: 0,
             cache: None,
         };
         assert_eq!(Carried::merge([behind, old.clone()].into_iter(), fresh.clone()), old);
@@ -303,6 +329,7 @@ mod tests {
                 saved: None,
                 before: None,
                 stopped: false,
+                skipped_in_a_row: 0,
                 cache: None,
             });
         let merged = |rows: &[Carried]| {

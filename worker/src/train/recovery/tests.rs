@@ -3,7 +3,7 @@
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
-    run_spec::Optimizer,
+    run_spec::{Optimizer, PerGroup},
 };
 
 use super::{Holding, choose};
@@ -25,7 +25,7 @@ fn layout() -> TrainableLayout {
 }
 
 fn settings() -> Optimizer {
-    Optimizer { weight_decay: 0.1, clip_norm: 0.5, ..Optimizer::default() }
+    Optimizer { weight_decay: PerGroup::All(0.1), clip_norm: PerGroup::All(0.5), ..Optimizer::default() }
 }
 
 fn input() -> StepInput {
@@ -86,7 +86,7 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
     on_ring(world, |rank, mut ring| {
         let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
         let mut weights = noise(layout().len(), 0);
-        optimizer.begin(0, &weights);
+        optimizer.begin(0, 0, &weights);
         for step in 0..BEFORE {
             optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
         }
@@ -116,12 +116,13 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
 }
 
 fn holding(rank: usize, world: usize, optimizer: &ReplicatedAdamW) -> Holding {
-    let (own, replica) = optimizer.versions();
-    Holding { generation: Generation(1), world: world as u32, rank: Rank(rank as u32), own, replica }
+    let ((own, replica), (skipped, left_out)) = (optimizer.versions(), optimizer.skipped());
+    let (world, rank) = (world as u32, Rank(rank as u32));
+    Holding { generation: Generation(1), world, rank, own, replica, skipped, left_out }
 }
 
 #[test]
-fn whoever_dies_wherever_in_a_step_the_others_hold_the_undisturbed_state() {
+fn after_any_rank_dies_anywhere_in_a_step_the_others_hold_the_undisturbed_state() {
     for world in 2..=4 {
         let reference = undisturbed(world, BEFORE + 1);
         for lost in 0..world {
@@ -176,7 +177,7 @@ fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happen
                 optimizer.adopt(&range, &state);
             }
             let mut weights = whole.weights.clone();
-            optimizer.begin(BEFORE, &weights);
+            optimizer.begin(BEFORE, 0, &weights);
             // The same global gradient at any world size: rank 0 brings it.
             let mut grads = gradients(0, BEFORE);
             if rank > 0 {

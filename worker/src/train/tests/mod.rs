@@ -1,6 +1,7 @@
 //! Parts of training on a real task's policy.
 
 mod gradients;
+mod init_from;
 mod on_device;
 
 use crate::zero::Rates;

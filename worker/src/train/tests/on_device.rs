@@ -39,7 +39,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
     let mut watch = GradientWatch::new(&layout, &peak());
     let mut optimizer =
         ReplicatedAdamW::<F>::at(&place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
-    optimizer.begin(0, &trainables.to_vec());
+    optimizer.begin(0, 0, &trainables.to_vec());
     let mut told = Vec::new();
     for step in 0..STEPS {
         grads.zero();

@@ -5,7 +5,7 @@ mod device;
 mod saved;
 mod torch;
 
-use coxswain_proto::run_spec::ReduceDtype;
+use coxswain_proto::run_spec::{PerGroup, ReduceDtype};
 use half::bf16;
 
 use super::*;
@@ -31,7 +31,7 @@ fn layout() -> TrainableLayout {
 }
 
 fn settings() -> Optimizer {
-    Optimizer { weight_decay: 0.1, clip_norm: 0.5, ..Optimizer::default() }
+    Optimizer { weight_decay: PerGroup::All(0.1), clip_norm: PerGroup::All(0.5), ..Optimizer::default() }
 }
 
 fn input() -> StepInput {
@@ -128,7 +128,7 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
         let partitioned = on_ring(world, |rank, comm| {
             let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings, true);
             let mut weights = noise(len, 0);
-            optimizer.begin(0, &weights);
+            optimizer.begin(0, 0, &weights);
             for step in 0..3 {
                 let mut grads = noise(len, 1 + 10 * step + rank);
                 optimizer.step(&mut grads, &mut weights, &input(), comm).expect("a step");
@@ -185,7 +185,7 @@ fn what_rests_keeps_its_bits_on_owner_and_replica_and_a_bad_gradient_of_it_harms
             let mut replicated = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
             let mut weights = noise(layout().len(), 0);
             let mut again = weights.clone();
-            replicated.begin(0, &again);
+            replicated.begin(0, 0, &again);
             let mut before = lora_bits(&optimizer, &weights);
             for step in 0..6 {
                 let resting = (step % 3 > 0).then_some(Group::LORA);

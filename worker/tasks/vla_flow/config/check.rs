@@ -2,72 +2,43 @@
 
 use std::collections::BTreeSet;
 
-use super::{Data, Expert, LearningRates, Model, Sensor, Tap, VlaSettings};
-use coxswain_nn::lora::{Lora, LoraTargets};
+use super::{Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
+use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
     config::Findings,
-    run_spec::{CacheMode, Offload, Recompute, RunSpec},
+    run_spec::{CacheMode, InitFrom, RunSpec},
 };
 
 pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
-    check_model(&settings.model, f);
+    settings.model.check(f);
     if let Some(lora) = &settings.lora {
-        check_lora(lora, f);
+        lora.check(f);
     }
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
     check_learning_rates(&settings.optimizer.lr, f);
     check_cache(settings, spec, f);
-    check_offload(settings, spec, f);
+    check_offload(spec, settings.lora.is_some(), f);
+    check_init(settings, spec, f);
 }
 
-fn check_model(model: &Model, f: &mut Findings) {
-    f.named("model.path", &model.path, "name the directory of a Qwen2.5-VL checkpoint");
-}
-
-fn check_lora(lora: &Lora, f: &mut Findings) {
-    f.at_least_one("lora.rank", lora.rank);
-    f.in_range("lora.alpha", lora.alpha, lora.alpha > 0.0, "above 0");
-    match &lora.targets {
-        LoraTargets::Suffixes(names) => f.require(
-            !names.is_empty() && names.iter().all(|name| !name.trim().is_empty()),
-            "lora.targets",
-            "names no module, or an empty one",
-            "list module names, for instance `[q_proj, v_proj]`; to train without LoRA remove the section",
-        ),
-        LoraTargets::Regex(pattern) => check_pattern("lora.targets", pattern, f),
-    }
-    for (pattern, rank) in lora.rank_pattern.iter() {
-        check_pattern("lora.rank_pattern", pattern, f);
-        f.require(
-            *rank >= 1,
-            "lora.rank_pattern",
-            format_args!("rank of `{pattern}` must be at least 1"),
-            "remove it, or keep those modules out of `lora.targets`",
-        );
-    }
-    for (pattern, alpha) in lora.alpha_pattern.iter() {
-        check_pattern("lora.alpha_pattern", pattern, f);
-        f.in_range("lora.alpha_pattern", *alpha, *alpha > 0.0, "above 0");
-    }
-    if let Some(path) = &lora.init_from {
-        f.named("lora.init_from", path, "name a PEFT directory or remove the key");
-    }
-}
-
-/// Compiles as the adapters will: with `fancy-regex`, because PEFT's patterns are Python's.
-fn check_pattern(path: &str, pattern: &str, f: &mut Findings) {
-    if let Err(error) = fancy_regex::Regex::new(pattern) {
-        let first = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
-        f.require(
-            false,
-            path,
-            format_args!("`{pattern}` is not a regular expression: {first}"),
-            "write it as for Python's `re`, and quote it in YAML",
-        );
-    }
-    f.named(path, pattern, "give a pattern");
+fn check_init(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
+    let adapter = settings.lora.as_ref().and_then(|lora| lora.init_from.as_ref());
+    let named =
+        matches!(&spec.train.init_from, Some(InitFrom::Groups(groups)) if groups.contains_key("lora"));
+    f.require(
+        !named || adapter.is_none(),
+        "lora.init_from",
+        "and `train.init_from.lora` both say what LoRA starts from",
+        "remove one of them",
+    );
+    f.require(
+        !named || settings.lora.is_some(),
+        "train.init_from",
+        "names the group `lora`, and this run trains none",
+        "add a section `lora`, or leave the group out",
+    );
 }
 
 fn check_expert(expert: &Expert, f: &mut Findings) {
@@ -130,7 +101,7 @@ fn check_learning_rates(rates: &LearningRates, f: &mut Findings) {
 }
 
 fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
-    let Some(tap) = f.read::<Tap>("cache.tap", &spec.cache.tap.0) else { return };
+    let Some(tap) = f.read::<TapSetting>("cache.tap", &spec.cache.tap.0) else { return };
     if spec.cache.mode == CacheMode::Periodic {
         f.require(
             settings.lora.is_some(),
@@ -139,25 +110,10 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             "use `exact`: without LoRA its features never change",
         );
         f.require(
-            matches!(tap, Tap::Auto | Tap::Final),
+            matches!(tap, TapSetting::Auto | TapSetting::Final),
             "cache.tap",
             "is below the final hidden states, which is where `periodic` takes features",
             "use `auto`",
         );
     }
-}
-
-fn check_offload(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
-    // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
-    let kept = match spec.train.recompute {
-        Recompute::None => "every block's",
-        Recompute::Every(n) if n > 1 => "most blocks'",
-        Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
-    };
-    f.require(
-        spec.memory.offload != Offload::Layers || settings.lora.is_none(),
-        "memory.offload",
-        format_args!("is `layers`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"),
-        "set `train.recompute: full` or `selective`",
-    );
 }

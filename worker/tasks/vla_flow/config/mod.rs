@@ -13,7 +13,7 @@ mod trainables;
 pub use self::{
     data::{Data, Normalization},
     schema::SCHEMA,
-    settings::{Model, Optimizer, VlaMut, VlaSettings, VlaSpec},
-    tap::Tap,
+    settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
+    tap::TapSetting,
     trainables::{Expert, FlowConvention, LearningRates, Sensor},
 };

@@ -1,9 +1,7 @@
 //! The keys with their types.
 
-use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
-    lora::Lora,
-};
+use coxswain_models::qwen2_5_vl::settings::Model;
+use coxswain_nn::lora::Lora;
 use coxswain_proto::{config::SettingsError, run_spec::RunSpec};
 use serde::{Deserialize, Serialize};
 
@@ -31,21 +29,6 @@ pub struct VlaSettings {
     /// Learning rates.
     #[serde(default)]
     pub optimizer: Optimizer,
-}
-
-/// The pretrained vision-language model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// A Hugging Face directory of a Qwen2.5-VL checkpoint.
-    pub path: String,
-    /// How frozen weights are kept in memory.
-    #[serde(default)]
-    pub weights_dtype: WeightsDtype,
-    /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the
-    /// backward pass.
-    #[serde(default)]
-    pub activations_dtype: ActivationsDtype,
 }
 
 /// The task's part of the section `optimizer`.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Where in the model features are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Tap {
+pub enum TapSetting {
     /// As deep as the mode allows.
     #[default]
     Auto,
@@ -18,7 +18,7 @@ pub enum Tap {
     Layer(usize),
 }
 
-impl TryFrom<&run_spec::Tap> for Tap {
+impl TryFrom<&run_spec::Tap> for TapSetting {
     type Error = serde_json::Error;
 
     fn try_from(tap: &run_spec::Tap) -> Result<Self, Self::Error> {
@@ -26,8 +26,8 @@ impl TryFrom<&run_spec::Tap> for Tap {
     }
 }
 
-impl From<Tap> for run_spec::Tap {
-    fn from(tap: Tap) -> Self {
+impl From<TapSetting> for run_spec::Tap {
+    fn from(tap: TapSetting) -> Self {
         Self(serde_json::to_value(tap).expect("a name, or a name with a number"))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use coxswain_models::qwen2_5_vl::prompts::Prompts;
 use coxswain_proto::ids::Step;
 use coxswain_task::CachedFeatures;
 
@@ -95,6 +96,16 @@ impl MicroBatch {
     /// True when no sample is left for this rank.
     pub fn is_empty(&self) -> bool {
         self.sample_indices.is_empty()
+    }
+
+    /// What the vision-language model reads of it.
+    pub fn prompts(&self) -> Prompts<'_> {
+        Prompts {
+            input_ids: &self.input_ids,
+            valid: &self.valid,
+            image_grids: &self.image_grids,
+            pixel_values: &self.pixel_values,
+        }
     }
 
     /// Bytes of its values.

@@ -5,13 +5,9 @@
 //! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
 //! rows that contradict the metadata.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use crate::vla_flow::config::Data;
+use crate::vla_flow::config::{Data, VlaSettings};
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
@@ -71,7 +67,7 @@ pub struct Dataset {
     pub(super) prompt: PromptEncoder,
     pub(super) dims: SampleDims,
     pub(super) training: Arc<TrainingSamples>,
-    model: PathBuf,
+    pub(super) settings: VlaSettings,
     holdout: BTreeSet<u64>,
     seed: u64,
 }
@@ -126,8 +122,8 @@ impl Dataset {
             training,
             holdout,
             seed: spec.run.seed,
-            model: model.into(),
             catalog,
+            settings: vla,
         };
         dataset.check()?;
         Ok(dataset)
@@ -190,7 +186,7 @@ impl Dataset {
 
     /// The checkpoint whose tokenizer and image settings samples are made with.
     pub(super) fn model(&self) -> &Path {
-        &self.model
+        Path::new(&self.settings.model.path)
     }
 
     /// Sizes that all samples share.
@@ -254,6 +250,11 @@ impl Dataset {
         SampleOrder::new(self.seed, self.fingerprint(), self.training.clone())
     }
 
+    /// `run.seed`.
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// The id that fills up shorter prompts of a batch.
     pub fn pad_token(&self) -> u32 {
         self.prompt.pad()
@@ -283,7 +284,7 @@ impl Dataset {
         let start = self.catalog.episodes.of_sample(row).map_or(row, |(_, episode)| episode.start);
         let first = (row + 1).saturating_sub(reach).max(start);
         let number = |sample| self.training.number(sample);
-        // Episodes train as a whole; what is held out is asked for by nobody here.
+        // Episodes train as a whole; what is held out is not asked for here.
         let numbers = number(first.min(index)).zip(number(row.max(index)));
         let (begin, last) = numbers.unwrap_or_default();
         DamagedRow { row, begin, end: last + 1 }
@@ -325,7 +326,7 @@ impl<'a> Cameras<'a> {
 }
 
 /// The run's own bounds of an image's pixels.
-pub(super) fn pixel_bounds(data: &Data) -> PixelBounds {
+pub(in crate::vla_flow) fn pixel_bounds(data: &Data) -> PixelBounds {
     PixelBounds { min: data.min_pixels, max: data.max_pixels }
 }
 

@@ -7,6 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! policy_file what the trained policy takes and gives
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
@@ -17,6 +18,7 @@ mod collate;
 mod dataset;
 mod keys;
 mod outline;
+mod policy_file;
 mod reading;
 mod sample_file;
 mod samples;
@@ -27,5 +29,7 @@ mod tests;
 pub use batch::{MicroBatch, Sample, SampleDims};
 pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
+pub(super) use dataset::pixel_bounds;
 pub use outline::{Outline, PromptLength};
+pub use policy_file::{CameraInput, NumericFeature, PolicyFile, STATS_FILE};
 pub use sample_file::write_sample;

@@ -28,8 +28,9 @@ const SMALL_TOKENIZER: u64 = 2 << 20;
 const FRAME_TOKENS: usize = 19;
 /// Tokens around one image.
 const IMAGE_TOKENS: usize = 2;
-/// Characters of text per token: English has more than 4, so this errs on the long side.
-const CHARACTERS_PER_TOKEN: usize = 3;
+/// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
+/// on the long side.
+const BYTES_PER_TOKEN: usize = 3;
 
 /// How the longest prompt's length is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +107,9 @@ impl Outline {
             }
             _ => {
                 let images: usize = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS).sum();
-                let text = |text: &&str| data.prompt.replace("{task}", text).chars().count();
+                let text = |text: &&str| data.prompt.replace("{task}", text).len();
                 let longest = texts.iter().map(text).max().unwrap_or(0);
-                let tokens = FRAME_TOKENS + images + longest.div_ceil(CHARACTERS_PER_TOKEN);
+                let tokens = FRAME_TOKENS + images + longest.div_ceil(BYTES_PER_TOKEN);
                 (tokens, PromptLength::Estimated)
             }
         };

@@ -7,7 +7,7 @@ use coxswain_feature_store::{Digest, Store, StoreError};
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
-use super::{Dataset, MicroBatch, Sample, collate, take_apart};
+use super::{Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, collate, take_apart};
 
 impl coxswain_task::Sample for Sample {
     fn index(&self) -> u64 {
@@ -133,8 +133,10 @@ impl Samples for Dataset {
     }
 
     fn files(&self) -> Vec<TextFile> {
-        let text = self.stats().to_json();
-        vec![TextFile { path: "stats.json", what: "normalisation statistics", text }]
+        let stats =
+            TextFile { path: STATS_FILE, what: "normalisation statistics", text: self.stats().to_json() };
+        let text = PolicyFile::of(self).to_json();
+        vec![stats, TextFile { path: PolicyFile::PATH, what: "what the policy takes and gives", text }]
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {

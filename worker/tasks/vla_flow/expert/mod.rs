@@ -130,6 +130,7 @@ impl ActionExpert {
             trainables,
             retention,
             sides: vec![Input::tracked(time.output()), conditioning.hidden],
+            dropout: None,
         };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
         let head_inputs = vec![Input::tracked(x_nd), Input::tracked(time.output())];

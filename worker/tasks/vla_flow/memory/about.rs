@@ -7,17 +7,21 @@ use coxswain_models::qwen2_5_vl::{
     checkpoint::Checkpoint,
     config::QwenConfig,
     error::ModelError,
-    modules::{FrozenBytes, frozen_tensors, modules},
+    modules::{FrozenBytes, FrozenTensor, frozen_tensors, modules},
 };
 use coxswain_nn::{dtypes::WeightsDtype, lora::LoraPlan};
 use coxswain_proto::{
     config::SettingsError,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::memory::Place;
+use coxswain_task::{dry_run::Passes, memory::Place};
 
 use super::counts::Counts;
-use crate::vla_flow::{config::VlaSettings, data::Outline};
+use crate::vla_flow::{
+    config::VlaSettings,
+    data::Outline,
+    policy::{PolicyError, StepError, Tap},
+};
 
 /// A run that cannot be predicted because something it names cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,21 @@ pub enum PredictionError {
     /// The run's settings are none of this task's.
     #[error(transparent)]
     Task(#[from] SettingsError),
+    /// A policy that cannot be built.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// A pass that cannot be run.
+    #[error(transparent)]
+    Step(#[from] StepError),
+}
+
+/// What a pass does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    /// Trains, beginning with kept features at a tap, or with pixels.
+    Training(Option<Tap>),
+    /// Computes features at the run's tap.
+    Filling,
 }
 
 /// What is predicted about: a run, and what its model and data are.
@@ -49,11 +68,12 @@ pub struct Subject {
     /// Elements by part.
     pub counts: Counts,
     pub(super) frozen: Frozen,
+    pub(super) passes: Passes<(String, Kind)>,
 }
 
 /// Bytes of frozen weights, by type of matrices: fp32, bf16.
 #[derive(Clone, Debug)]
-pub(super) struct Frozen {
+pub(crate) struct Frozen {
     /// On a device.
     whole: [FrozenBytes; 2],
     /// On a host: what cannot be used in place in the files.
@@ -67,9 +87,13 @@ impl Subject {
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
-        let frozen = Frozen::read(dir, &config)?;
+        let frozen = Frozen::read(dir, &frozen_tensors(&config))?;
         let (spec, counts) = (spec.clone(), Counts::default());
-        Self { spec, vla, config, lora: None, outline, counts, frozen }.changed(|_| {})
+        let passes = Passes::default();
+        let subject =
+            Self { spec, vla, config, lora: None, outline, counts, frozen, passes }.changed(|_| {})?;
+        subject.try_pass()?;
+        Ok(subject)
     }
 
     /// The same model and data under changed settings.
@@ -99,14 +123,7 @@ impl Subject {
 
     /// Bytes of frozen weights, as this run keeps matrices.
     pub(super) fn frozen(&self, place: Place) -> &FrozenBytes {
-        let by_dtype = match place {
-            Place::Gpu => &self.frozen.whole,
-            Place::Host { .. } => &self.frozen.copied,
-        };
-        match self.vla.model.weights_dtype {
-            WeightsDtype::Float32 => &by_dtype[0],
-            WeightsDtype::Bfloat16 => &by_dtype[1],
-        }
+        self.frozen.bytes(place, self.vla.model.weights_dtype)
     }
 
     /// What of repeated blocks is in memory only while they run; none if they are held.
@@ -123,12 +140,11 @@ impl Subject {
 impl Frozen {
     /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
     /// published.
-    fn read(dir: &Path, config: &QwenConfig) -> Result<Self, PredictionError> {
+    pub fn read(dir: &Path, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
         const BY_DTYPE: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
-        let tensors = frozen_tensors(config);
         let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
         let copied = |dtype| {
-            FrozenBytes::of(&tensors, |tensor| {
+            FrozenBytes::of(tensors, |tensor| {
                 let kept = if tensor.is_matrix { dtype } else { WeightsDtype::Float32 };
                 match &checkpoint {
                     Some(checkpoint) => checkpoint.copied_bytes(&tensor.name, kept).unwrap_or(0),
@@ -138,9 +154,21 @@ impl Frozen {
             })
         };
         Ok(Self {
-            whole: BY_DTYPE.map(|dtype| FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype))),
+            whole: BY_DTYPE.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
             copied: BY_DTYPE.map(copied),
         })
+    }
+
+    /// Of matrices kept as `dtype`.
+    pub fn bytes(&self, place: Place, dtype: WeightsDtype) -> &FrozenBytes {
+        let by_dtype = match place {
+            Place::Gpu => &self.whole,
+            Place::Host { .. } => &self.copied,
+        };
+        match dtype {
+            WeightsDtype::Float32 => &by_dtype[0],
+            WeightsDtype::Bfloat16 => &by_dtype[1],
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! be at most, and how large the store becomes.
 //!
 //! ```text
-//! activations, cached step     the meta step begun at the tap
+//! activations, cached step     a pass begun at the tap
 //! activations, missing ones    the model below the tap, forward alone, without a trace
 //! speed                        multiplications and additions of a live step over those of a cached one
 //!                              (`model::flops`)
@@ -20,13 +20,14 @@ use coxswain_proto::{
     run_spec::{CacheDtype, CacheMode},
 };
 
-use super::{Ask, Subject, Suggestion, meta, shape};
+use super::{Ask, Subject, Suggestion};
 use crate::vla_flow::{
     expert::ExpertShape,
     flops::Workload,
     policy::{Adapted, Tap},
 };
 use coxswain_feature_store::{SampleKey, index_bytes};
+use coxswain_task::Pass;
 
 /// What a cache would be and do.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,14 +56,14 @@ impl Subject {
     pub fn cache(&self, ask: Ask) -> Option<CacheOutlook> {
         let tap = self.tap()?;
         let peak = |entry| {
-            let micro = meta::run(&shape::step(self, ask.micro_batch, entry));
-            micro.forward.max(micro.backward)
+            let pass = self.pass(ask.micro_batch, entry);
+            [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, |_| 0)).into_iter().max()
         };
         Some(CacheOutlook {
             tap,
-            live_activations: peak(None),
-            cached_activations: peak(Some(tap)),
-            fill_activations: self.fill_peak(tap, ask.micro_batch),
+            live_activations: peak(None).unwrap_or(0),
+            cached_activations: peak(Some(tap)).unwrap_or(0),
+            fill_activations: self.fill_peak(ask.micro_batch),
             speed_limit: self.speed_limit(tap, ask.micro_batch),
             store_bytes: self.outline.frames * self.stored_bytes(tap),
         })
@@ -87,9 +88,11 @@ impl Subject {
     }
 
     /// Peak of activations while the features of one encoder batch are computed.
-    pub(super) fn fill_peak(&self, tap: Tap, micro_batch: u64) -> u64 {
+    pub(super) fn fill_peak(&self, micro_batch: u64) -> u64 {
         let batch = self.spec.cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
-        meta::run_below(&shape::below(self, batch, tap), shape::widths(self))
+        let features = self.tap().map_or(0, |tap| batch * self.feature_values(tap));
+        // At the end they are in a tensor and in host memory.
+        self.filling(batch).peak(Pass::Forward, |_| 0).max(8 * features)
     }
 
     /// Values of one sample's features, of its longest sample.

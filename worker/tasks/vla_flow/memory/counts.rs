@@ -106,7 +106,8 @@ impl Counts {
     }
 }
 
-fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
+/// Elements of a model's adapters.
+pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
     let elements = modules(config).into_iter().filter_map(|module| match module.kind {
         ModuleKind::Linear { inputs, outputs, .. } => {
             plan.adapter(&module.name).map(|adapter| adapter.rank * (inputs + outputs))

@@ -3,7 +3,7 @@
 
 use coxswain_proto::run_spec::ReduceDtype;
 
-use super::{Ask, Place, Subject, meta::Micro};
+use super::{Ask, Place, Subject};
 use coxswain_data::lerobot::rows;
 use coxswain_task::memory::{GPU, PROCESS, RECEIVE_BYTES};
 
@@ -59,16 +59,18 @@ fn sample_bytes(subject: &Subject) -> u64 {
 }
 
 /// What the process takes by itself.
-pub(super) fn framework_bytes(subject: &Subject, ask: Ask, micro: &Micro) -> u64 {
+pub(super) fn framework_bytes(subject: &Subject, ask: Ask, scratch: u64) -> u64 {
     match ask.place {
         Place::Gpu => GPU,
-        Place::Host { threads } => {
-            // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread
-            // that multiplies.
-            let of_thread = micro.scratch + second_level_cache();
-            PROCESS + TOKENIZER * subject.outline.tokenizer_bytes + threads * of_thread
-        }
+        Place::Host { threads } => of_process(subject.outline.tokenizer_bytes, threads, scratch),
     }
+}
+
+/// Of a process on the host, with a tokenizer of this size and so many compute threads.
+pub(crate) fn of_process(tokenizer: u64, threads: u64, scratch: u64) -> u64 {
+    // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread that
+    // multiplies.
+    PROCESS + TOKENIZER * tokenizer + threads * (scratch + second_level_cache())
 }
 
 fn second_level_cache() -> u64 {

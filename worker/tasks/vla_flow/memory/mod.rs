@@ -1,11 +1,10 @@
 //! How much memory a run will take, before it is launched: from `config.json`, safetensors headers, the run
-//! file and the data set's metadata. No tensor, no GPU, no weight is read.
+//! file and the data set's metadata. No GPU, no weight is read, and tensors are sizes.
 //!
 //! ```text
 //! about        what is predicted about, read once
 //! counts       elements by part, exact
-//! shape        shapes of a micro-batch
-//! meta         a step with sizes in place of tensors
+//! passes       the policy's own passes on a backend that knows sizes alone
 //! predict      one rank at one micro-batch
 //! framework    what is neither weights nor activations
 //! cache        steps from kept features: what they take, how much faster they can be, what the store takes
@@ -21,7 +20,7 @@
 //! - optimizer shard: `8 n / W`; beside a GPU in host memory with `memory.offload: optimizer`
 //! - replica: `12 n / W` when a neighbour's shard is kept, see
 //!   [`REPLICA_BYTES`](coxswain_task::memory::REPLICA_BYTES); in host memory as the shard is
-//! - activations: the meta step's peak
+//! - activations: the peak of those passes
 //! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as
 //!   bfloat16
 //! - input: prefetched micro-batches, and the row cache
@@ -36,9 +35,8 @@ mod about;
 mod cache;
 mod counts;
 mod framework;
-mod meta;
+mod passes;
 mod predict;
-mod shape;
 mod subject;
 mod suggestions;
 #[cfg(test)]
@@ -47,4 +45,8 @@ mod tests;
 pub use about::{PredictionError, Subject};
 pub use cache::CacheOutlook;
 pub use counts::{Counts, Elements};
+// What another task on the same model predicts with.
+pub(crate) use about::Frozen;
+pub(crate) use counts::adapters;
 use coxswain_task::memory::{Ask, Place, Suggestion};
+pub(crate) use framework::of_process;

@@ -1,18 +1,30 @@
 //! What one rank will hold, at one micro-batch.
 
-use coxswain_models::qwen2_5_vl::modules::FrozenBytes;
+use coxswain_models::qwen2_5_vl::{modules::FrozenBytes, pass::streamed_during};
 use coxswain_nn::params::chunk;
 use coxswain_proto::{memory::Category, run_spec::CacheMode};
-use coxswain_task::memory::{Ask, Place, Prediction, REPLICA_BYTES};
+use coxswain_task::{
+    Pass,
+    memory::{Ask, Place, Prediction, REPLICA_BYTES},
+};
 
-use super::{Subject, framework, meta, shape};
+use super::{Subject, framework};
+
+/// What one micro-batch holds at its worst moments, streamed blocks included.
+pub(super) struct Micro {
+    forward: u64,
+    kept: u64,
+    backward: u64,
+    /// The largest buffer that a compute thread keeps for itself.
+    pub(super) scratch: u64,
+}
 
 impl Subject {
     /// Predicts one rank.
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
         let micro = self.micro(ask);
-        let meta::Micro { forward, kept, backward, .. } = micro;
+        let Micro { forward, kept, backward, .. } = micro;
         let mut prediction = Prediction::of_pass(forward, kept, backward);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
@@ -29,7 +41,7 @@ impl Subject {
         prediction.set(Category::Activations, micro.forward.max(micro.backward).saturating_sub(streamed));
         prediction.set(Category::CollectiveBuffers, framework::collective_bytes(self, ask));
         prediction.set(Category::Input, framework::input_bytes(self, ask));
-        prediction.set(Category::Framework, framework::framework_bytes(self, ask, &micro));
+        prediction.set(Category::Framework, framework::framework_bytes(self, ask, micro.scratch));
         prediction
     }
 
@@ -50,22 +62,18 @@ impl Subject {
 
     /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept
     /// features, once they have been computed.
-    fn micro(&self, ask: Ask) -> meta::Micro {
+    fn micro(&self, ask: Ask) -> Micro {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, streamed) = (self.tap().filter(|_| exact), self.streamed(ask.place));
-        let mut step = shape::step(self, ask.micro_batch, entry);
-        if let Some(FrozenBytes { towers: [text, vision], .. }) = streamed {
-            let blocks = step.vl.text.iter_mut().chain(&mut step.vl.vision);
-            blocks.zip(text.iter().chain(vision)).for_each(|(block, bytes)| block.streamed = *bytes);
-        }
-        let micro = meta::run(&step);
-        match entry {
-            None => micro,
-            Some(tap) => {
-                let two_blocks = streamed.map_or(0, FrozenBytes::two_blocks);
-                let fill = self.fill_peak(tap, ask.micro_batch) + two_blocks;
-                meta::Micro { forward: micro.forward.max(fill), ..micro }
-            }
+        let pass = self.pass(ask.micro_batch, entry);
+        let beside = |stage: &str| streamed.map_or(0, |frozen| streamed_during(stage, frozen));
+        let filling = entry
+            .map_or(0, |_| self.fill_peak(ask.micro_batch) + streamed.map_or(0, FrozenBytes::two_blocks));
+        Micro {
+            forward: pass.peak(Pass::Forward, beside).max(filling),
+            kept: pass.kept,
+            backward: pass.peak(Pass::Backward, beside),
+            scratch: pass.scratch,
         }
     }
 }

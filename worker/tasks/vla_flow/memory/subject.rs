@@ -107,6 +107,7 @@ impl memory::Subject for Subject {
 
     fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn memory::Subject>, TaskError> {
         let changed = Self::changed(self, change).map_err(TaskError::bad_input)?;
+        changed.try_pass().map_err(TaskError::bad_input)?;
         Ok(Box::new(changed))
     }
 }

@@ -2,7 +2,12 @@
 
 use coxswain_proto::{config::SettingsError, ids::Step};
 
-use coxswain_models::qwen2_5_vl::error::{ModelError, TokenError, UnreadableWeights};
+use coxswain_models::qwen2_5_vl::{
+    error::{ModelError, TokenError, UnreadableWeights},
+    pass::Broken,
+};
+
+use crate::vla_flow::data::batch::MicroBatch;
 
 /// A policy that cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -64,4 +69,14 @@ pub enum StepError {
         /// The samples concerned, by `index`.
         samples: Vec<u64>,
     },
+}
+
+/// Why a pass of this micro-batch ends early.
+pub(super) fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
+    match broken.into() {
+        Broken::Tokens(source) => {
+            StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
+        }
+        Broken::Weights(source) => StepError::Weights { step: batch.step, source },
+    }
 }

@@ -2,8 +2,8 @@
 //!
 //! Kept features have no padding, the model's tensors have: `[b * s, d]`, a row's tokens at its valid range.
 //! Here the one is made of the other. What lies at padding is zero where features are taken from the cache,
-//! and whatever the model computes where not; nobody attends to it and no gradient comes from it, so neither
-//! losses nor gradients differ by a bit.
+//! and whatever the model computes where not; no token attends to it and no gradient comes from it, so losses
+//! and gradients are the same to the bit.
 //!
 //! A feature's value depends on its own sample alone, bit for bit: not on which samples share the
 //! micro-batch, nor on how far they are padded (`kernels::flex`). So it does not matter in which batch it was
@@ -15,11 +15,11 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    error::StepError,
+    error::{StepError, failed},
     parts::{Policy, VlFeatures, download, keys_mask},
     tap::{Adapted, Tap},
-    vl::{Entry, VlContext, VlRun, failed},
 };
+use coxswain_models::qwen2_5_vl::pass::{Entry, Until, VlContext, VlRun};
 use coxswain_nn::{kernels::Tape, params::Trainables, recompute::Retention};
 use coxswain_task::CachedFeatures;
 
@@ -100,9 +100,16 @@ impl<B: Tape<Base = B>> Policy<B> {
         entry: Entry<B>,
         until: Tap,
     ) -> Result<Tensor<B, 2>, StepError> {
-        let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
-        let vl = VlRun { model: &self.model, context: &context, trainables, retention: self.without_trace() };
-        vl.features(batch, entry, until).map_err(|broken| failed(batch, broken))
+        let context =
+            VlContext::new(&self.model, batch.prompts(), &entry).map_err(|broken| failed(batch, broken))?;
+        let vl = VlRun {
+            model: &self.model,
+            context: &context,
+            trainables,
+            retention: self.without_trace(),
+            dropout: None,
+        };
+        vl.features(batch.prompts(), entry, end(until)).map_err(|broken| failed(batch, broken))
     }
 
     /// What a pass over this micro-batch begins with.
@@ -144,6 +151,15 @@ impl<B: Tape<Base = B>> Policy<B> {
             rest = others;
         }
         Tensor::from_data(TensorData::new(padded, [rows, *width]), &self.device)
+    }
+}
+
+/// Where a pass ends whose features are those of a tap.
+fn end(tap: Tap) -> Until {
+    match tap {
+        Tap::Vision => Until::Images,
+        Tap::Layer(layer) => Until::Layer(layer),
+        Tap::Final => Until::Hidden,
     }
 }
 

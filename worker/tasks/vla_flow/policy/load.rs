@@ -4,7 +4,6 @@
 use crate::vla_flow::config::VlaSettings;
 use std::path::Path;
 
-use coxswain_nn::lora::Lora;
 use coxswain_proto::run_spec::{Offload, RunSpec};
 
 use super::{
@@ -18,14 +17,15 @@ use crate::vla_flow::{
     sensor::{SensorEncoder, SensorShape},
 };
 use coxswain_models::qwen2_5_vl::{
-    LoadOptions, QwenVl, config::QwenConfig, error::ModelError, modules::modules,
+    LoadOptions, QwenVl,
+    adapters::{Adapters, initial_values},
+    config::QwenConfig,
+    modules::modules,
 };
-use coxswain_nn::{
-    kernels::Tape,
-    lora::{LoraError, LoraPlan, Module, PeftAdapter},
-    params::TrainableLayout,
-    recompute::Retention,
-};
+use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
+
+/// Why the LM head takes no adapter.
+const HEAD_IS_UNUSED: &str = "which the action loss does not reach, so it would never train";
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout
@@ -40,7 +40,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let adapters = vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
+        let adapters =
+            vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules, HEAD_IS_UNUSED)).transpose()?;
         let mut layout = TrainableLayout::default();
         let lora = adapters.as_ref().map(|adapters| &adapters.plan);
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
@@ -68,7 +69,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             action: dims.action,
         };
         let expert = ActionExpert::register(&mut layout, shape);
-        let values = initial_values(spec, &layout, adapters.as_ref());
+        let values = initial_values::<B>(spec.run.seed, &layout, adapters.as_ref());
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -91,50 +92,10 @@ impl<B: Tape<Base = B>> Policy<B> {
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
         let vla = VlaSettings::of(spec)?;
         let modules = modules(&QwenConfig::read(Path::new(&vla.model.path))?);
-        let adapters = vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules)).transpose()?;
-        Ok(initial_values(spec, layout, adapters.as_ref()))
+        let adapters =
+            vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules, HEAD_IS_UNUSED)).transpose()?;
+        Ok(initial_values::<B>(spec.run.seed, layout, adapters.as_ref()))
     }
-}
-
-fn initial_values(spec: &RunSpec, layout: &TrainableLayout, adapters: Option<&Adapters>) -> Vec<f32> {
-    let mut values = layout.initial_values(spec.run.seed);
-    if let Some(start) = adapters.and_then(|adapters| adapters.start.as_ref()) {
-        start.fill(layout, &mut values);
-    }
-    values
-}
-
-/// Which linears are adapted, and the adapter to start from, if there is one.
-struct Adapters {
-    plan: LoraPlan,
-    start: Option<PeftAdapter>,
-}
-
-impl Adapters {
-    fn resolve(lora: &Lora, modules: &[Module]) -> Result<Self, ModelError> {
-        let plan = LoraPlan::resolve(lora, modules)?;
-        if plan.adapter("lm_head").is_some() {
-            return Err(setting(
-                "lora.targets",
-                "matches `lm_head`, which the action loss does not reach, so it would never train; leave it out",
-            ));
-        }
-        let Some(dir) = &lora.init_from else { return Ok(Self { plan, start: None }) };
-        let start = PeftAdapter::read(Path::new(dir), modules)?;
-        match plan.difference(start.plan()) {
-            None => Ok(Self { plan, start: Some(start) }),
-            Some(difference) => Err(setting(
-                "lora.init_from",
-                &format!(
-                    "{dir} does not fit the run file's adapter settings (first: run file, second: adapter): {difference}; set lora.rank, lora.alpha and lora.targets as in its adapter_config.json"
-                ),
-            )),
-        }
-    }
-}
-
-fn setting(field: &str, problem: &str) -> ModelError {
-    LoraError::Setting { field: field.into(), problem: problem.into() }.into()
 }
 
 /// What only shows when the run file meets the data set, and what would otherwise divide by zero.

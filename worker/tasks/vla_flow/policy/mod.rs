@@ -11,8 +11,8 @@
 //!
 //! Where a micro-batch brings features, nothing below the [`Tap`] runs, in any of these.
 //!
-//! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: whoever knows the
-//! valid count of the global batch divides. How a batch is split then changes nothing but rounding.
+//! The loss of a micro-batch is a *sum* over valid elements, and so are its gradients: the engine,
+//! which knows the valid count of the global batch, divides. How a batch is split then changes only rounding.
 //!
 //! The backward pass is a chain of segments (`recompute`): expert, then decoder layers, then the vision tower
 //! if an adapter is there. Nothing below the lowest trainable is recorded.
@@ -29,7 +29,6 @@ mod report;
 mod tap;
 #[cfg(test)]
 mod tests;
-mod vl;
 
 pub use self::{
     digest::WeightsBelow,

@@ -1,6 +1,10 @@
 //! What a policy does with a micro-batch: train on it, tell its loss, sample from it.
 
 use burn::tensor::Tensor;
+use coxswain_models::qwen2_5_vl::{
+    dropout::{ModelRows, RowsOf},
+    pass::{VlContext, VlRun},
+};
 use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, ParamScope, Trainables},
@@ -13,9 +17,8 @@ use coxswain_proto::run_spec::Recompute;
 use coxswain_task::{MicroLoss, Pass, StageClock};
 
 use super::{
-    error::StepError,
+    error::{StepError, failed},
     parts::{Policy, Settings, VlFeatures, download, keys_mask},
-    vl::{VlContext, VlRun, failed},
 };
 use crate::vla_flow::{
     data::MicroBatch,
@@ -43,11 +46,18 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.enter(Pass::Forward);
         let entry = self.entry(batch)?;
-        let context = VlContext::new(&self.model, batch, &entry).map_err(|broken| failed(batch, broken))?;
-        let vl =
-            VlRun { model: &self.model, context: &context, trainables, retention: self.settings.retention };
-        let (hidden_nd, vl_trace) =
-            vl.forward(batch, entry, clock).map_err(|broken| failed(batch, broken))?;
+        let context =
+            VlContext::new(&self.model, batch.prompts(), &entry).map_err(|broken| failed(batch, broken))?;
+        let vl = VlRun {
+            model: &self.model,
+            context: &context,
+            trainables,
+            retention: self.settings.retention,
+            dropout: self.dropout(batch),
+        };
+        let (hidden_nd, vl_trace) = vl
+            .forward(batch.prompts(), entry, &mut |stage| clock.lap(stage))
+            .map_err(|broken| failed(batch, broken))?;
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
@@ -76,12 +86,14 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.lap(EXPERT_STAGE);
         if let Some(dhidden_nd) = gradient.hidden {
-            vl.backward(vl_trace, dhidden_nd, grads, clock).map_err(|broken| failed(batch, broken))?;
+            vl.backward(vl_trace, dhidden_nd, grads, &mut |stage| clock.lap(stage))
+                .map_err(|broken| failed(batch, broken))?;
         }
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
 
-    /// The loss that [`Policy::forward_backward`] would have, from the same draws.
+    /// The loss that [`Policy::forward_backward`] would have, from the same draws of noise, if adapters
+    /// dropped nothing.
     pub fn loss(&self, trainables: &Trainables<B>, batch: &MicroBatch) -> Result<MicroLoss, StepError> {
         if batch.is_empty() {
             return Ok(MicroLoss::default());
@@ -102,11 +114,21 @@ impl<B: Tape<Base = B>> Policy<B> {
         batch: &MicroBatch,
         seed: u64,
     ) -> Result<Vec<f32>, StepError> {
+        let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
+        self.sample_actions_from(trainables, batch, start)
+    }
+
+    /// The same from noise that is given, `[b, horizon, action]`.
+    pub fn sample_actions_from(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        start: Vec<f32>,
+    ) -> Result<Vec<f32>, StepError> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
         let velocity = self.velocity(trainables, batch)?;
-        let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
         let Settings { convention, sampling_steps, .. } = self.settings;
         Ok(flow::sample(convention, sampling_steps, start, |x, t| {
             let times = vec![t; batch.len()];
@@ -142,6 +164,13 @@ impl<B: Tape<Base = B>> Policy<B> {
             hidden: Input::constant(hidden_nd),
             mask,
         })
+    }
+
+    /// The rows that the adapters of a training pass drop from; none where they drop nothing.
+    fn dropout(&self, batch: &MicroBatch) -> Option<ModelRows<B>> {
+        let (samples, images_per_row) = (&batch.sample_indices, &batch.images_per_row);
+        let of = RowsOf { seed: self.settings.seed, step: batch.step.0, samples, images_per_row };
+        ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
     }
 
     /// With one draw per sample the expert's activations are small beside the language model's, and computing

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coxswain_nn::dtypes::WeightsDtype;
 
 use super::Policy;
-use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
+use coxswain_models::qwen2_5_vl::modules::{FrozenPart, frozen_parts, frozen_tensors};
 use coxswain_nn::{
     kernels::Tape,
     params::{Group, TrainableLayout},
@@ -42,11 +42,13 @@ impl<B: Tape<Base = B>> Policy<B> {
             WeightsDtype::Float32 => "float32",
             WeightsDtype::Bfloat16 => "bfloat16",
         };
-        let [vision, language, streamed] = self.frozen_tallies(frozen);
-        let mut rows = vec![vision.row("vision", false, name), language.row("language", false, name)];
-        if streamed.tensors > 0 {
-            rows.push(streamed.row("streamed", false, name));
-        }
+        let parts = frozen_parts(&frozen_tensors(&self.model.config), frozen, self.streamed);
+        let mut rows: Vec<Module> = parts
+            .into_iter()
+            .map(|FrozenPart { name: module, tensors, elements, bytes }| {
+                Tally { tensors, parameters: elements, bytes }.row(module, false, name)
+            })
+            .collect();
         let order = [Group::LORA, EXPERT, SENSOR];
         let place = |group| order.iter().position(|known| *known == group);
         let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();
@@ -60,25 +62,6 @@ impl<B: Tape<Base = B>> Policy<B> {
             tally.row(module, true, "float32")
         }));
         rows
-    }
-
-    /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed,
-    /// from the model's sizes. An LM head is not held, unless it is the embedding table.
-    fn frozen_tallies(&self, dtype: WeightsDtype) -> [Tally; 3] {
-        let tensors = frozen_tensors(&self.model.config);
-        let mut tallies = [Tally::default(); 3];
-        for tensor in &tensors {
-            let [vision, language, streamed] = &mut tallies;
-            let tally = match tensor.block() {
-                Some(_) if self.streamed => streamed,
-                _ if tensor.of_vision() => vision,
-                _ => language,
-            };
-            tally.add(tensor.elements, tensor.kept_bytes(dtype));
-        }
-        let together = FrozenBytes::of(&tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks();
-        tallies[2].bytes = tallies[2].bytes.min(together);
-        tallies
     }
 }
 

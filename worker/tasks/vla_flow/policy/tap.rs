@@ -86,7 +86,7 @@ impl Tap {
         if cache.mode == CacheMode::Off {
             return Ok(None);
         }
-        let given = match vla_flow::Tap::try_from(&cache.tap) {
+        let given = match vla_flow::TapSetting::try_from(&cache.tap) {
             Ok(given) => given,
             Err(error) => return refuse("cache.tap", error.to_string()),
         };
@@ -104,10 +104,10 @@ impl Tap {
             );
         }
         let named = match given {
-            vla_flow::Tap::Auto => return Ok(Some(deepest)),
-            vla_flow::Tap::Vision => Self::Vision,
-            vla_flow::Tap::Final => Self::Final,
-            vla_flow::Tap::Layer(layer) => Self::Layer(layer),
+            vla_flow::TapSetting::Auto => return Ok(Some(deepest)),
+            vla_flow::TapSetting::Vision => Self::Vision,
+            vla_flow::TapSetting::Final => Self::Final,
+            vla_flow::TapSetting::Layer(layer) => Self::Layer(layer),
         };
         named.check(cache.mode, adapted, deepest)?;
         Ok(Some(named))
@@ -183,7 +183,7 @@ fn refuse<T>(field: &'static str, problem: String) -> Result<T, PolicyError> {
 mod tests {
     use super::*;
 
-    fn cache(mode: CacheMode, tap: vla_flow::Tap) -> Cache {
+    fn cache(mode: CacheMode, tap: vla_flow::TapSetting) -> Cache {
         Cache { mode, tap: tap.into(), ..Cache::default() }
     }
 
@@ -191,16 +191,16 @@ mod tests {
         Adapted { vision: None, layers: layers.into(), of_layers: 6 }
     }
 
-    fn exact(tap: vla_flow::Tap, layers: &[usize]) -> Result<Option<Tap>, String> {
+    fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
         Tap::resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn auto_is_as_deep_as_exactness_allows() {
-        assert_eq!(exact(vla_flow::Tap::Auto, &[]), Ok(Some(Tap::Final)));
-        assert_eq!(exact(vla_flow::Tap::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
-        assert_eq!(exact(vla_flow::Tap::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
-        let off = cache(CacheMode::Off, vla_flow::Tap::Final);
+        assert_eq!(exact(vla_flow::TapSetting::Auto, &[]), Ok(Some(Tap::Final)));
+        assert_eq!(exact(vla_flow::TapSetting::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
+        assert_eq!(exact(vla_flow::TapSetting::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
+        let off = cache(CacheMode::Off, vla_flow::TapSetting::Final);
         assert_eq!(Tap::resolve(&off, &adapted(&[0])).ok(), Some(None));
     }
 
@@ -208,24 +208,24 @@ mod tests {
     fn a_named_tap_may_be_shallower_but_not_deeper() {
         for tap in [Tap::Vision, Tap::Layer(0), Tap::Layer(3), Tap::Layer(4)] {
             let named = match tap {
-                Tap::Layer(layer) => vla_flow::Tap::Layer(layer),
-                _ => vla_flow::Tap::Vision,
+                Tap::Layer(layer) => vla_flow::TapSetting::Layer(layer),
+                _ => vla_flow::TapSetting::Vision,
             };
             assert_eq!(exact(named, &[4, 5]), Ok(Some(tap)));
         }
-        let message = exact(vla_flow::Tap::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
+        let message = exact(vla_flow::TapSetting::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.starts_with("cache.tap: is the input of decoder layer 5"), "{message}");
         assert!(message.contains("decoder layer 4 trains") && message.contains("auto"), "{message}");
-        let message = exact(vla_flow::Tap::Final, &[4, 5]).expect_err("layer 4 trains below");
+        let message = exact(vla_flow::TapSetting::Final, &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.contains("periodic"), "{message}");
-        let message = exact(vla_flow::Tap::Layer(6), &[]).expect_err("six layers");
+        let message = exact(vla_flow::TapSetting::Layer(6), &[]).expect_err("six layers");
         assert!(message.contains("last one is 5"), "{message}");
     }
 
     #[test]
     fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
         let adapted = Adapted { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
-        for tap in [vla_flow::Tap::Auto, vla_flow::Tap::Vision] {
+        for tap in [vla_flow::TapSetting::Auto, vla_flow::TapSetting::Vision] {
             let error =
                 Tap::resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
             assert!(
@@ -233,7 +233,7 @@ mod tests {
                 "{error}"
             );
         }
-        let periodic = cache(CacheMode::Periodic, vla_flow::Tap::Auto);
+        let periodic = cache(CacheMode::Periodic, vla_flow::TapSetting::Auto);
         assert_eq!(Tap::resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
     }
 

@@ -1,7 +1,10 @@
 //! The policy on the small checkpoint that ships with the repository.
 
 use burn::backend::Flex;
-use coxswain_models::qwen2_5_vl::checkpoint::Checkpoint;
+use coxswain_models::qwen2_5_vl::{
+    checkpoint::Checkpoint,
+    pass::{Entry, VlContext, VlRun},
+};
 use coxswain_nn::{
     params::{FlatGrads, Group, Trainables},
     recompute::Retention,
@@ -10,11 +13,7 @@ use coxswain_proto::{ids::Step, run_spec::Recompute};
 use coxswain_task::{MicroLoss, Pass, StageClock};
 use serde_json::{Value, json};
 
-use super::{
-    parts::download,
-    vl::{Entry, VlContext, VlRun},
-    *,
-};
+use super::{parts::download, *};
 use crate::vla_flow::{
     data::MicroBatch,
     testing::small::{DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec},
@@ -26,21 +25,26 @@ mod streamed;
 
 #[test]
 fn recompute_changes_no_bit_of_loss_or_gradient() {
-    for targets in [json!(EVERYWHERE), json!(r".*language_model\.layers\.[345]\..*(v_proj|up_proj)")] {
-        let with = |mode| {
-            shaken(&spec(&[("lora", json!({"rank": 2, "targets": targets.clone()})), ("train", mode)]))
-        };
+    let upper = r".*language_model\.layers\.[345]\..*(v_proj|up_proj)";
+    for (targets, dropout) in [(EVERYWHERE, 0.0), (EVERYWHERE, 0.3), (upper, 0.0), (upper, 0.3)] {
+        let lora = json!({"rank": 2, "targets": targets, "dropout": dropout});
+        let with = |mode| shaken(&spec(&[("lora", lora.clone()), ("train", mode)]));
         let mode = |mode: Value| json!({"steps": 1, "global_batch": 3, "micro_batch": 3, "recompute": mode});
         let unchecked = with(mode(json!("none"))).run(&batch(&[0, 1, 2]));
         for name in [json!("selective"), json!("full"), json!({"every": 2})] {
-            assert!(with(mode(name.clone())).run(&batch(&[0, 1, 2])) == unchecked, "{name} with {targets}");
+            assert!(with(mode(name.clone())).run(&batch(&[0, 1, 2])) == unchecked, "{name} with {lora}");
         }
     }
 }
 
 #[test]
 fn splitting_a_batch_changes_gradients_by_rounding_only() {
-    let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
+    for dropout in [0.0, 0.3] {
+        split(&shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE, "dropout": dropout}))])));
+    }
+}
+
+fn split(fixture: &Fixture) {
     let (whole, whole_grads) = fixture.run(&batch(&[0, 1, 2]));
     let mut grads = FlatGrads::new(fixture.trainables.layout().len());
     let mut sum = MicroLoss::default();
@@ -58,7 +62,13 @@ fn splitting_a_batch_changes_gradients_by_rounding_only() {
 
 #[test]
 fn gradients_are_derivatives_in_every_group() {
-    let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
+    for dropout in [0.0, 0.3] {
+        let lora = json!({"rank": 2, "targets": EVERYWHERE, "dropout": dropout});
+        are_derivatives(&shaken(&spec(&[("lora", lora)])));
+    }
+}
+
+fn are_derivatives(fixture: &Fixture) {
     let (_, grads) = fixture.run(&batch(&[0, 1]));
     let layout = fixture.trainables.layout();
     for group in [Group::LORA, Group("expert"), Group("sensor")] {
@@ -83,6 +93,29 @@ fn gradients_are_derivatives_in_every_group() {
         let slope = (at(step) - at(-step)) / (2.0 * step);
         assert!((slope - norm).abs() < 0.01 * norm, "{group}: slope {slope}, gradient norm {norm}");
     }
+}
+
+#[test]
+fn dropout_is_drawn_anew_in_every_step_and_drops_nothing_outside_training() {
+    let with = |dropout: f64| {
+        shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE, "dropout": dropout}))]))
+    };
+    let (plain, dropping) = (with(0.0), with(0.3));
+    let batch = batch(&[0, 1]);
+    let loss = |fixture: &Fixture| fixture.policy.loss(&fixture.trainables, &batch).expect("sound");
+    assert_eq!(loss(&plain), loss(&dropping), "a pass without gradients drops nothing");
+    assert_eq!(plain.run(&batch).0, loss(&plain));
+    let hidden = |fixture: &Fixture| {
+        fixture.policy.vl_features(&fixture.trainables, &batch).expect("sound").hidden_nd.into_data()
+    };
+    assert_eq!(hidden(&plain), hidden(&dropping));
+    // Sums over few actions: drops move them by more than rounding could.
+    let (once, again) = (dropping.run(&batch), dropping.run(&batch));
+    assert!(once == again && once.0 != loss(&plain));
+    let elsewhere = MicroBatch { step: Step(batch.step.0 + 1), ..batch.clone() };
+    let (noise, both) = (plain.run(&elsewhere).0.loss_sum, dropping.run(&elsewhere).0.loss_sum);
+    let moved = [once.0.loss_sum - loss(&plain).loss_sum, both - noise];
+    assert!((moved[0] - moved[1]).abs() > 1e-6, "{moved:?}");
 }
 
 #[test]
@@ -158,14 +191,15 @@ fn features_are_those_the_training_pass_sees() {
     let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
     let batch = batch(&[0, 1]);
     let features = fixture.policy.vl_features(&fixture.trainables, &batch).expect("sound");
-    let context = VlContext::new(fixture.policy.model(), &batch, &Entry::Pixels).expect("sound");
+    let context = VlContext::new(fixture.policy.model(), batch.prompts(), &Entry::Pixels).expect("sound");
     let run = VlRun {
         model: fixture.policy.model(),
         context: &context,
         trainables: &fixture.trainables,
         retention: Retention::in_float32(Recompute::Selective),
+        dropout: None,
     };
-    let (hidden_nd, trace) = run.forward(&batch, Entry::Pixels, &mut StageClock::default()).expect("sound");
+    let (hidden_nd, trace) = run.forward(batch.prompts(), Entry::Pixels, &mut |_| {}).expect("sound");
     assert!(trace.trains());
     assert!(relative_error(&download(features.hidden_nd), &download(hidden_nd)) < 1e-5);
 }

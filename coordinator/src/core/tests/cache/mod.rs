@@ -38,8 +38,8 @@ impl Mortal {
     fn started_with(config: Config) -> (Self, Vec<Action>) {
         let mut kept = Self::new(config);
         kept.run.gather(2);
-        // Who came is not what these tests are about: they are recorded as a restarted coordinator would find
-        // them.
+        // How workers come is not what these tests are about: they are recorded as a restarted coordinator
+        // would find them.
         for rank in 0..2 {
             kept.past.take(&Record::Worker(id(rank), claim(rank)));
         }

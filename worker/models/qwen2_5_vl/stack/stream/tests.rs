@@ -98,7 +98,7 @@ fn two_blocks_are_the_most_there_ever_are() {
 }
 
 #[test]
-fn whoever_breaks_off_or_unwinds_leaves_nothing_behind() {
+fn a_pass_that_breaks_off_or_unwinds_leaves_nothing_behind() {
     let model = load(&repository().join(COPIED));
     let blocks = decoder(&model);
     let left = blocks.fold(0..blocks.count(), 0, |ran, _, _| ControlFlow::Break(ran + 1));

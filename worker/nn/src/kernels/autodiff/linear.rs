@@ -65,16 +65,15 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
-/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, `a`, `b`; values as
-/// `lora_linear_saving` returns them.
+/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, and `a` and `b` of `update`;
+/// values as `lora_linear_saving` returns them.
 pub(super) fn lora_linear_node<B: ModelBackend>(
     [x, a, b]: [Tracked<B>; 3],
     w_oi: Tensor<B, 2>,
-    scale: f64,
+    update: LowRank<B>,
     y_no: Tensor<B, 2>,
     down_nr: Tensor<B, 2>,
 ) -> Tensor<Autodiff<B>, 2> {
-    let update = LowRank { a_ri: plain(&a), b_or: plain(&b), scale };
     let saved = LowRankSaved { x_ni: plain(&x), down_nr, w_oi, update };
     let wants_dx = x.is_tracked();
     record_residual([&x, &a, &b], y_no, move |dy_no, sum| {

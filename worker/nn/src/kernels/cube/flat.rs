@@ -163,7 +163,7 @@ where
         let (mut places, mut coefficients) = (SequenceArg::new(), SequenceArg::new());
         for Run { range, coefficients: c } in runs {
             places.push(PlaceLaunch::new(range.start as u64, range.len() as u64));
-            coefficients.push(CoefficientsLaunch::new(
+            coefficients.push(KernelCoefficientsLaunch::new(
                 c.factor,
                 c.one_minus_beta1,
                 c.beta2,
@@ -201,7 +201,7 @@ struct Place {
 
 /// Those of [`flat::Coefficients`](crate::kernels::flat::Coefficients), as a kernel takes them.
 #[derive(CubeType, CubeLaunch)]
-struct Coefficients {
+struct KernelCoefficients {
     factor: f32,
     one_minus_beta1: f32,
     beta2: f32,
@@ -220,7 +220,7 @@ fn adamw_kernel(
     exp_avg_sq: &mut Array<f32>,
     grads: &Array<f32>,
     places: &Sequence<Place>,
-    coefficients: &Sequence<Coefficients>,
+    coefficients: &Sequence<KernelCoefficients>,
     weights_from: u64,
     grads_from: u64,
 ) {
@@ -248,7 +248,7 @@ fn adamw_kernel(
     }
 }
 
-/// A buffer that nobody else holds: this one, or a copy of it.
+/// A buffer that has no other owner: this one, or a copy of it.
 fn owned<R: CubeRuntime>(flat: CubeTensor<R>) -> CubeTensor<R> {
     if flat.can_mut() { flat } else { flat.copy() }
 }

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
+    dropout,
     launch::{floats, primitive, wrapped},
     low_rank::{self, Factor},
     pointwise::{self, Finish},
@@ -17,14 +18,21 @@ pub fn together<B, R>(
     layers: Vec<LinearLayer<B>>,
 ) -> Vec<(Tensor<B, 2>, Option<Tensor<B, 2>>)>
 where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    B: ModelBackend<
+            FloatTensorPrimitive = CubeTensor<R>,
+            IntTensorPrimitive = CubeTensor<R>,
+            Device = R::Device,
+        >,
     R: CubeRuntime,
 {
     if layers.is_empty() {
         return Vec::new();
     }
     let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
+    // Each update that drops reads an input of its own.
+    let whole = |layer: &LinearLayer<B>| layer.update.as_ref().is_none_or(|update| update.dropout.is_none());
     let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
+    let updates = updates.filter(|_| layers.iter().all(whole));
     let (downs, x_ni) = match updates {
         Some(updates) => {
             let ms = updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
@@ -83,23 +91,55 @@ pub fn updated<B, R>(
     finish: Finish<R>,
 ) -> (Tensor<B, 2>, Tensor<B, 2>)
 where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    B: ModelBackend<
+            FloatTensorPrimitive = CubeTensor<R>,
+            IntTensorPrimitive = CubeTensor<R>,
+            Device = R::Device,
+        >,
     R: CubeRuntime,
 {
     let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
-    let (w, factors) = (primitive(w_oi.transpose()), [Factor::a(a), Factor::b(b)]);
-    let [y, down] = low_rank::applied(floats(x_ni), w, factors, update.scale, finish);
+    let (w, x) = (primitive(w_oi.transpose()), floats(x_ni));
+    if let Some(dropout) = &update.dropout {
+        let read = dropout::dropped(x.clone(), dropout);
+        let (mut downs, _) = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], false);
+        let down = downs.remove(0);
+        let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
+        return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
+    }
+    let factors = [Factor::a(a), Factor::b(b)];
+    let [y, down] = low_rank::applied(x, w, factors, update.scale, finish);
     (wrapped(y), wrapped(down))
 }
 
 /// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
 pub fn pulled<B, R>(saved: LowRankSaved<B>, dy_no: Tensor<B, 2>, dx: Option<Finish<R>>) -> LowRankGradients<B>
 where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    B: ModelBackend<
+            FloatTensorPrimitive = CubeTensor<R>,
+            IntTensorPrimitive = CubeTensor<R>,
+            Device = R::Device,
+        >,
     R: CubeRuntime,
 {
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
     let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
+    if let Some(dropout) = &update.dropout {
+        let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
+        let ddown_nr: Tensor<B, 2> = wrapped(ddowns.remove(0));
+        let dx_ni = dx.map(|finish| {
+            let low = floats(B::product(ddown_nr.clone(), wrapped(a)));
+            let more_no = Some(dropout::dropped(low, dropout));
+            let dense = rounded_like(wrapped::<B, R, 2>(dy.clone()), w_oi);
+            finished(finished(dense, Finish { more_no, ..Finish::default() }), finish)
+        });
+        let read_ni = wrapped(dropout::dropped(floats(x_ni), dropout));
+        return LowRankGradients {
+            dx_ni,
+            da_ri: B::linear_weight_gradient(ddown_nr, read_ni),
+            db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
+        };
+    }
     let (dx_ni, ddown_nr) = match dx {
         Some(finish) => {
             let factors = [Factor::b(b), Factor::a(a)];

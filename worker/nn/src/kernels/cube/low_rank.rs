@@ -57,7 +57,7 @@ pub fn applied<R: CubeRuntime>(
     [added(y, down.clone(), raising, finish), down]
 }
 
-/// `y + down m'`, finished: `y` that nobody else has, in place.
+/// `y + down m'`, finished: `y` that has no other owner, in place.
 pub fn added<R: CubeRuntime>(
     y: CubeTensor<R>,
     down: CubeTensor<R>,

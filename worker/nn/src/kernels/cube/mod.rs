@@ -11,7 +11,8 @@
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
 //! product     matrix products: which of cubek's kernels multiplies what
 //! low_rank    what a low-rank update adds to one
-//! linear      linear layers, made of these three
+//! dropout     what a low-rank update does not read
+//! linear      linear layers, made of these four
 //! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blockwise` has the products
@@ -31,6 +32,7 @@
 //! What this module does not do: name a runtime. Nothing is instantiated here; the crate that names one pays
 //! for it once.
 
+mod dropout;
 mod flat;
 mod launch;
 mod linear;
@@ -55,8 +57,8 @@ use self::{
     pointwise::Finish,
 };
 use super::{
-    AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, LinearLayer, LowRank, LowRankGradients,
-    LowRankSaved, ModelBackend, Residual, Tape, blockwise,
+    AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, DropoutRows, LinearLayer, LowRank,
+    LowRankGradients, LowRankSaved, ModelBackend, Residual, Tape, blockwise,
     flat::{
         Gradient, OnDevice, Run,
         tensors::{Origins, Updated},
@@ -394,6 +396,10 @@ where
 
     fn lift<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
         tensor
+    }
+
+    fn lift_rows(rows: DropoutRows<Self>) -> DropoutRows<Self> {
+        rows
     }
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {

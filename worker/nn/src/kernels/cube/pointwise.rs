@@ -217,7 +217,7 @@ fn rounded_sum_kernel<N: Size>(
     }
 }
 
-/// What a product `[n, o]` becomes before anybody reads it; nothing else, unless said.
+/// What a product `[n, o]` becomes before it is read; nothing else, unless said.
 pub struct Finish<R: CubeRuntime> {
     /// A bias `[o]`.
     pub bias_o: Option<CubeTensor<R>>,
@@ -240,7 +240,7 @@ impl<R: CubeRuntime> Finish<R> {
     }
 }
 
-/// A product `[n, o]` that nobody else has, finished in place.
+/// A product `[n, o]` that has no other owner, finished in place.
 pub fn finished<R: CubeRuntime>(y_no: CubeTensor<R>, finish: Finish<R>) -> CubeTensor<R> {
     if finish.is_nothing() {
         return y_no;

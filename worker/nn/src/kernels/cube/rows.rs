@@ -226,7 +226,7 @@ pub fn layer_norm_backward<R: CubeRuntime>(
     let rows = len(&x_nd) / d;
     let (count, dim) = by_row(&x_nd, rows, d / vector(d));
     let (modulated, summed) = (modulation.is_some(), sum_nd.is_some());
-    // Written only where somebody reads it; what is absent is never read.
+    // Written only where it is read; what is absent is never read.
     let products_nd = if modulated { empty_like(&x_nd) } else { dx_nd.clone() };
     let (ada_be, shift_first) = modulation.unwrap_or_else(|| (x_nd.clone(), false));
     let per_batch = rows / (len(&ada_be) / (2 * d)).max(1);

@@ -50,7 +50,7 @@ pub trait Flat: Clone + fmt::Debug {
     fn adamw(part: Part<'_, Self>, runs: &[Run]);
 
     /// The whole buffer, for a collective.
-    fn lend(&mut self) -> Lent<'_, f32>;
+    fn lend(&mut self) -> LentBuffer<'_, f32>;
 
     /// All elements, rounded to bfloat16.
     fn narrow(&self, halves: &mut Self::Halves);
@@ -86,7 +86,7 @@ pub trait FlatOn<B: Backend>: Flat {
     /// Where the flat parameter buffer of a model on this device lies.
     fn place(device: &B::Device) -> Self::Place;
 
-    /// The first `len` elements of a tensor; without a copy, where they lie there and nobody else holds them.
+    /// The first `len` elements of a tensor; without a copy, where they lie there and have no other owner.
     fn from_tensor(tensor: Tensor<B, 1>, len: usize) -> Self;
 
     /// As a tensor, which may be longer; likewise without a copy.
@@ -102,7 +102,7 @@ pub trait FlatOn<B: Backend>: Flat {
 /// Elements on their way between ranks.
 pub trait Halves: Default + fmt::Debug {
     /// All of them, for a collective.
-    fn lend(&mut self) -> Lent<'_, bf16>;
+    fn lend(&mut self) -> LentBuffer<'_, bf16>;
 
     /// Bytes of memory they take.
     fn bytes(&self) -> u64;
@@ -110,14 +110,14 @@ pub trait Halves: Default + fmt::Debug {
 
 /// A buffer lent to a collective.
 #[derive(Debug)]
-pub enum Lent<'a, T> {
+pub enum LentBuffer<'a, T> {
     /// In host memory.
     Host(&'a mut [T]),
     /// In a device's.
     Device(&'a mut dyn DeviceBuffer),
 }
 
-/// A buffer in a device's memory as those see it who carry buffers and know no backend.
+/// A buffer in a device's memory, for code that carries buffers and knows no backend.
 pub trait DeviceBuffer: fmt::Debug {
     /// Elements.
     fn len(&self) -> usize;
@@ -133,8 +133,8 @@ pub trait DeviceBuffer: fmt::Debug {
     /// Shows `change` a copy in host memory, and takes it back if that returns true.
     fn through_host(&mut self, change: &mut dyn FnMut(HostCopy<'_>) -> bool);
 
-    /// The tensor of one axis that it is, of whatever backend, for whoever can work on it where it lies; none
-    /// if it holds nothing. It may be longer than [`DeviceBuffer::len`].
+    /// The tensor of one axis that it is, of whatever backend, for code that can work on it where it lies;
+    /// none if it holds nothing. It may be longer than [`DeviceBuffer::len`].
     fn tensor(&self) -> Option<&dyn Any>;
 }
 

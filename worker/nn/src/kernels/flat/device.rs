@@ -1,9 +1,9 @@
 //! Buffers in a device's memory.
 //!
-//! A buffer is the only holder of its tensor between two operations, so a backend changes it in place;
-//! whoever clones a buffer makes the next change a copy, and nothing else. It is 40 kB longer than the flat
-//! parameter buffer ([`SLACK`]): NCCL's chunks are equal, and with room for the last one no collective needs
-//! another buffer. What lies there is reduced and passed around with the rest, and read by nobody.
+//! A buffer is the only holder of its tensor between two operations, so a backend changes it in place; a
+//! clone makes the next change a copy, and nothing else. It is 40 kB longer than the flat parameter buffer
+//! ([`SLACK`]): NCCL's chunks are equal, and with room for the last one no collective needs another buffer.
+//! What lies there is reduced and passed around with the rest, and never read.
 
 use std::{any::Any, fmt, ops::Range};
 
@@ -11,7 +11,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use coxswain_proto::limits::MAX_WORLD;
 use half::bf16;
 
-use super::{DeviceBuffer, DeviceElement, Flat, Halves, HostCopy, Lent};
+use super::{DeviceBuffer, DeviceElement, Flat, Halves, HostCopy, LentBuffer};
 use crate::kernels::ModelBackend;
 
 /// Elements behind the last one: equal chunks for any world end before it.
@@ -20,14 +20,14 @@ pub(super) const SLACK: usize = MAX_WORLD;
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]
 pub struct OnDevice<B: ModelBackend> {
-    pub(super) values: Values<B>,
+    pub(super) values: DeviceValues<B>,
     pub(super) len: usize,
     pub(super) device: B::Device,
 }
 
 /// Where the elements are.
 #[derive(Clone)]
-pub(super) enum Values<B: ModelBackend> {
+pub(super) enum DeviceValues<B: ModelBackend> {
     /// With an operation; for good if that was unwound out of (a device without memory). Then there are zeros
     /// again.
     Lost,
@@ -47,11 +47,11 @@ impl<B: ModelBackend> fmt::Debug for OnDevice<B> {
 
 impl<B: ModelBackend> OnDevice<B> {
     /// On the device, whatever `values` was.
-    fn there(&self, values: Values<B>) -> Tensor<B, 1> {
+    fn there(&self, values: DeviceValues<B>) -> Tensor<B, 1> {
         match values {
-            Values::Lost => Tensor::zeros([self.len + SLACK], (&self.device, DType::F32)),
-            Values::There(tensor) => tensor,
-            Values::Offloaded(values) => uploaded(values, SLACK, &self.device),
+            DeviceValues::Lost => Tensor::zeros([self.len + SLACK], (&self.device, DType::F32)),
+            DeviceValues::There(tensor) => tensor,
+            DeviceValues::Offloaded(values) => uploaded(values, SLACK, &self.device),
         }
     }
 
@@ -62,12 +62,12 @@ impl<B: ModelBackend> OnDevice<B> {
 
     /// The tensor, not shared; [`OnDevice::give_back`] is due.
     pub(super) fn taken(&mut self) -> Tensor<B, 1> {
-        let values = std::mem::replace(&mut self.values, Values::Lost);
+        let values = std::mem::replace(&mut self.values, DeviceValues::Lost);
         self.there(values)
     }
 
     pub(super) fn give_back(&mut self, tensor: Tensor<B, 1>) {
-        self.values = Values::There(tensor);
+        self.values = DeviceValues::There(tensor);
     }
 
     pub(super) fn change(&mut self, change: impl FnOnce(Tensor<B, 1>) -> Tensor<B, 1>) {
@@ -77,13 +77,13 @@ impl<B: ModelBackend> OnDevice<B> {
 
     /// Takes over `values`; the old ones are let go first, so that the device holds one of them.
     pub(super) fn replace(&mut self, values: Vec<f32>) {
-        self.values = Values::Lost;
+        self.values = DeviceValues::Lost;
         *self = Self::of(&self.device, values);
     }
 
     /// Whether the elements are in host memory between uses.
     pub(super) fn is_offloaded(&self) -> bool {
-        matches!(self.values, Values::Offloaded(_))
+        matches!(self.values, DeviceValues::Offloaded(_))
     }
 
     /// Some elements, brought to the device.
@@ -121,8 +121,8 @@ impl<B: ModelBackend> DeviceBuffer for OnDevice<B> {
 
     fn tensor(&self) -> Option<&dyn Any> {
         match &self.values {
-            Values::There(tensor) => Some(tensor),
-            Values::Lost | Values::Offloaded(_) => None,
+            DeviceValues::There(tensor) => Some(tensor),
+            DeviceValues::Lost | DeviceValues::Offloaded(_) => None,
         }
     }
 }
@@ -147,8 +147,8 @@ impl<B: ModelBackend> fmt::Debug for HalvesOnDevice<B> {
 }
 
 impl<B: ModelBackend> Halves for HalvesOnDevice<B> {
-    fn lend(&mut self) -> Lent<'_, bf16> {
-        Lent::Device(self)
+    fn lend(&mut self) -> LentBuffer<'_, bf16> {
+        LentBuffer::Device(self)
     }
 
     fn bytes(&self) -> u64 {

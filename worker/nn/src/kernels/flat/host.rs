@@ -11,7 +11,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Flat, FlatOn, Gradient, Halves, Lent, Product,
+    Flat, FlatOn, Gradient, Halves, LentBuffer, Product,
     adamw::{self, Part, Run},
     squares::sum_of_squares,
 };
@@ -60,8 +60,8 @@ impl Flat for Vec<f32> {
         adamw::update(part, runs);
     }
 
-    fn lend(&mut self) -> Lent<'_, f32> {
-        Lent::Host(self)
+    fn lend(&mut self) -> LentBuffer<'_, f32> {
+        LentBuffer::Host(self)
     }
 
     fn narrow(&self, halves: &mut Vec<bf16>) {
@@ -112,8 +112,8 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
 }
 
 impl Halves for Vec<bf16> {
-    fn lend(&mut self) -> Lent<'_, bf16> {
-        Lent::Host(self)
+    fn lend(&mut self) -> LentBuffer<'_, bf16> {
+        LentBuffer::Host(self)
     }
 
     fn bytes(&self) -> u64 {

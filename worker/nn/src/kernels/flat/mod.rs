@@ -35,6 +35,6 @@ mod tests;
 
 pub use self::{
     adamw::{Coefficients, Part, Run},
-    buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, Lent, Product},
+    buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
     device::{HalvesOnDevice, OnDevice},
 };

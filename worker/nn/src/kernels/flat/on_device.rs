@@ -5,9 +5,9 @@ use std::{borrow::Cow, ops::Range};
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    Flat, FlatOn, Gradient, Lent, Product,
+    Flat, FlatOn, Gradient, LentBuffer, Product,
     adamw::{Part, Run},
-    device::{HalvesOnDevice, OnDevice, SLACK, Values, uploaded},
+    device::{DeviceValues, HalvesOnDevice, OnDevice, SLACK, uploaded},
     offloaded,
     tensors::{Origins, Updated},
 };
@@ -31,16 +31,16 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
 
     fn of(device: &B::Device, values: Vec<f32>) -> Self {
         let len = values.len();
-        Self { values: Values::There(uploaded(values, SLACK, device)), len, device: device.clone() }
+        Self { values: DeviceValues::There(uploaded(values, SLACK, device)), len, device: device.clone() }
     }
 
     fn zeros(device: &B::Device, len: usize) -> Self {
-        let lost = Self { values: Values::Lost, len, device: device.clone() };
-        Self { values: Values::There(lost.tensor()), ..lost }
+        let lost = Self { values: DeviceValues::Lost, len, device: device.clone() };
+        Self { values: DeviceValues::There(lost.tensor()), ..lost }
     }
 
     fn offloaded(device: &B::Device, len: usize) -> Self {
-        Self { values: Values::Offloaded(vec![0.0; len]), len, device: device.clone() }
+        Self { values: DeviceValues::Offloaded(vec![0.0; len]), len, device: device.clone() }
     }
 
     fn len(&self) -> usize {
@@ -50,8 +50,8 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
     fn read(&self, range: Range<usize>) -> Cow<'_, [f32]> {
         match &self.values {
             _ if range.is_empty() => Cow::Borrowed(&[]),
-            Values::Offloaded(values) => Cow::Borrowed(&values[range]),
-            Values::Lost | Values::There(_) => {
+            DeviceValues::Offloaded(values) => Cow::Borrowed(&values[range]),
+            DeviceValues::Lost | DeviceValues::There(_) => {
                 let tensor = self.tensor();
                 let mut values = Vec::with_capacity(range.len());
                 for start in range.clone().step_by(PIECE) {
@@ -66,7 +66,7 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
     }
 
     fn edit<R>(&mut self, edit: impl FnOnce(&mut [f32]) -> R) -> R {
-        if let Values::Offloaded(values) = &mut self.values {
+        if let DeviceValues::Offloaded(values) = &mut self.values {
             return edit(values);
         }
         let mut values = self.read(0..self.len).into_owned();
@@ -105,8 +105,8 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         exp_avg_sq.give_back(state.exp_avg_sq);
     }
 
-    fn lend(&mut self) -> Lent<'_, f32> {
-        Lent::Device(self)
+    fn lend(&mut self) -> LentBuffer<'_, f32> {
+        LentBuffer::Device(self)
     }
 
     fn narrow(&self, halves: &mut HalvesOnDevice<B>) {
@@ -128,7 +128,7 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
 
     fn from_tensor(tensor: Tensor<B, 1>, len: usize) -> Self {
         let device = tensor.device();
-        Self { values: Values::There(tensor), len, device }
+        Self { values: DeviceValues::There(tensor), len, device }
     }
 
     fn into_tensor(mut self, _device: &B::Device) -> Tensor<B, 1> {
@@ -144,7 +144,7 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
     fn add_products(&mut self, products: Vec<Product<B>>) {
         let (mut waiting, mut elements) = (Vec::new(), 0);
         for Product { range, first, dy_no, x_ni } in products {
-            // Additions of one launch are in no order: who comes twice waits for the first time.
+            // Additions of one launch are in no order: a range that comes twice waits for its first addition.
             let comes_again = waiting.iter().any(|gradient: &Gradient<B>| gradient.range == range);
             if comes_again || elements + range.len() > WAITING {
                 self.add(std::mem::take(&mut waiting));

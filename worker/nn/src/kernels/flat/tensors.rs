@@ -2,9 +2,9 @@
 //! as fast as a chain of elementwise kernels is. A backend with kernels of its own replaces them
 //! ([`ModelBackend`](crate::kernels::ModelBackend)).
 //!
-//! Buffers come by value and go back by value: burn changes one on a GPU in place if nobody else holds it,
-//! and copies it first if somebody does. (Flex, which stands in for a GPU in tests, always copies; a GPU's
-//! test looks at addresses.)
+//! Buffers come by value and go back by value: burn changes one on a GPU in place if it has no other owner,
+//! and copies it first if it has. (Flex, which stands in for a GPU in tests, always copies; a GPU's test
+//! looks at addresses.)
 
 use std::ops::Range;
 

@@ -20,7 +20,7 @@ use super::{
     matrix::{Accumulate, Mat, MatMut, product},
     parallel::{self, Work},
     scratch, simd,
-    spans::{self, Block, Component},
+    spans::{self, Component, QueryBlock},
 };
 use crate::kernels::AttentionMask;
 
@@ -62,7 +62,7 @@ impl Inputs<'_> {
         self.q.shape[2] / self.k.shape[2].max(1)
     }
 
-    fn blocks(&self) -> Vec<Vec<Block>> {
+    fn blocks(&self) -> Vec<Vec<QueryBlock>> {
         let [batch, queries, ..] = self.q.shape;
         (0..batch).map(|b| spans::blocks(self.mask, b, queries, self.k.shape[1])).collect()
     }
@@ -73,7 +73,7 @@ impl Inputs<'_> {
 struct Task {
     b: usize,
     head: usize,
-    block: Block,
+    block: QueryBlock,
 }
 
 /// `(output [b, sq, heads, k], lse [b, sq, heads])`.
@@ -85,7 +85,7 @@ pub fn forward(inputs: &Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let out_views = by_block_and_head(&mut out, &blocks, [queries, heads, dim]).into_iter().flatten();
     let lse_views = by_block_and_head(&mut lse, &blocks, [queries, heads, 1]).into_iter().flatten();
     let tasks = blocks.iter().enumerate().flat_map(|(b, blocks)| {
-        let task = move |block: &Block| {
+        let task = move |block: &QueryBlock| {
             (0..heads).map({
                 let block = block.clone();
                 move |head| Task { b, head, block: block.clone() }
@@ -102,7 +102,7 @@ pub fn forward(inputs: &Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Of all scores, at so many operations each and an exponential.
-fn work(blocks: &[Vec<Block>], heads: usize, flops: usize) -> Work {
+fn work(blocks: &[Vec<QueryBlock>], heads: usize, flops: usize) -> Work {
     const EXPONENTIAL: usize = 64;
     let scores: usize =
         blocks.iter().flatten().map(|block| block.queries.len() * block.keys.len() * heads).sum();
@@ -112,7 +112,7 @@ fn work(blocks: &[Vec<Block>], heads: usize, flops: usize) -> Work {
 /// Views of a `[b, s, h, width]` buffer: per batch row, per block, per head.
 fn by_block_and_head<'a>(
     buffer: &'a mut [f32],
-    blocks: &[Vec<Block>],
+    blocks: &[Vec<QueryBlock>],
     [rows, heads, width]: [usize; 3],
 ) -> Vec<Vec<MatMut<'a>>> {
     let per_batch = buffer.chunks_exact_mut((rows * heads * width).max(1));
@@ -159,7 +159,7 @@ fn forward_block(inputs: &Inputs<'_>, task: &Task, mut out: MatMut<'_>, mut lse:
 
 /// The keys that row `i` of a block sees, counted from the block's first key.
 #[inline(always)]
-fn seen(inputs: &Inputs<'_>, b: usize, block: &Block, i: usize) -> Range<usize> {
+fn seen(inputs: &Inputs<'_>, b: usize, block: &QueryBlock, i: usize) -> Range<usize> {
     let span = spans::span(inputs.mask, b, block.queries.start + i, inputs.k.shape[1]);
     if span.is_empty() { 0..0 } else { span.start - block.keys.start..span.end - block.keys.start }
 }
@@ -250,7 +250,7 @@ fn by_component_and_head<'a>(
 fn backward_component(
     inputs: &Inputs<'_>,
     outputs: &Outputs<'_>,
-    blocks: &[Vec<Block>],
+    blocks: &[Vec<QueryBlock>],
     task: Gradients<'_>,
 ) {
     let Gradients { b, kv_head, component, dq, mut dk, mut dv } = task;

@@ -34,7 +34,7 @@ pub fn tensor<E: Element, const D: usize>(values: Vec<E>, shape: [usize; D]) -> 
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// An f32 tensor after `change`: where it lies if nobody else has it, else in a copy.
+/// An f32 tensor after `change`: where it lies if it has no other owner, else in a copy.
 pub fn changed<const D: usize>(x: Tensor<Flex, D>, change: impl FnOnce(&mut [f32])) -> Tensor<Flex, D> {
     let Values(mut x) = Values::of(x);
     let (start, end) = x.layout().contiguous_offsets().expect("the constructor made it contiguous");
@@ -59,8 +59,8 @@ impl Values {
     }
 
     /// As a matrix.
-    pub fn dense(&self, shape: [usize; 2]) -> linear::Dense<'_> {
-        linear::Dense { data: self.get(), shape }
+    pub fn dense(&self, shape: [usize; 2]) -> linear::DenseView<'_> {
+        linear::DenseView { data: self.get(), shape }
     }
 }
 

@@ -21,7 +21,10 @@ use super::{
     parallel::{self, Work},
     scratch, simd,
 };
-use crate::{bfloat16::widen, kernels::GradientSlot};
+use crate::{
+    bfloat16::widen,
+    kernels::{GradientSlot, dropout::Mask},
+};
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a
 /// millisecond.
@@ -36,6 +39,9 @@ pub const FEW: usize = 64;
 /// Rows of a weight gradient's task: its inner dimension is the number of tokens, so it pays to be wider.
 const GRADIENT_PANEL: usize = 256;
 
+/// Rows, and columns, of an input that a thread holds without what is dropped of it.
+pub const DROPOUT_BLOCK: [usize; 2] = [ROWS, GRADIENT_PANEL];
+
 /// A weight, `[o, i]`, contiguous.
 #[derive(Clone, Copy)]
 pub enum Weight<'a> {
@@ -47,14 +53,14 @@ pub enum Weight<'a> {
 
 /// A contiguous `[rows, cols]` matrix.
 #[derive(Clone, Copy)]
-pub struct Dense<'a> {
+pub struct DenseView<'a> {
     /// The values.
     pub data: &'a [f32],
     /// Rows and columns.
     pub shape: [usize; 2],
 }
 
-impl<'a> Dense<'a> {
+impl<'a> DenseView<'a> {
     /// As a view.
     pub fn mat(self) -> Mat<'a> {
         Mat::new(self.data, self.shape, self.shape[1])
@@ -65,15 +71,17 @@ impl<'a> Dense<'a> {
 #[derive(Clone, Copy)]
 pub struct Update<'a> {
     /// `scale * x a^T` in the forward pass, `scale * g b` in the backward pass: `[n, r]`.
-    pub inner_nr: Dense<'a>,
+    pub inner_nr: DenseView<'a>,
     /// What the inner matrix is multiplied with: `b` `[o, r]` transposed, or `a` `[r, i]`.
     pub outer_rc: Mat<'a>,
+    /// What is dropped of their product.
+    pub mask: Option<Mask<'a>>,
 }
 
 /// `x w^T + bias (+ update)`, `[n, o]`. A row depends on its row of `x` alone, whichever way the product is
 /// computed.
 pub fn forward(
-    x_ni: Dense<'_>,
+    x_ni: DenseView<'_>,
     w_oi: Weight<'_>,
     bias_o: Option<&[f32]>,
     update: Option<Update<'_>>,
@@ -109,20 +117,54 @@ fn add_bias(out: &mut MatMut<'_>, bias: Option<&[f32]>) {
 }
 
 fn add_update(out: &mut MatMut<'_>, panel: Range<usize>, update: Option<Update<'_>>) {
-    if let Some(Update { inner_nr, outer_rc }) = update {
-        product(out, Accumulate::Sum, 1.0, inner_nr.mat(), outer_rc.cols(panel));
+    let Some(Update { inner_nr, outer_rc, mask }) = update else { return };
+    let Some(mask) = mask else {
+        return product(out, Accumulate::Sum, 1.0, inner_nr.mat(), outer_rc.cols(panel));
+    };
+    let shape @ [tokens, width] = out.shape();
+    scratch::with(tokens * width, |low| {
+        product(
+            &mut MatMut::new(low, shape),
+            Accumulate::Fresh,
+            1.0,
+            inner_nr.mat(),
+            outer_rc.cols(panel.clone()),
+        );
+        for (n, low) in low.chunks_exact(width.max(1)).enumerate() {
+            let (mask, out) = (mask.row(n), out.row(n));
+            simd::vectorised(
+                #[inline(always)]
+                || {
+                    for ((y, &low), column) in out.iter_mut().zip(low).zip(panel.start as u32..) {
+                        *y += low * mask.factor(column);
+                    }
+                },
+            );
+        }
+    });
+}
+
+/// Rows and columns of an input with what is dropped of it zero, written to `to`.
+fn masked(x_ni: DenseView<'_>, mask: Mask<'_>, rows: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
+    for (n, to) in rows.zip(to.chunks_exact_mut(columns.len().max(1))) {
+        to.copy_from_slice(&x_ni.data[n * x_ni.shape[1]..][columns.clone()]);
+        let mask = mask.row(n);
+        simd::vectorised(
+            #[inline(always)]
+            || mask.apply(columns.start, to),
+        );
     }
 }
 
 /// The transpose, with zeros behind its rows until they have `columns` values.
-fn transposed(x: Dense<'_>, columns: usize) -> Vec<f32> {
+fn transposed(x: DenseView<'_>, columns: usize) -> Vec<f32> {
     let mut out = vec![0.0; x.shape[1] * columns];
     simd::transpose(x.data, x.shape, x.shape[1], &mut out, columns);
     out
 }
 
 /// `g w (+ update)`, `[n, i]`: the gradient of the input.
-pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'_>>) -> Vec<f32> {
+pub fn input_gradient(g_no: DenseView<'_>, w_oi: Weight<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
     matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
@@ -139,15 +181,27 @@ pub fn input_gradient(g_no: Dense<'_>, w_oi: Weight<'_>, update: Option<Update<'
 }
 
 /// `g^T x`, `[o, i]`: the gradient of a weight.
-pub fn weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>) -> Vec<f32> {
+pub fn weight_gradient(g_no: DenseView<'_>, x_ni: DenseView<'_>) -> Vec<f32> {
     let shape = [g_no.shape[1], x_ni.shape[1]];
     matrix::build(shape, GRADIENT_PANEL, work(g_no.shape[0], shape[0] * shape[1]), |panel, out| {
         out.product(1.0, g_no.mat().t(), x_ni.mat().cols(panel))
     })
 }
 
+/// [`weight_gradient`] of what a mask leaves of `x`.
+pub fn masked_weight_gradient(g_no: DenseView<'_>, x_ni: DenseView<'_>, mask: Mask<'_>) -> Vec<f32> {
+    let (shape, tokens) = ([g_no.shape[1], x_ni.shape[1]], g_no.shape[0]);
+    matrix::build(shape, GRADIENT_PANEL, work(tokens, shape[0] * shape[1]), |panel, out| {
+        let width = panel.len();
+        scratch::with(tokens * width, |kept| {
+            masked(x_ni, mask, 0..tokens, panel, kept);
+            out.product(1.0, g_no.mat().t(), Mat::new(kept, [tokens, width], width))
+        })
+    })
+}
+
 /// `g^T x` added to `sum`, `[o, i]`.
-pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'_>) {
+pub fn add_weight_gradient(g_no: DenseView<'_>, x_ni: DenseView<'_>, sum: GradientSlot<'_>) {
     let [outputs, inputs] = [g_no.shape[1], x_ni.shape[1]];
     let accumulate = if sum.stale { Accumulate::Fresh } else { Accumulate::Sum };
     let rows = ROW_PANEL.min(outputs.max(1));
@@ -161,15 +215,27 @@ pub fn add_weight_gradient(g_no: Dense<'_>, x_ni: Dense<'_>, sum: GradientSlot<'
 }
 
 /// `scale * x a^T`, `[n, r]`, for a narrow `a` `[r, i]`.
-pub fn down(x_ni: Dense<'_>, a_ri: Dense<'_>, scale: f32) -> Vec<f32> {
+pub fn down(x_ni: DenseView<'_>, a_ri: DenseView<'_>, scale: f32) -> Vec<f32> {
     let work = work(x_ni.shape[0], a_ri.data.len());
     by_rows(x_ni.shape[0], a_ri.shape[0], work, |rows, mut out| {
         product(&mut out, Accumulate::Fresh, scale, x_ni.mat().rows(rows), a_ri.mat().t());
     })
 }
 
+/// [`down`] of what a mask leaves of `x`.
+pub fn masked_down(x_ni: DenseView<'_>, mask: Mask<'_>, a_ri: DenseView<'_>, scale: f32) -> Vec<f32> {
+    let (work, inputs) = (work(x_ni.shape[0], a_ri.data.len()), x_ni.shape[1]);
+    by_rows(x_ni.shape[0], a_ri.shape[0], work, |rows, mut out| {
+        let shape = [rows.len(), inputs];
+        scratch::with(rows.len() * inputs, |kept| {
+            masked(x_ni, mask, rows, 0..inputs, kept);
+            product(&mut out, Accumulate::Fresh, scale, Mat::new(kept, shape, inputs), a_ri.mat().t());
+        });
+    })
+}
+
 /// `scale * g b`, `[n, r]`, for a narrow `b` `[o, r]`.
-pub fn up_transposed(g_no: Dense<'_>, b_or: Dense<'_>, scale: f32) -> Vec<f32> {
+pub fn up_transposed(g_no: DenseView<'_>, b_or: DenseView<'_>, scale: f32) -> Vec<f32> {
     let work = work(g_no.shape[0], b_or.data.len());
     by_rows(g_no.shape[0], b_or.shape[1], work, |rows, mut out| {
         product(&mut out, Accumulate::Fresh, scale, g_no.mat().rows(rows), b_or.mat());
@@ -177,7 +243,7 @@ pub fn up_transposed(g_no: Dense<'_>, b_or: Dense<'_>, scale: f32) -> Vec<f32> {
 }
 
 /// Column sums, `[o]`: the gradient of a bias.
-pub fn column_sums(g_no: Dense<'_>) -> Vec<f32> {
+pub fn column_sums(g_no: DenseView<'_>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     matrix::build([1, outputs], PANEL, Work::values(g_no.data.len()), |panel, out| {
         let mut out = out.filled(0.0);

@@ -71,7 +71,7 @@ impl<'a> Mat<'a> {
 
 /// A matrix of contiguous rows to write to, possibly beside others in one buffer.
 pub struct MatMut<'a> {
-    /// Row `i` is the `cols` elements from `pointer + i * row_stride`; nobody else reaches them during `'a`.
+    /// Row `i` is the `cols` elements from `pointer + i * row_stride`; nothing else reaches them during `'a`.
     pointer: *mut f32,
     rows: usize,
     cols: usize,

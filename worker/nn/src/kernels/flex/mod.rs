@@ -10,6 +10,7 @@
 
 mod attention;
 mod border;
+mod cross_entropy;
 mod linear;
 mod matrix;
 mod norm;
@@ -31,13 +32,13 @@ use self::border::{
     Strided, Values, WeightValues, attention_inputs, changed, has_weight_path, is_f32, primitive, tensor,
 };
 pub use self::{
-    linear::{FEW as FEW_TOKENS, PANEL as PANEL_COLUMNS},
+    linear::{DROPOUT_BLOCK, FEW as FEW_TOKENS, PANEL as PANEL_COLUMNS},
     simd::vectorised,
     spans::QUERY_BLOCK,
 };
 use super::{
-    AttentionMask, AttentionOutput, AttentionSaved, GradientSlot, LowRank, LowRankGradients, LowRankSaved,
-    ModelBackend, backward, reference,
+    AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, Dropout, GradientSlot, LowRank,
+    LowRankGradients, LowRankSaved, ModelBackend, backward, reference,
 };
 
 impl ModelBackend for Flex {
@@ -224,10 +225,15 @@ impl ModelBackend for Flex {
         let (x, w, bias) = (Values::of(x_ni), WeightValues::of(w_oi), bias_o.map(Values::of));
         let (a, b) = (Values::of(update.a_ri.clone()), Values::of(update.b_or.clone()));
         let x = x.dense([tokens, inputs]);
-        let down = linear::down(x, a.dense([rank, inputs]), update.scale as f32);
+        let (a, scale) = (a.dense([rank, inputs]), update.scale as f32);
+        let down = match &update.dropout {
+            Some(dropout) => linear::masked_down(x, dropout.mask(), a, scale),
+            None => linear::down(x, a, scale),
+        };
         let low_rank = linear::Update {
-            inner_nr: linear::Dense { data: &down, shape: [tokens, rank] },
+            inner_nr: linear::DenseView { data: &down, shape: [tokens, rank] },
             outer_rc: b.dense([outputs, rank]).mat().t(),
+            mask: None,
         };
         let y = linear::forward(x, w.get(), bias.as_ref().map(Values::get), Some(low_rank));
         (tensor(y, [tokens, outputs]), tensor(down, [tokens, rank]))
@@ -248,14 +254,21 @@ impl ModelBackend for Flex {
         let (a, b) = (Values::of(update.a_ri), Values::of(update.b_or));
         let dy = dy.dense([tokens, outputs]);
         let ddown = linear::up_transposed(dy, b.dense([outputs, rank]), update.scale as f32);
-        let ddown = linear::Dense { data: &ddown, shape: [tokens, rank] };
+        let ddown = linear::DenseView { data: &ddown, shape: [tokens, rank] };
+        let mask = update.dropout.as_ref().map(Dropout::mask);
         let dx = wants_dx.then(|| {
-            let low_rank = linear::Update { inner_nr: ddown, outer_rc: a.dense([rank, inputs]).mat() };
+            let outer_rc = a.dense([rank, inputs]).mat();
+            let low_rank = linear::Update { inner_nr: ddown, outer_rc, mask };
             tensor(linear::input_gradient(dy, w.get(), Some(low_rank)), [tokens, inputs])
         });
+        let x = x.dense([tokens, inputs]);
+        let da = match mask {
+            Some(mask) => linear::masked_weight_gradient(ddown, x, mask),
+            None => linear::weight_gradient(ddown, x),
+        };
         LowRankGradients {
             dx_ni: dx,
-            da_ri: tensor(linear::weight_gradient(ddown, x.dense([tokens, inputs])), [rank, inputs]),
+            da_ri: tensor(da, [rank, inputs]),
             db_or: tensor(linear::weight_gradient(dy, down.dense([tokens, rank])), [outputs, rank]),
         }
     }
@@ -341,6 +354,21 @@ impl ModelBackend for Flex {
             linear::Weight::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
             linear::Weight::F32(_) => x_nd,
         }
+    }
+
+    fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
+        if !is_f32(&logits_nv) {
+            return reference::cross_entropy(logits_nv, targets, gradient);
+        }
+        let [n, v] = logits_nv.dims();
+        assert_eq!(n, targets.len(), "cross_entropy: a target for each row");
+        if !gradient {
+            let rows = cross_entropy::forward(Values::of(logits_nv).get(), v, targets);
+            return CrossEntropy { rows, dlogits_nv: None };
+        }
+        let mut rows = Vec::new();
+        let dlogits_nv = changed(logits_nv, |x| rows = cross_entropy::backward(x, v, targets));
+        CrossEntropy { rows, dlogits_nv: Some(dlogits_nv) }
     }
 
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {

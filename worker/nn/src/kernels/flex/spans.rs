@@ -20,7 +20,7 @@ pub const QUERY_BLOCK: usize = 64;
 
 /// Consecutive queries and the union of the keys they see (possibly none).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct QueryBlock {
     /// The queries.
     pub queries: Range<usize>,
     /// The keys.
@@ -55,8 +55,8 @@ pub fn span(mask: &AttentionMask, b: usize, q: usize, keys: usize) -> Range<usiz
 }
 
 /// The blocks of batch row `b`.
-pub fn blocks(mask: &AttentionMask, b: usize, queries: usize, keys: usize) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
+pub fn blocks(mask: &AttentionMask, b: usize, queries: usize, keys: usize) -> Vec<QueryBlock> {
+    let mut blocks: Vec<QueryBlock> = Vec::new();
     for q in 0..queries {
         let span = span(mask, b, q, keys);
         match blocks.last_mut() {
@@ -68,14 +68,14 @@ pub fn blocks(mask: &AttentionMask, b: usize, queries: usize, keys: usize) -> Ve
                 block.queries.end = q + 1;
                 block.keys = union(&block.keys, &span);
             }
-            _ => blocks.push(Block { queries: q..q + 1, keys: span }),
+            _ => blocks.push(QueryBlock { queries: q..q + 1, keys: span }),
         }
     }
     blocks
 }
 
 /// The components of the blocks of one batch row.
-pub fn components(blocks: &[Block], keys: usize) -> Vec<Component> {
+pub fn components(blocks: &[QueryBlock], keys: usize) -> Vec<Component> {
     let mut components: Vec<Component> = Vec::new();
     let mut seen = 0..0;
     for (i, block) in blocks.iter().enumerate() {
@@ -177,7 +177,7 @@ mod tests {
             let seeing = blocks.into_iter().filter(|block| !block.keys.is_empty());
             let back = |range: Range<usize>| range.start - padding..range.end - padding;
             seeing
-                .map(|block| Block { queries: back(block.queries), keys: back(block.keys) })
+                .map(|block| QueryBlock { queries: back(block.queries), keys: back(block.keys) })
                 .collect::<Vec<_>>()
         };
         assert!((1..130).all(|padding| of(padding) == of(0)));

@@ -1,10 +1,14 @@
 //! Linear layers: plain, biased, half-precision weights, low-rank updates.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, backend::Backend};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{LowRank, ModelBackend, reference};
+use crate::kernels::{
+    Dropout, DropoutRows, LowRank, ModelBackend,
+    dropout::{module_word, row_word},
+    reference,
+};
 
 type Linear = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>) -> Tensor<A, 2>;
 type Lora = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>, LowRank<A>) -> Tensor<A, 2>;
@@ -33,19 +37,27 @@ fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool)
     }
 }
 
-fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, half: bool) {
+/// Drops a third of the input of an update of so many rows.
+fn dropout<B: Backend>(tokens: usize) -> Dropout<B> {
+    let words = (0..tokens as u64).map(|row| row_word(3, row)).collect();
+    Dropout { rows: DropoutRows::new(words, None), module: module_word("layer"), rate: 0.3 }
+}
+
+fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, half: bool, drops: bool) {
     let x = values([tokens, inputs], 4, 1.0);
     let w = values([outputs, inputs], 5, 1.0);
     let w = if half { w.cast(DType::BF16) } else { w };
     let bias = biased.then(|| values([outputs], 6, 1.0));
     let (a, b) = (values([rank, inputs], 7, 1.0), values([outputs, rank], 8, 1.0));
-    let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 1.7 };
+    let dropped = drops.then(|| dropout(tokens));
+    let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 1.7, dropout: dropped };
     let found = F::lora_linear(x.clone(), w.clone(), bias.clone(), update.clone());
     assert_close("lora", found, reference::lora_linear(x.clone(), w.clone(), bias.clone(), update));
 
     let run = |op: Lora| {
         let (x, a_ri, b_or) = (leaf(&x), leaf(&a), leaf(&b));
-        let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 1.7 };
+        let dropped = drops.then(|| dropout(tokens));
+        let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 1.7, dropout: dropped };
         let gradients = pull(op(x.clone(), frozen(&w), bias.as_ref().map(frozen), update));
         [gradient(&x, &gradients), gradient(&a_ri, &gradients), gradient(&b_or, &gradients)]
     };
@@ -80,7 +92,7 @@ proptest! {
         let bias = biased.then(|| values([outputs], 3, 1.0));
         let (a_ri, b_or) = (values([rank, inputs], 4, 1.0), values([outputs, rank], 5, 1.0));
         let of = |x: Tensor<F, 2>| {
-            let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 0.7 };
+            let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 0.7, dropout: None };
             let plain = <F as ModelBackend>::linear(x.clone(), w.clone(), bias.clone());
             [plain, F::lora_linear(x, w.clone(), bias.clone(), update)]
         };
@@ -97,8 +109,8 @@ proptest! {
     }
 
     #[test]
-    fn lora_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], rank in 1usize..17, biased: bool, half: bool) {
-        check_lora(shape, rank, biased, half);
+    fn lora_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], rank in 1usize..17, biased: bool, half: bool, drops: bool) {
+        check_lora(shape, rank, biased, half, drops);
     }
 }
 
@@ -109,7 +121,7 @@ fn a_weight_that_trains_beside_its_update_gets_its_gradient() {
     let run = |op: Lora| {
         let inputs = [leaf(&x), leaf(&w), leaf(&a), leaf(&b)];
         let [x, w, a_ri, b_or] = inputs.clone();
-        let gradients = pull(op(x, w, None, LowRank { a_ri, b_or, scale: 0.5 }));
+        let gradients = pull(op(x, w, None, LowRank { a_ri, b_or, scale: 0.5, dropout: None }));
         inputs.map(|input| gradient(&input, &gradients))
     };
     for (found, expected) in run(A::lora_linear).into_iter().zip(run(reference::lora_linear)) {
@@ -142,7 +154,9 @@ fn linear_layers_do_not_depend_on_threads() {
     assert_same_on_any_number_of_threads(|| {
         let inputs = [leaf(&x), leaf(&a), leaf(&b)];
         let [tracked, a_ri, b_or] = inputs.clone();
-        let y = A::lora_linear(tracked, frozen(&w), None, LowRank { a_ri, b_or, scale: 2.0 });
+        let dropped = Some(dropout(130));
+        let y =
+            A::lora_linear(tracked, frozen(&w), None, LowRank { a_ri, b_or, scale: 2.0, dropout: dropped });
         let mut found = vec![bits(y.clone().inner())];
         let gradients = pull(y);
         found.extend(inputs.iter().map(|input| bits(gradient(input, &gradients))));

@@ -145,7 +145,7 @@ fn a_trainer_that_waits_shows_motion_while_the_store_does_and_only_then() {
         });
         let still = || trainer.reading().still;
         until(&|| still() > 4 * pulse::LOOK);
-        // The disk gets on, and so does who waits for it.
+        // The disk gets on, and so does the trainer that waits for it.
         until(&|| {
             store_writer.pulse.beat();
             still() < pulse::LOOK

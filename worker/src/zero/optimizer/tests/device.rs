@@ -30,7 +30,7 @@ fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> E
     let partition = Partition::new(layout.len(), case.world, rank);
     let mut optimizer = ReplicatedAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
     let start = noise(layout.len(), 0);
-    optimizer.begin(0, &start);
+    optimizer.begin(0, 0, &start);
     let mut weights = F::of(place, start);
     let mut norms = Vec::new();
     for (step, resting) in case.resting.iter().enumerate() {
@@ -76,7 +76,7 @@ proptest! {
         halves in any::<bool>(), resting in prop::collection::vec(0usize..4, 1..5),
     ) {
         let reduce_dtype = if halves { ReduceDtype::Bfloat16 } else { ReduceDtype::Float32 };
-        let settings = Optimizer { weight_decay: decay, clip_norm: clip, reduce_dtype, ..settings() };
+        let settings = Optimizer { weight_decay: PerGroup::All(decay), clip_norm: PerGroup::All(clip), reduce_dtype, ..settings() };
         let groups = [None, Some(Group::LORA), Some(Group("expert")), None];
         let case = Case { world, settings, offloaded: false, resting: resting.into_iter().map(|group| groups[group]).collect() };
         let pairs = on_ring(world, |_, comm| (ended::<Vec<f32>>(&(), &case, comm), ended::<Device>(&FlexDevice, &case, comm)));
@@ -136,7 +136,7 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
             Keeps { replica: true, offloaded: false },
         );
         let start = noise(layout().len(), 0);
-        optimizer.begin(0, &start);
+        optimizer.begin(0, 0, &start);
         let mut weights = Device::of(&place, start.clone());
         let mut grads = Device::of(&place, noise(layout().len(), 1 + rank));
         if rank == 1 {

@@ -61,8 +61,8 @@ impl Golden {
         Optimizer {
             betas: [betas[0], betas[1]],
             eps: self.number("eps"),
-            weight_decay: self.number("weight_decay"),
-            clip_norm: self.number("clip_norm"),
+            weight_decay: PerGroup::All(self.number("weight_decay")),
+            clip_norm: PerGroup::All(self.number("clip_norm")),
             ..Optimizer::default()
         }
     }

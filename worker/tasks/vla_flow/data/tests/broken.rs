@@ -250,7 +250,7 @@ fn a_damaged_row_is_named_with_all_samples_that_need_it() {
         let training = (0..dataset.training_len()).filter_map(|number| dataset.training_sample(number));
         let failing: Vec<_> = training.filter(failing).collect();
         assert_eq!(named, failing, "{feature}");
-        // Whoever asked, it is the same row.
+        // It is the same row for every sample that asks.
         for &sample in &failing {
             let fault = dataset.sample(sample).map(drop).expect_err("it needs the row");
             assert_eq!(dataset.damaged_row(sample, &fault), row, "{feature} of sample {sample}");

@@ -17,7 +17,7 @@ use super::{
 const RAISED_ROWS: usize = 32;
 /// Rows that a unit of [`raised`] reads before it writes the first: loads wait for no stores.
 const AT_ONCE: usize = 8;
-/// `y + down m'`, finished in place: `y [n, long]` that nobody else has, `down [n, r]`.
+/// `y + down m'`, finished in place: `y [n, long]` that has no other owner, `down [n, r]`.
 pub fn raised<R: CubeRuntime>(
     y: CubeTensor<R>,
     down: CubeTensor<R>,

@@ -1,0 +1,121 @@
+//! Supervised fine-tuning as a user runs it: `configs/sft.yaml`, undisturbed and with workers killed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    Running, cox,
+    processes::{signal, worker_of},
+    read_json, root,
+    tiny::{Held, audit},
+};
+
+const ADAPTER: &str = "adapter/adapter_model.safetensors";
+
+fn command(output: &Path, overrides: &[&str]) -> Command {
+    let output_dir = format!("run.output_dir={}", output.display());
+    let mut arguments = vec!["run", "configs/sft.yaml", &output_dir];
+    arguments.extend(overrides);
+    cox(&arguments)
+}
+
+fn adapter(output: &Path) -> Vec<u8> {
+    std::fs::read(output.join(ADAPTER)).expect("a run leaves an adapter")
+}
+
+#[test]
+fn chats_are_learned_and_the_measures_of_held_out_ones_fall() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = dir.path().join("run");
+    let overrides = ["train.steps=60", "train.checkpoint_every=0"];
+    let (status, printed) = Running::of(command(&output, &overrides)).finish();
+    assert!(status.success(), "{printed}");
+    let summary = read_json(&output.join("summary.json"));
+    let number = |pointer: &str| summary.pointer(pointer).and_then(|v| v.as_f64()).expect(pointer);
+    assert!(number("/loss_last") < 0.1 * number("/loss_first"), "{summary:#}");
+    let [before, after] = ["before", "after"].map(|when| number(&format!("/error_{when}/loss")));
+    assert!(after < 0.1 * before, "held-out loss {before} -> {after}");
+    assert!((number("/error_after/perplexity") / after.exp() - 1.0).abs() < 1e-9, "{summary:#}");
+    assert!(number("/error_after/token_accuracy") > 0.6, "{summary:#}");
+    assert!(printed.contains("held-out perplexity"), "{printed}");
+    let manifest = read_json(&output.join("manifest.json"));
+    let files = manifest["files"].as_array().expect("an array");
+    assert!(files.iter().any(|file| file["path"] == ADAPTER), "{manifest:#}");
+}
+
+#[test]
+fn workers_killed_three_times_leave_the_undisturbed_adapter() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let short = ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];
+    let whole = dir.path().join("whole");
+    let (status, printed) = Running::of(command(&whole, &short)).finish();
+    assert!(status.success(), "{printed}");
+
+    let (output, hold) = (dir.path().join("killed"), dir.path().join("hold"));
+    let stands = [(1, "forward", 1), (0, "backward", 3), (1, "optimizer", 4)];
+    let held = stands.map(|(rank, phase, step)| (rank, Held::order(&hold, rank, phase, step)));
+    let mut command = command(&output, &short);
+    command.env("COX_TEST_HOLD", &hold);
+    let mut running = Running::of(command);
+    for (rank, held) in held {
+        held.wait(&mut running);
+        signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);
+        // Its replacement finds nothing left of it.
+        held.release();
+    }
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{printed}");
+    let found = audit(&output);
+    assert_eq!((&found["missing"], &found["duplicate"]), (&0.into(), &0.into()), "{found:#}\n{printed}");
+    assert_eq!(found["faults"].as_array().map(Vec::len), Some(3), "{found:#}");
+    assert!(adapter(&whole) == adapter(&output), "another adapter\n{printed}");
+}
+
+#[test]
+fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let assets = root().join("configs/assets/shapes");
+    let text = std::fs::read_to_string(assets.join("chats.jsonl")).expect("it ships");
+    let write = |name: &str, text: &str| -> PathBuf {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    let images = format!("data.images={}", assets.display());
+    let silent = write(
+        "silent.jsonl",
+        &(text.clone() + "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n"),
+    );
+    let output = dir.path().join("silent");
+    let data = format!("data.path={}", silent.display());
+    let (status, printed) = Running::of(command(&output, &[&data, &images])).finish();
+    assert_eq!(status.code(), Some(3), "{printed}");
+    assert!(printed.contains("silent.jsonl:241: has no turn of the assistant"), "{printed}");
+    assert!(!printed.contains("step      1/"), "{printed}");
+
+    // An image that does not decode shows when its chat is read.
+    write("bad.png", "\u{89}PNG");
+    let bad = dir.path().join("bad.png").display().to_string();
+    let first = text.lines().next().expect("a line");
+    let start = first.find("images/").expect("it has a picture");
+    let end = start + first[start..].find(".png").expect("it has a picture") + 4;
+    let broken = write("broken.jsonl", &text.replacen(&first[start..end], &bad, 1));
+    let output = dir.path().join("broken");
+    let data = format!("data.path={}", broken.display());
+    let short = [
+        "train.epochs=1",
+        "train.steps=",
+        "eval.samples=0",
+        "train.checkpoint_every=0",
+        "train.recompute=none",
+    ];
+    let mut overrides = vec![data.as_str(), images.as_str()];
+    overrides.extend(short);
+    let (status, printed) = Running::of(command(&output, &overrides)).finish();
+    assert!(status.success(), "{printed}");
+    assert!(printed.contains("broken.jsonl:1: "), "{printed}");
+}

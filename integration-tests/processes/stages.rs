@@ -1,0 +1,134 @@
+//! Stage one, stage two: a run that starts from another one's weights.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+use crate::support::{Running, cox, losses, read_json};
+
+const SHORT: [&str; 3] = ["eval.samples=4", "optimizer.warmup_steps=2", "train.checkpoint_every=0"];
+
+/// `cox run` of a stage in a directory of its own; everything it printed.
+fn stage(config: &str, output: &Path, overrides: &[&str]) -> (bool, String) {
+    let output_dir = format!("run.output_dir={}", output.display());
+    let arguments = [&["run", config, &output_dir][..], &SHORT, overrides].concat();
+    let (status, printed) = Running::start(&arguments).finish();
+    (status.success(), printed)
+}
+
+fn trained(config: &str, output: &Path, overrides: &[&str]) -> (Value, String) {
+    let (well, printed) = stage(config, output, overrides);
+    assert!(well, "{printed}");
+    (read_json(&output.join("summary.json")), printed)
+}
+
+/// The output directory of a first stage, trained once for all tests here.
+fn first_stage() -> &'static Path {
+    static TRAINED: OnceLock<PathBuf> = OnceLock::new();
+    TRAINED.get_or_init(|| {
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stage-one");
+        if output.exists() {
+            std::fs::remove_dir_all(&output).expect("what an earlier test left");
+        }
+        let (summary, _) = trained("configs/vla-stage1.yaml", &output, &["train.steps=25"]);
+        let number = |pointer: &str| summary.pointer(pointer).and_then(Value::as_f64).expect(pointer);
+        assert!(number("/loss_last") < 0.8 * number("/loss_first"), "{summary:#}");
+        assert!(!output.join("adapter").exists(), "nothing of the model trains in the first stage");
+        output
+    })
+}
+
+/// The override that starts from a place.
+fn from(place: &Path) -> String {
+    format!("train.init_from={}", place.display())
+}
+
+#[test]
+fn stage_two_goes_on_from_the_weights_of_stage_one_with_an_optimizer_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = first_stage();
+    let from = from(one);
+    let two = |name: &str, overrides: &[&str]| {
+        let overrides = [&["train.steps=6"][..], overrides].concat();
+        trained("configs/vla-stage2.yaml", &dir.path().join(name), &overrides)
+    };
+    let (started, printed) = two("two", &[&from]);
+    for line in ["expert: all", "sensor: all", "lora: all 84 tensors start from their initial values"] {
+        assert!(printed.contains(line), "no {line:?}:\n{printed}");
+    }
+    let (fresh, _) = two("fresh", &["train.init_from="]);
+    let first = |summary: &Value| f64::from_bits(losses(summary)[0]);
+    assert!(first(&started) < 0.8 * first(&fresh), "{} and {}", first(&started), first(&fresh));
+    assert_eq!(started["first_step"].as_u64(), Some(0));
+    let spec = read_json(&dir.path().join("two/run_spec.json"));
+    assert_eq!(spec["train"]["init_digest"].as_str().map(str::len), Some(64), "{spec:#}");
+    let config = read_json(&dir.path().join("two/adapter/adapter_config.json"));
+    assert_eq!(config["lora_dropout"], 0.05);
+
+    // The group's own files say the same as the checkpoint.
+    let files = format!(
+        "train.init_from={{expert: {}, sensor: {}}}",
+        one.join("expert.safetensors").display(),
+        one.display()
+    );
+    let (by_group, _) = two("by-group", &[&files]);
+    assert_eq!(losses(&by_group), losses(&started));
+
+    // What is dropped does not depend on how a step is cut.
+    let (cut, _) = two("cut", &[&from, "--nproc-per-node=1", "train.micro_batch=4", "train.recompute=none"]);
+    for (a, b) in losses(&started).into_iter().zip(losses(&cut)) {
+        let (a, b) = (f64::from_bits(a), f64::from_bits(b));
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} and {b}");
+    }
+}
+
+#[test]
+fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = from(first_stage());
+    let check = |overrides: &[&str]| {
+        let output_dir = format!("run.output_dir={}", dir.path().join("two").display());
+        let arguments = [&["check", "configs/vla-stage2.yaml", &output_dir, &from][..], overrides].concat();
+        let ended = cox(&arguments).output().expect("cox was built");
+        let printed = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (ended.status.code(), printed.concat())
+    };
+    let (code, printed) = check(&[]);
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("lora: all 84 tensors start from their initial values"), "{printed}");
+
+    let (code, printed) = check(&["expert.width=64"]);
+    assert_eq!(code, Some(3), "{printed}");
+    assert!(printed.contains("there, [") && printed.contains("expert."), "{printed}");
+    let (code, printed) = check(&["expert.convention=noise_at_one"]);
+    assert_eq!(code, Some(3), "{printed}");
+    assert!(printed.contains("expert.convention"), "{printed}");
+    let (code, printed) = check(&["train.init_from={head: runs}"]);
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("`head`"), "{printed}");
+
+    let (well, printed) =
+        stage("configs/vla-stage2.yaml", &dir.path().join("two"), &[&from, "expert.width=64"]);
+    assert!(!well && printed.contains("there, ["), "{printed}");
+    assert!(!dir.path().join("two/checkpoints").exists());
+}
+
+#[test]
+fn other_weights_at_the_same_place_are_another_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (expert, elsewhere) =
+        (first_stage().join("expert.safetensors"), dir.path().join("moved.safetensors"));
+    let two = dir.path().join("two");
+    trained("configs/vla-stage2.yaml", &two, &[&from(&expert), "train.steps=2"]);
+    // The same weights elsewhere are the same run, which is prolonged.
+    std::fs::copy(expert, &elsewhere).unwrap();
+    let (summary, _) = trained("configs/vla-stage2.yaml", &two, &[&from(&elsewhere), "train.steps=3"]);
+    assert_eq!(summary["first_step"].as_u64(), Some(2));
+    // Other weights are not.
+    let sensor = first_stage().join("sensor.safetensors");
+    let (well, printed) = stage("configs/vla-stage2.yaml", &two, &[&from(&sensor), "train.steps=4"]);
+    assert!(!well && printed.contains("train.init_digest"), "{printed}");
+}

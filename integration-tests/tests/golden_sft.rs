@@ -1,0 +1,13 @@
+//! Supervised fine-tuning against Transformers and PEFT, on the CPU.
+
+use burn_flex::Flex;
+use coxswain_integration_tests::sft::{CASES, hold};
+
+#[test]
+fn loss_and_gradients_of_chats_are_those_of_transformers_and_peft() {
+    for case in CASES {
+        for recompute in ["none", "selective", "full"] {
+            hold::<Flex>(case, recompute, &Default::default());
+        }
+    }
+}

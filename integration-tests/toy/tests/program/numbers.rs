@@ -1,0 +1,118 @@
+//! Numbers that are not finite: a step is tried once more, then left out, and the run goes on.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    processes::{signal, worker_of},
+    support::{Toy, read_json},
+};
+
+/// Two epochs of eight steps.
+const RUN: [&str; 4] =
+    ["train.steps=16", "train.checkpoint_every=3", "optimizer.warmup_steps=2", "eval.samples=0"];
+const ROWS: usize = 500;
+const ROW: usize = 123;
+
+/// The steps that were left out, in order.
+fn skipped(audit: &Value) -> Vec<u64> {
+    let skipped = audit["skipped"].as_array().expect("an array");
+    skipped.iter().map(|of| of["step"].as_u64().expect("a number")).collect()
+}
+
+/// One row's inputs spoil the loss, or the gradient alone: the steps that have it are left out.
+fn a_huge_row_is_left_out(value: f64, cause: &str, network: &str) {
+    let toy = Toy::with_huge_row(ROWS, ROW, value);
+    let (_, printed) = toy.train("run", &[&RUN[..], &[network]].concat());
+    let audit = toy.assert_audited("run", 16);
+    let steps = skipped(&audit);
+    assert_eq!(steps.len(), 2, "once an epoch: {audit:#}\n{printed}");
+    for found in audit["skipped"].as_array().expect("an array") {
+        assert_eq!(
+            (&found["cause"], &found["samples"]),
+            (&json!(cause), &json!([ROW])),
+            "{audit:#}\n{printed}"
+        );
+    }
+    let samples: u64 = audit["epochs"][0]["skipped"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|range| {
+            let end = |end: usize| range[end].as_u64().expect("a number");
+            end(1) - end(0)
+        })
+        .sum();
+    assert!(samples > 0 && samples <= 64, "{audit:#}");
+    let told = format!("left out: its {cause} is not finite, twice (sample {ROW})");
+    assert_eq!(printed.matches(&told).count(), 2, "{printed}");
+    assert_eq!(printed.matches("runs once more in its place").count(), 2, "{printed}");
+
+    // Told beforehand, the run never sees the row, and learns the same.
+    let named = format!("train.skip_steps=[{}, {}]", steps[0], steps[1]);
+    let (_, printed) = toy.train("told", &[&RUN[..], &[network, &named]].concat());
+    assert!(!printed.contains("once more"), "{printed}");
+    assert_eq!(skipped(&toy.assert_audited("told", 16)), steps);
+    assert!(toy.network("told") == toy.network("run"), "it learned something else");
+
+    // And so does one that loses a worker right behind the first of these steps.
+    let held = toy.hold(1, "forward", steps[0] + 1);
+    let mut running = toy.start("killed", &[&RUN[..], &[network]].concat());
+    running.wait_until_held(&held);
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    assert!(toy.network("killed") == toy.network("run"), "it learned something else\n{printed}");
+    assert_eq!(skipped(&toy.assert_audited("killed", 16)), steps);
+
+    // Or is killed as a whole, and resumed from a checkpoint behind it.
+    let held = toy.hold(0, "forward", 15);
+    let mut running = toy.start("halves", &[&RUN[..], &[network]].concat());
+    running.wait_until_held(&held);
+    drop(running);
+    std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    toy.train("halves", &[&RUN[..], &[network]].concat());
+    assert!(toy.network("halves") == toy.network("run"), "it learned something else");
+    assert_eq!(skipped(&toy.assert_audited("halves", 16)), steps);
+}
+
+#[test]
+fn a_row_that_spoils_the_gradient_costs_its_steps_and_nothing_else() {
+    a_huge_row_is_left_out(1e30, "gradient", "network.width=32");
+}
+
+#[test]
+fn a_row_that_spoils_the_loss_costs_its_steps_and_nothing_else() {
+    a_huge_row_is_left_out(3.4e38, "loss", "network.width=4");
+}
+
+#[test]
+fn a_slip_that_does_not_come_back_changes_no_bit() {
+    let toy = Toy::new(ROWS);
+    toy.train("undisturbed", &RUN);
+    let mut command = toy.command("slipped", &RUN);
+    command.env("COX_FAULT_LOSS", "rank=1 step=5 times=1");
+    let (status, printed) = toy.start_of(command).finish();
+    assert!(status.success(), "{status}\n{printed}");
+    assert!(printed.contains("step 5: the loss is finite the second time"), "{printed}");
+    assert!(toy.network("slipped") == toy.network("undisturbed"), "it learned something else");
+    let audit = toy.assert_audited("slipped", 16);
+    assert_eq!((skipped(&audit), &audit["retried_steps"]), (vec![], &json!(1)), "{audit:#}");
+}
+
+#[test]
+fn too_many_in_a_row_end_the_run_behind_a_checkpoint_that_a_resume_goes_on_from() {
+    let toy = Toy::new(ROWS);
+    let mut command = toy.command("run", &[&RUN[..], &["train.max_skipped=3"]].concat());
+    command.env("COX_FAULT_LOSS", "rank=1 step=5 times=1000");
+    let (status, printed) = toy.start_of(command).finish();
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("4 steps in a row were left out, up to step 8"), "{printed}");
+    assert!(printed.contains("checkpoint at step 9"), "{printed}");
+    let (_, printed) = toy.train("run", &[&RUN[..], &["train.max_skipped=3"]].concat());
+    assert_eq!(read_json(&toy.path("run/summary.json"))["first_step"], 9, "{printed}");
+    assert_eq!(skipped(&toy.assert_audited("run", 16)), [5, 6, 7, 8]);
+
+    toy.train("told", &[&RUN[..], &["train.skip_steps=[5, 6, 7, 8]"]].concat());
+    assert!(toy.network("told") == toy.network("run"), "it learned something else");
+}

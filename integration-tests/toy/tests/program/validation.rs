@@ -1,0 +1,129 @@
+//! Held-out samples while training goes on, the best checkpoint, and what may change at a resume.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    processes::{self, signal, worker_of},
+    support::{Running, Toy, free_endpoint, get, read_json, refused},
+};
+
+const RUN: [&str; 4] =
+    ["train.steps=12", "train.checkpoint_every=4", "train.keep_checkpoints=1", "optimizer.warmup_steps=2"];
+const EVERY: &str = "eval.every=3";
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&RUN[..], more].concat()
+}
+
+fn kill(toy: &Toy, mut running: Running, held: &std::path::Path) -> String {
+    running.wait_until_held(held);
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    printed
+}
+
+#[test]
+fn looking_at_held_out_samples_changes_no_bit_and_keeps_the_best() {
+    let toy = Toy::new(500);
+    toy.train("without", &with(&["eval.samples=0"]));
+    let (summary, printed) = toy.train("with", &with(&[EVERY, "eval.batch=7", "eval.seed=9"]));
+    assert!(toy.network("with") == toy.network("without"), "it learned something else");
+    for step in [3, 6, 9, 12] {
+        assert!(printed.contains(&format!("held-out error after step {step}: mse ")), "{printed}");
+    }
+    toy.assert_audited("with", 12);
+    let best = read_json(&toy.path("with/best.json"));
+    let step = best["step"].as_u64().expect("a number");
+    assert_eq!((&best["measure"], &best["artifacts"]), (&json!("mse"), &json!("best")), "{best}");
+    assert!(best["value"].as_f64() < summary["error_before"]["mse"].as_f64(), "{best} {summary:#}");
+    let kept = toy.path("with").join(best["checkpoint"].as_str().expect("a path")).join("manifest.json");
+    assert_eq!(read_json(&kept)["step"], step);
+    assert!(toy.path("with/best/network.safetensors").is_file());
+
+    // What is exported is what a run leaves that ends there.
+    let steps = format!("train.steps={step}");
+    toy.train("short", &with(&[&steps, "optimizer.schedule=constant"]));
+    toy.train("long", &with(&[EVERY, "optimizer.schedule=constant"]));
+    let long = read_json(&toy.path("long/best.json"));
+    if long["step"] == step {
+        let exported = std::fs::read(toy.path("long/best/network.safetensors")).expect("it is there");
+        assert!(exported == toy.network("short"), "it is another state");
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_while_all_look_costs_that_look_and_nothing_else() {
+    let toy = Toy::new(500);
+    toy.train("undisturbed", &with(&[EVERY]));
+    let best = read_json(&toy.path("undisturbed/best.json"));
+    for (name, phase) in [("looking", "evaluation"), ("saving", "checkpoint")] {
+        let held = toy.hold(1, phase, 6);
+        let printed = kill(&toy, toy.start(name, &with(&[EVERY])), &held);
+        assert!(printed.contains("held-out error after step 6: "), "{phase}: {printed}");
+        assert!(toy.network(name) == toy.network("undisturbed"), "{phase}: it learned something else");
+        assert_eq!(read_json(&toy.path(name).join("best.json")), best, "{phase}: {printed}");
+        toy.assert_audited(name, 12);
+    }
+}
+
+#[test]
+fn what_was_found_is_shown_until_there_is_something_newer() {
+    let toy = Toy::new(500);
+    let (held, address) = (toy.hold(0, "forward", 5), free_endpoint());
+    let listen = format!("launch.listen={address}");
+    let mut running = toy.start("run", &with(&[EVERY, &listen]));
+    running.wait_until_held(&held);
+    let metrics = processes::wait_for("the fifth step in /metrics", || {
+        let metrics = get(&address, "/metrics");
+        metrics.contains("coxswain_steps_committed 5.0").then_some(metrics)
+    });
+    for family in [
+        "coxswain_metric_eval{of=\"mse\"} ",
+        "coxswain_metric_eval{of=\"mae\"} ",
+        "coxswain_metric_best{of=\"step\"} 3",
+    ] {
+        assert!(metrics.lines().any(|line| line.starts_with(family)), "no {family}:\n{metrics}");
+    }
+    let answer = toy.cox(&["status", "--endpoint", &address]).output().expect("cox-toy was built");
+    let told = String::from_utf8_lossy(&answer.stdout);
+    assert!(told.contains("held out: mse ") && told.contains("best after step 3"), "{told}");
+    std::fs::remove_file(held).expect("it is held");
+    assert!(running.finish().0.success());
+}
+
+#[test]
+fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
+    let toy = Toy::new(500);
+    toy.train("run", &with(&["train.steps=6"]));
+    let moved = toy.path("moved.parquet");
+    std::fs::rename(toy.path("table.parquet"), &moved).expect("a file");
+    let path = format!("data.path={}", moved.display());
+    let changed = ["optimizer.lr.network=0.0005", "eval.samples=5", &path];
+    let (_, printed) = toy.train("run", &with(&changed));
+    for line in ["changed at step 6: optimizer.lr.network from ", "changed at step 6: data.path from "] {
+        assert!(printed.contains(line), "{line}\n{printed}");
+    }
+    assert!(
+        printed.contains("the run was to have 6 steps and has 12 now; the schedule is laid"),
+        "{printed}"
+    );
+    let audit = toy.assert_audited("run", 12);
+    let keys = |audit: &Value| {
+        let changes = audit["changes"].as_array().expect("an array").clone();
+        changes.into_iter().map(|change| (change["step"].clone(), change["key"].clone())).collect::<Vec<_>>()
+    };
+    let due = ["data.path", "eval.samples", "optimizer.lr.network"].map(|key| (json!(6), json!(key)));
+    assert_eq!(keys(&audit), due, "{audit:#}");
+    // Said again, nothing changes any more.
+    toy.train("run", &with(&changed));
+    assert_eq!(keys(&toy.assert_audited("run", 12)), due);
+
+    let other = with(&["optimizer.lr.network=0.0001", "train.global_batch=32", &path]);
+    let (code, printed) = refused(toy.command("run", &other));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("train.global_batch (64 there, 32 here)"), "{printed}");
+    assert!(!printed.contains("optimizer.lr.network"), "what may change is no reason: {printed}");
+}

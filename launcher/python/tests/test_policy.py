@@ -1,0 +1,68 @@
+"""The loader in PyTorch against fixtures that know nothing of it, where PyTorch is."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+try:
+    import coxswain_policy
+    import numpy as np
+    import torch
+    from safetensors import safe_open
+except ImportError as missing:
+    raise unittest.SkipTest(f"skipped: coxswain_policy: {missing}") from None
+
+FIXTURES = Path(__file__).parents[3] / "integration-tests/fixtures"
+
+
+def fixture(name: str) -> tuple[dict[str, int], dict[str, torch.Tensor], coxswain_policy.Weights]:
+    with safe_open(FIXTURES / f"expert/{name}.safetensors", "pt") as file:
+        sizes = {key: int(value) for key, value in file.metadata().items()}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    weights = coxswain_policy.Weights.__new__(coxswain_policy.Weights)
+    weights.tensors = {key.removeprefix("param."): value for key, value in tensors.items() if key.startswith("param.")}
+    return sizes, tensors, weights
+
+
+class Definition(unittest.TestCase):
+    def test_expert_and_sensor_are_those_of_the_definition(self) -> None:
+        for name in ("plain", "repeated-sensor-padded"):
+            sizes, tensors, weights = fixture(name)
+            expert = coxswain_policy.Expert(weights, sizes["heads"], sizes["horizon"])
+            self.assertEqual(expert.layers, sizes["layers"])
+            sensor = None
+            if sizes["window"]:
+                sensor = coxswain_policy.Sensor(weights)(tensors["in.window"])
+                torch.testing.assert_close(sensor, tensors["out.sensor"], rtol=1e-5, atol=1e-5)
+            begin, end = tensors["in.valid"].T
+            at = torch.arange(sizes["seq"])
+            attended = (at >= begin[:, None]) & (at < end[:, None])
+            for draw, time in enumerate(tensors["in.times"]):
+                row = slice(draw // sizes["repeats"], draw // sizes["repeats"] + 1)
+                own = sensor[row] if sensor is not None else None
+                seen = coxswain_policy.Seen(tensors["in.hidden"][row], attended[row], tensors["in.state"][row], own)
+                velocity = expert.velocity(tensors["in.noisy"][draw : draw + 1], float(time), seen)
+                torch.testing.assert_close(velocity[0], tensors["out.velocity"][draw], rtol=1e-4, atol=1e-4)
+
+    def test_normalisation_is_undone(self) -> None:
+        stats = {"mean": [1.0, -2.0], "std": [2.0, 0.5], "min": [-1.0, 3.0], "max": [4.0, 3.0], "q01": [0.0, 0.0], "q99": [1.0, 2.0]}
+        values = np.array([[0.5, 3.0], [2.0, 3.0]], np.float32)
+        for mode in ("identity", "mean_std", "min_max", "quantiles"):
+            normalizer = coxswain_policy.Normalizer(mode, stats)
+            np.testing.assert_allclose(normalizer.invert(normalizer.apply(values)), values, rtol=1e-5)
+        window = np.zeros((1, 3, 2), np.float32)
+        self.assertEqual(coxswain_policy.Normalizer("mean_std", stats).apply(window).shape, window.shape)
+
+    def test_noise_is_normal_and_keyed(self) -> None:
+        drawn = coxswain_policy.noise(7, 3, 10_001)
+        self.assertEqual(drawn.shape, (10_001,))
+        self.assertLess(abs(drawn.mean()), 0.05)
+        self.assertLess(abs(drawn.std() - 1), 0.05)
+        np.testing.assert_array_equal(drawn[:64], coxswain_policy.noise(7, 3, 64))
+        self.assertFalse(np.array_equal(drawn[:8], coxswain_policy.noise(7, 4, 8)))
+        self.assertFalse(np.array_equal(drawn[:8], coxswain_policy.noise(8, 3, 8)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,159 @@
+//! `cox serve`: a trained policy for robots, over openpi's WebSocket protocol.
+
+use std::{
+    fs,
+    net::{SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+};
+
+use clap::Args;
+use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_serve::{Model, Port, ServeError, Server};
+use coxswain_worker::device;
+
+use crate::{
+    commands::{runtime::block_on, spec_args::of_run},
+    exit::{Exit, Failed, Outcome},
+    launch::inputs::process_env,
+    render::say,
+    supervise::signals,
+    tasks::{accelerator, tasks},
+};
+
+/// Flags of `cox serve`.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Output directory of a run that has ended, or what `cox export` has written
+    #[arg(value_name = "RUN_DIR")]
+    run_dir: PathBuf,
+    /// Changes to the run as it was trained: model.path=... at another place
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    #[arg(long, value_name = "auto|cpu|cuda")]
+    device: Option<DeviceChoice>,
+    /// Where to listen
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
+    listen: String,
+    /// File of the token that clients must bring (openpi's api_key) [default: COX_TOKEN, or none on loopback]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Listen off loopback without TLS: the token and everything the robot sees travel in clear
+    #[arg(long)]
+    plaintext: bool,
+    /// Most observations in one forward pass
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    max_batch: u16,
+}
+
+/// Serves until a signal arrives.
+pub fn execute(args: &ServeArgs) -> Outcome {
+    let spec = of_run(&args.run_dir, &args.overrides)?;
+    let token = args.token()?;
+    let port = Port::bind(args.address(token.is_some())?)?;
+    let wanted = args.device.unwrap_or(spec.launch.device);
+    let device = device::choose(wanted, 0, accelerator())
+        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let (dir, max_batch) = (args.run_dir.clone(), usize::from(args.max_batch));
+    let kind = spec.task.kind.clone();
+    let start = move || {
+        let model = Model::start(max_batch, move || {
+            let responder = tasks().responder(&spec, &dir, device)?;
+            responder.ok_or_else(|| Failed::usage(format!("task {kind} answers no observations")))
+        })?;
+        Server::start(port, model, token).map_err(Failed::from)
+    };
+    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
+    // A thread of its own: a signal that arrives while a large model is read does not wait for it.
+    let (tell, started) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || tell.send(start()));
+    block_on(async {
+        let mut signals = signals::catch().map_err(internal)?;
+        let server = tokio::select! {
+            // Nothing is under way yet that a signal could interrupt.
+            number = signals.next() => return Err(Failed::silent(Exit::Signal(number))),
+            started = started => started.map_err(|_| Failed::new(Exit::Internal, "the server did not start"))??,
+        };
+        say(format_args!("serving at ws://{} on {device}", server.address()));
+        let number = signals.next().await;
+        tracing::info!(signal = number, "answering what is under way");
+        let left = server.stop();
+        if left > 0 {
+            tracing::warn!(clients = left, "clients had not gone in time");
+        }
+        Ok(())
+    })
+}
+
+impl ServeArgs {
+    fn token(&self) -> Result<Option<String>, Failed> {
+        let Some(path) = &self.token_file else { return Ok(process_env("COX_TOKEN")) };
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failed::usage(format!("--token-file {}: {error}", path.display())))?;
+        match text.trim() {
+            "" => Err(Failed::usage(format!("--token-file {}: it is empty", path.display()))),
+            token => Ok(Some(token.to_owned())),
+        }
+    }
+
+    /// Where to listen, if strangers there are kept out.
+    fn address(&self, has_token: bool) -> Result<SocketAddr, Failed> {
+        let refused = |problem: &str| Failed::usage(format!("--listen {}: {problem}", self.listen));
+        let found = self.listen.to_socket_addrs().map_err(|error| refused(&error.to_string()))?.next();
+        let address = found.ok_or_else(|| refused("no address"))?;
+        if address.ip().is_loopback() {
+            return Ok(address);
+        }
+        if !has_token {
+            return Err(refused(
+                "without a token any machine that reaches it could use the policy; give --token-file or COX_TOKEN, for instance \
+                 COX_TOKEN=$(openssl rand -hex 16)",
+            ));
+        }
+        if !self.plaintext {
+            return Err(refused(
+                "there is no TLS: listen on 127.0.0.1 behind a proxy or a tunnel that has it, or say --plaintext where the network is \
+                 trusted",
+            ));
+        }
+        Ok(address)
+    }
+}
+
+impl From<ServeError> for Failed {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Port { .. } => Self::usage(error),
+            ServeError::Thread(_) => Self::new(Exit::Internal, error),
+            ServeError::WarmUp(_) => Self::new(Exit::BadInput, error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(listen: &str, plaintext: bool, has_token: bool) -> Result<SocketAddr, String> {
+        let args = ServeArgs {
+            run_dir: PathBuf::new(),
+            overrides: Vec::new(),
+            device: None,
+            listen: listen.into(),
+            token_file: None,
+            plaintext,
+            max_batch: 1,
+        };
+        args.address(has_token).map_err(|failed| failed.message.unwrap_or_default())
+    }
+
+    #[test]
+    fn off_loopback_there_is_a_token_and_plaintext_is_asked_for() {
+        assert!(address("127.0.0.1:0", false, false).is_ok());
+        assert!(address("[::1]:0", false, false).is_ok());
+        assert!(address("0.0.0.0:0", true, false).is_err_and(|problem| problem.contains("COX_TOKEN")));
+        assert!(address("0.0.0.0:0", false, true).is_err_and(|problem| problem.contains("--plaintext")));
+        assert!(address("0.0.0.0:0", true, true).is_ok());
+        assert!(address("nowhere", true, true).is_err_and(|problem| problem.contains("--listen nowhere")));
+    }
+}

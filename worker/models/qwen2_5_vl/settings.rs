@@ -1,0 +1,47 @@
+//! What a run file says of the model: the section `model`.
+
+use coxswain_nn::dtypes::{ActivationsDtype, WeightsDtype};
+use coxswain_proto::{
+    config::Findings,
+    run_spec::{Offload, Recompute, RunSpec},
+};
+use serde::{Deserialize, Serialize};
+
+/// The pretrained vision-language model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// A Hugging Face directory of a Qwen2.5-VL checkpoint.
+    pub path: String,
+    /// How frozen weights are kept in memory.
+    #[serde(default)]
+    pub weights_dtype: WeightsDtype,
+    /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the
+    /// backward pass.
+    #[serde(default)]
+    pub activations_dtype: ActivationsDtype,
+}
+
+impl Model {
+    /// Its rules.
+    pub fn check(&self, f: &mut Findings) {
+        f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL checkpoint");
+    }
+}
+
+/// Streamed layers need a recompute mode that does not keep their weights alive; `adapted` says whether
+/// anything of the model trains.
+pub fn check_offload(spec: &RunSpec, adapted: bool, f: &mut Findings) {
+    // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
+    let kept = match spec.train.recompute {
+        Recompute::None => "every block's",
+        Recompute::Every(n) if n > 1 => "most blocks'",
+        Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
+    };
+    f.require(
+        spec.memory.offload != Offload::Layers || !adapted,
+        "memory.offload",
+        format_args!("is `layers`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"),
+        "set `train.recompute: full` or `selective`",
+    );
+}

@@ -1,0 +1,73 @@
+//! A ledger of one's own.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::router::{Client, SizesDevice};
+
+/// Devices that were used and are free again: burn keeps a client for each for good.
+static FREE: Mutex<Free> = Mutex::new(Free { returned: Vec::new(), fresh: 0 });
+
+struct Free {
+    returned: Vec<u16>,
+    fresh: u16,
+}
+
+/// A device whose ledger only the owner of this writes to.
+#[derive(Debug)]
+pub struct Account {
+    device: SizesDevice,
+    client: Client,
+}
+
+impl Account {
+    /// Takes a device.
+    pub fn open() -> Self {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = free.returned.pop().unwrap_or_else(|| {
+            free.fresh = free.fresh.wrapping_add(1);
+            free.fresh
+        });
+        let device = SizesDevice(number);
+        let account = Self { device, client: Client::of(device) };
+        account.client.ledger().forget();
+        account
+    }
+
+    /// Where to run.
+    pub fn device(&self) -> &SizesDevice {
+        &self.device
+    }
+
+    /// Bytes in use.
+    pub fn in_use(&self) -> u64 {
+        self.client.ledger().live
+    }
+
+    /// The most bytes in use since [`Account::restart`].
+    pub fn peak(&self) -> u64 {
+        self.client.ledger().peak
+    }
+
+    /// The largest buffer that a compute thread has kept for itself since [`Account::restart`].
+    pub fn scratch(&self) -> u64 {
+        self.client.ledger().scratch
+    }
+
+    /// Lets the peak begin with what is in use now.
+    pub fn restart_peak(&self) {
+        self.client.ledger().restart_peak();
+    }
+
+    /// The same, and scratch with nothing.
+    pub fn restart(&self) {
+        let mut ledger = self.client.ledger();
+        ledger.restart_peak();
+        ledger.scratch = 0;
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.device.0);
+    }
+}

@@ -1,0 +1,28 @@
+//! A backend that knows sizes and drops, and no values: a task's own pass runs on it, and its account tells
+//! what the pass holds at its worst moment.
+//!
+//! Tensors are handles that are given back when their last owner drops them, as the real ones are. So the
+//! order of drops, what autodiff keeps, and what recompute keeps come from the code that trains; nothing
+//! about a model is written twice. What is written here, once for each operation and not for each model, is
+//! how the CPU backend places results: which are views, which are written in place, what a fused operation
+//! needs meanwhile.
+//!
+//! ```text
+//! ledger      buffers, who shares them, how many bytes are in use
+//! router      burn-router's client and channel: every operation and every drop is told to a ledger
+//! operations  the fused operations of [`ModelBackend`](super::ModelBackend), by size
+//! account     a ledger of one's own, for as long as something is run
+//! ```
+//!
+//! What it does not see: host memory that is no tensor (noise, targets, the loss's gradient). Values that
+//! are read back are zeros.
+
+mod account;
+mod ledger;
+mod operations;
+mod router;
+
+pub use self::{
+    account::Account,
+    router::{Channel, Sizes, SizesDevice},
+};

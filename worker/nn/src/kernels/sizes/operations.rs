@@ -1,0 +1,348 @@
+//! The fused operations by size: what each makes, and what it needs meanwhile on the CPU (`kernels::flex`).
+
+use burn::tensor::{DType, Shape, Tensor, TensorPrimitive};
+use burn_ir::{CustomOpIr, OperationIr, TensorIr};
+use burn_router::{RouterTensor, RunnerClient};
+
+use super::{
+    ledger::bytes_of,
+    router::{Client, Sizes},
+};
+use crate::kernels::{
+    AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, DROPOUT_BLOCK, DropoutRows, FEW_TOKENS,
+    GradientSlot, LowRank, LowRankGradients, LowRankSaved, ModelBackend, PANEL_COLUMNS, QUERY_BLOCK, Tape,
+};
+
+type Raw = RouterTensor<Client>;
+
+fn raw<const D: usize>(x: Tensor<Sizes, D>) -> Raw {
+    x.into_primitive().tensor()
+}
+
+fn cooked<const D: usize>(x: Raw) -> Tensor<Sizes, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(x))
+}
+
+/// A fused operation: what it reads, what it makes, what it needs meanwhile.
+struct Fused {
+    client: Client,
+    inputs: Vec<Raw>,
+    outputs: Vec<(Shape, DType)>,
+}
+
+impl Fused {
+    fn new<const N: usize>(inputs: [Raw; N]) -> Self {
+        Self { client: inputs[0].client.clone(), inputs: inputs.into(), outputs: Vec::new() }
+    }
+
+    fn and(mut self, more: impl IntoIterator<Item = Raw>) -> Self {
+        self.inputs.extend(more);
+        self
+    }
+
+    fn makes<const D: usize>(mut self, shape: [usize; D]) -> Self {
+        self.outputs.push((Shape::from(shape), DType::F32));
+        self
+    }
+
+    fn needs(self, bytes: u64) -> Self {
+        let mut ledger = self.client.ledger();
+        ledger.scratch = ledger.scratch.max(bytes);
+        drop(ledger);
+        self
+    }
+
+    /// `values` more floats while it runs, besides its outputs.
+    fn beside(self, values: usize) -> Self {
+        let outputs: u64 = self.outputs.iter().map(|(shape, dtype)| bytes_of(shape, *dtype)).sum();
+        self.client.ledger().transient(4 * values as u64 + outputs);
+        self
+    }
+
+    fn named(self, id: &'static str) -> std::vec::IntoIter<Raw> {
+        let Self { client, inputs, outputs } = self;
+        let inputs: Vec<_> = inputs.into_iter().map(RouterTensor::into_ir).collect();
+        let outputs: Vec<_> = outputs
+            .into_iter()
+            .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
+            .collect();
+        let made = client.register(OperationIr::Custom(CustomOpIr::new(id, &inputs, &outputs)));
+        made.into_iter()
+    }
+
+    fn run(self) -> std::vec::IntoIter<Raw> {
+        self.named("fused")
+    }
+
+    fn one<const D: usize>(self) -> Tensor<Sizes, D> {
+        next(&mut self.run())
+    }
+}
+
+fn next<const D: usize>(made: &mut std::vec::IntoIter<Raw>) -> Tensor<Sizes, D> {
+    cooked(made.next().expect("as many as it makes"))
+}
+
+/// Panels of the weight that a thread transposes or converts.
+fn panels(rows: usize, weight: &Tensor<Sizes, 2>) -> u64 {
+    let [outputs, inputs] = weight.dims();
+    let panel = PANEL_COLUMNS.min(outputs) * inputs;
+    let buffer = if rows <= FEW_TOKENS { PANEL_COLUMNS.min(outputs) * rows } else { panel };
+    4 * (buffer + if weight.dtype() == DType::F32 { 0 } else { panel }) as u64
+}
+
+/// The same for the gradient of its input.
+fn panels_back(weight: &Tensor<Sizes, 2>) -> u64 {
+    let [outputs, inputs] = weight.dims();
+    4 * (PANEL_COLUMNS.min(inputs) * outputs) as u64
+}
+
+fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
+    match mask {
+        AttentionMask::Segments(ends) => {
+            ends.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0)
+        }
+        _ => keys,
+    }
+}
+
+impl ModelBackend for Sizes {
+    type Flat = Vec<f32>;
+
+    const ON_HOST: bool = true;
+    const VALUES: bool = false;
+
+    fn matrix_view(flat: Tensor<Self, 1>, _start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
+        next(&mut Fused::new([raw(flat)]).makes(shape).named("part"))
+    }
+
+    fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, _eps: f64) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        Fused::new([raw(x_nd), raw(gain_d)]).makes(shape).one()
+    }
+
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        dy_nd: Tensor<Self, 2>,
+        _eps: f64,
+    ) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        Fused::new([raw(x_nd), raw(gain_d), raw(dy_nd)]).makes(shape).one()
+    }
+
+    fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = gate_nf.dims();
+        Fused::new([raw(gate_nf), raw(up_nf)]).makes(shape).one()
+    }
+
+    fn swiglu_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let shape = gate_nf.dims();
+        let mut made = Fused::new([gate_nf, up_nf, dy_nf].map(raw)).makes(shape).makes(shape).run();
+        (next(&mut made), next(&mut made))
+    }
+
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        let shape = x_bshk.dims();
+        Fused::new([raw(x_bshk), raw(cos_bsk), raw(sin_bsk)]).makes(shape).one()
+    }
+
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        Self::rotary(dy_bshk, cos_bsk, sin_bsk)
+    }
+
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        _scale: f64,
+    ) -> AttentionOutput<Self> {
+        let (shape @ [b, queries, heads, _], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
+        let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw))
+            .makes(shape)
+            .makes([b, queries, heads])
+            .needs(4 * (block * keys + QUERY_BLOCK) as u64)
+            .run();
+        AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
+    }
+
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        _scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
+        let (q @ [b, queries, ..], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
+        let mut made = Fused::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
+            .and(output.lse_bsh.map(raw))
+            .makes(q)
+            .makes(k)
+            .makes(k)
+            .needs(8 * (block * keys) as u64)
+            .run();
+        [next(&mut made), next(&mut made), next(&mut made)]
+    }
+
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
+        let scratch = panels(rows, &w_oi);
+        Fused::new([raw(x_ni), raw(w_oi)])
+            .and(bias_o.map(raw))
+            .makes([rows, outputs])
+            .needs(scratch)
+            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .one()
+    }
+
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let ([rows, _], [_, inputs]) = (dy_no.dims(), w_oi.dims());
+        let scratch = panels_back(&w_oi);
+        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).needs(scratch).one()
+    }
+
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let ([_, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).one()
+    }
+
+    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
+        Fused::new([raw(dy_no), raw(x_ni)]).run();
+    }
+
+    fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
+        let [_, outputs] = dy_no.dims();
+        Fused::new([raw(dy_no)]).makes([outputs]).one()
+    }
+
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
+        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
+        let scratch = panels(rows, &w_oi).max(dropped);
+        let mut made = Fused::new([raw(x_ni), raw(w_oi), raw(update.a_ri.clone()), raw(update.b_or.clone())])
+            .and(bias_o.map(raw))
+            .makes([rows, outputs])
+            .makes([rows, rank])
+            .needs(scratch)
+            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .run();
+        (next(&mut made), next(&mut made))
+    }
+
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
+        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
+        let scratch = panels_back(&w_oi).max(dropped);
+        let fused = Fused::new([x_ni, down_nr, w_oi, update.a_ri, update.b_or, dy_no].map(raw))
+            .makes([rank, inputs])
+            .makes([outputs, rank])
+            .needs(scratch);
+        let fused = if wants_dx { fused.makes([rows, inputs]) } else { fused };
+        let mut made = fused.beside(rows * rank).run();
+        let (da_ri, db_or) = (next(&mut made), next(&mut made));
+        LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
+    }
+
+    fn layer_norm(x_nd: Tensor<Self, 2>, _eps: f64) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        Fused::new([raw(x_nd)]).makes(shape).one()
+    }
+
+    fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, _eps: f64) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        Fused::new([raw(x_nd), raw(dy_nd)]).makes(shape).one()
+    }
+
+    fn modulated_layer_norm(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        shift_bd: Tensor<Self, 2>,
+        _eps: f64,
+    ) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        Fused::new([raw(x_nd), raw(scale_bd), raw(shift_bd)]).makes(shape).one()
+    }
+
+    fn modulated_layer_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        dy_nd: Tensor<Self, 2>,
+        _eps: f64,
+    ) -> [Tensor<Self, 2>; 3] {
+        let (shape, modulation) = (x_nd.dims(), scale_bd.dims());
+        let fused = Fused::new([raw(x_nd), raw(scale_bd), raw(dy_nd)]);
+        let mut made = fused.makes(shape).makes(modulation).makes(modulation).run();
+        [next(&mut made), next(&mut made), next(&mut made)]
+    }
+
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        next(&mut Fused::new([raw(x_nd)]).makes(shape).named("changed"))
+    }
+
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = x_nd.dims();
+        next(&mut Fused::new([raw(x_nd), raw(y_nd)]).makes(shape).named("changed"))
+    }
+
+    fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
+        let (shape, rows) = (logits_nv.dims(), vec![[0.0; 2]; targets.len()]);
+        let overwritten = || next(&mut Fused::new([raw(logits_nv)]).makes(shape).named("changed"));
+        CrossEntropy { rows, dlogits_nv: gradient.then(overwritten) }
+    }
+
+    fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = x_nf.dims();
+        Fused::new([raw(x_nf)]).makes(shape).one()
+    }
+
+    fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let shape = x_nf.dims();
+        Fused::new([raw(x_nf), raw(dy_nf)]).makes(shape).one()
+    }
+}
+
+impl Tape for Sizes {
+    type Base = Self;
+
+    fn lift<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
+        tensor
+    }
+
+    fn lift_rows(rows: DropoutRows<Self>) -> DropoutRows<Self> {
+        rows
+    }
+
+    fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {
+        tensor
+    }
+}

@@ -1,0 +1,133 @@
+//! The loss of predicting tokens from hidden states, without ever holding the logits of all of them.
+//!
+//! A vocabulary is large: the logits of 4,096 tokens over 151,936 entries are 2.5 GB, and a loss that is
+//! differentiated operation by operation holds several of them. Here rows go through head, cross entropy and
+//! back in chunks, and each chunk's logits are overwritten by their gradient. That costs no product twice,
+//! because the loss is a sum: its gradient by the hidden states needs nothing from above, so it is made at
+//! once, forward and backward in one.
+//!
+//! What this file does not do: know which tokens are learned, or train the head (its weight is frozen).
+
+use burn::tensor::Tensor;
+
+use crate::{kernels::ModelBackend, memory};
+
+/// Logits of a chunk, in host memory: 64 MiB.
+const CHUNK_ON_HOST: usize = 16 << 20;
+/// The same on a device, which wants larger products: 256 MiB.
+const CHUNK_ON_DEVICE: usize = 64 << 20;
+
+/// What predicting tokens has come to.
+pub struct NextTokens<B: ModelBackend> {
+    /// Of each row its loss, and its target's margin: `x_t - max(x)`, zero where the target is the likeliest.
+    pub rows: Vec<[f32; 2]>,
+    /// The gradient of the losses' sum by the hidden states, `[m, d]`, if it was asked for.
+    pub dhidden_md: Option<Tensor<B, 2>>,
+}
+
+/// Rows whose logits over a vocabulary of so many entries are held at once.
+pub fn chunk_rows(vocab: usize, on_host: bool) -> usize {
+    let values = if on_host { CHUNK_ON_HOST } else { CHUNK_ON_DEVICE };
+    (values / vocab.max(1)).max(1)
+}
+
+/// Predicts one target from each row of `hidden` `[m, d]` by the head's weight `[v, d]`.
+pub fn next_tokens<B: ModelBackend>(
+    hidden_md: Tensor<B, 2>,
+    head_vd: &Tensor<B, 2>,
+    targets: &[u32],
+    gradient: bool,
+) -> NextTokens<B> {
+    let rows_at_once = chunk_rows(head_vd.dims()[0], B::ON_HOST);
+    let (mut rows, mut gradients) = (Vec::with_capacity(targets.len()), Vec::new());
+    for (chunk, targets) in targets.chunks(rows_at_once).enumerate() {
+        memory::check();
+        let hidden_cd = hidden_md.clone().narrow(0, chunk * rows_at_once, targets.len());
+        let logits_cv = <B as ModelBackend>::linear(hidden_cd, head_vd.clone(), None);
+        let found = B::cross_entropy(logits_cv, targets, gradient);
+        rows.extend(found.rows);
+        let dhidden = found.dlogits_nv.map(|dlogits| B::linear_input_gradient(dlogits, head_vd.clone()));
+        gradients.extend(dhidden);
+    }
+    drop(hidden_md);
+    let dhidden_md = match gradients.len() {
+        0 => None,
+        1 => gradients.pop(),
+        _ => Some(Tensor::cat(gradients, 0)),
+    };
+    NextTokens { rows, dhidden_md }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        backend::{Autodiff, Flex},
+        tensor::{Distribution, Int, TensorData, activation},
+    };
+
+    use super::*;
+    use crate::kernels::reference;
+
+    type A = Autodiff<Flex>;
+
+    fn drawn(shape: [usize; 2], scale: f64) -> Tensor<Flex, 2> {
+        Tensor::random(shape, Distribution::Normal(0.0, scale), &Default::default())
+    }
+
+    fn off(found: Tensor<Flex, 2>, wanted: Tensor<Flex, 2>) -> f32 {
+        let size: f32 = wanted.clone().powi_scalar(2).sum().into_scalar();
+        let difference: f32 = (found - wanted).powi_scalar(2).sum().into_scalar();
+        (difference / size).sqrt()
+    }
+
+    #[test]
+    fn chunks_give_the_loss_and_the_gradient_of_all_logits_at_once() {
+        // So many that a chunk ends within them.
+        let (m, d, v) = (37, 24, CHUNK_ON_HOST / 16);
+        let (hidden, head) = (drawn([m, d], 1.0), drawn([v, d], 0.3));
+        let targets: Vec<u32> = (0..m as u32).map(|row| row * 7919 % v as u32).collect();
+        let found = next_tokens(hidden.clone(), &head, &targets, true);
+
+        let leaf = Tensor::<A, 2>::from_inner(hidden.clone()).require_grad();
+        let logits = leaf.clone().matmul(Tensor::from_inner(head.clone()).transpose());
+        let ids: Vec<i32> = targets.iter().map(|&id| id as i32).collect();
+        let ids: Tensor<A, 2, Int> = Tensor::from_data(TensorData::new(ids, [m, 1]), &Default::default());
+        let losses = activation::log_softmax(logits, 1).gather(1, ids).neg();
+        let wanted: Vec<f32> = losses.clone().into_data().into_vec().expect("f32");
+        for (row, wanted) in found.rows.iter().zip(&wanted) {
+            assert!((row[0] - wanted).abs() < 1e-4, "{row:?} is not {wanted}");
+        }
+        let gradients = losses.sum().backward();
+        let dhidden = found.dhidden_md.expect("it was asked for");
+        assert!(off(dhidden, leaf.grad(&gradients).expect("tracked")) < 1e-4);
+
+        let alone = next_tokens(hidden, &head, &targets, false);
+        assert!(alone.dhidden_md.is_none());
+        for (row, wanted) in alone.rows.iter().zip(&found.rows) {
+            assert!((row[0] - wanted[0]).abs() < 1e-5 && row[1] == wanted[1], "{row:?} is not {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn the_fused_loss_is_the_reference_and_says_when_the_target_is_likeliest() {
+        let logits = drawn([9, 1003], 4.0);
+        let likeliest: Vec<i32> =
+            logits.clone().argmax(1).into_data().convert::<i32>().into_vec().expect("i32");
+        let mut targets: Vec<u32> = likeliest.iter().map(|&id| id as u32).collect();
+        targets[4] = (targets[4] + 1) % 1003;
+        let found = <Flex as ModelBackend>::cross_entropy(logits.clone(), &targets, true);
+        let wanted = reference::cross_entropy(logits, &targets, true);
+        for (row, (found, wanted)) in found.rows.iter().zip(&wanted.rows).enumerate() {
+            assert!((found[0] - wanted[0]).abs() < 1e-4 * wanted[0].max(1.0), "{found:?} is not {wanted:?}");
+            assert_eq!(found[1] == 0.0, row != 4, "{found:?}");
+        }
+        let [found, wanted] = [found, wanted].map(|of| of.dlogits_nv.expect("it was asked for"));
+        assert!(off(found, wanted) < 1e-5);
+    }
+
+    #[test]
+    fn nothing_to_predict_is_no_loss() {
+        let found = next_tokens(drawn([0, 4], 1.0), &drawn([8, 4], 1.0), &[], true);
+        assert!(found.rows.is_empty() && found.dhidden_md.is_none());
+    }
+}

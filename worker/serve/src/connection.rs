@@ -1,0 +1,104 @@
+//! One client, from its first frame to its last.
+
+use std::io::{self, Read, Write};
+
+use coxswain_task::{Named, Value, answers::SEED};
+use tungstenite::{
+    Error, Message, WebSocket,
+    error::CapacityError,
+    protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
+};
+
+use crate::{
+    clock::Stopwatch,
+    decode, encode,
+    limits::{MAX_DRAINED_BYTES, MAX_OBSERVATION_BYTES},
+    model::Model,
+};
+
+/// Answers a client until it goes. `rest` is what was read of its frames already.
+pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, model: &Model) -> Result<(), Error> {
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_OBSERVATION_BYTES))
+        .max_frame_size(Some(MAX_OBSERVATION_BYTES));
+    let socket = WebSocket::from_partially_read(stream, rest, Role::Server, Some(config));
+    model.metrics().came();
+    let ended = Client { socket, model, observations: 0, last_total_ms: None }.attend();
+    model.metrics().went();
+    match ended {
+        Err(Error::ConnectionClosed | Error::AlreadyClosed) => Ok(()),
+        ended => ended,
+    }
+}
+
+/// A client that speaks frames.
+struct Client<'m, S> {
+    socket: WebSocket<S>,
+    model: &'m Model,
+    /// Received so far.
+    observations: i64,
+    /// From the last observation read to its answer written.
+    last_total_ms: Option<f64>,
+}
+
+impl<S: Read + Write> Client<'_, S> {
+    fn attend(&mut self) -> Result<(), Error> {
+        let metadata = encode::encode_json(&self.model.reader().describe());
+        self.socket.send(Message::binary(metadata))?;
+        loop {
+            let message = match self.socket.read() {
+                Ok(message) => message,
+                Err(Error::Capacity(CapacityError::MessageTooLong { size, max_size })) => {
+                    return self.refuse_huge(size, max_size);
+                }
+                Err(error) => return Err(error),
+            };
+            let stopwatch = Stopwatch::start();
+            let answer = match message {
+                Message::Binary(bytes) => self.answer(&bytes, stopwatch),
+                Message::Text(_) => Err("observations are msgpack in binary frames; this was text".into()),
+                // The library answers those itself.
+                Message::Ping(_) | Message::Pong(_) | Message::Close(_) | Message::Frame(_) => continue,
+            };
+            match answer {
+                Ok(answer) => {
+                    self.model.metrics().answered(stopwatch.elapsed());
+                    self.socket.send(Message::binary(answer))?;
+                    self.last_total_ms = Some(stopwatch.milliseconds());
+                }
+                Err(problem) => self.refuse(problem)?,
+            }
+        }
+    }
+
+    /// The message that answers an observation, or what is wrong with it.
+    fn answer(&mut self, bytes: &[u8], stopwatch: Stopwatch) -> Result<Vec<u8>, String> {
+        let mut observation: Named = decode::decode(bytes).map_err(|error| error.to_string())?;
+        observation.entry(SEED.to_owned()).or_insert(Value::Integer(self.observations));
+        self.observations += 1;
+        let sample = self.model.reader().read(&observation).map_err(|refused| refused.to_string())?;
+        let named = self.model.answer(sample)?;
+        let mut timing = vec![("infer_ms", stopwatch.milliseconds())];
+        timing.extend(self.last_total_ms.map(|last| ("prev_total_ms", last)));
+        Ok(encode::encode(&named, &timing))
+    }
+
+    fn refuse(&mut self, problem: String) -> Result<(), Error> {
+        self.model.metrics().failed();
+        tracing::debug!(problem, "refused");
+        self.socket.send(Message::text(problem))
+    }
+
+    /// The rest of a frame that was not read stands between this client and its next one: it hears why, and
+    /// the connection ends when all of it has been thrown away.
+    fn refuse_huge(&mut self, size: usize, most: usize) -> Result<(), Error> {
+        self.refuse(format!(
+            "an observation of {size} bytes; at most {most} are taken: send smaller pictures"
+        ))?;
+        let frame = CloseFrame { code: CloseCode::Size, reason: "the observation is too large".into() };
+        self.socket.close(Some(frame))?;
+        self.socket.flush()?;
+        io::copy(&mut self.socket.get_mut().take(MAX_DRAINED_BYTES), &mut io::sink())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,460 @@
+//! msgpack as openpi's clients write and read it: maps of named values, arrays of NumPy as maps of their own.
+//!
+//! ```text
+//! {b"__ndarray__": true, b"data": bytes, b"dtype": "<f4", b"shape": [16, 4]}       an array, C order
+//! {b"__npgeneric__": true, b"data": number, b"dtype": "<f4"}                       a scalar of NumPy
+//! ```
+//!
+//! Nothing is built that was not asked for: what is no named value is refused or skipped while it is read, so
+//! that a message costs no more memory than its own bytes and the arrays in it. There are no objects to
+//! revive: the types of an array are those of [`numbers`], and any other is refused.
+
+use coxswain_task::{Array, Named, Value};
+use rmp::Marker;
+
+/// Deepest nesting that is skipped.
+const MAX_DEPTH: usize = 16;
+/// Most values of an observation: each costs more memory than it has bytes.
+const MAX_ENTRIES: u32 = 256;
+/// Most numbers of a list, for the same reason.
+const MAX_LISTED: u32 = 64 << 10;
+/// Most axes of an array.
+const MAX_AXES: u32 = 8;
+
+/// What is wrong with a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// No msgpack, or a piece of it.
+    #[error("not msgpack: it ends within a value")]
+    Truncated,
+    /// Bytes that mean nothing there.
+    #[error("not msgpack: byte {0:#04x} begins no value")]
+    Garbled(u8),
+    /// Text that is not UTF-8.
+    #[error("not msgpack: a text is not UTF-8")]
+    Text,
+    /// Bytes after the last value.
+    #[error("{0} bytes follow the observation; send one map in a message")]
+    Trailing(usize),
+    /// Nested too deep.
+    #[error("values nested deeper than {MAX_DEPTH}; send a flat map")]
+    Deep,
+    /// More values than an observation has.
+    #[error("{0} entries in a map; an observation has at most {MAX_ENTRIES}")]
+    Entries(u32),
+    /// Not a map of named values.
+    #[error("an observation is a map from names to values; found {0}")]
+    NoMap(&'static str),
+    /// A value of a type that is none of ours.
+    #[error("{name}: {problem}")]
+    Value {
+        /// Its name.
+        name: String,
+        /// What was found, and what to send instead.
+        problem: String,
+    },
+}
+
+/// A value as it lies in the message; of containers the number of entries that follow.
+#[derive(Debug)]
+enum Token<'m> {
+    Nil,
+    Bool(bool),
+    Integer(i64),
+    Float(f64),
+    Text(&'m str),
+    Bytes(&'m [u8]),
+    List(u32),
+    Map(u32),
+    Extension,
+}
+
+impl Token<'_> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Nil => "nil",
+            Self::Bool(_) => "a boolean",
+            Self::Integer(_) => "a whole number",
+            Self::Float(_) => "a number",
+            Self::Text(_) => "text",
+            Self::Bytes(_) => "bytes",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a map",
+            Self::Extension => "an extension type",
+        }
+    }
+}
+
+/// What is left of a message.
+struct Unread<'m>(&'m [u8]);
+
+impl<'m> Unread<'m> {
+    fn take(&mut self, count: usize) -> Result<&'m [u8], WireError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(WireError::Truncated)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        Ok(self.take(N)?.try_into().expect("as many were taken"))
+    }
+
+    /// A big-endian length of so many bytes.
+    fn length(&mut self, width: usize) -> Result<u32, WireError> {
+        Ok(self.take(width)?.iter().fold(0, |length, byte| length << 8 | u32::from(*byte)))
+    }
+
+    fn text(&mut self, length: u32) -> Result<Token<'m>, WireError> {
+        let text = std::str::from_utf8(self.take(length as usize)?);
+        text.map(Token::Text).map_err(|_| WireError::Text)
+    }
+
+    fn binary(&mut self, length: u32) -> Result<Token<'m>, WireError> {
+        self.take(length as usize).map(Token::Bytes)
+    }
+
+    fn extension(&mut self, length: u32) -> Result<Token<'m>, WireError> {
+        self.take(length as usize + 1).map(|_| Token::Extension)
+    }
+
+    fn next(&mut self) -> Result<Token<'m>, WireError> {
+        let [byte] = self.bytes()?;
+        Ok(match Marker::from_u8(byte) {
+            Marker::Null => Token::Nil,
+            Marker::True => Token::Bool(true),
+            Marker::False => Token::Bool(false),
+            Marker::FixPos(value) => Token::Integer(value.into()),
+            Marker::FixNeg(value) => Token::Integer(value.into()),
+            Marker::U8 => Token::Integer(u8::from_be_bytes(self.bytes()?).into()),
+            Marker::U16 => Token::Integer(u16::from_be_bytes(self.bytes()?).into()),
+            Marker::U32 => Token::Integer(u32::from_be_bytes(self.bytes()?).into()),
+            // Beyond i64 there is no number that anything here asks for.
+            Marker::U64 => {
+                let value = u64::from_be_bytes(self.bytes()?);
+                i64::try_from(value).map_or(Token::Float(value as f64), Token::Integer)
+            }
+            Marker::I8 => Token::Integer(i8::from_be_bytes(self.bytes()?).into()),
+            Marker::I16 => Token::Integer(i16::from_be_bytes(self.bytes()?).into()),
+            Marker::I32 => Token::Integer(i32::from_be_bytes(self.bytes()?).into()),
+            Marker::I64 => Token::Integer(i64::from_be_bytes(self.bytes()?)),
+            Marker::F32 => Token::Float(f32::from_be_bytes(self.bytes()?).into()),
+            Marker::F64 => Token::Float(f64::from_be_bytes(self.bytes()?)),
+            Marker::FixStr(length) => self.text(length.into())?,
+            Marker::Str8 => self.length(1).and_then(|length| self.text(length))?,
+            Marker::Str16 => self.length(2).and_then(|length| self.text(length))?,
+            Marker::Str32 => self.length(4).and_then(|length| self.text(length))?,
+            Marker::Bin8 => self.length(1).and_then(|length| self.binary(length))?,
+            Marker::Bin16 => self.length(2).and_then(|length| self.binary(length))?,
+            Marker::Bin32 => self.length(4).and_then(|length| self.binary(length))?,
+            Marker::FixArray(length) => Token::List(length.into()),
+            Marker::Array16 => Token::List(self.length(2)?),
+            Marker::Array32 => Token::List(self.length(4)?),
+            Marker::FixMap(length) => Token::Map(length.into()),
+            Marker::Map16 => Token::Map(self.length(2)?),
+            Marker::Map32 => Token::Map(self.length(4)?),
+            Marker::FixExt1 => self.extension(1)?,
+            Marker::FixExt2 => self.extension(2)?,
+            Marker::FixExt4 => self.extension(4)?,
+            Marker::FixExt8 => self.extension(8)?,
+            Marker::FixExt16 => self.extension(16)?,
+            Marker::Ext8 => self.length(1).and_then(|length| self.extension(length))?,
+            Marker::Ext16 => self.length(2).and_then(|length| self.extension(length))?,
+            Marker::Ext32 => self.length(4).and_then(|length| self.extension(length))?,
+            Marker::Reserved => return Err(WireError::Garbled(byte)),
+        })
+    }
+
+    /// Passes over what follows a token that has entries.
+    fn skip_entries(&mut self, token: &Token<'_>, depth: usize) -> Result<(), WireError> {
+        let entries = match token {
+            Token::List(count) => u64::from(*count),
+            Token::Map(count) => 2 * u64::from(*count),
+            _ => return Ok(()),
+        };
+        if depth == MAX_DEPTH {
+            return Err(WireError::Deep);
+        }
+        for _ in 0..entries {
+            let token = self.next()?;
+            self.skip_entries(&token, depth + 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// The named values of a message.
+///
+/// Values that are nil are left out. Names that occur twice have their last value.
+pub fn decode(message: &[u8]) -> Result<Named, WireError> {
+    let mut unread = Unread(message);
+    let count = match unread.next()? {
+        Token::Map(count) => count,
+        other => return Err(WireError::NoMap(other.kind())),
+    };
+    if count > MAX_ENTRIES {
+        return Err(WireError::Entries(count));
+    }
+    let mut named = Named::new();
+    for _ in 0..count {
+        let name = match unread.next()? {
+            Token::Text(name) => name,
+            other => return Err(WireError::NoMap(other.kind())),
+        };
+        let refused = |problem: String| WireError::Value { name: name.to_owned(), problem };
+        let value = match unread.next()? {
+            Token::Nil => continue,
+            Token::Text(text) => Value::Text(text.to_owned()),
+            Token::Integer(value) => Value::Integer(value),
+            Token::Bool(value) => Value::Integer(value.into()),
+            Token::Float(value) => scalar(value),
+            Token::List(count) if count > MAX_LISTED => {
+                return Err(refused(format!("a list of {count}; send a NumPy array")));
+            }
+            Token::List(count) => list(&mut unread, count)?
+                .map_err(|found| refused(format!("a list with {found} in it; send a NumPy array")))?,
+            Token::Map(count) => map(&mut unread, count)?.map_err(refused)?,
+            found @ (Token::Bytes(_) | Token::Extension) => {
+                return Err(refused(format!("{}; send text, a number or a NumPy array", found.kind())));
+            }
+        };
+        named.insert(name.to_owned(), value);
+    }
+    match unread.0.len() {
+        0 => Ok(named),
+        rest => Err(WireError::Trailing(rest)),
+    }
+}
+
+fn scalar(value: f64) -> Value {
+    Value::Numbers(Array { shape: Vec::new(), values: vec![value as f32] })
+}
+
+/// A list of numbers, or what is in it instead.
+fn list(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, &'static str>, WireError> {
+    let (mut values, mut other) = (Vec::new(), None);
+    for _ in 0..count {
+        match unread.next()? {
+            Token::Integer(value) => values.push(value as f32),
+            Token::Float(value) => values.push(value as f32),
+            found => {
+                unread.skip_entries(&found, 1)?;
+                other = Some(found.kind());
+            }
+        }
+    }
+    let shape = vec![values.len()];
+    Ok(other.map_or(Ok(Value::Numbers(Array { shape, values })), Err))
+}
+
+/// The parts of a map that stands for an array.
+#[derive(Default)]
+struct Parts<'m> {
+    is_array: bool,
+    is_scalar: bool,
+    data: Option<&'m [u8]>,
+    number: Option<f64>,
+    dtype: Option<&'m str>,
+    shape: Option<Vec<usize>>,
+}
+
+/// A map that stands for an array or a scalar of NumPy, or why it does not.
+fn map(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, String>, WireError> {
+    let mut parts = Parts::default();
+    for _ in 0..count {
+        let key = match unread.next()? {
+            Token::Text(key) => key.as_bytes(),
+            Token::Bytes(key) => key,
+            other => return Err(WireError::NoMap(other.kind())),
+        };
+        let token = unread.next()?;
+        match (key, &token) {
+            (b"__ndarray__", Token::Bool(yes)) => parts.is_array = *yes,
+            (b"__npgeneric__", Token::Bool(yes)) => parts.is_scalar = *yes,
+            (b"data", Token::Bytes(bytes)) => parts.data = Some(bytes),
+            (b"data", Token::Integer(value)) => parts.number = Some(*value as f64),
+            (b"data", Token::Float(value)) => parts.number = Some(*value),
+            (b"data", Token::Bool(value)) => parts.number = Some(f64::from(u8::from(*value))),
+            (b"dtype", Token::Text(dtype)) => parts.dtype = Some(dtype),
+            (b"shape", Token::List(axes)) if *axes <= MAX_AXES => {
+                let axes = (0..*axes).map(|_| match unread.next()? {
+                    Token::Integer(length) => Ok(usize::try_from(length).unwrap_or(usize::MAX)),
+                    other => Err(WireError::NoMap(other.kind())),
+                });
+                parts.shape = Some(axes.collect::<Result<_, _>>()?);
+                continue;
+            }
+            _ => {}
+        }
+        unread.skip_entries(&token, 1)?;
+    }
+    Ok(match parts {
+        Parts { is_scalar: true, number: Some(number), .. } => Ok(scalar(number)),
+        Parts { is_array: true, data: Some(data), dtype: Some(dtype), shape: Some(shape), .. } => {
+            array(data, dtype, shape)
+        }
+        Parts { is_array: true, .. } => Err("an array without data, dtype and shape (at most 8 axes)".into()),
+        _ => Err("a map that is no NumPy array; send a flat map of named values".into()),
+    })
+}
+
+fn array(data: &[u8], dtype: &str, shape: Vec<usize>) -> Result<Value, String> {
+    let width = width(dtype).ok_or_else(|| format!("dtype {dtype}; send uint8, float32 or float64"))?;
+    let bytes = shape.iter().try_fold(width, |bytes, axis| bytes.checked_mul(*axis));
+    if bytes != Some(data.len()) {
+        return Err(format!("{} bytes for an array {shape:?} of dtype {dtype}", data.len()));
+    }
+    Ok(match dtype {
+        "|u1" => Value::Bytes(Array { shape, values: data.to_vec() }),
+        _ => Value::Numbers(Array { shape, values: numbers(data, dtype) }),
+    })
+}
+
+/// Bytes of an element; none for types that are not taken, those of objects among them.
+fn width(dtype: &str) -> Option<usize> {
+    Some(match dtype {
+        "|u1" | "|i1" | "|b1" => 1,
+        "<u2" | "<i2" => 2,
+        "<u4" | "<i4" | "<f4" => 4,
+        "<u8" | "<i8" | "<f8" => 8,
+        _ => return None,
+    })
+}
+
+/// Little-endian numbers of a type that [`width`] knows, as float32.
+fn numbers(data: &[u8], dtype: &str) -> Vec<f32> {
+    fn each<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        data.as_chunks::<N>().0.iter().map(|bytes| number(*bytes)).collect()
+    }
+    match dtype {
+        "|i1" => each(data, |b| i8::from_le_bytes(b).into()),
+        "<u2" => each(data, |b| u16::from_le_bytes(b).into()),
+        "<i2" => each(data, |b| i16::from_le_bytes(b).into()),
+        "<u4" => each(data, |b| u32::from_le_bytes(b) as f32),
+        "<i4" => each(data, |b| i32::from_le_bytes(b) as f32),
+        "<f4" => each(data, f32::from_le_bytes),
+        "<u8" => each(data, |b| u64::from_le_bytes(b) as f32),
+        "<i8" => each(data, |b| i64::from_le_bytes(b) as f32),
+        "<f8" => each(data, |b| f64::from_le_bytes(b) as f32),
+        _ => each(data, |b| u8::from_le_bytes(b).into()),
+    }
+}
+
+/// The values of an answer, without its times.
+#[cfg(test)]
+pub fn decode_answer(message: &[u8]) -> Named {
+    let timing = b"\xadserver_timing";
+    let at = message.windows(timing.len()).rposition(|name| name == timing).expect("answers end with it");
+    let mut flat = message[..at].to_vec();
+    // A map of fewer than 16 entries has their number in its first byte.
+    flat[0] -= 1;
+    decode(&flat).expect("a flat map")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode::{Message, encode, encode_flat};
+
+    fn named(entries: &[(&str, Value)]) -> Named {
+        entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
+    }
+
+    fn array_of(dtype: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
+        let mut out = Message::default();
+        out.map(1);
+        out.text("x");
+        out.array(dtype, shape, data);
+        out.0
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let values = named(&[
+            ("prompt", Value::Text("open the drawer".into())),
+            ("seed", Value::Integer(-7)),
+            ("camera", Value::Bytes(Array { shape: vec![1, 2, 3], values: vec![0, 1, 2, 3, 4, 255] })),
+            ("state", Value::Numbers(Array { shape: vec![2], values: vec![0.5, -1.5] })),
+        ]);
+        assert_eq!(decode(&encode_flat(&values)).unwrap(), values);
+        let answer = encode(&values, &[("infer_ms", 1.5)]);
+        assert_eq!(decode_answer(&answer), values);
+    }
+
+    #[test]
+    fn numbers_of_every_type_become_float32() {
+        let cases: [(&str, Vec<u8>); 9] = [
+            ("|i1", vec![0xfe]),
+            ("<i2", (-2i16).to_le_bytes().to_vec()),
+            ("<i4", (-2i32).to_le_bytes().to_vec()),
+            ("<i8", (-2i64).to_le_bytes().to_vec()),
+            ("<f4", (-2f32).to_le_bytes().to_vec()),
+            ("<f8", (-2f64).to_le_bytes().to_vec()),
+            ("<u2", 2u16.to_le_bytes().to_vec()),
+            ("<u4", 2u32.to_le_bytes().to_vec()),
+            ("<u8", 2u64.to_le_bytes().to_vec()),
+        ];
+        for (dtype, data) in cases {
+            let wanted = if dtype.contains('u') { 2.0 } else { -2.0 };
+            let found = decode(&array_of(dtype, &[1, 1], &data)).unwrap();
+            let expected = Value::Numbers(Array { shape: vec![1, 1], values: vec![wanted] });
+            assert_eq!(found["x"], expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn a_python_list_of_numbers_is_an_array() {
+        let message = b"\x81\xa1x\x93\x01\xcb\x3f\xe0\0\0\0\0\0\0\xff";
+        let expected = Value::Numbers(Array { shape: vec![3], values: vec![1.0, 0.5, -1.0] });
+        assert_eq!(decode(message).unwrap()["x"], expected);
+    }
+
+    #[test]
+    fn arrays_that_are_not_what_they_say_are_refused_by_name() {
+        for (message, wanted) in [
+            (array_of("|O", &[1], &[0; 8]), "dtype |O"),
+            (array_of("<f2", &[1], &[0; 2]), "dtype <f2"),
+            (array_of("<f4", &[2], &[0; 4]), "4 bytes for an array [2]"),
+            (array_of("<f8", &[usize::MAX / 2, 9], &[0; 8]), "8 bytes"),
+            (b"\x81\xa1x\x81\xc4\x0b__ndarray__\xc3".to_vec(), "without data"),
+            (b"\x81\xa1x\x80".to_vec(), "no NumPy array"),
+            (b"\x81\xa1x\xc4\x01a".to_vec(), "bytes; send"),
+            (b"\x81\xa1x\x91\xa1a".to_vec(), "a list with text"),
+        ] {
+            let refused = decode(&message).unwrap_err().to_string();
+            assert!(refused.starts_with("x: ") && refused.contains(wanted), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_map_of_named_values_is_refused() {
+        let deep = [b"\x81\xa1x".as_slice(), &[0x91; 40], b"\x01"].concat();
+        for (message, wanted) in [
+            (&b""[..], WireError::Truncated),
+            (b"\x81", WireError::Truncated),
+            (b"\x81\xa1x\xdd\x00\x00\xff\xff", WireError::Truncated),
+            (b"\xdf\xff\xff\xff\xff", WireError::Entries(u32::MAX)),
+            (b"\xc1", WireError::Garbled(0xc1)),
+            (b"\x81\xa1\xff\x01", WireError::Text),
+            (b"\x80\x01", WireError::Trailing(1)),
+            (b"\x93\x01\x02\x03", WireError::NoMap("a list")),
+            (b"\x81\x01\x02", WireError::NoMap("a whole number")),
+            (&deep, WireError::Deep),
+        ] {
+            assert_eq!(decode(message), Err(wanted), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn no_prefix_of_a_message_is_one_and_no_flipped_byte_ends_the_process() {
+        let whole = array_of("<f4", &[2, 2], &[1; 16]);
+        (0..whole.len()).for_each(|end| assert!(decode(&whole[..end]).is_err(), "{end}"));
+        for at in 0..whole.len() {
+            for byte in 0..=255 {
+                let mut message = whole.clone();
+                message[at] = byte;
+                // Whatever it says of it, it comes back.
+                let _ = decode(&message);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `cox export`: what a user takes away, of any checkpoint that is there.
+//!
+//! The files of a run's end ([`export`](super::export)), but for its summary, which is of training. The
+//! model's own weights are not needed for them and are streamed past if they must be read at all.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use coxswain_nn::kernels::{Tape, pool};
+use coxswain_proto::{
+    VERSION, document,
+    ids::Step,
+    run_spec::{Offload, RunSpec},
+};
+use coxswain_task::{Built, TaskOn, TextFile};
+
+use super::{
+    TrainError,
+    best::Best,
+    checkpoint::{CheckpointError, Found, SPEC_FILE, Store},
+    export::{ExportManifest, pretty, write_text},
+    save,
+};
+
+/// Of a run, one of its checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhichCheckpoint {
+    /// The last one.
+    #[default]
+    Newest,
+    /// That of `best.json`.
+    Best,
+    /// That of so many steps.
+    Of(Step),
+}
+
+/// What to write, and where.
+#[derive(Clone, Debug)]
+pub struct ExportJob {
+    /// Which checkpoint.
+    pub which: WhichCheckpoint,
+    /// The directory; none: `export/step-N` in the run's own.
+    pub out: Option<PathBuf>,
+    /// Whether the pretrained model with its adapter merged in is wanted, too, in `merged` below it.
+    pub merged: bool,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// Steps of training.
+    pub step: Step,
+    /// The directory.
+    pub dir: PathBuf,
+    /// The merged model; none if there was nothing to merge, or it was not wanted.
+    pub merged: Option<PathBuf>,
+}
+
+/// Writes the artifacts of a checkpoint of the run.
+pub fn export_run<B: Tape<Base = B>>(
+    task: &'static dyn TaskOn<B>,
+    spec: &RunSpec,
+    job: &ExportJob,
+    device: &B::Device,
+) -> Result<Exported, TrainError> {
+    pool::join();
+    let run_dir = Path::new(&spec.run.output_dir);
+    let found = find(run_dir, job.which)?;
+    let step = Step(found.manifest.step);
+    let samples = task.open(spec)?;
+    let mut light = spec.clone();
+    light.memory.offload = Offload::Layers;
+    let Built { objective, layout, .. } = task.build(&light, &*samples, device)?;
+    let values = save::read_trainables(&found, &layout)?;
+    let dir = job.out.clone().unwrap_or_else(|| run_dir.join(format!("export/{}", step.checkpoint_dir())));
+    fs::create_dir_all(&dir).map_err(|source| TrainError::Io {
+        action: "create",
+        path: dir.clone(),
+        source,
+    })?;
+    let merged = dir.join("merged");
+    if job.merged && merged.exists() {
+        let detail = "is there already; remove it, or name another --out".into();
+        return Err(CheckpointError::Foreign { path: merged, detail }.into());
+    }
+    let written = objective.export(&dir, &layout, &values)?;
+    let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
+    for TextFile { path, what, text } in samples.files() {
+        write_text(&dir.join(path), &text)?;
+        files.push((path, what));
+    }
+    write_text(&dir.join(SPEC_FILE), &pretty(spec))?;
+    files.push((SPEC_FILE, "the run"));
+    let merged = match job.merged.then(|| objective.export_merged(&merged, &layout, &values)).flatten() {
+        Some(outcome) => outcome.map(|()| Some(merged))?,
+        None => None,
+    };
+    let manifest = ExportManifest {
+        version: VERSION,
+        run: &spec.run.name,
+        spec_digest: &document::digest(spec),
+        base_model: objective.base(),
+        steps: step.0,
+        files: Vec::new(),
+    };
+    manifest.write(&dir, &files)?;
+    Ok(Exported { step, dir, merged })
+}
+
+fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Found, CheckpointError> {
+    let store = Store::new(run_dir);
+    let step = match which {
+        WhichCheckpoint::Newest => return store.newest(),
+        WhichCheckpoint::Of(step) => step.0,
+        WhichCheckpoint::Best => best(run_dir)?,
+    };
+    let complete = store.complete()?;
+    let steps: Vec<_> = complete.iter().map(|found| found.manifest.step.to_string()).collect();
+    let found = complete.into_iter().find(|found| found.manifest.step == step);
+    found.ok_or_else(|| CheckpointError::Foreign {
+        path: store.path(step),
+        detail: format!("there is no such checkpoint; those of steps {} are there", steps.join(", ")),
+    })
+}
+
+/// The step of the best checkpoint.
+fn best(run_dir: &Path) -> Result<u64, CheckpointError> {
+    let unknown = || CheckpointError::Foreign {
+        path: run_dir.join(Best::FILE),
+        detail: "no best checkpoint is known; set `eval.every` while training, or give --step N".into(),
+    };
+    Best::read(run_dir).map(|best| best.step).ok_or_else(unknown)
+}

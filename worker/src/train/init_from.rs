@@ -1,0 +1,287 @@
+//! Weights of another run as the first values of this one (`train.init_from`): nothing but weights.
+//!
+//! ```text
+//! a run directory       its newest complete checkpoint, else what it has exported
+//! a checkpoint          its trainables
+//! anything else         what the task can read: its own formats
+//! ```
+//!
+//! A tensor is taken if this run trains one of the same name and shape. What is there and has no place here
+//! is refused, tensor by tensor, before anything runs; what is here and not there keeps its drawn value, and
+//! that is said.
+//!
+//! What this file does not do: resume. A checkpoint of this run itself goes before all of this.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use coxswain_nn::{
+    files::{StoredTensor, read_tensors},
+    params::{Group, ParamSpec, TrainableLayout},
+    pulse,
+};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_task::{Task, TaskError};
+
+use super::checkpoint::{CheckpointError, FileEntry, Found, SPEC_FILE, Store, TRAINABLES, io_error};
+
+/// Most tensors that a message names.
+const NAMED: usize = 40;
+
+/// Why a run cannot start from the weights that it names.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// Nothing there is known to the engine or to the task.
+    #[error(
+        "train.init_from: {} holds no weights that this task can start from; name a run directory that has a checkpoint or results, a checkpoint, or a file of weights",
+        path.display()
+    )]
+    NothingThere {
+        /// As the run file names it.
+        path: PathBuf,
+    },
+    /// Weights that have no place in this run, or another meaning.
+    #[error("train.init_from: {} does not fit this run:{list}\n{remedy}", path.display())]
+    Misfits {
+        /// As the run file names it.
+        path: PathBuf,
+        /// One line each, every one after a line break.
+        list: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Other weights than those that the run was launched with.
+    #[error(
+        "train.init_from: what is there has digest {found}, the run was launched with {launched}: every node has to see the same files, and they must not change"
+    )]
+    Changed {
+        /// Of what is there now.
+        found: String,
+        /// `train.init_digest`.
+        launched: String,
+    },
+    /// A file cannot be read, or is damaged.
+    #[error("train.init_from: {0}")]
+    Checkpoint(#[from] CheckpointError),
+    /// The task cannot read its own format.
+    #[error("train.init_from: {0}")]
+    Task(#[from] TaskError),
+    /// The system refused.
+    #[error("train.init_from: {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+}
+
+/// One place that weights come from.
+enum WeightSource {
+    Checkpoint(Box<Found>),
+    Task { path: PathBuf, files: Vec<PathBuf> },
+}
+
+impl WeightSource {
+    fn find(task: &dyn Task, path: &Path) -> Result<Self, InitError> {
+        if let Some(found) = Store::at(path) {
+            return Ok(Self::Checkpoint(Box::new(found)));
+        }
+        if path.is_dir()
+            && let Some(found) = Store::new(path).complete()?.pop()
+        {
+            return Ok(Self::Checkpoint(Box::new(found)));
+        }
+        let files = task.weight_files(path);
+        match files.is_empty() {
+            true => Err(InitError::NothingThere { path: path.into() }),
+            false => Ok(Self::Task { path: path.into(), files }),
+        }
+    }
+
+    /// Of what its files hold.
+    fn hash(&self, hasher: &mut blake3::Hasher) -> Result<(), InitError> {
+        let files = match self {
+            Self::Checkpoint(found) => vec![found.verified(TRAINABLES)?],
+            Self::Task { files, .. } => files.clone(),
+        };
+        for path in files {
+            let entry = FileEntry::of(&path).map_err(|source| InitError::Io { path, source })?;
+            hasher.update(entry.blake3.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn read(&self, task: &dyn Task, spec: &RunSpec) -> Result<Vec<StoredTensor>, InitError> {
+        Ok(match self {
+            Self::Checkpoint(found) => {
+                let path = found.verified(TRAINABLES)?;
+                read_tensors(&path).map_err(io_error("read", &path))?
+            }
+            Self::Task { path, .. } => task.read_weights(spec, path)?,
+        })
+    }
+}
+
+/// The digest of everything that a run starts from, for `train.init_digest`; none if it starts afresh.
+pub fn content_digest(task: &dyn Task, spec: &RunSpec) -> Result<Option<String>, InitError> {
+    let Some(init) = &spec.train.init_from else { return Ok(None) };
+    let mut hasher = blake3::Hasher::new();
+    for (group, path) in init.places() {
+        hasher.update(format!("{}\n", group.unwrap_or_default()).as_bytes());
+        WeightSource::find(task, Path::new(path))?.hash(&mut hasher)?;
+    }
+    Ok(Some(hasher.finalize().to_hex().to_string()))
+}
+
+/// Puts the weights that a run starts from in the place of drawn ones; what was taken from where and what was
+/// left, in words. Nothing if the run starts afresh.
+pub(super) fn take(
+    task: &dyn Task,
+    spec: &RunSpec,
+    layout: &TrainableLayout,
+    values: &mut [f32],
+) -> Result<Vec<String>, InitError> {
+    let Some(init) = &spec.train.init_from else { return Ok(Vec::new()) };
+    let found = content_digest(task, spec)?;
+    if let (Some(found), Some(launched)) = (found, &spec.train.init_digest)
+        && !found.eq_ignore_ascii_case(launched)
+    {
+        return Err(InitError::Changed { found, launched: launched.clone() });
+    }
+    let mut taken = BTreeMap::new();
+    for (group, path) in init.places() {
+        let path = Path::new(path);
+        pulse::allow(4 * layout.len() as u64);
+        let tensors = WeightSource::find(task, path)?.read(task, spec)?;
+        let placed = Placed::of(layout, tensors, group);
+        placed.refuse_misfits(path, group)?;
+        refuse_other_meaning(task, spec, path, &placed.groups())?;
+        for (param, tensor) in placed.fits {
+            values[param.range()].copy_from_slice(&tensor.values);
+            taken.insert(param.name.clone(), path.to_owned());
+        }
+    }
+    Ok(described(layout, &taken))
+}
+
+/// Tensors of one place, by whether they have a place here.
+struct Placed<'l> {
+    fits: Vec<(&'l ParamSpec, StoredTensor)>,
+    /// A line each.
+    misfits: Vec<String>,
+}
+
+impl<'l> Placed<'l> {
+    /// If only one group is wanted, tensors of others are passed over.
+    fn of(layout: &'l TrainableLayout, tensors: Vec<StoredTensor>, wanted: Option<&str>) -> Self {
+        let params: BTreeMap<&str, &ParamSpec> =
+            layout.params().iter().map(|param| (param.name.as_str(), param)).collect();
+        let mut placed = Self { fits: Vec::new(), misfits: Vec::new() };
+        for tensor in tensors {
+            let StoredTensor { name, shape, .. } = &tensor;
+            match params.get(name.as_str()).copied() {
+                Some(param) if wanted.is_some_and(|group| group != param.group.0) => {}
+                Some(param) if param.shape == *shape => placed.fits.push((param, tensor)),
+                Some(param) => {
+                    placed.misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
+                }
+                // Without a place here its group is not known, unless its name begins with that.
+                None => match wanted {
+                    Some(group) if !name.starts_with(&format!("{group}.")) => {}
+                    _ => placed.misfits.push(format!("{name}: {shape:?} there, not here")),
+                },
+            }
+        }
+        placed
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let mut groups: Vec<Group> = self.fits.iter().map(|(param, _)| param.group).collect();
+        groups.dedup();
+        groups
+    }
+
+    fn refuse_misfits(&self, path: &Path, wanted: Option<&str>) -> Result<(), InitError> {
+        let refused = |list, remedy| Err(InitError::Misfits { path: path.into(), list, remedy });
+        if !self.misfits.is_empty() {
+            return refused(
+                lines(&self.misfits),
+                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`",
+            );
+        }
+        if self.fits.is_empty() {
+            let what = wanted.map_or("no tensor that trains here".to_owned(), |group| {
+                format!("no tensor of the group `{group}`")
+            });
+            return refused(lines(&[what]), "name another place, or leave the group out");
+        }
+        Ok(())
+    }
+}
+
+/// Shapes may fit and mean something else: that of the run that they come from is asked, where it says.
+fn refuse_other_meaning(
+    task: &dyn Task,
+    spec: &RunSpec,
+    path: &Path,
+    groups: &[Group],
+) -> Result<(), InitError> {
+    // A run directory, results in it, a checkpoint below it.
+    let there = path.ancestors().take(3).map(|dir| dir.join(SPEC_FILE)).find(|file| file.is_file());
+    let text = there.and_then(|file| fs::read(file).ok());
+    let Some(there) = text.and_then(|text| serde_json::from_slice::<RunSpec>(&text).ok()) else {
+        return Ok(());
+    };
+    let problems = task.other_meaning(spec, &there, groups);
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(InitError::Misfits {
+            path: path.into(),
+            list: lines(&problems),
+            remedy: "set these keys as they were there",
+        }),
+    }
+}
+
+/// A line of each, cut off where a reader has seen enough.
+fn lines(all: &[String]) -> String {
+    let mut text = String::new();
+    for line in all.iter().take(NAMED) {
+        let _ = write!(text, "\n  {line}");
+    }
+    if all.len() > NAMED {
+        let _ = write!(text, "\n  and {} more", all.len() - NAMED);
+    }
+    text
+}
+
+/// What each group starts from, a line for each.
+fn described(layout: &TrainableLayout, taken: &BTreeMap<String, PathBuf>) -> Vec<String> {
+    let line = |group: Group| {
+        let members: Vec<_> = layout.params().iter().filter(|param| param.group == group).collect();
+        let left: Vec<_> =
+            members.iter().map(|param| &param.name).filter(|name| !taken.contains_key(*name)).collect();
+        let places: std::collections::BTreeSet<_> = members
+            .iter()
+            .filter_map(|param| taken.get(&param.name))
+            .map(|path| path.display().to_string())
+            .collect();
+        let places: Vec<_> = places.into_iter().collect();
+        let (of, count) = (places.join(", "), members.len());
+        match left.len() {
+            0 => format!("{group}: all {count} tensors start from {of}"),
+            all if all == count => format!("{group}: all {count} tensors start from their initial values"),
+            some => format!(
+                "{group}: {} tensors start from {of}, {some} from their initial values, beginning with {}",
+                count - some,
+                left[0]
+            ),
+        }
+    };
+    layout.groups().into_iter().map(line).collect()
+}

@@ -1,0 +1,121 @@
+//! What a run starts from, file by file.
+
+use std::path::Path;
+
+use coxswain_nn::{
+    files::write_tensors,
+    params::{Group, Init, TrainableLayout},
+};
+use coxswain_proto::run_spec::{InitFrom, RunSpec};
+use coxswain_tasks::vla_flow::VlaFlow;
+
+use crate::train::init_from::{InitError, content_digest, take};
+
+const EXPERT: Group = Group("expert");
+const SENSOR: Group = Group("sensor");
+
+fn layout(tensors: &[(&str, &[usize], Group)]) -> TrainableLayout {
+    let mut layout = TrainableLayout::default();
+    for (name, shape, group) in tensors {
+        layout.add((*name).into(), shape, *group, true, Init::Zeros);
+    }
+    layout
+}
+
+fn here() -> TrainableLayout {
+    layout(&[
+        ("adapter.a", &[2], Group::LORA),
+        ("sensor.in", &[3], SENSOR),
+        ("expert.in", &[2, 3], EXPERT),
+        ("expert.out", &[2], EXPERT),
+    ])
+}
+
+fn spec(init_from: InitFrom) -> RunSpec {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/quickstart.yaml");
+    let mut spec = RunSpec::load(&file, &[], coxswain_tasks::TASKS).unwrap();
+    spec.train.init_from = Some(init_from);
+    spec
+}
+
+/// A file with these tensors, whose elements count up from 1.
+fn file(dir: &Path, tensors: &[(&str, &[usize], Group)]) -> String {
+    let there = layout(tensors);
+    let values: Vec<f32> = (0..there.len()).map(|at| 1.0 + at as f32).collect();
+    let path = dir.join("weights.safetensors");
+    write_tensors(&path, &there, &values, |_| true).unwrap();
+    path.display().to_string()
+}
+
+fn started(init_from: InitFrom) -> Result<(Vec<f32>, Vec<String>), InitError> {
+    let (layout, mut values) = (here(), vec![0.0; here().len()]);
+    take(&VlaFlow, &spec(init_from), &layout, &mut values).map(|lines| (values, lines))
+}
+
+#[test]
+fn tensors_are_taken_by_name_and_what_keeps_its_initial_value_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(dir.path(), &[("expert.out", &[2], EXPERT), ("sensor.in", &[3], SENSOR)]);
+    let (values, lines) = started(InitFrom::All(path.clone())).unwrap();
+    assert_eq!(values, [0.0, 0.0, 3.0, 4.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+    let expected = [
+        "lora: all 1 tensors start from their initial values".to_owned(),
+        format!("sensor: all 1 tensors start from {path}"),
+        format!("expert: 1 tensors start from {path}, 1 from their initial values, beginning with expert.in"),
+    ];
+    assert_eq!(lines, expected);
+
+    let (values, _) = started(InitFrom::Groups([("sensor".into(), path)].into())).unwrap();
+    assert_eq!(values.iter().sum::<f32>(), 12.0, "the expert is not asked for: {values:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_named_with_both_shapes_and_nothing_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(
+        dir.path(),
+        &[("expert.in", &[3, 2], EXPERT), ("expert.more", &[1], EXPERT), ("sensor.in", &[3], SENSOR)],
+    );
+    let error = started(InitFrom::All(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("\n  expert.in: [3, 2] there, [2, 3] here"), "{error}");
+    assert!(error.contains("\n  expert.more: [1] there, not here"), "{error}");
+    assert!(!error.contains("sensor.in"), "{error}");
+    // The group that fits can be had alone; the one that does not fit cannot.
+    started(InitFrom::Groups([("sensor".into(), path.clone())].into())).unwrap();
+    let error = started(InitFrom::Groups([("expert".into(), path.clone())].into())).unwrap_err();
+    assert!(error.to_string().contains("expert.more"), "{error}");
+    let error = started(InitFrom::Groups([("lora".into(), path)].into())).unwrap_err().to_string();
+    assert!(error.contains("no tensor of the group `lora`"), "{error}");
+}
+
+#[test]
+fn a_place_without_weights_and_a_damaged_file_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().display().to_string();
+    let error = started(InitFrom::All(empty.clone())).unwrap_err();
+    assert!(matches!(error, InitError::NothingThere { .. }) && error.to_string().contains(&empty), "{error}");
+    let path = dir.path().join("weights.safetensors");
+    std::fs::write(&path, b"not tensors").unwrap();
+    let error = started(InitFrom::All(path.display().to_string())).unwrap_err().to_string();
+    assert!(error.contains("truncated or garbled") && error.contains("weights.safetensors"), "{error}");
+}
+
+#[test]
+fn the_digest_is_that_of_the_content_and_workers_hold_what_they_read_against_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let digest = |spec: &RunSpec| content_digest(&VlaFlow, spec).unwrap().unwrap();
+    let path = file(dir.path(), &[("sensor.in", &[3], SENSOR)]);
+    let mut spec = spec(InitFrom::All(path.clone()));
+    let first = digest(&spec);
+    let moved = dir.path().join("moved.safetensors");
+    std::fs::copy(&path, &moved).unwrap();
+    assert_eq!(digest(&self::spec(InitFrom::All(moved.display().to_string()))), first);
+
+    spec.train.init_digest = Some(first.clone());
+    let mut values = vec![0.0; here().len()];
+    take(&VlaFlow, &spec, &here(), &mut values).unwrap();
+    file(dir.path(), &[("expert.out", &[2], EXPERT)]);
+    assert_ne!(digest(&spec), first);
+    let error = take(&VlaFlow, &spec, &here(), &mut values).unwrap_err();
+    assert!(matches!(&error, InitError::Changed { launched, .. } if *launched == first), "{error}");
+}

@@ -1,0 +1,124 @@
+//! Evaluation while training goes on: every `eval.every` steps all ranks look at the held-out samples
+//! together, and where the first measure is the least so far, that state is kept as the best.
+//!
+//! Nothing of it reaches training: weights, moments, draws and the order of samples are as without it. Its
+//! figures go with the report of a step, the one that was done before it; those of an evaluation that a fault
+//! has broken off are made again where the next generation begins, and go with the report of its first step.
+
+use std::{fs, io};
+
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::{
+    ids::{Rank, Step},
+    report::Metric,
+};
+
+use super::{
+    TrainError, best::Best, checkpoint::SPEC_FILE, export::pretty, held_out::HeldOutError, training::Training,
+};
+use crate::{
+    collective::BufMut,
+    link::{Phase, Report, StepReport},
+};
+
+/// Whether held-out samples are looked at after so many steps.
+pub(super) fn is_validated<B: Tape<Base = B>>(training: &Training<'_, B>, done: Step) -> bool {
+    let every = training.run.spec.eval.every;
+    every > 0 && done.0 > 0 && (done.0.is_multiple_of(every) || done.0 == training.run.plan.total_steps())
+}
+
+/// Looks at them, unless `found` says what there is to see. What is better than all before is to be kept.
+pub(super) fn validate<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    found: Option<Option<HeldOutError>>,
+) -> Result<Option<Best>, TrainError> {
+    let step = training.next;
+    let found = match found {
+        Some(found) => found,
+        None => training.evaluate()?,
+    };
+    training.validation.newest = Some((step, found.clone()));
+    let Some(error) = found else { return Ok(None) };
+    training.validation.unreported = error.figures();
+    let spec = training.run.spec;
+    let Some(found) = Best::of(step, &error, spec.eval.seed.unwrap_or(spec.run.seed)) else {
+        return Ok(None);
+    };
+    let before = best_so_far(training, &found)?;
+    let is_better = found.value.is_finite() && before.is_none_or(|(_, best)| found.value < best);
+    let best = if is_better { Some((step, found.value)) } else { before };
+    if let Some((step, value)) = best {
+        let told = [Metric::best("step", step.0 as f64), Metric::best(&found.measure, value)];
+        training.validation.unreported.extend(told);
+    }
+    if training.members.rank().0 == 0 {
+        let line =
+            format!("held-out error after step {step}: {}", words(&error, best.filter(|_| !is_better)));
+        training.members.link.report(Report::Note(line))?;
+    }
+    Ok(is_better.then_some(found))
+}
+
+/// The best checkpoint that rank 0 finds, of those that `found` compares with: its step, and how good it is.
+fn best_so_far<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    found: &Best,
+) -> Result<Option<(Step, f64)>, TrainError> {
+    let mut told = [0.0; 3];
+    if training.members.rank().0 == 0
+        && let Some(best) = Best::read(&training.run.output_dir).filter(|best| best.compares_with(found))
+    {
+        told = [1.0, best.step as f64, best.value];
+    }
+    training.members.comm.broadcast(BufMut::F64(&mut told), Rank(0))?;
+    Ok((told[0] > 0.0).then_some((Step(told[1] as u64), told[2])))
+}
+
+/// Saves a checkpoint, and lets rank 0 export what the run would leave here. What the file system refuses
+/// is told and survived: the best before stays the best.
+pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Best) -> Result<(), TrainError> {
+    let step = training.next;
+    if training.saved != Some(step) {
+        training.save()?;
+    }
+    if training.saved != Some(step) || training.members.rank().0 != 0 {
+        return Ok(());
+    }
+    training.enter(Phase::Checkpoint, step)?;
+    let (files, spec) = (training.feed.samples.files(), pretty(training.run.spec));
+    let output_dir = training.run.output_dir.clone();
+    let exported = best.publish(&output_dir, |into| {
+        training.export_artifacts(into).map_err(io::Error::other)?;
+        let texts =
+            files.iter().map(|file| (file.path, file.text.as_str())).chain([(SPEC_FILE, spec.as_str())]);
+        texts.into_iter().try_for_each(|(path, text)| fs::write(into.join(path), text))
+    });
+    if let Err(error) = exported {
+        tracing::error!(step = step.0, %error, "the best checkpoint is not exported; training goes on");
+    }
+    Ok(())
+}
+
+/// Reports a step that is done, after what is looked at behind it, and whatever becomes of that.
+pub(super) fn report<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    mut done: StepReport,
+) -> Result<(), TrainError> {
+    let validated = if is_validated(training, training.next) { validate(training, None) } else { Ok(None) };
+    let figures = std::mem::take(&mut training.validation.unreported);
+    if training.members.rank().0 == 0 && !figures.is_empty() {
+        done.metrics = done.metrics.iter().cloned().chain(figures).collect();
+    }
+    training.members.link.report(Report::Step(done))?;
+    match validated? {
+        Some(best) => keep(training, &best),
+        None => Ok(()),
+    }
+}
+
+/// The measures, and beside them the best, if another step's is.
+fn words(error: &HeldOutError, better: Option<(Step, f64)>) -> String {
+    let measures: Vec<_> = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+    let beside = better.map(|(step, value)| format!("; the best is {value:.4}, after step {step}"));
+    format!("{}{}", measures.join(", "), beside.unwrap_or_else(|| "; the best so far".into()))
+}

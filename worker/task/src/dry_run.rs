@@ -1,0 +1,194 @@
+//! What a pass holds, counted by running it on the backend that knows sizes alone
+//! ([`kernels::sizes`](coxswain_nn::kernels::sizes)).
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use burn::tensor::Tensor;
+use coxswain_nn::{
+    kernels::sizes::{Account, Sizes},
+    params::{GradientSums, ParamSpec},
+};
+
+use crate::{Pass, StageClock};
+
+/// The most that one stage of a pass holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagePeak {
+    /// The direction.
+    pub pass: Pass,
+    /// As its time is shown; empty for what follows the last stage of a direction.
+    pub stage: &'static str,
+    /// Bytes beyond what is there before the micro-batch.
+    pub bytes: u64,
+}
+
+/// What one micro-batch holds, in bytes beyond what is there before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PassBytes {
+    /// Stages in the order in which they run.
+    pub stages: Vec<StagePeak>,
+    /// What the forward pass leaves for the backward pass.
+    pub kept: u64,
+    /// The largest buffer that a compute thread keeps for itself.
+    pub scratch: u64,
+}
+
+impl PassBytes {
+    /// Runs a forward and a backward pass, which tells its clock of both and of its stages.
+    pub fn of<E>(
+        account: &Account,
+        run: impl FnOnce(&mut dyn GradientSums<Sizes>, &mut StageClock<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        account.restart();
+        let before = account.in_use();
+        let found = RefCell::new((Self::default(), Pass::Forward));
+        let leave = |stage| {
+            let (found, pass) = &mut *found.borrow_mut();
+            found.stages.push(StagePeak { pass: *pass, stage, bytes: account.peak() - before });
+            account.restart_peak();
+        };
+        let mut clock = StageClock::new(|pass| {
+            if pass == Pass::Backward {
+                leave("");
+                let (found, now) = &mut *found.borrow_mut();
+                (found.kept, *now) = (account.in_use() - before, pass);
+            }
+        })
+        .on_lap(leave);
+        run(&mut Forget, &mut clock)?;
+        drop(clock);
+        leave("");
+        Ok(Self { scratch: account.scratch(), ..found.into_inner().0 })
+    }
+
+    /// The most that a direction holds, with `beside(stage)` bytes more in each stage.
+    pub fn peak(&self, pass: Pass, beside: impl Fn(&str) -> u64) -> u64 {
+        let stages = self.stages.iter().filter(|stage| stage.pass == pass);
+        stages.map(|stage| stage.bytes + beside(stage.stage)).max().unwrap_or(0)
+    }
+
+    /// Runs what is a forward pass alone.
+    pub fn of_forward<R>(account: &Account, run: impl FnOnce() -> R) -> (R, Self) {
+        account.restart();
+        let before = account.in_use();
+        let result = run();
+        let stage = StagePeak { pass: Pass::Forward, stage: "", bytes: account.peak() - before };
+        (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch() })
+    }
+
+    /// The same at `micro_batch` samples, on the line through what was found at two smaller micro-batches:
+    /// what a pass holds grows by the sample.
+    fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {
+        let (apart, further) = ((other.0 - one.0).max(1), micro_batch.saturating_sub(other.0));
+        let line = |from: u64, to: u64| to + to.saturating_sub(from) / apart * further;
+        let stages = one.1.stages.iter().zip(&other.1.stages);
+        Self {
+            stages: stages.map(|(a, b)| StagePeak { bytes: line(a.bytes, b.bytes), ..*b }).collect(),
+            kept: line(one.1.kept, other.1.kept),
+            scratch: other.1.scratch,
+        }
+    }
+}
+
+/// Micro-batches up to here are run as they are; what larger ones hold is on the line through this one and
+/// half of it. Their inputs are host memory, which a search for the largest that fits must not take.
+const LARGEST_RUN: u64 = 8;
+
+/// What passes of one model were found to hold, by kind (settings that a pass depends on among it) and
+/// micro-batch. Copies share it.
+#[derive(Clone, Debug)]
+pub struct Passes<K>(Arc<Mutex<HashMap<(K, u64), PassBytes>>>);
+
+impl<K: Clone + Eq + Hash> Passes<K> {
+    /// What a pass of this kind holds; `run` runs one with so many samples.
+    pub fn at<E>(
+        &self,
+        kind: &K,
+        micro_batch: u64,
+        run: impl Fn(u64) -> Result<PassBytes, E>,
+    ) -> Result<PassBytes, E> {
+        let found = |samples| {
+            let at = (kind.clone(), samples);
+            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&at).cloned();
+            if let Some(known) = known {
+                return Ok(known);
+            }
+            let bytes = run(samples)?;
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(all.entry(at).or_insert(bytes).clone())
+        };
+        if micro_batch <= LARGEST_RUN {
+            return found(micro_batch);
+        }
+        let (half, whole) = (found(LARGEST_RUN / 2)?, found(LARGEST_RUN)?);
+        Ok(PassBytes::beyond((LARGEST_RUN / 2, &half), (LARGEST_RUN, &whole), micro_batch))
+    }
+}
+
+impl<K> Default for Passes<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+/// Gradients have no values to add up.
+struct Forget;
+
+impl GradientSums<Sizes> for Forget {
+    fn add(&mut self, _: Vec<(&ParamSpec, Tensor<Sizes, 2>)>) {}
+
+    fn add_weight_gradients(&mut self, _: Vec<(&ParamSpec, [Tensor<Sizes, 2>; 2])>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_of_two_stages_holds_what_its_tensors_take() {
+        let account = Account::open();
+        let device = account.device();
+        let weights = Tensor::<Sizes, 2>::zeros([64, 64], device);
+        let bytes = PassBytes::of(&account, |_, clock| {
+            clock.enter(Pass::Forward);
+            let x = Tensor::<Sizes, 2>::zeros([8, 64], device);
+            let y = x.clone().matmul(weights.clone());
+            clock.lap("wide");
+            drop(x);
+            clock.enter(Pass::Backward);
+            let dx = y.matmul(weights.clone().transpose());
+            drop(dx);
+            clock.lap("back");
+            Ok::<_, ()>(())
+        });
+        let bytes = bytes.expect("it has no error");
+        let one = 4 * 8 * 64;
+        assert_eq!(bytes.peak(Pass::Forward, |_| 0), 2 * one);
+        assert_eq!(bytes.kept, one);
+        assert_eq!(bytes.peak(Pass::Backward, |_| 0), 2 * one);
+        let beside = |stage: &str| if stage == "wide" { 100 } else { 0 };
+        assert_eq!(bytes.peak(Pass::Forward, beside), 2 * one + 100);
+        assert_eq!(account.in_use(), 4 * 64 * 64, "the weights alone are left");
+    }
+
+    #[test]
+    fn larger_micro_batches_are_on_the_line_through_two_smaller_ones() {
+        let at = |rows: u64| PassBytes {
+            stages: vec![StagePeak { pass: Pass::Forward, stage: "", bytes: 100 + 10 * rows }],
+            kept: 7 * rows,
+            scratch: 3,
+        };
+        let passes = Passes::default();
+        let run = |rows| if rows <= 8 { Ok(at(rows)) } else { Err("too many") };
+        assert_eq!(passes.at(&(), 64, run), Ok(at(64)));
+        assert_eq!(passes.at(&(), 3, run), Ok(at(3)));
+        let forgotten = |_| Err("it is known");
+        assert_eq!(passes.at(&(), 8, forgotten), Ok(at(8)));
+        assert_eq!(passes.at(&(), 7, forgotten), Err("it is known"), "seven were not run");
+    }
+}

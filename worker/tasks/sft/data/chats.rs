@@ -1,0 +1,220 @@
+//! A file of chats as a run sees it: which of them train, and each as ids and patches.
+//!
+//! [`Chats::open`] reads every line and looks for every image, so that what people can mend is said before
+//! anything starts. What only shows when a chat is encoded (an image that does not decode, a token beyond the
+//! vocabulary) is the chat's own fault: the run goes on without it.
+
+use std::{
+    any::Any,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_models::qwen2_5_vl::processor::{
+    ChatEncoder, EncodedChat, ImageProcessor, ModelFacts, PixelBounds,
+};
+use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
+use coxswain_task::{Batch, Sample, Samples};
+
+use super::{
+    batch::{ChatBatch, ChatSample},
+    lines::Lines,
+    spelling::Chat,
+};
+use crate::sft::config::{ChatData, SftSettings};
+
+/// An opened file of chats. Shared between threads.
+pub struct Chats {
+    lines: Lines,
+    encoder: ChatEncoder,
+    images: ImageProcessor,
+    /// Where relative paths of images begin.
+    beside: PathBuf,
+    max_tokens: usize,
+    holdout_every: u64,
+    training: Arc<TrainingSamples>,
+}
+
+impl Chats {
+    /// Opens the run's file, and what samples are made with.
+    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+        let settings = settings(spec)?;
+        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
+        let beside = beside(path, &settings.data);
+        let lines = Lines::scan(path, |number, text| {
+            let refuse = |fault| DataError::Line { path: path.into(), line: number, fault };
+            let chat = Chat::parse(text).map_err(refuse)?;
+            let missing = chat.images.iter().find(|image| !beside.join(image).is_file());
+            match missing {
+                None => Ok(()),
+                Some(image) => Err(refuse(format!(
+                    "there is no image {}; correct the path, or set data.images to where paths begin",
+                    beside.join(image).display()
+                ))),
+            }
+        })?;
+        let every = settings.data.holdout_every;
+        let training = Arc::new(training(lines.len(), every));
+        if training.is_empty() {
+            let found = format!("{} chats, of which none is left to train on", lines.len());
+            let remedy = "write one chat a line, and at least two where data.holdout_every holds one out";
+            return Err(DataError::invalid(path, "(file)", found, remedy));
+        }
+        let facts = ModelFacts::read(model)?;
+        Ok(Self {
+            encoder: ChatEncoder::open(model, facts)?,
+            images: ImageProcessor::open(model, facts.patches, bounds(&settings.data))?,
+            lines,
+            beside,
+            max_tokens: settings.data.max_tokens,
+            holdout_every: every,
+            training,
+        })
+    }
+
+    /// Chats, held-out ones included.
+    pub fn len(&self) -> u64 {
+        self.lines.len()
+    }
+
+    /// Never true: opening refuses an empty file.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Chat `index`, as training sees it.
+    pub fn sample(&self, index: u64) -> Result<ChatSample, DataError> {
+        let line = self.lines.read(index)?;
+        let refuse = |fault| self.fault(index, fault);
+        surviving(|| self.encoded(index, &line).map_err(refuse), refuse)
+    }
+
+    fn encoded(&self, index: u64, line: &str) -> Result<ChatSample, String> {
+        let chat = Chat::parse(line)?;
+        let mut sample = ChatSample { index, ..ChatSample::default() };
+        for image in &chat.images {
+            let path = self.beside.join(image);
+            let patches =
+                fs::read(&path).map_err(|error| format!("cannot be read ({error}); restore the file"));
+            let patches = patches.and_then(|bytes| self.images.process_encoded(&bytes));
+            let patches = patches.map_err(|fault| format!("{}: {fault}", path.display()))?;
+            sample.image_grids.push(patches.grid);
+            sample.pixel_values.extend_from_slice(&patches.pixel_values);
+        }
+        let EncodedChat { ids, learned } = self.encoder.encode(&chat.messages, &sample.image_grids)?;
+        (sample.input_ids, sample.learned) = (ids, learned);
+        self.cut(sample)
+    }
+
+    /// A chat that is too long, without its end; refused if an image or the whole answer would go with it.
+    fn cut(&self, mut sample: ChatSample) -> Result<ChatSample, String> {
+        let (len, most) = (sample.input_ids.len(), self.max_tokens);
+        if len > most {
+            let image = self.encoder.image_token();
+            if sample.input_ids[most..].contains(&image) {
+                return Err(format!(
+                    "has {len} tokens, and an image lies beyond data.max_tokens ({most}); raise it, or lower data.max_pixels"
+                ));
+            }
+            sample.input_ids.truncate(most);
+            sample.learned.truncate(most);
+        }
+        // The first token is predicted from nothing.
+        match sample.learned.iter().skip(1).any(|learned| *learned) {
+            true => Ok(sample),
+            false => Err(format!(
+                "has no answer within its first {most} tokens (it has {len}); raise data.max_tokens or remove the line"
+            )),
+        }
+    }
+
+    fn fault(&self, index: u64, fault: String) -> DataError {
+        DataError::Line { path: self.lines.path().into(), line: self.lines.number(index), fault }
+    }
+}
+
+/// The chats that train: the last of every so many is held out.
+fn training(chats: u64, every: u64) -> TrainingSamples {
+    let block = if every > 0 { every } else { chats.max(1) };
+    TrainingSamples::new((0..chats).step_by(block as usize).map(|first| {
+        let end = (first + block).min(chats);
+        first..if every > 0 && end == first + block { end - 1 } else { end }
+    }))
+}
+
+/// Where relative paths of images begin.
+pub(super) fn beside(path: &Path, data: &ChatData) -> PathBuf {
+    let beside = data.images.as_ref().map(PathBuf::from);
+    beside.unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).into())
+}
+
+/// The run's own bounds of an image's pixels.
+pub(super) fn bounds(data: &ChatData) -> PixelBounds {
+    PixelBounds { min: data.min_pixels, max: data.max_pixels }
+}
+
+/// The task's keys. They have been checked, unless the specification did not come through the engine; then
+/// they are refused.
+pub(super) fn settings(spec: &RunSpec) -> Result<SftSettings, DataError> {
+    SftSettings::of(spec).map_err(|error| DataError::Invalid {
+        path: "the run's specification".into(),
+        field: "task".into(),
+        found: error.to_string(),
+        remedy: "read it from a run file, or check it against the task's schema".into(),
+    })
+}
+
+impl Samples for Chats {
+    fn training(&self) -> &Arc<TrainingSamples> {
+        &self.training
+    }
+
+    fn holdout(&self) -> Vec<u64> {
+        (0..self.len()).filter(|index| self.training.number(*index).is_none()).collect()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.lines.fingerprint()
+    }
+
+    fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
+        Ok(Box::new(self.sample(index)?))
+    }
+
+    fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
+        let samples: Vec<&ChatSample> = samples.iter().map(|sample| sample.content()).collect();
+        Box::new(ChatBatch::of(step, &samples, self.encoder.pad()))
+    }
+
+    fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
+        let chats = batch.content::<ChatBatch>().apart();
+        chats.into_iter().map(|chat| Box::new(chat) as Box<dyn Sample>).collect()
+    }
+
+    fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
+        // A line is needed by its own sample alone.
+        let begin = self.training.number(index).unwrap_or_default();
+        DamagedRow { row: index, begin, end: begin + 1 }
+    }
+
+    fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
+        let held_out = match self.holdout_every {
+            0 => "none held out".to_owned(),
+            every => format!("one of {every} held out"),
+        };
+        let mut told = vec![("chats", format!("{} chats, {held_out}", self.len()))];
+        if let Some(first) = self.training.get(0) {
+            let ChatSample { input_ids, learned, image_grids, .. } = self.sample(first)?;
+            let learned = learned.iter().filter(|learned| **learned).count();
+            let (tokens, images) = (input_ids.len(), image_grids.len());
+            told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
+        }
+        Ok(told)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,100 @@
+//! Lines of a text file, found once and read where they lie: 16 bytes of memory a line, whatever its length.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use coxswain_data::{DataError, Fingerprint};
+
+/// Bytes of the longest line that is read: a chat, without its images.
+const LONGEST: u64 = 64 << 20;
+
+/// Where a line lies.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    offset: u64,
+    bytes: u32,
+    /// In the file, from 1: blank lines count.
+    number: u32,
+}
+
+/// The lines of a file that are not blank.
+pub struct Lines {
+    path: PathBuf,
+    file: File,
+    lines: Vec<Line>,
+    fingerprint: Fingerprint,
+}
+
+impl Lines {
+    /// Reads the whole file once; `look` sees every line with its number.
+    pub fn scan(
+        path: &Path,
+        mut look: impl FnMut(u64, &str) -> Result<(), DataError>,
+    ) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::io(path, "read"))?;
+        let mut reader = BufReader::with_capacity(1 << 20, &file);
+        let (mut hasher, mut lines, mut bytes) = (blake3::Hasher::new(), Vec::new(), Vec::new());
+        let (mut offset, mut number) = (0, 0);
+        loop {
+            bytes.clear();
+            let read = reader.read_until(b'\n', &mut bytes).map_err(DataError::io(path, "read"))? as u64;
+            if read == 0 {
+                break;
+            }
+            number += 1;
+            let refuse =
+                |fault: &str| DataError::Line { path: path.into(), line: number, fault: fault.into() };
+            if read > LONGEST {
+                return Err(refuse("is longer than 64 MiB; keep images beside the file, not in it"));
+            }
+            hasher.update(&bytes);
+            let text = str::from_utf8(&bytes).map_err(|_| refuse("is not UTF-8; save the file as UTF-8"))?;
+            if !text.trim().is_empty() {
+                look(number, text)?;
+                lines.push(Line { offset, bytes: read as u32, number: number as u32 });
+            }
+            offset += read;
+        }
+        drop(reader);
+        let fingerprint = Fingerprint(*hasher.finalize().as_bytes());
+        Ok(Self { path: path.into(), file, lines, fingerprint })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        self.lines.len() as u64
+    }
+
+    /// Names the file's content.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// The number in the file of line `index`.
+    pub fn number(&self, index: u64) -> u64 {
+        self.lines.get(index as usize).map_or(0, |line| line.number.into())
+    }
+
+    /// Line `index`.
+    pub fn read(&self, index: u64) -> Result<String, DataError> {
+        let Some(line) = usize::try_from(index).ok().and_then(|index| self.lines.get(index)) else {
+            return Err(DataError::OutOfRange { what: "sample", index, len: self.len() });
+        };
+        let mut bytes = vec![0; line.bytes as usize];
+        self.file.read_exact_at(&mut bytes, line.offset).map_err(DataError::io(&self.path, "read"))?;
+        String::from_utf8(bytes).map_err(|_| DataError::Line {
+            path: self.path.clone(),
+            line: line.number.into(),
+            fault: "is no longer the line that was there when the run began; restore the file".into(),
+        })
+    }
+}

@@ -1,0 +1,20 @@
+//! Chats: one JSON object a line, images by path.
+//!
+//! ```text
+//! lines     where each line of the file lies
+//! spelling  a line as a chat: `messages`, `conversations`, `<image>`
+//! chats     the opened file: checked, and its samples one by one
+//! batch     a sample, a micro-batch, and the one from the other
+//! outline   sizes of samples, for the prediction of memory
+//! ```
+
+mod batch;
+mod chats;
+mod lines;
+mod outline;
+mod spelling;
+
+pub use batch::{ChatBatch, ChatSample, Targets};
+pub use chats::Chats;
+pub use outline::ChatOutline;
+pub use spelling::Chat;

@@ -1,0 +1,144 @@
+//! How large a run's samples are, without opening images beyond their headers: what a memory prediction needs
+//! to know of the data.
+//!
+//! Sizes are those of the *longest* chat: the largest micro-batch is what has to fit. Where file and
+//! tokenizer are small every chat is encoded; else lengths are estimated from bytes, of chats all over
+//! the file.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use coxswain_data::DataError;
+use coxswain_models::qwen2_5_vl::processor::{
+    ChatEncoder, ImageProcessor, Message, ModelFacts, Piece, image_size,
+};
+use coxswain_proto::run_spec::RunSpec;
+
+use super::{chats, lines::Lines, spelling::Chat};
+
+/// A tokenizer up to this size is read; larger ones make lengths estimates.
+const SMALL_TOKENIZER: u64 = 2 << 20;
+/// Chats that are looked at, evenly spread.
+const LOOKED_AT: u64 = 2000;
+/// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
+/// on the long side.
+const BYTES_PER_TOKEN: usize = 3;
+/// Tokens around a turn: its marks, role and line breaks.
+const TURN_TOKENS: usize = 6;
+/// Tokens around one image.
+const IMAGE_TOKENS: usize = 2;
+/// Bytes of an image's file that hold its size.
+const HEADER: u64 = 256 << 10;
+
+/// Sizes of a run's samples.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatOutline {
+    /// Tokens of the longest chat, images included.
+    pub tokens: usize,
+    /// Most tokens of a chat that are learned.
+    pub learned: usize,
+    /// Of the images of the chat with most patches, `(t, h, w)`.
+    pub grids: Vec<[u32; 3]>,
+    /// Whether tokens are an estimate.
+    pub estimated: bool,
+    /// Chats.
+    pub chats: u64,
+    /// Bytes of the tokenizer's file; 0 if there is none.
+    pub tokenizer_bytes: u64,
+}
+
+impl ChatOutline {
+    /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on.
+    pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+        let settings = chats::settings(spec)?;
+        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
+        let lines = Lines::scan(path, |_, _| Ok(()))?;
+        let facts = ModelFacts::read(model)?;
+        let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
+        let small = (1..=SMALL_TOKENIZER).contains(&tokenizer_bytes);
+        let encoder = small.then(|| ChatEncoder::open(model, facts)).transpose()?;
+        let images = ImageProcessor::open(model, facts.patches, chats::bounds(&settings.data))?;
+        let mut sizes =
+            ImageSizes { beside: chats::beside(path, &settings.data), images, known: HashMap::new() };
+        let mut outline =
+            Self { chats: lines.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
+        let count = outline.chats.min(LOOKED_AT);
+        outline.estimated |= count < outline.chats;
+        for number in 0..count {
+            let index = number * outline.chats / count;
+            let line = lines.read(index)?;
+            let refuse = |fault| DataError::Line { path: path.into(), line: lines.number(index), fault };
+            let chat = Chat::parse(&line).map_err(refuse)?;
+            let grids = chat.images.iter().map(|image| sizes.grid(image)).collect::<Result<Vec<_>, _>>();
+            let grids = grids.map_err(refuse)?;
+            let (tokens, learned) = match &encoder {
+                Some(encoder) => {
+                    let encoded = encoder.encode(&chat.messages, &grids).map_err(refuse)?;
+                    (encoded.ids.len(), encoded.learned.iter().filter(|learned| **learned).count())
+                }
+                None => {
+                    let images = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS);
+                    let tokens = images.sum::<usize>() + estimated(&chat.messages);
+                    (tokens, tokens)
+                }
+            };
+            let most = settings.data.max_tokens;
+            outline.tokens = outline.tokens.max(tokens.min(most));
+            outline.learned = outline.learned.max(learned.min(most));
+            if patches(&grids) > outline.patches() {
+                outline.grids = grids;
+            }
+        }
+        Ok(outline)
+    }
+
+    /// Most patches of a chat.
+    pub fn patches(&self) -> usize {
+        patches(&self.grids)
+    }
+}
+
+fn patches(grids: &[[u32; 3]]) -> usize {
+    grids.iter().map(|grid| grid.iter().map(|&side| side as usize).product::<usize>()).sum()
+}
+
+/// Tokens of a chat's text.
+fn estimated(messages: &[Message]) -> usize {
+    let bytes = |message: &Message| -> usize {
+        let texts = message.pieces.iter().map(|piece| match piece {
+            Piece::Text(text) => text.len(),
+            Piece::Image => 0,
+        });
+        texts.sum()
+    };
+    messages.iter().map(|message| TURN_TOKENS + bytes(message).div_ceil(BYTES_PER_TOKEN)).sum()
+}
+
+/// Grids of images by path, each file's header read once.
+struct ImageSizes {
+    beside: PathBuf,
+    images: ImageProcessor,
+    known: HashMap<String, [u32; 3]>,
+}
+
+impl ImageSizes {
+    fn grid(&mut self, image: &str) -> Result<[u32; 3], String> {
+        if let Some(grid) = self.known.get(image) {
+            return Ok(*grid);
+        }
+        let path = self.beside.join(image);
+        let mut header = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(HEADER).read_to_end(&mut header));
+        read.map_err(|error| format!("{}: cannot be read ({error}); correct the path", path.display()))?;
+        let size = image_size(&header);
+        let (height, width) =
+            size.ok_or_else(|| format!("{}: is neither PNG nor JPEG; convert the image", path.display()))?;
+        let grid = self.images.grid(height, width).map_err(|fault| format!("{}: {fault}", path.display()))?;
+        self.known.insert(image.to_owned(), grid);
+        Ok(grid)
+    }
+}

@@ -1,0 +1,21 @@
+//! Supervised fine-tuning of Qwen2.5-VL on chats with images: LoRA on the language model, the loss on what
+//! the assistant says.
+//!
+//! ```text
+//! config      its keys in run files
+//! data        chats from JSONL, in three spellings; their ids and images; micro-batches of them
+//! model       loading, forward and backward, the loss on answers
+//! objective   what the engine trains: losses, measures, the adapter at the end
+//! memory      what a rank will hold
+//! ```
+
+pub mod config;
+pub mod data;
+pub mod memory;
+mod model;
+mod objective;
+mod task;
+#[cfg(test)]
+mod tests;
+
+pub use task::Sft;

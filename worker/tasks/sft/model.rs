@@ -1,0 +1,269 @@
+//! The model of a run: read, adapted, run forward and backward.
+//!
+//! ```text
+//! ids, pixels ─▶ vision tower, decoder layers, final norm ─▶ [b * s, d]
+//!                   rows before learned tokens ─▶ [m, d] ─▶ head, cross entropy, back, in chunks ─▶ [m, d]
+//!                                                           scattered to [b * s, d], then down the tower
+//! ```
+//!
+//! The head runs for the rows alone that predict something; a prompt's logits are never computed.
+
+use std::path::Path;
+
+use burn::tensor::{Int, Tensor, TensorData};
+use coxswain_models::qwen2_5_vl::{
+    LoadOptions, QwenVl,
+    adapters::{Adapters, initial_values},
+    config::QwenConfig,
+    dropout::{ModelRows, RowsOf},
+    error::{ModelError, TokenError, UnreadableWeights},
+    modules::modules,
+    pass::{Broken, Entry, Until, VlContext, VlRun},
+};
+use coxswain_nn::{
+    kernels::Tape,
+    lora::LoraPlan,
+    next_token::{NextTokens, next_tokens},
+    params::{GradientSums, TrainableLayout, Trainables},
+    recompute::Retention,
+};
+use coxswain_proto::{
+    config::SettingsError,
+    ids::Step,
+    run_spec::{Offload, Recompute, RunSpec},
+};
+use coxswain_task::{MicroLoss, Pass, StageClock};
+
+use super::{
+    config::SftSettings,
+    data::{ChatBatch, Targets},
+};
+
+/// Why the LM head takes no adapter.
+const HEAD_IS_FROZEN: &str =
+    "which is run in chunks without ever holding all logits, and has no adapter there";
+
+/// Head and loss, as their time is shown.
+pub(super) const HEAD_STAGE: &str = "head";
+
+/// A model that cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The checkpoint, or adapter settings that do not fit it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The run's settings are none of this task's.
+    #[error(transparent)]
+    Task(#[from] SettingsError),
+}
+
+/// A micro-batch that cannot be run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ChatStepError {
+    /// Its tokens or images do not fit the model.
+    #[error("step {step}, chats {chats:?}: {source}")]
+    Tokens {
+        /// Optimizer step.
+        step: Step,
+        /// Chats of the micro-batch.
+        chats: Vec<u64>,
+        /// What does not fit.
+        source: TokenError,
+    },
+    /// Frozen weights that are streamed cannot be read any more.
+    #[error("step {step}: {source}")]
+    Weights {
+        /// Optimizer step.
+        step: Step,
+        /// Which, and why.
+        source: UnreadableWeights,
+    },
+    /// The loss is infinite or not a number.
+    #[error("step {step}: the loss of chats {chats:?} is not finite; lower the learning rate")]
+    NonFiniteLoss {
+        /// Optimizer step.
+        step: Step,
+        /// The chats concerned.
+        chats: Vec<u64>,
+    },
+}
+
+/// What answers of a batch have come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// Sum of the losses of learned tokens, in nats.
+    pub loss_sum: f64,
+    /// Learned tokens that are the likeliest at their place.
+    pub right: f64,
+    /// Learned tokens.
+    pub tokens: f64,
+}
+
+/// The model with its adapters.
+pub struct ChatModel<B: Tape<Base = B>> {
+    model: QwenVl<B>,
+    head_vd: Tensor<B, 2>,
+    lora: LoraPlan,
+    retention: Retention,
+    seed: u64,
+    streamed: bool,
+    device: B::Device,
+}
+
+impl<B: Tape<Base = B>> ChatModel<B> {
+    /// Reads the model directory. Returns the model with the layout of everything that trains and the values
+    /// it starts from; both are the same on every rank.
+    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), LoadError> {
+        let settings = SftSettings::of(spec)?;
+        let adapters = adapters(&settings)?;
+        let mut layout = TrainableLayout::default();
+        let streamed = spec.memory.offload == Offload::Layers;
+        let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
+        let dir = Path::new(&settings.model.path);
+        let model = QwenVl::load(dir, options, Some(&adapters.plan), &mut layout, device)?;
+        let head_vd = model.head_weight().expect("the model was read with its head");
+        let values = initial_values::<B>(spec.run.seed, &layout, Some(&adapters));
+        let retention =
+            Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
+        let device = device.clone();
+        let seed = spec.run.seed;
+        let model = Self { model, head_vd, lora: adapters.plan, retention, seed, streamed, device };
+        Ok((model, layout, values))
+    }
+
+    /// Its adapters.
+    pub fn lora(&self) -> &LoraPlan {
+        &self.lora
+    }
+
+    /// Sizes of the model.
+    pub fn config(&self) -> &QwenConfig {
+        &self.model.config
+    }
+
+    /// Whether blocks are read when they run.
+    pub fn streamed(&self) -> bool {
+        self.streamed
+    }
+
+    /// Most bytes of streamed frozen weights that were in memory at once so far.
+    pub fn most_streamed(&self) -> u64 {
+        self.model.most_streamed()
+    }
+
+    /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
+    pub fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &ChatBatch,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, ChatStepError> {
+        let targets = batch.targets();
+        if targets.rows.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        clock.enter(Pass::Forward);
+        let failed = |broken| failed(batch, broken);
+        let context = VlContext::new(&self.model, batch.prompts(), &Entry::Pixels);
+        let context = context.map_err(|broken| failed(broken.into()))?;
+        let vl = VlRun {
+            model: &self.model,
+            context: &context,
+            trainables,
+            retention: self.retention,
+            dropout: self.dropout(batch),
+        };
+        let mut lap = |stage| clock.lap(stage);
+        let (hidden_nd, trace) = vl.forward(batch.prompts(), Entry::Pixels, &mut lap).map_err(failed)?;
+        let NextTokens { rows, dhidden_md } = self.predicted(hidden_nd, &targets, true);
+        let loss = answers(batch, &targets, &rows)?;
+        clock.lap(HEAD_STAGE);
+
+        clock.enter(Pass::Backward);
+        if let Some(dhidden_md) = dhidden_md {
+            let dhidden_nd = self.scattered(dhidden_md, &targets, batch.input_ids.len());
+            clock.lap(HEAD_STAGE);
+            let mut lap = |stage| clock.lap(stage);
+            vl.backward(trace, dhidden_nd, grads, &mut lap).map_err(failed)?;
+        }
+        Ok(MicroLoss { loss_sum: loss.loss_sum, valid: loss.tokens })
+    }
+
+    /// Losses of a batch without a trace.
+    pub fn answers(&self, trainables: &Trainables<B>, batch: &ChatBatch) -> Result<Answers, ChatStepError> {
+        let targets = batch.targets();
+        if targets.rows.is_empty() {
+            return Ok(Answers::default());
+        }
+        let failed = |broken| failed(batch, broken);
+        let context = VlContext::new(&self.model, batch.prompts(), &Entry::Pixels);
+        let context = context.map_err(|broken| failed(broken.into()))?;
+        // Nothing is kept for a backward pass, and every value is the one that a training pass computes.
+        let retention = Retention { recompute: Recompute::None, ..self.retention };
+        let vl = VlRun { model: &self.model, context: &context, trainables, retention, dropout: None };
+        let hidden_nd = vl.features(batch.prompts(), Entry::Pixels, Until::Hidden).map_err(failed)?;
+        answers(batch, &targets, &self.predicted(hidden_nd, &targets, false).rows)
+    }
+
+    /// The rows that the adapters of a training pass drop from; none where they drop nothing.
+    fn dropout(&self, batch: &ChatBatch) -> Option<ModelRows<B>> {
+        let (samples, images_per_row) = (&batch.indices, &batch.images_per_row);
+        let of = RowsOf { seed: self.seed, step: batch.step.0, samples, images_per_row };
+        ModelRows::of_training(Some(&self.lora), &self.model.config, of, batch.prompts(), &self.device)
+    }
+
+    /// Head and loss of the rows that predict something.
+    fn predicted(&self, hidden_nd: Tensor<B, 2>, targets: &Targets, gradient: bool) -> NextTokens<B> {
+        let hidden_md = hidden_nd.select(0, self.indices(&targets.rows));
+        next_tokens(hidden_md, &self.head_vd, &targets.ids, gradient)
+    }
+
+    /// `dhidden_md` at its rows of `n`, zero at the others: every row is taken from one place, so that no sum
+    /// depends on an order.
+    fn scattered(&self, dhidden_md: Tensor<B, 2>, targets: &Targets, n: usize) -> Tensor<B, 2> {
+        let [m, d] = dhidden_md.dims();
+        let mut sources = vec![m as u32; n];
+        for (row, &at) in targets.rows.iter().enumerate() {
+            sources[at as usize] = row as u32;
+        }
+        let with_zero = Tensor::cat(vec![dhidden_md, Tensor::zeros([1, d], &self.device)], 0);
+        with_zero.select(0, self.indices(&sources))
+    }
+
+    fn indices(&self, rows: &[u32]) -> Tensor<B, 1, Int> {
+        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        let len = rows.len();
+        Tensor::from_data(TensorData::new(rows, [len]), &self.device)
+    }
+}
+
+/// The adapters of a run's settings.
+pub(super) fn adapters(settings: &SftSettings) -> Result<Adapters, ModelError> {
+    let modules = modules(&QwenConfig::read(Path::new(&settings.model.path))?);
+    Adapters::resolve(&settings.lora, &modules, HEAD_IS_FROZEN)
+}
+
+fn answers(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<Answers, ChatStepError> {
+    let mut sums = Answers { tokens: rows.len() as f64, ..Answers::default() };
+    for [loss, margin] in rows {
+        sums.loss_sum += f64::from(*loss);
+        sums.right += f64::from(u8::from(*margin >= 0.0));
+    }
+    if sums.loss_sum.is_finite() {
+        return Ok(sums);
+    }
+    let broken = targets.rows.iter().zip(rows).filter(|(_, row)| !row[0].is_finite());
+    let mut chats: Vec<u64> = broken.map(|(at, _)| batch.indices[*at as usize / batch.seq_len]).collect();
+    chats.dedup();
+    Err(ChatStepError::NonFiniteLoss { step: batch.step, chats })
+}
+
+fn failed(batch: &ChatBatch, broken: Broken) -> ChatStepError {
+    match broken {
+        Broken::Tokens(source) => {
+            ChatStepError::Tokens { step: batch.step, chats: batch.indices.clone(), source }
+        }
+        Broken::Weights(source) => ChatStepError::Weights { step: batch.step, source },
+    }
+}

@@ -1,0 +1,155 @@
+//! The task on the checkpoint and the chats that ship with the repository.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::backend::Flex;
+use coxswain_data::DataError;
+use coxswain_nn::params::{FlatGrads, Trainables};
+use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
+use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageClock, TaskOn};
+use serde_json::{Value, json};
+
+use super::{Sft, config::SCHEMA, data::Chats};
+
+mod data;
+
+fn assets() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets")
+}
+
+/// A run on these chats. `changes` are `section.key` and value.
+fn spec(data: &Path, changes: &[(&str, Value)]) -> RunSpec {
+    let mut run = json!({
+        "run": {"name": "test", "output_dir": "none"}, "task": {"type": "sft"},
+        "model": {"path": assets().join("tiny-vla")}, "lora": {"rank": 2},
+        "data": {"path": data}, "train": {"steps": 1, "global_batch": 4, "micro_batch": 4},
+    });
+    for (path, value) in changes {
+        let (section, key) = path.split_once('.').expect("a section and a key");
+        run[section][key] = value.clone();
+    }
+    // JSON is YAML.
+    RunSpec::from_yaml(&run.to_string(), "test", &[], Tasks(&[SCHEMA]))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+struct Fixture {
+    samples: Chats,
+    objective: Box<dyn Objective<Flex>>,
+    values: Vec<f32>,
+    trainables: Trainables<Flex>,
+}
+
+impl Fixture {
+    fn new(changes: &[(&str, Value)]) -> Self {
+        let spec = spec(&assets().join("shapes/chats.jsonl"), changes);
+        let samples = Chats::open(&spec).expect("they ship");
+        let device = Default::default();
+        let Built { objective, layout, mut initial } =
+            TaskOn::<Flex>::build(&Sft, &spec, &samples, &device).expect("it ships");
+        // With `B = 0` nothing reaches the other matrix.
+        for (at, value) in initial.iter_mut().enumerate() {
+            *value += 0.02 * ((at * 37 % 19) as f32 / 9.0 - 1.0);
+        }
+        let trainables = Trainables::new(layout, initial.clone(), &device);
+        Self { samples, objective, values: initial, trainables }
+    }
+
+    fn batch(&self, indices: &[u64]) -> Box<dyn Batch> {
+        let read: Vec<_> = indices.iter().map(|&index| self.samples.read(index).expect("sound")).collect();
+        (&self.samples as &dyn Samples).batch(Step(3), &read)
+    }
+
+    fn run(&self, indices: &[u64]) -> (MicroLoss, Vec<f32>) {
+        let mut grads = FlatGrads::new(self.trainables.layout().len());
+        let (batch, mut clock) = (self.batch(indices), StageClock::default());
+        let loss = self.objective.forward_backward(&self.trainables, &*batch, &mut grads, &mut clock);
+        (loss.expect("a sound batch"), grads.values_mut().clone())
+    }
+}
+
+fn relative_error(ours: &[f32], theirs: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let off: f64 = ours.iter().zip(theirs).map(|(a, b)| square(a - b)).sum();
+    (off / theirs.iter().map(|x| square(*x)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn every_key_says_whether_it_decides_what_is_learned_and_is_in_the_guide() {
+    assert_eq!(SCHEMA.misfits(), Vec::<String>::new());
+    let guide = assets().join("../../docs/guide/sft.md");
+    let guide = fs::read_to_string(&guide).expect("a page of the book");
+    let missing: Vec<_> =
+        SCHEMA.known_keys().into_iter().filter(|key| !guide.contains(&format!("`{key}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn recompute_and_streamed_blocks_change_no_bit_of_loss_or_gradient() {
+    let unchecked = Fixture::new(&[]).run(&[0, 1, 2, 3]);
+    assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().any(|gradient| *gradient != 0.0));
+    for mode in [json!("selective"), json!("full"), json!({"every": 2})] {
+        let found = Fixture::new(&[("train.recompute", mode.clone())]).run(&[0, 1, 2, 3]);
+        assert!(found == unchecked, "{mode}");
+    }
+    let streamed = Fixture::new(&[("train.recompute", json!("full")), ("memory.offload", json!("layers"))]);
+    assert!(streamed.run(&[0, 1, 2, 3]) == unchecked, "streamed");
+}
+
+#[test]
+fn a_batch_in_parts_has_the_same_answers_and_gradients_up_to_rounding() {
+    let fixture = Fixture::new(&[]);
+    let (whole, gradients) = fixture.run(&[0, 1, 2, 3, 6]);
+    let parts = [&[0, 1][..], &[2], &[3, 6]].map(|part| fixture.run(part));
+    let sum = |of: fn(&MicroLoss) -> f64| parts.iter().map(|(loss, _)| of(loss)).sum::<f64>();
+    assert_eq!(whole.valid, sum(|loss| loss.valid));
+    assert!((whole.loss_sum - sum(|loss| loss.loss_sum)).abs() < 1e-5 * whole.loss_sum);
+    let mut added = vec![0.0; gradients.len()];
+    for (_, part) in &parts {
+        added.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+    }
+    assert!(relative_error(&added, &gradients) < 1e-5);
+}
+
+#[test]
+fn gradients_are_derivatives() {
+    let fixture = Fixture::new(&[("lora.targets", json!("all-linear"))]);
+    let indices = [1, 2];
+    let (_, gradients) = fixture.run(&indices);
+    let layout = fixture.trainables.layout().clone();
+    let values = |change: &dyn Fn(&mut Vec<f32>)| {
+        let mut values = fixture.values.clone();
+        change(&mut values);
+        let trainables = Trainables::<Flex>::new(layout.clone(), values, &Default::default());
+        fixture.objective.loss(&trainables, &*fixture.batch(&indices)).expect("sound").loss_sum
+    };
+    // Along the gradient the loss changes by its squared norm.
+    let squared: f64 = gradients.iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
+    let length = 2e-3 / squared.sqrt();
+    let moved = |sign: f64| {
+        values(&|values| {
+            let along = values.iter_mut().zip(&gradients);
+            along.for_each(|(value, g)| *value += (sign * length * f64::from(*g)) as f32);
+        })
+    };
+    let slope = (moved(1.0) - moved(-1.0)) / (2.0 * length);
+    assert!((slope / squared - 1.0).abs() < 0.02, "{slope} is not {squared}");
+}
+
+#[test]
+fn evaluation_counts_learned_tokens_and_perplexity_is_the_power_of_the_mean_loss() {
+    let fixture = Fixture::new(&[]);
+    let batch = fixture.batch(&[0, 1, 2]);
+    let found = fixture.objective.evaluate(&fixture.trainables, &*batch, &fixture.samples).expect("sound");
+    let loss = fixture.objective.loss(&fixture.trainables, &*batch).expect("sound");
+    assert_eq!((found.count, found.sums[0]), (loss.valid, loss.loss_sum));
+    assert!((0.0..=found.count).contains(&found.sums[2]));
+    let measured: Vec<f64> = (fixture.objective.measures().iter().zip(&found.sums))
+        .map(|(name, sum)| fixture.objective.measure(name, sum / found.count))
+        .collect();
+    assert_eq!(measured[1], (loss.loss_sum / loss.valid).exp());
+    assert_eq!(measured[2], found.sums[2] / found.count);
+}

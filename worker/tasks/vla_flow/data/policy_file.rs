@@ -1,0 +1,123 @@
+//! `policy.json`: what a trained policy takes and gives. With this file, the statistics and the weights
+//! neither the run file nor the data set is needed.
+
+use coxswain_data::NormMode;
+use serde::{Deserialize, Serialize};
+
+use super::dataset::{Dataset, Numeric};
+use crate::vla_flow::config::FlowConvention;
+
+/// Statistics of the features that it names, in LeRobot's layout.
+pub const STATS_FILE: &str = "stats.json";
+
+/// What a policy takes and gives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyFile {
+    /// [`PolicyFile::FORMAT`].
+    pub format: u32,
+    /// The pretrained model's directory, as the run named it.
+    pub base_model: String,
+    /// Cameras in prompt order.
+    pub cameras: Vec<CameraInput>,
+    /// The proprioceptive state, `[size]`.
+    pub state: NumericFeature,
+    /// The sensor window, `[window, channels]`, or `[channels]` where it is one reading.
+    pub sensor: Option<NumericFeature>,
+    /// An action, `[size]`.
+    pub action: NumericFeature,
+    /// Actions of a chunk.
+    pub horizon: usize,
+    /// The whole prompt with its special tokens; `{task}` stands for the instruction, and every
+    /// `<|image_pad|>` for the tokens of one camera's image.
+    pub prompt: String,
+    /// Fewest and most pixels of an image after `smart_resize`.
+    pub pixels: [usize; 2],
+    /// How actions are sampled.
+    pub flow: Flow,
+}
+
+/// A camera, as frames of it are given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CameraInput {
+    /// Its feature.
+    pub name: String,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+/// Numbers, as they are given and taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumericFeature {
+    /// The feature.
+    pub name: String,
+    /// Its shape in the data set.
+    pub shape: Vec<usize>,
+    /// How the model's values are made of it, by its statistics.
+    pub normalization: NormMode,
+}
+
+/// How actions are sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Which end of the flow is noise.
+    pub convention: FlowConvention,
+    /// Euler steps.
+    pub sampling_steps: usize,
+    /// Attention heads of the expert: the one size that its tensors do not show.
+    pub heads: usize,
+    /// `run.seed`, which keys the noise.
+    pub seed: u64,
+}
+
+impl PolicyFile {
+    /// The format that is written, and read.
+    pub const FORMAT: u32 = 1;
+    /// Its name in a run's directory.
+    pub const PATH: &str = "policy.json";
+
+    /// Of the run that this data set was opened for.
+    pub(super) fn of(dataset: &Dataset) -> Self {
+        let settings = &dataset.settings;
+        let modes = settings.data.normalization;
+        let feature = |numeric: &Numeric, normalization| NumericFeature {
+            name: numeric.name.clone(),
+            shape: dataset.catalog.info.feature(&numeric.name).map_or(Vec::new(), |f| f.shape.clone()),
+            normalization,
+        };
+        let camera = |camera: &super::dataset::Camera| {
+            let (height, width) = camera.size;
+            CameraInput { name: camera.name.clone(), height, width }
+        };
+        Self {
+            format: Self::FORMAT,
+            base_model: settings.model.path.clone(),
+            cameras: dataset.cameras.iter().map(camera).collect(),
+            state: feature(&dataset.state, modes.state),
+            sensor: dataset.sensor.as_ref().map(|sensor| feature(sensor, modes.sensor)),
+            action: feature(&dataset.action, modes.action),
+            horizon: dataset.dims.horizon,
+            prompt: dataset.prompt_template(),
+            pixels: dataset.images.pixel_bounds(),
+            flow: Flow {
+                convention: settings.expert.convention,
+                sampling_steps: settings.expert.sampling_steps,
+                heads: settings.expert.heads,
+                seed: dataset.seed(),
+            },
+        }
+    }
+
+    /// As JSON text.
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("string keys, numbers and text")
+    }
+}
+
+impl NumericFeature {
+    /// Elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}

@@ -1,0 +1,118 @@
+//! What the policy's own passes hold, run on the backend that knows sizes alone.
+
+use coxswain_nn::{
+    kernels::sizes::{Account, Sizes},
+    params::Trainables,
+};
+use coxswain_proto::{
+    ids::Step,
+    run_spec::{Offload, RunSpec},
+};
+use coxswain_task::{CachedFeatures, dry_run::PassBytes};
+
+use super::about::{Kind, PredictionError, Subject};
+use crate::vla_flow::{
+    config::VlaSettings,
+    data::MicroBatch,
+    policy::{Policy, Tap},
+};
+
+impl Subject {
+    /// A training pass over so many of the longest samples that begins with kept features at `entry`, or with
+    /// pixels. Without frozen weights, streamed or held.
+    pub(super) fn pass(&self, micro_batch: u64, entry: Option<Tap>) -> PassBytes {
+        let run = |rows| self.run_pass(rows, entry);
+        // One sample ran when the subject was made; more of the same change nothing but sizes.
+        self.passes.at(&self.kind(Kind::Training(entry)), micro_batch, run).unwrap_or_default()
+    }
+
+    /// The pass that computes features of so many samples at the run's tap.
+    pub(super) fn filling(&self, samples: u64) -> PassBytes {
+        self.passes.at(&self.kind(Kind::Filling), samples, |rows| self.run_filling(rows)).unwrap_or_default()
+    }
+
+    /// Whether a pass runs at all: what cannot be loaded or does not fit together is told here.
+    pub(super) fn try_pass(&self) -> Result<(), PredictionError> {
+        self.passes.at(&self.kind(Kind::Training(None)), 1, |rows| self.run_pass(rows, None)).map(|_| ())
+    }
+
+    /// Such a pass under the keys that change what it holds.
+    fn kind(&self, kind: Kind) -> (String, Kind) {
+        (format!("{:?} {:?} {:?}", self.vla, self.spec.train.recompute, self.spec.cache), kind)
+    }
+
+    fn run_pass(&self, rows: u64, entry: Option<Tap>) -> Result<PassBytes, PredictionError> {
+        let account = Account::open();
+        let (policy, trainables) = self.policy(&account)?;
+        let features = entry.map(|tap| CachedFeatures {
+            width: self.config.text.hidden_size,
+            values: vec![0.0; (rows * self.feature_values(tap)) as usize],
+        });
+        let batch = MicroBatch { features, ..self.longest(rows as usize) };
+        let bytes = PassBytes::of(&account, |grads, clock| {
+            policy.forward_backward(&trainables, &batch, grads, clock).map(|_| ())
+        });
+        Ok(bytes?)
+    }
+
+    fn run_filling(&self, rows: u64) -> Result<PassBytes, PredictionError> {
+        let account = Account::open();
+        let (policy, trainables) = self.policy(&account)?;
+        let batch = self.longest(rows as usize);
+        let (features, bytes) =
+            PassBytes::of_forward(&account, || policy.features_below(&trainables, &batch));
+        features?;
+        Ok(bytes)
+    }
+
+    /// The policy, its frozen weights held: what of streamed ones is in memory is counted with the weights.
+    fn policy(&self, account: &Account) -> Result<(Policy<Sizes>, Trainables<Sizes>), PredictionError> {
+        let held = held(&self.spec, &self.vla);
+        let (policy, layout, values) = Policy::load(&held, self.outline.dims, account.device())?;
+        Ok((policy, Trainables::new(layout, values, account.device())))
+    }
+
+    /// So many samples as long as the longest.
+    fn longest(&self, rows: usize) -> MicroBatch {
+        let (outline, vision, tokens) = (&self.outline, &self.config.vision, &self.config.tokens);
+        let (dims, length) = (outline.dims, outline.prompt_tokens);
+        let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];
+        let word = (0..).find(|id| !special.contains(id)).unwrap_or_default();
+        let mut ids = Vec::with_capacity(length);
+        for &grid in &outline.grids {
+            ids.push(tokens.vision_start);
+            ids.resize(ids.len() + vision.image_tokens(grid), tokens.image);
+            ids.push(tokens.vision_end);
+        }
+        ids.resize(length.max(ids.len()), word);
+        let floats = |each: usize| vec![0.0; rows * each];
+        MicroBatch {
+            step: Step(1),
+            sample_indices: (0..rows as u64).collect(),
+            valid: vec![0..ids.len() as u32; rows],
+            seq_len: ids.len(),
+            input_ids: ids.repeat(rows),
+            pixel_values: floats(outline.patches() as usize * vision.patch_values()),
+            image_grids: outline.grids.repeat(rows),
+            images_per_row: vec![outline.grids.len() as u32; rows],
+            state: floats(dims.state),
+            sensor: floats(dims.sensor_window * dims.sensor_channels),
+            actions: floats(dims.horizon * dims.action),
+            action_valid: vec![1.0; rows * dims.horizon],
+            features: None,
+        }
+    }
+}
+
+/// The run with every block held, from nothing but sizes.
+fn held(spec: &RunSpec, vla: &VlaSettings) -> RunSpec {
+    let (mut spec, mut vla) = (spec.clone(), vla.clone());
+    if spec.memory.offload == Offload::Layers {
+        spec.memory.offload = Offload::None;
+    }
+    if let Some(lora) = &mut vla.lora {
+        lora.init_from = None;
+    }
+    spec.set_settings(&vla);
+    spec
+}

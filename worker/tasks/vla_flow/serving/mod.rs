@@ -1,0 +1,17 @@
+//! A trained policy in use: what a run has left, answering observations.
+//!
+//! ```text
+//! observation   named values, checked -> a sample as training saw them, and noise
+//! responder     samples side by side -> hidden states, Euler steps -> actions in the data set's units
+//! weights       adapter, expert and sensor encoder, from the files of a run
+//! ```
+//!
+//! Everything comes from the run's directory and the pretrained model; the data set is not needed.
+
+mod observation;
+mod responder;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+pub use responder::PolicyResponder;

@@ -1,0 +1,70 @@
+//! What a run has trained, from the files that it has left.
+
+use std::{fs, path::Path};
+
+use coxswain_nn::params::{Group, TrainableLayout};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_task::TaskError;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::vla_flow::{
+    config::VlaSettings,
+    objective::{ADAPTER_DIR, GROUPS},
+};
+
+/// The same run, whose adapter begins as the one in `dir`.
+pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> RunSpec {
+    let mut spec = spec.clone();
+    if let Some(lora) = &mut settings.lora {
+        lora.init_from = Some(dir.join(ADAPTER_DIR).to_string_lossy().into_owned());
+    }
+    spec.set_settings(&settings);
+    spec
+}
+
+/// Puts the values of all groups but the adapter's, which has a format of its own, in their places.
+pub fn fill(dir: &Path, layout: &TrainableLayout, values: &mut [f32]) -> Result<(), TaskError> {
+    for (group, artifact) in GROUPS {
+        fill_group(&dir.join(artifact.path), group, layout, values)?;
+    }
+    let filled = |group: Group| group == Group::LORA || GROUPS.iter().any(|(known, _)| *known == group);
+    match layout.params().iter().find(|param| !filled(param.group)) {
+        None => Ok(()),
+        Some(param) => Err(TaskError::bad_input(format!("{}: no file of a run has it", param.name))),
+    }
+}
+
+fn fill_group(
+    path: &Path,
+    group: Group,
+    layout: &TrainableLayout,
+    values: &mut [f32],
+) -> Result<(), TaskError> {
+    let mut params = layout.params().iter().filter(|param| param.group == group).peekable();
+    if params.peek().is_none() {
+        return Ok(());
+    }
+    let at = |problem: String| TaskError::bad_input(format!("{}: {problem}", path.display()));
+    let bytes = fs::read(path).map_err(|error| {
+        TaskError::io(format!("read {}: {error}; name the directory of a run that has ended", path.display()))
+    })?;
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|error| at(format!("not a safetensors file ({error}); copy it again")))?;
+    for param in params {
+        let tensor = file.tensor(&param.name).map_err(|_| {
+            at(format!("no tensor {}; file and run_spec.json must be of one run", param.name))
+        })?;
+        if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
+            return Err(at(format!(
+                "{} is {:?} {:?}, expected F32 {:?}",
+                param.name,
+                tensor.dtype(),
+                tensor.shape(),
+                param.shape
+            )));
+        }
+        let place: &mut [u8] = bytemuck::cast_slice_mut(&mut values[param.range()]);
+        place.copy_from_slice(tensor.data());
+    }
+    Ok(())
+}
