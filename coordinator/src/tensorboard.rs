@@ -190,7 +190,7 @@ impl ScalarEvent {
             ("seconds/data", seconds(times.data)),
             ("seconds/optimizer", seconds(times.optimizer)),
             ("seconds/communication", seconds(times.communication)),
-            ("memory/peak_bytes", step.memory_peak.0 as f64),
+            ("memory/peak_bytes", step.memory_peak.bytes.0 as f64),
             ("run/world_size", f64::from(step.world)),
             ("run/cache_generation", step.cache_generation as f64),
         ];

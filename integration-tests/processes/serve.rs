@@ -118,7 +118,11 @@ fn any_checkpoint_is_exported_as_a_run_leaves_its_last() {
     let (_running, address) = serve(&out);
     assert!(get(&address, "/healthz").ends_with("OK\n"));
 
-    std::fs::write(run.join("best.json"), r#"{"step": 3}"#).expect("writable");
+    let told = serde_json::json!({
+        "step": 3, "measure": "mae", "value": 0.5, "samples": 8, "seed": 0,
+        "checkpoint": "checkpoints/step-00000003", "artifacts": "best",
+    });
+    std::fs::write(run.join("best.json"), told.to_string()).expect("writable");
     let best = other.path().join("best");
     done(&["export", dir, "--step=best", "--out", best.to_str().expect("a readable path")]);
     assert!(same(&best, &out));

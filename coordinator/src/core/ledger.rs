@@ -21,12 +21,14 @@ use std::{
 };
 
 use coxswain_proto::{
-    ids::{Bytes, Generation, Rank, Slot, Step, WorkerId},
+    ids::{Generation, Rank, Slot, Step, WorkerId},
     order::LeftOut,
     plan::{self, Plan},
 };
 
-use super::report::{CacheUse, CommittedStep, Consumed, Merged, Skipped, StepReport, StepTimes, Totals};
+use super::report::{
+    CacheUse, CommittedStep, Consumed, MemoryPeak, Merged, Skipped, StepReport, StepTimes, Totals,
+};
 
 /// Steps of one generation.
 #[derive(Clone, Debug)]
@@ -48,8 +50,7 @@ struct OpenStep {
     times: StepTimes,
     metrics: Merged,
     tokens: u64,
-    memory_peak: Bytes,
-    memory_peak_slot: Slot,
+    memory_peak: MemoryPeak,
     retries: u32,
     cache_generation: u64,
     cache: CacheUse,
@@ -276,7 +277,6 @@ impl StepLedger {
             metrics: open.metrics.finish(),
             tokens: open.tokens,
             memory_peak: open.memory_peak,
-            memory_peak_slot: open.memory_peak_slot,
             retries: open.retries,
             cache_generation: open.cache_generation,
             cache: open.cache.mean_of(open.reported),
@@ -311,7 +311,7 @@ impl StepLedger {
             self.open.push_back(OpenStep {
                 witness: rank,
                 totals: report.totals,
-                memory_peak_slot: slot,
+                memory_peak: MemoryPeak { slot, ..MemoryPeak::default() },
                 skipped: report.skipped.clone(),
                 ..OpenStep::default()
             });
@@ -333,9 +333,8 @@ impl StepLedger {
         open.retries = open.retries.max(report.retries);
         open.cache_generation = report.cache_generation;
         open.cache.add(&report.cache);
-        if report.memory_peak > open.memory_peak {
-            open.memory_peak = report.memory_peak;
-            open.memory_peak_slot = slot;
+        if report.memory_peak > open.memory_peak.bytes {
+            open.memory_peak = MemoryPeak { bytes: report.memory_peak, slot };
         }
         Ok(())
     }

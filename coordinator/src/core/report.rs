@@ -33,9 +33,7 @@ pub struct CommittedStep {
     /// Over all ranks.
     pub tokens: u64,
     /// Largest over ranks.
-    pub memory_peak: Bytes,
-    /// Whose that was.
-    pub memory_peak_slot: Slot,
+    pub memory_peak: MemoryPeak,
     /// Times the step was voted down before it was committed.
     pub retries: u32,
     /// The generation of the feature cache that it took its features from; 0 for none.
@@ -47,6 +45,15 @@ pub struct CommittedStep {
     pub reports: u32,
     /// Why it was left out, if it was: nothing was learned from its samples, and its totals are 0.
     pub skipped: Option<Skipped>,
+}
+
+/// The largest memory of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPeak {
+    /// How much.
+    pub bytes: Bytes,
+    /// Whose.
+    pub slot: Slot,
 }
 
 /// What of the data a step took, over all ranks.

@@ -31,7 +31,7 @@ pub fn step(step: &CommittedStep) -> String {
         let (hits, all) = (step.cache.hits, step.cache.hits + step.cache.misses);
         write!(line, "  cache {}: {hits} of {all}", step.cache_generation).expect("strings take everything");
     }
-    write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.0), step.memory_peak_slot)
+    write!(line, "  {:>10} on rank {}", human::bytes(step.memory_peak.bytes.0), step.memory_peak.slot)
         .expect("strings take everything");
     line
 }
@@ -116,7 +116,7 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Slot, Step};
 
     use super::*;
-    use crate::core::report::{CacheUse, Consumed, Metric, StepTimes, Totals};
+    use crate::core::report::{CacheUse, Consumed, MemoryPeak, Metric, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
@@ -135,8 +135,7 @@ mod tests {
                 Metric::learning_rate("lora", 1e-5),
             ],
             tokens: 2048,
-            memory_peak: Bytes(512 << 20),
-            memory_peak_slot: Slot(1),
+            memory_peak: MemoryPeak { bytes: Bytes(512 << 20), slot: Slot(1) },
             retries: 0,
             cache_generation: 0,
             cache: CacheUse::default(),

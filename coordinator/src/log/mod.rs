@@ -165,8 +165,8 @@ impl Log {
             cache_generation = step.cache_generation,
             cache_hits = step.cache.hits,
             cache_misses = step.cache.misses,
-            memory_peak = step.memory_peak.0,
-            memory_peak_rank = step.memory_peak_slot.0,
+            memory_peak = step.memory_peak.bytes.0,
+            memory_peak_rank = step.memory_peak.slot.0,
             metrics = json_format::packed(&step.metrics),
             "{}", lines::step(step)
         );

@@ -33,12 +33,12 @@ struct Pending {
 }
 
 const PENDING: Pending = Pending {
-    files_that_name_models: 1,
-    fields: 3,
-    methods: 3,
+    files_that_name_models: 0,
+    fields: 0,
+    methods: 1,
     parameters: 0,
     tuple_parameters: 0,
-    files_that_read_clocks: 7,
+    files_that_read_clocks: 0,
 };
 
 /// Folders, each with the files in it that import each other in circles today. Circles with files elsewhere
@@ -49,7 +49,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
-    ("worker/data/src", 2),
+    ("worker/data/src", 0),
     ("worker/feature_store/src", 0),
     ("worker/models", 0),
     ("worker/nn/src", 0),
@@ -57,7 +57,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/src", 0),
     ("worker/task/src", 0),
     ("worker/tasks", 0),
-    ("worker/video/src", 2),
+    ("worker/video/src", 0),
 ];
 /// The same where a parent counts as a user of each child it declares: a child may then not import what its
 /// parent's file defines.
@@ -67,7 +67,7 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
-    ("worker/data/src", 4),
+    ("worker/data/src", 0),
     ("worker/feature_store/src", 0),
     ("worker/models", 0),
     ("worker/nn/src", 0),
@@ -75,7 +75,7 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("worker/src", 0),
     ("worker/task/src", 0),
     ("worker/tasks", 0),
-    ("worker/video/src", 2),
+    ("worker/video/src", 0),
 ];
 
 /// What the engine carries and does not know.
@@ -101,10 +101,15 @@ const WIRING: [&str; 5] =
 type Exceptions = [(&'static str, &'static str)];
 
 const MANY_FIELDS: &Exceptions = &[
+    ("coordinator/src/core/status.rs: Status", "one for each thing that `Control.GetStatus` answers"),
+    ("worker/data/src/inspect.rs: Report", "one for each key that `cox data inspect` prints"),
     ("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has"),
     ("worker/src/train/summary.rs: Summary", "one for each key of summary.json"),
 ];
-const MANY_METHODS: &Exceptions = &[];
+const MANY_METHODS: &Exceptions = &[(
+    "worker/nn/src/kernels/backend.rs: ModelBackend",
+    "one for each operation that a backend may fuse, its derivatives among them",
+)];
 const MANY_PARAMETERS: &Exceptions = &[(
     "worker/nn/src/kernels/cube/",
     "a kernel's parameters are the buffers and sizes that its launch binds one by one",
@@ -113,8 +118,12 @@ const TUPLE_PARAMETERS: &Exceptions = &[];
 const CLOCKS: &Exceptions = &[
     ("coordinator/src/clock.rs", "the coordinator's one clock"),
     ("launcher/src/clock.rs", "the launcher's one clock"),
+    ("worker/cuda/src/clock.rs", "the one clock of the CUDA crate"),
+    ("worker/feature_store/src/clock.rs", "the one clock of the store"),
+    ("worker/nn/src/pulse.rs", "when a thread last moved is what it keeps; the only file of its crate"),
     ("worker/serve/src/clock.rs", "the policy server's one clock"),
     ("worker/src/clock.rs", "the engine's one clock"),
+    ("worker/task/src/clock.rs", "times the stages of a pass; the only file of its crate"),
 ];
 
 #[test]

@@ -14,6 +14,7 @@
 //! Building needs no CUDA toolkit. At run time the driver, NVRTC, CUDA's headers and, between GPUs, NCCL are
 //! loaded; what is missing is said in words ([`NoGpus`]).
 
+mod clock;
 mod gauge;
 mod libraries;
 mod nccl;

@@ -10,6 +10,7 @@ use std::{
 use coxswain_proto::run_spec::CacheDtype;
 
 use super::{
+    clock,
     coverage::{self, Coverage},
     digest::NamespaceKey,
     directory::{entries, files_below},
@@ -264,6 +265,6 @@ fn unfinished(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
 }
 
 fn is_abandoned(path: &Path) -> bool {
-    let age = fs::metadata(path).and_then(|m| m.modified()).map(|at| SystemTime::now().duration_since(at));
+    let age = fs::metadata(path).and_then(|m| m.modified()).map(|at| clock::file_time().duration_since(at));
     matches!(age, Ok(Ok(age)) if age > SETTLED) && !usage::writer_lives(path)
 }

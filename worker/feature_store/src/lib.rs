@@ -31,6 +31,7 @@
 
 mod adapter;
 mod care;
+mod clock;
 mod codec;
 mod coverage;
 mod digest;

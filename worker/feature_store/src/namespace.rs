@@ -18,6 +18,7 @@ use std::{
 };
 
 use super::{
+    clock,
     digest::{NamespaceKey, SampleKey},
     directory::Directory,
     error::{Damaged, StoreError},
@@ -221,7 +222,7 @@ impl Shared {
                 None => complete = false,
             }
         }
-        let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > TIME_RESOLUTION);
+        let settled = clock::file_time().duration_since(changed).is_ok_and(|age| age > TIME_RESOLUTION);
         index.read_at = (settled && complete).then_some(changed);
         Ok(added)
     }

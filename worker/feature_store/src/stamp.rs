@@ -4,12 +4,9 @@
 //! `rsync -t`) cannot set. A file that changed less than two seconds ago may change again within the clock's
 //! resolution: such a stamp is not relied on.
 
-use std::{
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path, time::Duration};
+
+use super::clock;
 
 /// A file that changed less than this ago may change again unnoticed.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -36,7 +33,7 @@ impl Stamp {
 
     /// Whether a later change of the file would show.
     pub(super) fn has_settled(self) -> bool {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = clock::since_epoch();
         let limit = now.saturating_sub(SETTLED).as_nanos();
         u128::from(self.0[2].max(self.0[3])) < limit
     }

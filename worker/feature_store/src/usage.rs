@@ -11,14 +11,14 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use nix::sys::statfs;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{digest::Digest, error::StoreError};
+use super::{clock, digest::Digest, error::StoreError};
 use coxswain_nn::pulse;
 
 /// Version of the whole layout, `store.json` and `space.json`; a reader refuses newer ones.
@@ -85,7 +85,7 @@ impl InUse {
     /// Notes that the namespace was used now. A store that cannot be written is still read; it is then
     /// evicted by older times.
     fn touch(&self) {
-        let _ = self.file.set_modified(SystemTime::now());
+        let _ = self.file.set_modified(clock::file_time());
     }
 }
 
@@ -112,11 +112,11 @@ pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
 /// so long at most, since a process of another run that has it may stand still, which this run cannot see.
 pub(super) fn alone(path: &Path, patience: Option<Duration>) -> Result<File, StoreError> {
     let file = File::options().append(true).create(true).open(path).map_err(StoreError::io("open", path))?;
-    let deadline = patience.map(|patience| Instant::now() + patience);
+    let deadline = patience.map(|patience| clock::now() + patience);
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if deadline.is_none_or(|at| Instant::now() < at) => pulse::beat(),
+            Err(TryLockError::WouldBlock) if deadline.is_none_or(|at| clock::now() < at) => pulse::beat(),
             Err(TryLockError::WouldBlock) => {
                 return Err(StoreError::io("lock", path)(io::ErrorKind::TimedOut.into()));
             }
@@ -178,7 +178,7 @@ pub(super) fn writer_lives(path: &Path) -> bool {
 pub(super) fn unique() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let host = nix::unistd::gethostname().unwrap_or_default();
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = clock::since_epoch();
     let words =
         [u128::from(std::process::id()), now.as_nanos(), COUNTER.fetch_add(1, Ordering::Relaxed).into()];
     let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -15,8 +15,8 @@ pub(super) struct Facts<'a, B: Tape<Base = B>> {
     pub plan: Plan,
     pub task: &'static dyn TaskOn<B>,
     pub output_dir: PathBuf,
-    /// What its first values come from, where that is not chance; a line for each group. Nothing where the run
-    /// goes on from a state of its own: what it once started from need not be there any more.
+    /// What its first values come from, where that is not chance; a line for each group. Nothing where the
+    /// run goes on from a state of its own: what it once started from need not be there any more.
     pub starts: Vec<String>,
     /// Where this machine's memory records are; none: nothing is learned from them, and nothing added.
     pub records: Option<PathBuf>,

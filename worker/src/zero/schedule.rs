@@ -106,7 +106,7 @@ mod tests {
 
     /// Of a task's three groups.
     fn peak() -> Rates {
-        Rates::from([("lora", 1e-4), ("expert", 5e-4), ("sensor", 2e-4)])
+        Rates::from([("adapter", 1e-4), ("head", 5e-4), ("tail", 2e-4)])
     }
 
     fn schedule(shape: Schedule, warmup_steps: u64, total: u64) -> LearningRateSchedule {
@@ -122,17 +122,18 @@ mod tests {
     #[test]
     fn warm_up_rises_in_equal_steps_to_the_peak() {
         let schedule = schedule(Schedule::Constant, 4, 100);
-        let first: Vec<_> = (0..6).map(|step| schedule.multiplier(step, "lora")).collect();
+        let first: Vec<_> = (0..6).map(|step| schedule.multiplier(step, "adapter")).collect();
         assert_eq!(first, [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]);
     }
 
     #[test]
     fn the_cosine_falls_from_the_peak_through_the_middle_to_the_minimum() {
         let schedule = schedule(Schedule::Cosine, 10, 110);
-        let close = |step, expected: f64| (schedule.multiplier(step, "lora") - expected).abs() < 1e-12;
+        let close = |step, expected: f64| (schedule.multiplier(step, "adapter") - expected).abs() < 1e-12;
         assert!(close(10, 1.0) && close(60, 0.55) && close(110, 0.1) && close(10_000, 0.1));
         assert!(
-            (10..110).all(|step| schedule.multiplier(step, "lora") > schedule.multiplier(step + 1, "lora"))
+            (10..110)
+                .all(|step| schedule.multiplier(step, "adapter") > schedule.multiplier(step + 1, "adapter"))
         );
     }
 
@@ -147,7 +148,7 @@ mod tests {
         };
         let schedule = LearningRateSchedule::new(&optimizer, peak(), 99);
         // 0.05 of 99 steps, rounded up, are 5; the other 20 are the line's.
-        let found = [4, 5, 10, 15, 25, 60].map(|step| schedule.multiplier(step, "lora"));
+        let found = [4, 5, 10, 15, 25, 60].map(|step| schedule.multiplier(step, "adapter"));
         for (found, expected) in found.into_iter().zip([5.0 / 6.0, 1.0, 0.75, 0.5, 0.0, 0.0]) {
             assert!((found - expected).abs() < 1e-12, "{found} for {expected}");
         }
@@ -161,11 +162,11 @@ mod tests {
             for step in [100, 101, 400, 5000] {
                 let shift = timescale - warmup as f64;
                 let expected = 1.0 / ((step as f64 + shift) / timescale).sqrt();
-                assert!((schedule.multiplier(step, "lora") - expected).abs() < 1e-12, "{step}");
+                assert!((schedule.multiplier(step, "adapter") - expected).abs() < 1e-12, "{step}");
             }
         }
         assert_eq!(
-            schedule(Schedule::InverseSqrt, 10, 10).multiplier(1_000_000, "lora"),
+            schedule(Schedule::InverseSqrt, 10, 10).multiplier(1_000_000, "adapter"),
             0.1,
             "not below the minimum"
         );
@@ -174,8 +175,8 @@ mod tests {
     #[test]
     fn every_group_follows_the_same_curve() {
         let schedule = schedule(Schedule::Cosine, 2, 20);
-        let (rates, multiplier) = (schedule.rates(7), schedule.multiplier(7, "lora"));
-        for group in [Group::LORA, Group("expert"), Group("sensor")] {
+        let (rates, multiplier) = (schedule.rates(7), schedule.multiplier(7, "adapter"));
+        for group in [Group::LORA, Group("head"), Group("tail")] {
             assert_eq!(rates.of(group), peak().of(group) * multiplier);
         }
         assert!(rates.of(Group::LORA) > 0.0);
@@ -184,18 +185,18 @@ mod tests {
 
     #[test]
     fn a_group_may_warm_up_for_itself() {
-        let warmup_steps = PerGroup::Groups([("lora".to_owned(), 9)].into());
+        let warmup_steps = PerGroup::Groups([("adapter".to_owned(), 9)].into());
         let schedule = Schedule::Constant;
         let optimizer = Optimizer { schedule, warmup_steps, ..Optimizer::default() };
         let schedule = LearningRateSchedule::new(&optimizer, peak(), 100);
         let rates = schedule.rates(4);
         assert_eq!(rates.of(Group::LORA), 0.5 * peak().of(Group::LORA));
-        assert_eq!(rates.of(Group("expert")), peak().of(Group("expert")), "no warm-up is named for it");
+        assert_eq!(rates.of(Group("head")), peak().of(Group("head")), "no warm-up is named for it");
     }
 
     #[test]
     fn a_run_shorter_than_its_warm_up_has_a_schedule() {
         let schedule = schedule(Schedule::Cosine, 10, 5);
-        assert!((0..20).all(|step| (0.0..=1.0).contains(&schedule.multiplier(step, "lora"))));
+        assert!((0..20).all(|step| (0.0..=1.0).contains(&schedule.multiplier(step, "adapter"))));
     }
 }

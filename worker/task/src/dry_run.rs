@@ -97,7 +97,7 @@ impl PassBytes {
 
 /// Micro-batches up to here are run as they are; what larger ones hold is on the line through this one and
 /// half of it. Their inputs are host memory, which a search for the largest that fits must not take.
-const LARGEST_RUN: u64 = 8;
+const LARGEST_RUN: u64 = 4;
 
 /// What passes of one model were found to hold, by kind (settings that a pass depends on among it) and
 /// micro-batch. Copies share it.
@@ -184,11 +184,11 @@ mod tests {
             scratch: 3,
         };
         let passes = Passes::default();
-        let run = |rows| if rows <= 8 { Ok(at(rows)) } else { Err("too many") };
+        let run = |rows| if rows <= LARGEST_RUN { Ok(at(rows)) } else { Err("too many") };
         assert_eq!(passes.at(&(), 64, run), Ok(at(64)));
         assert_eq!(passes.at(&(), 3, run), Ok(at(3)));
         let forgotten = |_| Err("it is known");
-        assert_eq!(passes.at(&(), 8, forgotten), Ok(at(8)));
-        assert_eq!(passes.at(&(), 7, forgotten), Err("it is known"), "seven were not run");
+        assert_eq!(passes.at(&(), 4, forgotten), Ok(at(4)));
+        assert_eq!(passes.at(&(), 1, forgotten), Err("it is known"), "one was not run");
     }
 }

@@ -1,7 +1,5 @@
 //! A decoded picture: planes as the codec made them, and what its colours mean.
 
-use crate::rgb;
-
 /// How many luma samples share a chroma sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
@@ -76,21 +74,6 @@ pub struct Picture<'a> {
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&Picture<'_>);
 
 impl Picture<'_> {
-    /// Writes RGB, `height x width x 3`, as swscale does at its defaults (`rgb.rs` says how).
-    ///
-    /// # Panics
-    /// When `rgb` is not `height * width * 3` bytes.
-    pub fn write_rgb(&self, rgb: &mut [u8]) {
-        rgb::convert(self, rgb);
-    }
-
-    /// The picture as RGB, `height x width x 3`.
-    pub fn to_rgb(&self) -> Vec<u8> {
-        let mut rgb = vec![0; self.width * self.height * 3];
-        self.write_rgb(&mut rgb);
-        rgb
-    }
-
     /// Whether the planes hold what width, height and layout say.
     pub(crate) fn is_whole(&self) -> bool {
         let (cw, ch) = (self.layout.chroma_width(self.width), self.layout.chroma_height(self.height));

@@ -58,27 +58,39 @@ impl Coefficients {
     }
 }
 
-/// Writes `picture` to `rgb`, `height x width x 3`.
-pub(crate) fn convert(picture: &Picture<'_>, rgb: &mut [u8]) {
-    let (width, height) = (picture.width, picture.height);
-    assert_eq!(rgb.len(), width * height * 3, "the buffer is height x width x 3");
-    let chroma_width = picture.layout.chroma_width(width);
-    let c = Coefficients::new(picture.colour);
-    let mut terms = Terms::new(chroma_width);
-    let mut filled = usize::MAX;
-    for (row, out) in rgb.chunks_exact_mut(width * 3).enumerate() {
-        let luma = picture.planes[0].row(row, width);
-        let chroma_row = if picture.layout == Layout::Yuv420 { row / 2 } else { row };
-        let [u, v] = [1, 2].map(|plane: usize| picture.planes[plane].row(chroma_row, chroma_width));
-        if picture.layout == Layout::Yuv444 {
-            nearest_row(luma, u, v, picture.colour, out);
-            continue;
+impl Picture<'_> {
+    /// Writes RGB, `height x width x 3`, as swscale does at its defaults.
+    ///
+    /// # Panics
+    /// When `rgb` is not `height * width * 3` bytes.
+    pub fn write_rgb(&self, rgb: &mut [u8]) {
+        let (width, height) = (self.width, self.height);
+        assert_eq!(rgb.len(), width * height * 3, "the buffer is height x width x 3");
+        let chroma_width = self.layout.chroma_width(width);
+        let c = Coefficients::new(self.colour);
+        let mut terms = Terms::new(chroma_width);
+        let mut filled = usize::MAX;
+        for (row, out) in rgb.chunks_exact_mut(width * 3).enumerate() {
+            let luma = self.planes[0].row(row, width);
+            let chroma_row = if self.layout == Layout::Yuv420 { row / 2 } else { row };
+            let [u, v] = [1, 2].map(|plane: usize| self.planes[plane].row(chroma_row, chroma_width));
+            if self.layout == Layout::Yuv444 {
+                nearest_row(luma, u, v, self.colour, out);
+                continue;
+            }
+            if filled != chroma_row {
+                terms.fill(u, v, c);
+                filled = chroma_row;
+            }
+            terms.row(luma, c, out);
         }
-        if filled != chroma_row {
-            terms.fill(u, v, c);
-            filled = chroma_row;
-        }
-        terms.row(luma, c, out);
+    }
+
+    /// The picture as RGB, `height x width x 3`.
+    pub fn to_rgb(&self) -> Vec<u8> {
+        let mut rgb = vec![0; self.width * self.height * 3];
+        self.write_rgb(&mut rgb);
+        rgb
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::core::{
     action::Record,
     event::{CheckpointReport, CheckpointState},
-    report::PhaseMemory,
+    report::{MemoryPeak, PhaseMemory},
 };
 use crate::options::CauseKind;
 use coxswain_proto::memory::Comparison;
@@ -37,7 +37,7 @@ fn a_step_commits_when_the_last_rank_has_reported_it() {
         panic!()
     };
     assert_eq!((step.tokens, step.consumed.positions.clone()), (20, 0..8));
-    assert_eq!((step.memory_peak, step.memory_peak_slot), (Bytes(1 << 20), Slot(1)));
+    assert_eq!(step.memory_peak, MemoryPeak { bytes: Bytes(1 << 20), slot: Slot(1) });
     assert_eq!((step.totals.loss(), step.samples_per_second()), (0.5, 80.0));
 }
 

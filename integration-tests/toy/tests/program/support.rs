@@ -124,12 +124,18 @@ impl Toy {
         order.with_extension("held")
     }
 
-    /// The records of a run: every sample of every step once. Returns them.
-    pub fn assert_audited(&self, name: &str, steps: u64) -> Value {
+    /// What a run's records say so far.
+    pub fn audit(&self, name: &str) -> (ExitStatus, Value) {
         let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&answer.stdout);
-        let audit: Value = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
-        assert!(answer.status.success(), "{audit:#}");
+        let audit = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
+        (answer.status, audit)
+    }
+
+    /// The records of a run: every sample of every step once. Returns them.
+    pub fn assert_audited(&self, name: &str, steps: u64) -> Value {
+        let (status, audit) = self.audit(name);
+        assert!(status.success(), "{audit:#}");
         assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}");
         assert_eq!(audit["committed_steps"], steps, "{audit:#}");
         audit

@@ -30,11 +30,7 @@ mod region;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    ops::Range,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError};
 
@@ -42,6 +38,7 @@ use self::{
     library::{Call, Communicator, Kind, Memory, State},
     region::Region,
 };
+use crate::clock;
 use coxswain_nn::kernels::flat::DeviceBuffer;
 use coxswain_worker::collective::{
     Offer, Place, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,
@@ -101,13 +98,13 @@ impl TransportSource for NcclTransport {
     ) -> Result<Box<dyn Transport>, TransportError> {
         let context = self.context()?;
         let (rank, world) = (place.rank.0 as usize, place.world);
-        let began = Instant::now();
+        let began = clock::now();
         let comm = Communicator::begin(library::load()?, &place.id, rank, world)?;
         while comm.state()? == State::InProgress {
             if !go_on() {
                 return Err(TransportError("a rank left while NCCL was connecting".to_owned()));
             }
-            if Instant::now() >= place.deadline {
+            if clock::now() >= place.deadline {
                 return Err(TransportError(format!(
                     "NCCL did not connect {world} ranks within {:.1?}; NCCL_DEBUG=INFO shows which interface it tries \
                      (NCCL_SOCKET_IFNAME chooses one)",
@@ -306,10 +303,10 @@ impl Drop for OnGpu {
             self.abort();
         }
         let Some(comm) = self.comm.take() else { return };
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = clock::now() + FAREWELL;
         comm.leave(|| {
             std::thread::sleep(PAUSE);
-            Instant::now() < deadline
+            clock::now() < deadline
         });
     }
 }

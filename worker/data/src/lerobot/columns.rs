@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use parquet::{
-    basic::{ConvertedType, LogicalType, Repetition, SortOrder, Type as Physical},
+    basic::{ConvertedType, LogicalType, Repetition, SortOrder},
     column::reader::ColumnReader,
     errors::ParquetError,
     schema::types::{ColumnDescriptor, Type},
 };
 
-use super::tables::{Column, Values};
+use super::tables::{Column, Values, is_text};
 
 /// A row that does not have the shape that `info.json` promises.
 #[derive(Debug, PartialEq, Eq)]
@@ -171,13 +171,6 @@ fn stored(descriptor: &ColumnDescriptor) -> String {
         ConvertedType::NONE => descriptor.physical_type().to_string(),
         converted => converted.to_string(),
     }
-}
-
-/// Whether a column holds text.
-pub fn is_text(descriptor: &ColumnDescriptor) -> bool {
-    let text = matches!(descriptor.logical_type_ref(), Some(LogicalType::String | LogicalType::Json))
-        || matches!(descriptor.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON);
-    descriptor.physical_type() == Physical::BYTE_ARRAY && text
 }
 
 fn is_half(descriptor: &ColumnDescriptor) -> bool {

@@ -6,7 +6,7 @@
 use std::{fs::File, path::Path, sync::Arc};
 
 use parquet::{
-    basic::Type as Physical,
+    basic::{ConvertedType, LogicalType, Type as Physical},
     column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader, get_typed_column_reader},
     data_type::{ByteArrayType, DataType, DoubleType, FloatType, Int64Type},
     errors::ParquetError,
@@ -17,7 +17,6 @@ use parquet::{
     schema::types::{ColumnDescriptor, Type},
 };
 
-use super::columns::is_text;
 use crate::error::DataError;
 
 /// A small file, read column by column.
@@ -104,6 +103,13 @@ pub struct Rows {
     pub skip: usize,
     /// How many.
     pub count: usize,
+}
+
+/// Whether a column holds text.
+pub(super) fn is_text(descriptor: &ColumnDescriptor) -> bool {
+    let text = matches!(descriptor.logical_type_ref(), Some(LogicalType::String | LogicalType::Json))
+        || matches!(descriptor.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON);
+    descriptor.physical_type() == Physical::BYTE_ARRAY && text
 }
 
 /// Some rows of one leaf column: where its values are to be read.
