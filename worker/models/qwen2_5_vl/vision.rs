@@ -102,8 +102,12 @@ impl<B: ModelBackend> VisionTower<B> {
         if pixel_values.len() != patches * width {
             return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
         }
-        let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
-        let x_pi = Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device);
+        let x_pi = if B::VALUES {
+            let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
+            Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device)
+        } else {
+            Tensor::zeros([patches, width], &self.device)
+        };
         Ok(<B as ModelBackend>::linear(x_pi, self.patch_weight.clone(), None))
     }
 

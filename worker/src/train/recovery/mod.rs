@@ -98,8 +98,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.obeyed.memory_reports = carried.memory_reports;
         self.before = carried.before;
         self.stopped = carried.stopped;
-        // A checkpoint says for itself which step it is of, and which micro-batch fitted; steps behind it that
-        // were left out come again, and count then.
+        // A checkpoint says for itself which step it is of, and which micro-batch fitted. Steps behind it
+        // that were left out come again, and count then.
         self.skipped_in_a_row = 0;
         if !restored {
             self.skipped_in_a_row = carried.skipped_in_a_row;
