@@ -259,8 +259,8 @@ def artefacts(run):
     summary = json.loads((run.output / "summary.json").read_text())
     first = summary["first_step"]
     yield "summary-losses", [(f"step {first + i}", number(loss)) for i, loss in enumerate(summary["losses"])]
-    yield "error-before", values(summary["error_before"])
-    yield "error-after", values(summary["error_after"])
+    yield "error-before", values(measures(summary["error_before"]))
+    yield "error-after", values(measures(summary["error_after"]))
     drift = (summary.get("cache") or {}).get("drift") or []
     fields = ["step", "generation", "relative_l2", "cosine", "probes"]
     yield "drift", [(f"{at} {field}", number(of[field])) for at, of in enumerate(drift) for field in fields]
@@ -312,6 +312,11 @@ def tensors(path):
 
 def document(path):
     return values(json.loads(path.read_text())) if path.exists() else []
+
+
+def measures(error):
+    """The measures of a held-out error, without the parts of them that later trees tell, too."""
+    return {name: value for name, value in error.items() if name != "parts"} if error else error
 
 
 def values(value, label=""):

@@ -27,6 +27,9 @@ use coxswain_task::memory::{Ask, Place, Prediction, Subject};
 const KEPT: usize = 64;
 /// The slope is believed within this factor of one: beyond it the records contradict each other.
 const STEEPEST: f64 = 2.0;
+/// The least of a predicted peak that a correction leaves. A run whose data threads were behind had less read
+/// ahead than the next one may have: what that saved is not to be relied on.
+const LEAST: f64 = 0.95;
 /// How well a peak repeats, relative to itself: read-ahead and the data set's cache are not at the same point
 /// twice.
 const NOISE: f64 = 0.01;
@@ -122,8 +125,8 @@ impl Calibration {
 
     /// The peak of a prediction, corrected.
     pub fn peak(&self, prediction: &Prediction) -> u64 {
-        let varying = (prediction.peak() - prediction.fixed()) as f64;
-        (prediction.fixed() as f64 + self.offset + self.slope * varying).max(0.0) as u64
+        let (peak, fixed) = (prediction.peak() as f64, prediction.fixed() as f64);
+        (fixed + self.offset + self.slope * (peak - fixed)).max(LEAST * peak) as u64
     }
 }
 
@@ -282,6 +285,17 @@ mod tests {
         let calibration =
             Calibration::of(&[record(100, 100, 500), record(100, 200, 300)], 100).expect("records");
         assert_eq!(calibration.slope, 1.0);
+    }
+
+    #[test]
+    fn runs_that_had_less_read_ahead_hardly_lower_the_next_prediction() {
+        let mut prediction = Prediction::default();
+        prediction.set(Category::Input, 2000);
+        let peak = |measured: u64| {
+            let found = Calibration::of(&[record(0, 2000, measured)], 0).expect("a record");
+            found.peak(&prediction)
+        };
+        assert_eq!([1500, 1950, 2200].map(peak), [1900, 1950, 2200]);
     }
 
     #[test]
