@@ -53,6 +53,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 human::bytes(bytes.redundancy.0)
             ));
         }
+        if let Some(decay) = self.run.spec.optimizer.ema_decay {
+            lines.push(format!(
+                "average of the weights (EMA) with decay {decay}: counted in the optimizer shard; artifacts of it go to ema/"
+            ));
+        }
         if let Some(features) = &self.features {
             lines.extend(
                 self.learner

@@ -69,7 +69,7 @@ pub fn check<B: Tape<Base = B>>(
         modules: objective.modules(&layout),
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
-        checkpoint_bytes: 3 * 4 * layout.len() as u64,
+        checkpoint_bytes: (3 + u64::from(spec.optimizer.ema_decay.is_some())) * 4 * layout.len() as u64,
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })
