@@ -38,6 +38,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             );
         }
         lines.extend(self.learner.objective.notes());
+        lines.extend(self.feed.samples.warnings().into_iter().map(|what| format!("warning: {what}")));
         lines.extend(self.run.starts.iter().cloned());
         if self.run.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.members.computes {
