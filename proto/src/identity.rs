@@ -69,6 +69,8 @@ pub const ENGINE: &Classes = &[
     ("optimizer.schedule", LearnedUntilChanged),
     ("optimizer.min_lr_ratio", LearnedUntilChanged),
     ("optimizer.reduce_dtype", Learned),
+    ("optimizer.ema_decay", LearnedUntilChanged),
+    ("optimizer.ema_power", LearnedUntilChanged),
     ("eval.samples", LearnedUntilChanged),
     ("eval.every", Outside("what is looked at, not what is learned")),
     ("eval.batch", Outside("the same samples, cut otherwise")),

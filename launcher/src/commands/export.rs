@@ -28,7 +28,10 @@ pub struct ExportArgs {
     /// Also write the pretrained model with the adapter merged in, for programs that know no adapters
     #[arg(long)]
     merged: bool,
-    /// Where to write [default: export/step-N in the run's directory]
+    /// The average of the weights (optimizer.ema_decay) instead of the weights
+    #[arg(long)]
+    ema: bool,
+    /// Where to write [default: export/step-N in the run's directory, export/step-N-ema for --ema]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -37,7 +40,7 @@ pub struct ExportArgs {
 pub fn execute(args: &ExportArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
     let which = args.step.unwrap_or_default();
-    let job = ExportJob { which, out: args.out.clone(), merged: args.merged };
+    let job = ExportJob { which, out: args.out.clone(), ema: args.ema, merged: args.merged };
     let exported = tasks().export(&spec, &job)?;
     say(format_args!("step {}: written to {}", exported.step, exported.dir.display()));
     match exported.merged {

@@ -185,6 +185,16 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         "leaves no step after the warm-up",
         "it counts from the first step of the run: raise it",
     );
+    let decay = optimizer.ema_decay.unwrap_or(0.0);
+    f.in_range("optimizer.ema_decay", decay, (0.0..1.0).contains(&decay), "from 0 to below 1");
+    let power = optimizer.ema_power.unwrap_or(1.0);
+    f.in_range("optimizer.ema_power", power, power > 0.0 && power.is_finite(), "above 0");
+    f.require(
+        optimizer.ema_power.is_none() || optimizer.ema_decay.is_some(),
+        "optimizer.ema_power",
+        "is given without `optimizer.ema_decay`",
+        "give both, for instance 0.9999 and 0.75, or remove it",
+    );
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
 }

@@ -158,6 +158,14 @@ pub struct Optimizer {
     pub min_lr_ratio: f64,
     /// What gradients travel in between ranks.
     pub reduce_dtype: ReduceDtype,
+    /// Keeps an exponential moving average (EMA) of the weights beside them, of which every step leaves this
+    /// share in its place; none when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema_decay: Option<f64>,
+    /// Lets the decay begin at 0 and rise with the steps taken, as `1 - (1 + steps)^-ema_power`, up to
+    /// `ema_decay`; there from the first step when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema_power: Option<f64>,
 }
 
 impl Default for Optimizer {
@@ -173,6 +181,8 @@ impl Default for Optimizer {
             decay_steps: None,
             min_lr_ratio: 0.1,
             reduce_dtype: ReduceDtype::Float32,
+            ema_decay: None,
+            ema_power: None,
         }
     }
 }

@@ -38,6 +38,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             );
         }
         lines.extend(self.learner.objective.notes());
+        lines.extend(self.feed.samples.warnings().into_iter().map(|what| format!("warning: {what}")));
         lines.extend(self.run.starts.iter().cloned());
         if self.run.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.members.computes {
@@ -51,6 +52,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             lines.push(format!(
                 "replica of the neighbour's shard {} a rank: losing one worker loses no step (faults.mirror)",
                 human::bytes(bytes.redundancy.0)
+            ));
+        }
+        if let Some(decay) = self.run.spec.optimizer.ema_decay {
+            lines.push(format!(
+                "average of the weights (EMA) with decay {decay}: counted in the optimizer shard; artifacts of it go to ema/"
             ));
         }
         if let Some(features) = &self.features {

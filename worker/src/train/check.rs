@@ -36,6 +36,8 @@ pub struct CheckReport {
     pub trainable: u64,
     /// What else the task has to say.
     pub notes: Vec<String>,
+    /// What in the data is probably not meant so.
+    pub warnings: Vec<String>,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
     /// Where features are kept, and what is there; none if the cache is off.
@@ -69,7 +71,8 @@ pub fn check<B: Tape<Base = B>>(
         modules: objective.modules(&layout),
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
-        checkpoint_bytes: 3 * 4 * layout.len() as u64,
+        warnings: samples.warnings(),
+        checkpoint_bytes: (3 + u64::from(spec.optimizer.ema_decay.is_some())) * 4 * layout.len() as u64,
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })
@@ -116,6 +119,7 @@ impl fmt::Display for CheckReport {
         }
         writeln!(f, "trains    {} parameters", human::grouped(self.trainable))?;
         self.notes.iter().try_for_each(|note| writeln!(f, "keeps     {note}"))?;
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "warning   {warning}"))?;
         write!(f, "on disk   {} a checkpoint", human::bytes(self.checkpoint_bytes))?;
         if let Some(features) = &self.features {
             write!(f, "\nfeatures  {features}")?;

@@ -5,6 +5,7 @@
 //! run_spec.json         the run
 //! summary.json          losses, held-out error, speed, memory of every rank
 //! manifest.json         what each file is, with checksums; written last
+//! ema/..                the artifacts of the weights' average, where one is kept (`average`)
 //! ```
 //!
 //! Every file appears by rename, so a crash leaves the previous export or the new one, file by file.
@@ -30,6 +31,9 @@ use crate::{
     memory::{self, OutOfMemory},
 };
 
+/// The directory of the artifacts of the weights' average, below that of the weights'.
+pub(super) const AVERAGE_DIR: &str = "ema";
+
 /// `manifest.json`: what each exported file is.
 #[derive(Debug, Serialize)]
 pub(super) struct ExportManifest<'a> {
@@ -52,11 +56,16 @@ pub(super) struct ManifestFile {
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Gathers what only all ranks together know, and lets rank 0 write everything.
-    pub(super) fn export(&mut self, error_after: Option<HeldOutError>) -> Result<(), TrainError> {
+    pub(super) fn export(
+        &mut self,
+        error_after: Option<HeldOutError>,
+        of_average: Option<HeldOutError>,
+    ) -> Result<(), TrainError> {
         self.enter(Phase::Checkpoint, self.next)?;
         let mut summary = self.stats.summary.clone();
         summary.error_before = self.before.clone().flatten();
         summary.error_after = error_after;
+        summary.error_after_ema = of_average;
         summary.stopped = self.stopped;
         summary.warm_up_seconds = self.stats.warm_up.excess().as_secs_f64();
         self.gather(&mut summary)?;
@@ -71,6 +80,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 self.members.link.report(Report::Note(memory.to_string()))?;
             }
         }
+        let dir = self.run.output_dir.join(AVERAGE_DIR);
+        self.export_average(&dir)?;
         // No rank leaves before the results are on disk.
         self.members.comm.barrier()?;
         Ok(())
@@ -117,6 +128,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
+    /// What says of artifacts of this moment what they are.
+    pub(super) fn manifest(&self) -> ExportManifest<'_> {
+        ExportManifest {
+            version: VERSION,
+            run: &self.run.spec.run.name,
+            spec_digest: &self.run.spec_digest,
+            base_model: self.learner.objective.base(),
+            steps: self.next.0,
+            files: Vec::new(),
+        }
+    }
+
     /// Writes the task's artifacts of the present weights below `dir`; what does not fit beside them is an
     /// error.
     pub(super) fn export_artifacts(&mut self, dir: &Path) -> Result<Vec<Artifact>, TrainError> {
@@ -155,15 +178,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             write_text(&dir.join(file), &text)?;
             files.push((file, what));
         }
-        let manifest = ExportManifest {
-            version: VERSION,
-            run: &self.run.spec.run.name,
-            spec_digest: &self.run.spec_digest,
-            base_model: self.learner.objective.base(),
-            steps: self.next.0,
-            files: Vec::new(),
-        };
-        manifest.write(&dir, &files)
+        self.manifest().write(&dir, &files)
     }
 }
 

@@ -41,8 +41,10 @@ pub enum WhichCheckpoint {
 pub struct ExportJob {
     /// Which checkpoint.
     pub which: WhichCheckpoint,
-    /// The directory; none: `export/step-N` in the run's own.
+    /// The directory; none: `export/step-N` in the run's own, with `-ema` behind it for the average.
     pub out: Option<PathBuf>,
+    /// Whether it is the average of the weights that is wanted, and not the weights.
+    pub ema: bool,
     /// Whether the pretrained model with its adapter merged in is wanted, too, in `merged` below it.
     pub merged: bool,
 }
@@ -73,8 +75,12 @@ pub fn export_run<B: Tape<Base = B>>(
     let mut light = spec.clone();
     light.memory.offload = Offload::Layers;
     let Built { objective, layout, .. } = task.build(&light, &*samples, device)?;
-    let values = save::read_trainables(&found, &layout)?;
-    let dir = job.out.clone().unwrap_or_else(|| run_dir.join(format!("export/{}", step.checkpoint_dir())));
+    let (values, kind) = match job.ema {
+        true => (save::read_average_of(&found, &layout)?, "-ema"),
+        false => (save::read_trainables(&found, &layout)?, ""),
+    };
+    let of_step = || run_dir.join(format!("export/{}{kind}", step.checkpoint_dir()));
+    let dir = job.out.clone().unwrap_or_else(of_step);
     fs::create_dir_all(&dir).map_err(|source| TrainError::Io {
         action: "create",
         path: dir.clone(),

@@ -29,6 +29,12 @@ impl HeldOutError {
         self.measures.iter().next().map(|(name, value)| (name, *value))
     }
 
+    /// The measures of the weights' average, beside those of the weights. Not by part: a report of both would
+    /// not fit its bound.
+    pub fn figures_of_average(&self) -> impl Iterator<Item = Metric> {
+        self.measures.iter().map(|(name, value)| Metric::held_out(&format!("ema/{name}"), *value))
+    }
+
     /// All figures, for every sink of a step's.
     pub fn figures(&self) -> Vec<Metric> {
         let all = self.measures.iter().chain(self.parts.iter());
@@ -44,8 +50,8 @@ impl HeldOutError {
 /// What was found on held-out samples while training.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Validation {
-    /// Steps done at the newest evaluation, and what it found.
-    pub newest: Option<(Step, Option<HeldOutError>)>,
+    /// Steps done at the newest evaluation, and what it found of the weights and of their average.
+    pub newest: Option<(Step, Option<HeldOutError>, Option<HeldOutError>)>,
     /// Its figures, until a step's report takes them along.
     pub unreported: Vec<Metric>,
 }

@@ -89,8 +89,10 @@ impl<B: Tape<Base = B>> Learner<B> {
         .into()
     }
 
-    /// Bytes of one checkpoint: fp32 values and both moments of everything that trains.
+    /// Bytes of one checkpoint: fp32 values of everything that trains, both moments, and the average where
+    /// one is kept.
     pub fn checkpoint_bytes(&self) -> Bytes {
-        Bytes(3 * 4 * self.trainables.layout().len() as u64)
+        let averaged = self.held.as_ref().is_some_and(|held| held.optimizer.average().is_some());
+        Bytes((3 + u64::from(averaged)) * 4 * self.trainables.layout().len() as u64)
     }
 }

@@ -16,6 +16,7 @@
 //!   warm_up    what the first step took beyond the others
 //!   features   kept features: cache phases, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
+//!   average    the average of the weights in their place, for what follows
 //!   evaluate   held-out action error, every rank a part
 //!   validation the same while training goes on, and the best checkpoint
 //!   export     what a user takes away: the task's artifacts, statistics, summary
@@ -30,6 +31,7 @@ mod advice;
 mod ahead;
 mod announce;
 mod autobatch;
+mod average;
 mod best;
 pub mod check;
 pub mod checkpoint;

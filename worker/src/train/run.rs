@@ -135,13 +135,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.saved != Some(self.next) {
             self.save()?;
         }
-        let after = match self.validation.newest.take() {
-            Some((step, found)) if step == self.next => found,
-            _ => self.evaluate()?,
+        let (after, of_average) = match self.validation.newest.take() {
+            Some((step, found, of_average)) if step == self.next => (found, of_average),
+            _ => (self.evaluate()?, self.evaluate_average()?),
         };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;
-        self.export(after)?;
+        self.export(after, of_average)?;
         self.members.link.at(Phase::Done, self.next);
         Ok(Ended::Done)
     }

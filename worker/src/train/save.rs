@@ -33,7 +33,7 @@ use crate::{
     collective::{BufMut, Reduce},
     link::{CheckpointNews, Phase, Report},
     memory::{self, Meter, OutOfMemory},
-    zero::{ReplicatedAdamW, StateError},
+    zero::{ReplicatedAdamW, StateError, read_average},
 };
 use coxswain_nn::{
     files::write_tensors,
@@ -81,7 +81,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         check_origin(&found, self.run.spec, &self.feed.samples.fingerprint().to_string())?;
         let weights = read_trainables(&found, self.learner.trainables.layout())?;
         let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
-        let optimizer = read_optimizer(empty, &found, &weights)?;
+        let (optimizer, begins) = read_optimizer(empty, &found, &weights)?;
+        if begins {
+            let line = format!(
+                "optimizer.ema_decay: the checkpoint of step {step} has no average of the weights: it begins with them"
+            );
+            self.run.starts.push(line);
+        }
         self.learner.trainables.set(weights);
         self.learner.hold(optimizer, &self.members);
         self.next = step;
@@ -219,12 +225,12 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
 }
 
 /// This optimizer with its moments from the files that have some of this rank's parts: as many bytes as these
-/// parts, not as all of them.
+/// parts, not as all of them. And whether an average begins with these weights.
 fn read_optimizer<F: Flat>(
     mut optimizer: ReplicatedAdamW<F>,
     found: &Found,
     weights: &[f32],
-) -> Result<ReplicatedAdamW<F>, CheckpointError> {
+) -> Result<(ReplicatedAdamW<F>, bool), CheckpointError> {
     let world = found.manifest.world_size;
     let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
     let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
@@ -251,8 +257,21 @@ fn read_optimizer<F: Flat>(
         }
         imported => imported,
     };
-    imported.map_err(|error| unusable(found, &error))?;
-    Ok(optimizer)
+    let begins = imported.map_err(|error| unusable(found, &error))?;
+    Ok((optimizer, begins))
+}
+
+/// The average of the weights that a checkpoint has, by name.
+pub(super) fn read_average_of(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
+    let world = found.manifest.world_size;
+    let file = |rank: usize| read_whole(&found.verified(&optimizer_file(rank as u32, world))?);
+    let files: Vec<_> = (0..world).map(file).collect::<Result<_, _>>()?;
+    let views: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
+    let average = read_average(&views, layout).map_err(|error| unusable(found, &error))?;
+    average.ok_or_else(|| CheckpointError::Foreign {
+        path: found.path.clone(),
+        detail: "has no average of the weights; its run was without `optimizer.ema_decay`".into(),
+    })
 }
 
 /// A checkpoint of another run or another data set would train on, and mean nothing.

@@ -38,6 +38,9 @@ pub struct Summary {
     pub error_before: Option<HeldOutError>,
     /// Held-out error after the last.
     pub error_after: Option<HeldOutError>,
+    /// That of the weights' average; none if none is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_after_ema: Option<HeldOutError>,
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
     /// Of these, what rank 0's first step on a GPU took beyond those after it: kernels compiled and products
@@ -107,6 +110,7 @@ impl Default for Summary {
             losses: Vec::new(),
             error_before: None,
             error_after: None,
+            error_after_ema: None,
             train_seconds: 0.0,
             warm_up_seconds: 0.0,
             samples_per_second: 0.0,

@@ -14,7 +14,12 @@ use coxswain_proto::{
 };
 
 use super::{
-    TrainError, best::Best, checkpoint::SPEC_FILE, export::pretty, held_out::HeldOutError, training::Training,
+    TrainError,
+    best::Best,
+    checkpoint::SPEC_FILE,
+    export::{AVERAGE_DIR, pretty},
+    held_out::HeldOutError,
+    training::Training,
 };
 use crate::{
     collective::BufMut,
@@ -37,9 +42,11 @@ pub(super) fn validate<B: Tape<Base = B>>(
         Some(found) => found,
         None => training.evaluate()?,
     };
-    training.validation.newest = Some((step, found.clone()));
+    let of_average = training.evaluate_average()?;
+    training.validation.newest = Some((step, found.clone(), of_average.clone()));
     let Some(error) = found else { return Ok(None) };
     training.validation.unreported = error.figures();
+    training.validation.unreported.extend(of_average.iter().flat_map(HeldOutError::figures_of_average));
     let spec = training.run.spec;
     let Some(found) = Best::of(step, &error, spec.eval.seed.unwrap_or(spec.run.seed)) else {
         return Ok(None);
@@ -52,8 +59,9 @@ pub(super) fn validate<B: Tape<Base = B>>(
         training.validation.unreported.extend(told);
     }
     if training.members.rank().0 == 0 {
+        let better = best.filter(|_| !is_better);
         let line =
-            format!("held-out error after step {step}: {}", words(&error, best.filter(|_| !is_better)));
+            format!("held-out error after step {step}: {}", words(&error, of_average.as_ref(), better));
         training.members.link.report(Report::Note(line))?;
     }
     Ok(is_better.then_some(found))
@@ -81,13 +89,27 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
     if training.saved != Some(step) {
         training.save()?;
     }
-    if training.saved != Some(step) || training.members.rank().0 != 0 {
+    if training.saved != Some(step) {
         return Ok(());
     }
     training.enter(Phase::Checkpoint, step)?;
-    let (files, spec) = (training.feed.samples.files(), pretty(training.run.spec));
+    // All ranks lend their part of the average; what the file system refuses is told below.
     let output_dir = training.run.output_dir.clone();
+    let aside = output_dir.join(".tmp-best-ema");
+    let averaged = training.with_average(|training| match training.members.rank().0 {
+        0 => Ok(training.stage_average(&aside)),
+        _ => Ok(Ok(())),
+    })?;
+    if training.members.rank().0 != 0 {
+        return Ok(());
+    }
+    let (files, spec) = (training.feed.samples.files(), pretty(training.run.spec));
     let exported = best.publish(&output_dir, |into| {
+        match averaged {
+            Some(Ok(())) => fs::rename(&aside, into.join(AVERAGE_DIR))?,
+            Some(Err(error)) => return Err(io::Error::other(error)),
+            None => {}
+        }
         training.export_artifacts(into).map_err(io::Error::other)?;
         let texts =
             files.iter().map(|file| (file.path, file.text.as_str())).chain([(SPEC_FILE, spec.as_str())]);
@@ -116,9 +138,12 @@ pub(super) fn report<B: Tape<Base = B>>(
     }
 }
 
-/// The measures, and beside them the best, if another step's is.
-fn words(error: &HeldOutError, better: Option<(Step, f64)>) -> String {
-    let measures: Vec<_> = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+/// The measures, those of the average, and beside them the best, if another step's is.
+fn words(error: &HeldOutError, of_average: Option<&HeldOutError>, better: Option<(Step, f64)>) -> String {
+    let measures = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}"));
+    let averaged = of_average.into_iter().flat_map(|of| of.measures.iter());
+    let measures: Vec<_> =
+        measures.chain(averaged.map(|(name, value)| format!("ema/{name} {value:.4}"))).collect();
     let beside = better.map(|(step, value)| format!("; the best is {value:.4}, after step {step}"));
     format!("{}{}", measures.join(", "), beside.unwrap_or_else(|| "; the best so far".into()))
 }

@@ -7,6 +7,7 @@
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
 //! exchange    what gradients travel in
 //! replica     a copy of the neighbour's part, so that one lost rank loses no step
+//! average     the average of the weights, where a run keeps one
 //! schedule    the learning rate of a step, as a pure function
 //! state       the moments as bytes, by parameter name and offset, readable at any world size
 //! ```
@@ -32,6 +33,7 @@
 //! here         4 n       4 n                   8 n / W   128 KiB     8 n + 8 n / W
 //! replicated   4 n       4 n                   8 n / W   12 n / W    8 n + 20 n / W
 //! bfloat16     as above, and 2 n that gradients travel in (`optimizer.reduce_dtype`)
+//! average      as above, and 4 n / W, twice where replicated (`optimizer.ema_decay`)
 //! ```
 //!
 //! The gradient row is honest: the backward pass sums micro-batches into one full-length buffer, which is
@@ -48,6 +50,7 @@
 //! [`Collective`](crate::collective::Collective). It does not partition weights (ZeRO-3), and does not
 //! overlap communication with the backward pass.
 
+mod average;
 mod exchange;
 mod optimizer;
 mod partition;
@@ -59,4 +62,4 @@ pub use optimizer::{GroupNorm, ShardedAdamW, StepError, StepInput, StepOutcome, 
 pub use partition::{Partition, Segment};
 pub use replica::{Copy, Keeps, ReplicatedAdamW, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};
-pub use state::StateError;
+pub use state::{StateError, read_average};

@@ -5,7 +5,8 @@
 //!   -> reduce-scatter in place        this rank's chunk is the sum over ranks (`exchange`)
 //!   -> norm over all chunks           one f64 around the ring, and one a group; not finite: an error,
 //!                                     nothing has changed
-//!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy
+//!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy; then their average
+//!                                     follows, where one is kept
 //!   -> all-gather in place            everyone has all weights
 //! ```
 //!
@@ -28,6 +29,7 @@ use coxswain_proto::{
 };
 
 use super::{
+    average::Average,
     exchange::Exchange,
     partition::{Partition, Segment, intersect, shifted},
     schedule::Rates,
@@ -50,6 +52,8 @@ pub struct ShardedAdamW<F: Flat = Vec<f32>> {
     pub(super) exchange: Exchange<F>,
     pub(super) exp_avg: F,
     pub(super) exp_avg_sq: F,
+    /// That of the weights, if the run keeps one.
+    pub(super) average: Option<Average<F>>,
     /// Steps of the run that are done.
     pub(super) steps: u64,
     /// Of these, steps that were left out: bias correction counts the others.
@@ -207,14 +211,14 @@ fn place(rank: &Rank, parameter: &Option<String>) -> String {
 pub struct ZeroBytes {
     /// The flat weights, full length; this rank's part of them is the master copy.
     pub weights: Bytes,
-    /// Both moments, this rank's part.
+    /// Both moments and, where one is kept, the average of the weights: this rank's part.
     pub moments: Bytes,
     /// The flat gradients, full length.
     pub grads: Bytes,
     /// What the communicator holds for itself, and what gradients travel in where that is not their own
     /// buffer.
     pub comm_buffers: Bytes,
-    /// What both moments take when they are not partitioned, for comparison.
+    /// What these take when they are not partitioned, for comparison.
     pub moments_unpartitioned: Bytes,
     /// What is kept in store for a lost rank ([`ReplicatedAdamW`](super::ReplicatedAdamW)).
     pub redundancy: Bytes,
@@ -248,6 +252,7 @@ impl<F: Flat> ShardedAdamW<F> {
             exchange: Exchange::new(settings.reduce_dtype),
             exp_avg: zeros(place, own),
             exp_avg_sq: zeros(place, own),
+            average: Average::wanted(settings, || zeros(place, own)),
             steps: 0,
             skipped: 0,
             last_norm: 0.0,
@@ -334,7 +339,23 @@ impl<F: Flat> ShardedAdamW<F> {
         });
         let runs: Vec<_> = runs.collect();
         let (exp_avg, exp_avg_sq) = (&mut self.exp_avg, &mut self.exp_avg_sq);
-        F::adamw(Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin }, &runs);
+        let part =
+            Part { weights: &mut *weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin };
+        F::adamw(part, &runs);
+        if let Some(average) = &mut self.average {
+            average.follow(weights, weights_from, taken);
+        }
+    }
+
+    /// Everything that is kept of this rank's part besides its weights.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = &F> {
+        [&self.exp_avg, &self.exp_avg_sq].into_iter().chain(self.average.iter().map(|of| &of.values))
+    }
+
+    /// The same, to be changed.
+    pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut F> {
+        let average = self.average.as_mut().map(|of| &mut of.values);
+        [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().chain(average)
     }
 
     /// Sum of squares over this rank's part, as far as it moves.
@@ -355,12 +376,13 @@ impl<F: Flat> ShardedAdamW<F> {
     pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
         let floats = |count: usize| Bytes(4 * count as u64);
         let whole = self.partition.whole_len();
+        let buffers = self.buffers().count();
         ZeroBytes {
             weights: floats(whole),
-            moments: floats(self.exp_avg.len() + self.exp_avg_sq.len()),
+            moments: floats(buffers * self.partition.own().len()),
             grads: floats(whole),
             comm_buffers: Bytes(comm.buffer_bytes() as u64 + self.exchange.bytes()),
-            moments_unpartitioned: floats(2 * whole),
+            moments_unpartitioned: floats(buffers * whole),
             redundancy: Bytes(0),
         }
     }

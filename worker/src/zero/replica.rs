@@ -1,9 +1,10 @@
 //! The optimizer's part of surviving a lost rank: every part of the flat parameter buffer exists twice, in
 //! two versions.
 //!
-//! A *version* is the state after so many steps: weights and both moments. While a step is under way, ranks
-//! are in the version before it or in the one after it. To go on without a lost rank, all of them must agree
-//! on one version of which every part is still somewhere. One step:
+//! A *version* is the state after so many steps: weights, both moments and, where one is kept, their
+//! average. While a step is under way, ranks are in the version before it or in the one after it. To go
+//! on without a lost rank, all of them must agree on one version of which every part is still somewhere.
+//! One step:
 //!
 //! ```text
 //! reduce-scatter, norm
@@ -19,7 +20,8 @@
 //! step: taken already, or still to be taken from the chunks in the gradient buffer. If no living rank
 //! has passed it, none has changed anything, and every part exists in the version before. The replica repeats
 //! the owner's arithmetic on the owner's numbers, so it holds the same bits, and the network carries 4 bytes
-//! an element instead of 12. It costs 12 bytes an element of one part, and a barrier a step.
+//! an element instead of 12. It costs 12 bytes an element of one part (16 with an average), and a barrier a
+//! step.
 //!
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and
 //! moving the parts is [`train::recovery`](crate::train::recovery)'s affair.
@@ -49,12 +51,21 @@ pub struct ShardState {
     pub exp_avg: Vec<f32>,
     /// Second moments.
     pub exp_avg_sq: Vec<f32>,
+    /// The average of the weights; empty if none is kept.
+    pub average: Vec<f32>,
 }
 
 impl ShardState {
-    /// Zeros for a part of `len` elements.
-    pub fn zeros(len: usize) -> Self {
-        Self { weights: vec![0.0; len], exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] }
+    /// Zeros for a part of `len` elements, with an average of the weights or without one.
+    pub fn zeros(len: usize, averaged: bool) -> Self {
+        let zeros = || vec![0.0; len];
+        let average = if averaged { zeros() } else { Vec::new() };
+        Self { weights: zeros(), exp_avg: zeros(), exp_avg_sq: zeros(), average }
+    }
+
+    /// All of it, in one order.
+    pub fn buffers(&mut self) -> [&mut Vec<f32>; 4] {
+        [&mut self.weights, &mut self.exp_avg, &mut self.exp_avg_sq, &mut self.average]
     }
 }
 
@@ -169,14 +180,29 @@ impl<F: Flat> ReplicatedAdamW<F> {
     }
 
     /// Takes over moments from the files of a checkpoint ([`ShardedAdamW::import`]), whose weights are
-    /// `weights`, full length.
-    pub fn import(&mut self, files: &[&[u8]], weights: &[f32]) -> Result<(), StateError> {
-        self.own.import(files)?;
+    /// `weights`, full length. An average that is kept and not in the files begins with these weights;
+    /// whether it had to.
+    pub fn import(&mut self, files: &[&[u8]], weights: &[f32]) -> Result<bool, StateError> {
+        let mut found = self.own.import(files)?;
         if let Some(replica) = &mut self.replica {
-            replica.shard.import(files)?;
+            found &= replica.shard.import(files)?;
+        }
+        if !found {
+            self.begin_average(weights);
         }
         self.begin(self.own.steps(), self.own.skipped, weights);
-        Ok(())
+        Ok(!found)
+    }
+
+    /// The average, where one is kept, begins with these weights, full length.
+    pub fn begin_average(&mut self, weights: &[f32]) {
+        self.own.begin_average(weights);
+        self.replica.iter_mut().for_each(|replica| replica.shard.begin_average(weights));
+    }
+
+    /// This rank's part of the flat parameter buffer, and the average of its weights; none if none is kept.
+    pub fn average(&self) -> Option<(Range<usize>, &F)> {
+        Some((self.own.partition().own(), &self.own.average.as_ref()?.values))
     }
 
     /// Whether some of the elements `range` of the flat parameter buffer are in a part that this rank keeps.
@@ -188,8 +214,8 @@ impl<F: Flat> ReplicatedAdamW<F> {
             .any(|part| !intersect(&part, range).is_empty())
     }
 
-    /// Takes moments of the elements `range` of the flat parameter buffer, as far as they are in a part that
-    /// this rank keeps.
+    /// Takes moments (and the average) of the elements `range` of the flat parameter buffer, as far as they
+    /// are in a part that this rank keeps.
     pub fn adopt(&mut self, range: &Range<usize>, state: &ShardState) {
         let shards = [Some(&mut self.own), self.replica.as_mut().map(|replica| &mut replica.shard)];
         for shard in shards.into_iter().flatten() {
@@ -199,11 +225,11 @@ impl<F: Flat> ReplicatedAdamW<F> {
                 continue;
             }
             let (to, from) = (shifted(&shared, part.start), shifted(&shared, range.start));
-            let take = |moments: &mut F, values: &[f32]| {
-                moments.edit(|moments| moments[to.clone()].copy_from_slice(&values[from.clone()]));
-            };
-            take(&mut shard.exp_avg, &state.exp_avg);
-            take(&mut shard.exp_avg_sq, &state.exp_avg_sq);
+            for (buffer, values) in
+                shard.buffers_mut().zip([&state.exp_avg, &state.exp_avg_sq, &state.average])
+            {
+                buffer.edit(|buffer| buffer[to.clone()].copy_from_slice(&values[from.clone()]));
+            }
         }
     }
 
@@ -307,13 +333,15 @@ impl<F: Flat> ReplicatedAdamW<F> {
 
     /// What all of it takes on this rank.
     pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
-        let redundancy = self.replica.as_ref().map_or(0, |replica| 12 * replica.range().len());
+        // Weights, and what is kept beside them.
+        let buffers = 1 + self.own.buffers().count();
+        let redundancy = self.replica.as_ref().map_or(0, |replica| 4 * buffers * replica.range().len());
         ZeroBytes { redundancy: Bytes(redundancy as u64), ..self.own.bytes(comm) }
     }
 }
 
 fn snapshot<F: Flat>(shard: &ShardedAdamW<F>, weights: Vec<f32>) -> ShardState {
-    let [exp_avg, exp_avg_sq] =
-        [&shard.exp_avg, &shard.exp_avg_sq].map(|moments| moments.read(0..moments.len()).into_owned());
-    ShardState { weights, exp_avg, exp_avg_sq }
+    let whole = |buffer: &F| buffer.read(0..buffer.len()).into_owned();
+    let average = shard.average.as_ref().map_or_else(Vec::new, |average| whole(&average.values));
+    ShardState { weights, exp_avg: whole(&shard.exp_avg), exp_avg_sq: whole(&shard.exp_avg_sq), average }
 }

@@ -4,6 +4,7 @@
 //! tensors    exp_avg.<parameter>[<first element>..]     fp32, the elements of that parameter in this rank's
 //!                                                       part
 //!            exp_avg_sq.<parameter>[<first element>..]
+//!            ema.<parameter>[<first element>..]        the average of the weights, if the run keeps one
 //! metadata   format, steps, rank, world; skipped, if steps were left out
 //! ```
 //!
@@ -23,11 +24,17 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use super::{optimizer::ShardedAdamW, partition::intersect};
-use coxswain_nn::{kernels::flat::Flat, params::ParamSpec};
+use coxswain_nn::{
+    kernels::flat::Flat,
+    params::{ParamSpec, TrainableLayout},
+};
 
 /// In every file's metadata.
 const FORMAT: &str = "coxswain-optimizer-1";
-const KINDS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+/// In the order of `ShardedAdamW::buffers`.
+const KINDS: [&str; 3] = ["exp_avg", "exp_avg_sq", "ema"];
+/// The place among them of what a run may do without.
+const AVERAGE: usize = 2;
 /// Elements read at once: what of moments in a device's memory is in the host's while they are written.
 const PIECE: usize = 16 << 20;
 
@@ -69,7 +76,7 @@ pub enum StateError {
         "{kind} of {parameter}: elements {begin}..{end} are in {copies} of the files; are all files of the checkpoint there, each once?"
     )]
     Coverage {
-        /// `exp_avg` or `exp_avg_sq`.
+        /// `exp_avg`, `exp_avg_sq` or `ema`.
         kind: &'static str,
         /// Whose.
         parameter: String,
@@ -119,7 +126,7 @@ impl Piece<'_> {
 impl<F: Flat> ShardedAdamW<F> {
     /// This rank's state as a safetensors file.
     pub fn export(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.exp_avg.len() * 8 + (16 << 10));
+        let mut bytes = Vec::with_capacity(self.exp_avg.len() * 12 + (16 << 10));
         self.write_to(&mut bytes).expect("a vector takes everything");
         bytes
     }
@@ -130,7 +137,9 @@ impl<F: Flat> ShardedAdamW<F> {
         let header = self.header();
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for moments in [&self.exp_avg, &self.exp_avg_sq] {
+        let mut elements = 0;
+        for moments in self.buffers() {
+            elements += moments.len() as u64;
             for start in (0..moments.len()).step_by(PIECE) {
                 let piece = moments.read(start..(start + PIECE).min(moments.len()));
                 if cfg!(target_endian = "little") {
@@ -140,13 +149,14 @@ impl<F: Flat> ShardedAdamW<F> {
                 }
             }
         }
-        Ok(8 + header.len() as u64 + 4 * (self.exp_avg.len() + self.exp_avg_sq.len()) as u64)
+        Ok(8 + header.len() as u64 + 4 * elements)
     }
 
     /// Takes over the state of a checkpoint, given the contents of its ranks' files; they may come from any
     /// world size. Empty ones are passed over: files that have nothing of this rank's part need not be read.
-    /// On an error nothing has changed.
-    pub fn import(&mut self, files: &[&[u8]]) -> Result<(), StateError> {
+    /// On an error nothing has changed. Returns whether everything is there that this run keeps: files of a
+    /// run that kept no average of its weights have none, and the average here is as it was.
+    pub fn import(&mut self, files: &[&[u8]]) -> Result<bool, StateError> {
         let mut pieces = Vec::new();
         let mut steps = None;
         for (file, bytes) in files.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
@@ -159,16 +169,31 @@ impl<F: Flat> ShardedAdamW<F> {
         let Some(steps) = steps else {
             return Err(StateError::Unreadable { file: 0, detail: "no files were given".into() });
         };
-        for (kind, name) in KINDS.into_iter().enumerate() {
+        let averaged = pieces.iter().any(|piece| piece.kind == AVERAGE);
+        let kept = self.buffers().count();
+        let there = if averaged { kept } else { kept.min(AVERAGE) };
+        for (kind, name) in KINDS.into_iter().enumerate().take(there) {
             self.check_coverage(kind, name, &pieces)?;
         }
         let own = self.partition.own();
-        for (kind, moments) in [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().enumerate() {
+        // Field by field: the pieces are of the layout beside them.
+        let average = self.average.as_mut().map(|of| &mut of.values);
+        let buffers = [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().chain(average);
+        for (kind, moments) in buffers.enumerate().take(there) {
             let pieces = pieces.iter().filter(|piece| piece.kind == kind);
             moments.edit(|moments| pieces.for_each(|piece| piece.copy_to(moments, &own)));
         }
         (self.steps, self.skipped) = steps;
-        Ok(())
+        Ok(there == kept)
+    }
+
+    /// The average, if one is kept, begins with these weights, full length.
+    pub(crate) fn begin_average(&mut self, weights: &[f32]) {
+        let part = self.partition.own();
+        let begin = |values: &mut [f32]| values.copy_from_slice(&weights[part]);
+        if let Some(average) = &mut self.average {
+            average.values.edit(begin);
+        }
     }
 
     /// Parameters and the elements of each that are this rank's.
@@ -194,7 +219,7 @@ impl<F: Flat> ShardedAdamW<F> {
         }
         header.insert("__metadata__".into(), metadata);
         let mut offset = 0;
-        for kind in KINDS {
+        for kind in KINDS.into_iter().take(self.buffers().count()) {
             for (param, range) in self.own_pieces() {
                 let end = offset + 4 * range.len();
                 let name = format!("{kind}.{}[{}..]", param.name, range.start);
@@ -249,11 +274,33 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 }
 
+/// The average of all weights, from the contents of all files of a checkpoint; none if its run kept none.
+pub fn read_average(files: &[&[u8]], layout: &TrainableLayout) -> Result<Option<Vec<f32>>, StateError> {
+    // An optimizer of one rank would hold the moments, too.
+    let (mut pieces, mut covered) = (Vec::new(), 0);
+    for (file, bytes) in files.iter().enumerate() {
+        read_file(file, bytes, layout, &mut pieces)?;
+    }
+    let mut average = vec![0.0; layout.len()];
+    for piece in pieces.iter().filter(|piece| piece.kind == AVERAGE) {
+        piece.copy_to(&mut average, &(0..layout.len()));
+        covered += piece.range.len();
+    }
+    match covered {
+        0 => Ok(None),
+        _ if covered == layout.len() => Ok(Some(average)),
+        _ => Err(StateError::Unreadable {
+            file: 0,
+            detail: format!("all files have {covered} of {} elements of the average", layout.len()),
+        }),
+    }
+}
+
 /// Reads one file's tensors; returns its step, and how many steps were left out before it.
 fn read_file<'a>(
     file: usize,
     bytes: &'a [u8],
-    layout: &'a coxswain_nn::params::TrainableLayout,
+    layout: &'a TrainableLayout,
     pieces: &mut Vec<Piece<'a>>,
 ) -> Result<(u64, u64), StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };

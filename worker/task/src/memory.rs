@@ -9,8 +9,16 @@ use serde::Serialize;
 
 use crate::TaskError;
 
-/// Bytes for each element of a shard that the replica of the neighbour's takes: its weights and both moments.
-pub const REPLICA_BYTES: u64 = 12;
+/// Bytes for each element of a shard that the optimizer's state of it takes: both moments, and the average of
+/// the weights where one is kept.
+pub fn shard_bytes(spec: &RunSpec) -> u64 {
+    8 + if spec.optimizer.ema_decay.is_some() { 4 } else { 0 }
+}
+
+/// Bytes for each element of a shard that the replica of the neighbour's takes: its weights and its state.
+pub fn replica_bytes(spec: &RunSpec) -> u64 {
+    4 + shard_bytes(spec)
+}
 
 /// Bytes that a ring keeps to receive into.
 pub const RECEIVE_BYTES: u64 = 128 << 10;
@@ -120,11 +128,11 @@ impl Prediction {
     }
 }
 
-/// This rank's moments, and its copy of the neighbour's part.
+/// This rank's part of the optimizer's state, and its copy of the neighbour's part.
 fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
     let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
     let replicated = ask.world > 1 && spec.faults.replica;
-    [8 * shard, if replicated { REPLICA_BYTES * shard } else { 0 }]
+    [shard_bytes(spec) * shard, if replicated { replica_bytes(spec) * shard } else { 0 }]
 }
 
 /// A setting, and what it would do to a rank's peak.

@@ -123,6 +123,11 @@ pub trait Samples: Send + Sync {
     /// Lines of `cox check` about the data: label and text.
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError>;
 
+    /// What in the data can be trained on and is probably not meant so: a line each, with what to do.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The task's own type.
     fn as_any(&self) -> &dyn Any;
 }

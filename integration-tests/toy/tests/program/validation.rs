@@ -127,3 +127,66 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
     assert!(printed.contains("train.global_batch (64 there, 32 here)"), "{printed}");
     assert!(!printed.contains("optimizer.lr.network"), "what may change is no reason: {printed}");
 }
+
+/// The average, of artifacts below `name`.
+fn averaged(toy: &Toy, name: &str) -> Vec<u8> {
+    let path = toy.path(name).join("network.safetensors");
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn the_average_of_the_weights_has_the_same_bits_whatever_befalls_the_ranks() {
+    let toy = Toy::new(500);
+    let kept = with(&[EVERY, "optimizer.ema_decay=0.9"]);
+    toy.train("without", &with(&[EVERY]));
+    let (summary, printed) = toy.train("undisturbed", &kept);
+    assert!(toy.network("undisturbed") == toy.network("without"), "it learned something else");
+    let due = averaged(&toy, "undisturbed/ema");
+    assert!(due != toy.network("undisturbed"), "an average of all steps is not the last one");
+    assert!(printed.contains(", ema/mse "), "{printed}");
+    assert!(summary["error_after_ema"]["mse"].is_number(), "{summary:#}");
+    assert_eq!(read_json(&toy.path("undisturbed/ema/manifest.json"))["steps"], 12);
+    assert!(toy.path("undisturbed/ema/run_spec.json").is_file(), "it can be served by itself");
+    averaged(&toy, "undisturbed/best/ema");
+    let answer =
+        toy.cox(&["export", "--ema"]).arg(toy.path("undisturbed")).output().expect("cox-toy was built");
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    assert!(averaged(&toy, "undisturbed/export/step-00000012-ema") == due, "a checkpoint has another one");
+
+    let same = |name: &str, printed: &str| {
+        assert!(averaged(&toy, &format!("{name}/ema")) == due, "{name}: another average\n{printed}");
+        assert!(toy.network(name) == toy.network("without"), "{name}: it learned something else");
+    };
+    let held = toy.hold(1, "optimizer", 5);
+    same("updating", &kill(&toy, toy.start("updating", &kept), &held));
+    // While the average is where the weights were: the second look at held-out samples.
+    let held = toy.hold(1, "evaluation", 6);
+    let mut running = toy.start("looking", &kept);
+    running.wait_until_held(&held);
+    toy.hold(1, "evaluation", 6);
+    std::fs::remove_file(&held).expect("it is held");
+    same("looking", &kill(&toy, running, &held));
+
+    // And where the launcher goes, too, and the checkpoint is read.
+    let held = toy.hold(0, "forward", 10);
+    let mut running = toy.start("halves", &kept);
+    running.wait_until_held(&held);
+    drop(running);
+    std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    toy.train("halves", &kept);
+    assert!(averaged(&toy, "halves/ema") == due, "another average");
+}
+
+#[test]
+fn an_average_that_is_asked_for_later_begins_with_the_weights_of_the_checkpoint() {
+    let toy = Toy::new(500);
+    toy.train("run", &with(&["train.steps=8", "optimizer.schedule=constant"]));
+    let mut command = toy.cox(&["export", "--ema"]);
+    command.arg(toy.path("run"));
+    let (code, printed) = refused(command);
+    assert!(code != Some(0) && printed.contains("without `optimizer.ema_decay`"), "{code:?} {printed}");
+    let (_, printed) = toy.train("run", &with(&["optimizer.schedule=constant", "optimizer.ema_decay=0.9"]));
+    let told = "the checkpoint of step 8 has no average of the weights: it begins with them";
+    assert!(printed.contains(told), "{printed}");
+    assert!(averaged(&toy, "run/ema") != toy.network("run"));
+}

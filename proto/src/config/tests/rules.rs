@@ -60,6 +60,8 @@ fn every_rule_has_a_case() {
         ("optimizer.eps=0", "optimizer.eps"),
         ("optimizer.clip_norm=-1", "optimizer.clip_norm"),
         ("optimizer.weight_decay=.inf", "optimizer.weight_decay"),
+        ("optimizer.ema_decay=1", "optimizer.ema_decay"),
+        ("optimizer.ema_power=0.75", "optimizer.ema_power"),
         ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
         ("memory.capacity=0", "memory.capacity"),
         ("memory.offload=disk", "memory.offload"),

@@ -122,6 +122,7 @@ impl<B: Tape<Base = B>> Learner<B> {
         };
         let starts = init_from::take(run.task, run.spec, layout, &mut values)?;
         let mut optimizer = self.empty_optimizer(run.spec, members);
+        optimizer.begin_average(&values);
         optimizer.begin(0, 0, &values);
         self.trainables.set(values);
         self.hold(optimizer, members);
@@ -142,6 +143,7 @@ impl<B: Tape<Base = B>> Learner<B> {
         });
         let mut weights = self.trainables.to_vec();
         let mut optimizer = self.empty_optimizer(spec, members);
+        let averaged = optimizer.average().is_some();
         let (own_rank, mut received) = (members.comm.rank(), 0);
         for (part, source) in choice.sources.iter().enumerate() {
             let range = optimizer.part_in(choice.sources.len(), part);
@@ -157,12 +159,13 @@ impl<B: Tape<Base = B>> Learner<B> {
                     )
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
-                    received += 12 * range.len() as u64;
-                    ShardState::zeros(range.len())
+                    let mut state = ShardState::zeros(range.len(), averaged);
+                    received += state.buffers().map(|buffer| 4 * buffer.len() as u64).iter().sum::<u64>();
+                    state
                 }
             };
-            let ShardState { weights: values, exp_avg, exp_avg_sq } = &mut state;
-            for buffer in [values, exp_avg, exp_avg_sq] {
+            // Without an average its place is empty on all ranks.
+            for buffer in state.buffers().into_iter().filter(|buffer| !buffer.is_empty()) {
                 members.comm.broadcast(BufMut::F32(buffer), source.from)?;
             }
             weights[range.clone()].copy_from_slice(&state.weights);

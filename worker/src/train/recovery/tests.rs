@@ -25,7 +25,12 @@ fn layout() -> TrainableLayout {
 }
 
 fn settings() -> Optimizer {
-    Optimizer { weight_decay: PerGroup::All(0.1), clip_norm: PerGroup::All(0.5), ..Optimizer::default() }
+    Optimizer {
+        weight_decay: PerGroup::All(0.1),
+        clip_norm: PerGroup::All(0.5),
+        ema_decay: Some(0.75),
+        ..Optimizer::default()
+    }
 }
 
 fn input() -> StepInput {
@@ -56,11 +61,12 @@ fn on_ring<R: Send>(world: usize, body: impl Fn(usize, Ring) -> R + Sync) -> Vec
     })
 }
 
-/// Weights and moments, full length, after each number of steps of a run without losses.
+/// Weights, moments and average, full length, after each number of steps of a run without losses.
 fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
     let ranks = on_ring(world, |rank, mut ring| {
         let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
         let mut weights = noise(layout().len(), 0);
+        optimizer.begin_average(&weights);
         let mut states = vec![(weights.clone(), optimizer.export())];
         for step in 0..steps {
             optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
@@ -86,6 +92,7 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
     on_ring(world, |rank, mut ring| {
         let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
         let mut weights = noise(layout().len(), 0);
+        optimizer.begin_average(&weights);
         optimizer.begin(0, 0, &weights);
         for step in 0..BEFORE {
             optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
@@ -151,6 +158,7 @@ fn after_any_rank_dies_anywhere_in_a_step_the_others_hold_the_undisturbed_state(
                         weights: whole(&reference.weights),
                         exp_avg: whole(&reference.exp_avg),
                         exp_avg_sq: whole(&reference.exp_avg_sq),
+                        average: whole(&reference.average),
                     };
                     assert!(state == due, "{what}: part {part} from {source:?}");
                 }
@@ -173,6 +181,7 @@ fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happen
                     weights: cut(&whole.weights),
                     exp_avg: cut(&whole.exp_avg),
                     exp_avg_sq: cut(&whole.exp_avg_sq),
+                    average: cut(&whole.average),
                 };
                 optimizer.adopt(&range, &state);
             }
@@ -183,6 +192,8 @@ fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happen
             if rank > 0 {
                 grads.fill(0.0);
             }
+            let (own, average) = optimizer.average().expect("it is kept");
+            assert!(average[..] == whole.average[own]);
             optimizer.step(&mut grads, &mut weights, &input(), &mut ring).expect("a step");
             weights
         });

@@ -1,6 +1,7 @@
 //! The partitioned optimizer against itself without partition; against torch (`torch`), and against itself
-//! resumed (`saved`).
+//! resumed (`saved`); the average of its weights against a plain loop (`average`).
 
+mod average;
 mod device;
 mod saved;
 mod torch;

@@ -7,7 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
-//! policy_file what the trained policy takes and gives
+//! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
@@ -15,6 +15,7 @@
 
 pub mod batch;
 mod collate;
+mod constant;
 mod dataset;
 mod keys;
 mod outline;

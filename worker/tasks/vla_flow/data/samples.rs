@@ -147,6 +147,10 @@ impl Samples for Dataset {
         Ok(vec![("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
     }
 
+    fn warnings(&self) -> Vec<String> {
+        self.constant_features()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -17,9 +17,10 @@
 //! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in
 //!   the mapped files; of blocks that are streamed the two largest neighbours
 //! - trainables and gradients: `4 n` each
-//! - optimizer shard: `8 n / W`; beside a GPU in host memory with `memory.offload: optimizer`
-//! - replica: `12 n / W` when a neighbour's shard is kept, see
-//!   [`REPLICA_BYTES`](coxswain_task::memory::REPLICA_BYTES); in host memory as the shard is
+//! - optimizer shard: `8 n / W`, 12 with an average of the weights; beside a GPU in host memory with
+//!   `memory.offload: optimizer`
+//! - replica: 4 more than that when a neighbour's shard is kept, see
+//!   [`replica_bytes`](coxswain_task::memory::replica_bytes); in host memory as the shard is
 //! - activations: the peak of those passes
 //! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as
 //!   bfloat16

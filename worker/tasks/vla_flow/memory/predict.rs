@@ -5,7 +5,7 @@ use coxswain_nn::params::chunk;
 use coxswain_proto::{memory::Category, run_spec::CacheMode};
 use coxswain_task::{
     Pass,
-    memory::{Ask, Place, Prediction, REPLICA_BYTES},
+    memory::{Ask, Place, Prediction, replica_bytes, shard_bytes},
 };
 
 use super::{Subject, framework};
@@ -45,19 +45,19 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory beside a GPU: this rank's moments and its copy of the neighbour's part
-    /// where they are offloaded, and what kept features take.
+    /// What is held in host memory beside a GPU: this rank's optimizer state and its copy of the
+    /// neighbour's part where they are offloaded, and what kept features take.
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let shards: u64 = self.shards(ask).into_iter().map(|(_, bytes)| bytes).sum();
         self.cache_bytes(ask) + if self.offloaded(ask.place) { shards } else { 0 }
     }
 
-    /// This rank's moments, and its copy of the neighbour's part.
+    /// This rank's part of the optimizer's state, and its copy of the neighbour's part.
     pub(super) fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
         let n = self.counts.trainable() as usize;
         let shard = chunk(n, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
-        let replica = if self.replicated(ask.world) { REPLICA_BYTES * shard } else { 0 };
-        [(Category::OptimizerShard, 8 * shard), (Category::Replica, replica)]
+        let replica = if self.replicated(ask.world) { replica_bytes(&self.spec) * shard } else { 0 };
+        [(Category::OptimizerShard, shard_bytes(&self.spec) * shard), (Category::Replica, replica)]
     }
 
     /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept

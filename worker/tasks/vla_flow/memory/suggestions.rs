@@ -10,6 +10,7 @@ use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
 
 use super::{Ask, Place, Subject, Suggestion};
 use coxswain_proto::memory::Category;
+use coxswain_task::memory::shard_bytes;
 
 impl Subject {
     /// Every setting that is not yet as frugal as it can be.
@@ -138,7 +139,7 @@ impl Subject {
             }];
         }
         if ask.world > 1 {
-            let moments = 8 * self.counts.trainable();
+            let moments = shard_bytes(&self.spec) * self.counts.trainable();
             let mut suggestions = vec![Suggestion {
                 what: format!("optimizer partitioned over {} ranks", ask.world),
                 setting: "(always on)".into(),

@@ -11,7 +11,7 @@ use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, Recompute, ReduceDtype, RunSpec},
 };
-use coxswain_task::memory::{Prediction, REPLICA_BYTES};
+use coxswain_task::memory::{Prediction, replica_bytes};
 
 use super::*;
 use crate::vla_flow::{data::Outline, policy::Policy};
@@ -137,9 +137,9 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
         [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Replica]
             .map(|category| prediction.of(category))
     };
-    let shard = n.div_ceil(4);
+    let (shard, replica) = (n.div_ceil(4), replica_bytes(&subject.spec));
     assert_eq!(taken(&one), [4 * n, 4 * n, 8 * n, 0]);
-    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, REPLICA_BYTES * shard]);
+    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, replica * shard]);
     assert_eq!(
         [&one, &four].map(|it| it.of(Category::CollectiveBuffers)),
         [0, 0],
@@ -148,7 +148,9 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     assert_eq!(subject.beside_gpu(gpu(2, 4)), 0);
     let offloaded = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
     assert_eq!(taken(&offloaded.predict(gpu(2, 4))), [4 * n, 4 * n, 0, 0]);
-    assert_eq!(offloaded.beside_gpu(gpu(2, 4)), (8 + REPLICA_BYTES) * shard);
+    assert_eq!(offloaded.beside_gpu(gpu(2, 4)), (8 + replica) * shard);
+    let averaged = subject.changed(|spec| spec.optimizer.ema_decay = Some(0.99)).expect("no new names");
+    assert_eq!(taken(&averaged.predict(gpu(2, 4))), [4 * n, 4 * n, 12 * shard, 16 * shard]);
     let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
     let halves = halves.expect("no new names").predict(gpu(2, 4));
     assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);

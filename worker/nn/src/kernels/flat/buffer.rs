@@ -49,6 +49,9 @@ pub trait Flat: Clone + fmt::Debug {
     /// AdamW ([`adamw`](super::adamw)) on runs of a part, in ascending order.
     fn adamw(part: Part<'_, Self>, runs: &[Run]);
 
+    /// Every element goes `share` of its way to that of `towards`, where the first one's is at `from`.
+    fn approach(&mut self, towards: &Self, from: usize, share: f32);
+
     /// The whole buffer, for a collective.
     fn lend(&mut self) -> LentBuffer<'_, f32>;
 

@@ -60,6 +60,10 @@ impl Flat for Vec<f32> {
         adamw::update(part, runs);
     }
 
+    fn approach(&mut self, towards: &Self, from: usize, share: f32) {
+        approach(self, &towards[from..], share);
+    }
+
     fn lend(&mut self) -> LentBuffer<'_, f32> {
         LentBuffer::Host(self)
     }
@@ -119,6 +123,17 @@ impl Halves for Vec<bf16> {
     fn bytes(&self) -> u64 {
         size_of_val(self.as_slice()) as u64
     }
+}
+
+/// [`Flat::approach`] in host memory. A multiplication and an addition, never fused: the same bits wherever
+/// it runs.
+pub(super) fn approach(values: &mut [f32], towards: &[f32], share: f32) {
+    values.par_chunks_mut(TASK).zip(towards.par_chunks(TASK)).for_each(|(values, towards)| {
+        vectorised(
+            #[inline(always)]
+            || values.iter_mut().zip(towards).for_each(|(value, to)| *value += share * (*to - *value)),
+        )
+    });
 }
 
 /// Converts on as many threads as there are.

@@ -8,8 +8,8 @@ use super::{
     Flat, FlatOn, Gradient, LentBuffer, Product,
     adamw::{Part, Run},
     device::{DeviceValues, HalvesOnDevice, OnDevice, SLACK, uploaded},
-    offloaded,
-    tensors::{Origins, Updated},
+    host, offloaded,
+    tensors::{self, Origins, Updated},
 };
 use crate::kernels::ModelBackend;
 
@@ -103,6 +103,18 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         weights.give_back(state.weights);
         exp_avg.give_back(state.exp_avg);
         exp_avg_sq.give_back(state.exp_avg_sq);
+    }
+
+    fn approach(&mut self, towards: &Self, from: usize, share: f32) {
+        if let DeviceValues::Offloaded(values) = &mut self.values {
+            for (piece, values) in values.chunks_mut(PIECE).enumerate() {
+                let start = from + piece * PIECE;
+                host::approach(values, &towards.read(start..start + values.len()), share);
+            }
+            return;
+        }
+        let (towards, len) = (towards.tensor(), self.len);
+        self.change(|values| tensors::approach(values, &towards, from, len, share));
     }
 
     fn lend(&mut self) -> LentBuffer<'_, f32> {

@@ -99,6 +99,21 @@ pub fn adamw<B: Backend>(state: Updated<B>, grads: &Tensor<B, 1>, from: Origins,
     })
 }
 
+/// The first `len` elements of `flat` go `share` of their way to those of `towards` from `from` on.
+pub fn approach<B: Backend>(
+    flat: Tensor<B, 1>,
+    towards: &Tensor<B, 1>,
+    from: usize,
+    len: usize,
+    share: f32,
+) -> Tensor<B, 1> {
+    pieces(&(0..len)).fold(flat, |flat, at| {
+        let here = part(&flat, &at);
+        let there = part(towards, &(from + at.start..from + at.end));
+        put(flat, at, here.clone() + (there - here) * share)
+    })
+}
+
 /// How far weights move.
 fn moved<B: Backend>(m: Tensor<B, 1>, v: Tensor<B, 1>, c: &Coefficients) -> Tensor<B, 1> {
     m / (v.sqrt() * c.root_factor + c.eps) * c.step_size

@@ -90,6 +90,23 @@ proptest! {
     }
 
     #[test]
+    fn averages_follow_weights_wherever_they_are_by_the_formula(
+        len in 0usize..3 * tensors::BLOCK, from in 0usize..100, share in 0.0f32..1.0, salt in 0u64..1000,
+    ) {
+        let (to, begin) = (uneven(from + len + 3, salt), uneven(len, salt + 1));
+        let due: Vec<f32> = begin.iter().zip(&to[from..]).map(|(e, w)| e + share * (w - e)).collect();
+        let ((mut host, mut device), (host_to, device_to)) = (both(begin.clone()), both(to));
+        host.approach(&host_to, from, share);
+        prop_assert!(host == due);
+        device.approach(&device_to, from, share);
+        prop_assert!(all(&device) == due);
+        let mut offloaded = Device::offloaded(&FlexDevice, len);
+        offloaded.edit(|values| values.copy_from_slice(&begin));
+        offloaded.approach(&device_to, from, share);
+        prop_assert!(all(&offloaded) == due);
+    }
+
+    #[test]
     fn sums_of_squares_agree(len in 1usize..3 * tensors::BLOCK, start in 0usize..100, salt in 0u64..1000) {
         let (host, device) = both(uneven(len + start, salt));
         let ranges = [start..start, start..start + len / 3, start + len / 2..start + len];

@@ -30,6 +30,7 @@ fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> E
     let partition = Partition::new(layout.len(), case.world, rank);
     let mut optimizer = ReplicatedAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
     let start = noise(layout.len(), 0);
+    optimizer.begin_average(&start);
     optimizer.begin(0, 0, &start);
     let mut weights = F::of(place, start);
     let mut norms = Vec::new();
@@ -66,6 +67,7 @@ fn assert_parts_close(host: &ShardState, device: &ShardState) {
     assert_close(&host.weights, &device.weights, WEIGHTS, "weights");
     assert_close(&host.exp_avg, &device.exp_avg, FIRST, "first moments");
     assert_close(&host.exp_avg_sq, &device.exp_avg_sq, SECOND, "second moments");
+    assert_close(&host.average, &device.average, WEIGHTS, "average");
 }
 
 proptest! {
@@ -76,7 +78,7 @@ proptest! {
         halves in any::<bool>(), resting in prop::collection::vec(0usize..4, 1..5),
     ) {
         let reduce_dtype = if halves { ReduceDtype::Bfloat16 } else { ReduceDtype::Float32 };
-        let settings = Optimizer { weight_decay: PerGroup::All(decay), clip_norm: PerGroup::All(clip), reduce_dtype, ..settings() };
+        let settings = Optimizer { weight_decay: PerGroup::All(decay), clip_norm: PerGroup::All(clip), reduce_dtype, ema_decay: Some(0.7), ..settings() };
         let groups = [None, Some(Group::LORA), Some(Group("expert")), None];
         let case = Case { world, settings, offloaded: false, resting: resting.into_iter().map(|group| groups[group]).collect() };
         let pairs = on_ring(world, |_, comm| (ended::<Vec<f32>>(&(), &case, comm), ended::<Device>(&FlexDevice, &case, comm)));
@@ -101,7 +103,9 @@ proptest! {
 fn moments_that_are_offloaded_give_the_bits_of_those_that_stay() {
     let resting = vec![None, Some(Group::LORA), None, Some(Group("expert")), None];
     for world in 1..=3 {
-        let case = |offloaded| Case { world, settings: settings(), offloaded, resting: resting.clone() };
+        let settings = Optimizer { ema_decay: Some(0.7), ..settings() };
+        let case =
+            |offloaded| Case { world, settings: settings.clone(), offloaded, resting: resting.clone() };
         let pairs = on_ring(world, |_, comm| {
             [false, true].map(|offloaded| ended::<Device>(&FlexDevice, &case(offloaded), comm))
         });

@@ -158,6 +158,17 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
 }
 
 #[test]
+fn a_dimension_that_never_changes_is_no_fault_and_a_warning() {
+    let still = |d: &Path| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, 0.0]));
+    let warnings = |spoil: &dyn Fn(&Path)| {
+        open_spoiled(&Recording::default(), |d, _| spoil(d)).expect("it can be trained on").warnings()
+    };
+    assert_eq!(warnings(&|_| ()), Vec::<String>::new());
+    let told = warnings(&still);
+    assert!(told.len() == 1 && told[0].starts_with("action: dimension 1 never changes"), "{told:?}");
+}
+
+#[test]
 fn truncated_and_missing_data_files_are_named_at_open() {
     let file = "data/chunk-000/file-001.parquet";
     let cut = |keep: fn(u64) -> u64| {
