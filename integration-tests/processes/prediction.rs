@@ -283,13 +283,11 @@ fn tensors(config: &QwenConfig) -> Vec<(String, Vec<usize>)> {
             ModuleKind::Embedding => {
                 tensors.push((format!("{name}.weight"), vec![text.vocab_size, text.hidden_size]));
             }
-            ModuleKind::Other => {
-                let norm = ["norm", "norm1", "norm2", "ln_q"].iter().any(|end| name.ends_with(end));
+            ModuleKind::Norm => {
                 let width = if name.contains("visual") { vision.hidden_size } else { text.hidden_size };
-                if norm {
-                    tensors.push((format!("{name}.weight"), vec![width]));
-                }
+                tensors.push((format!("{name}.weight"), vec![width]));
             }
+            ModuleKind::Other => {}
         }
     }
     tensors

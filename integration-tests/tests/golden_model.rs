@@ -26,6 +26,9 @@ golden_cases! {
     rank_stabilised_adapter_with_patterns_in_the_older_spelling: "rslora-patterns";
     text_alone_from_float16_with_an_adapter_on_the_head: "text-only-f16";
     low_rank_dropout_with_the_masks_that_peft_was_given: "dropout";
+    modules_of_every_kind_trained_in_full_beside_adapters: "full";
+    magnitudes_and_directions_trained_apart: "dora";
+    the_same_under_dropout: "dora-dropout";
     a_frozen_model_with_an_image_in_every_row: "frozen";
 }
 

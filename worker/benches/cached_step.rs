@@ -278,6 +278,7 @@ impl<'a> Bench<'a> {
         let work = Workload {
             config: self.config,
             lora: self.policy.lora(),
+            full: self.policy.full(),
             expert: *self.policy.expert_shape(),
             rows: batch.len(),
             tokens: batch.seq_len,

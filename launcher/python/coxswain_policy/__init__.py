@@ -14,6 +14,7 @@ The files of a run's directory, which are the whole policy beside the pretrained
 ``adapter/``             the vision-language model's LoRA adapter, as PEFT writes it; absent if it was frozen
 ``expert.safetensors``   the action expert: :class:`Expert` says what each tensor does
 ``sensor.safetensors``   the sensor encoder: :class:`Sensor`; absent without a sensor
+``base.safetensors``     modules of the vision-language model that trained in full, under Transformers' names; absent without any
 =======================  ==================================================================================================
 
 Shapes: ``b`` samples, ``s`` tokens of the prompt, ``t`` tokens of the expert, ``h`` actions of a chunk, ``a`` values of an action,
@@ -248,6 +249,10 @@ class Policy:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
+        if (directory / "base.safetensors").exists():
+            unknown = model.load_state_dict(load_file(directory / "base.safetensors"), strict=False).unexpected_keys
+            if unknown:
+                raise ValueError(f"{directory / 'base.safetensors'}: {unknown[0]} is not part of {base}; name the model that was trained")
         if (directory / "adapter").exists():
             import peft
 

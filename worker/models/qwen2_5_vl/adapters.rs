@@ -1,14 +1,16 @@
-//! Which linears of the model a run adapts, and the adapter that it starts from.
+//! What of the model a run trains, adapted or in full, and what it starts from.
 
 use std::path::Path;
 
 use coxswain_nn::{
+    dtypes::WeightsDtype,
     kernels::ModelBackend,
-    lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter},
-    params::TrainableLayout,
+    lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules, linear::module_of_magnitudes},
+    params::{Init, ParamSpec, TrainableLayout},
+    pulse,
 };
 
-use super::error::ModelError;
+use super::{checkpoint::Checkpoint, error::ModelError, model::Trains};
 
 /// Which linears are adapted, and the adapter to start from, if there is one.
 pub struct Adapters {
@@ -39,21 +41,96 @@ impl Adapters {
     }
 }
 
-/// What everything that trains starts from: draws of the seed, and the adapter that is gone on with.
-/// Nothing on a backend without values.
-pub fn initial_values<B: ModelBackend>(
-    seed: u64,
+/// What of the pretrained model trains in a run, and what it starts from.
+pub struct Tuned {
+    /// Adapters, if there are any.
+    pub adapters: Option<Adapters>,
+    /// Modules that train in full.
+    pub full: TrainedModules,
+}
+
+impl Tuned {
+    /// From the section `lora`, if there is one, and the patterns of `model.train`.
+    pub fn resolve(
+        lora: Option<&Lora>,
+        train: &[String],
+        modules: &[Module],
+        why_not_head: &str,
+    ) -> Result<Self, ModelError> {
+        let adapters = lora.map(|lora| Adapters::resolve(lora, modules, why_not_head)).transpose()?;
+        let plan = adapters.as_ref().map(|adapters| &adapters.plan);
+        let full = TrainedModules::resolve(train, modules, plan)?;
+        let start = adapters.as_ref().and_then(|adapters| adapters.start.as_ref());
+        if let (Some(start), Some(lora)) = (start, lora)
+            && let Some(module) = start.saved().beyond(&full).next()
+        {
+            let dir = lora.init_from.as_deref().unwrap_or_default();
+            let problem = format!(
+                "{dir} brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
+            );
+            return Err(setting("lora.init_from", problem));
+        }
+        Ok(Self { adapters, full })
+    }
+
+    /// As the model is loaded with it.
+    pub fn trains(&self) -> Trains<'_> {
+        Trains { lora: self.adapters.as_ref().map(|adapters| &adapters.plan), full: Some(&self.full) }
+    }
+
+    /// What everything that trains starts from: draws of the seed, the checkpoint in `dir`, whose frozen
+    /// matrices are kept as `dtype`, and the adapter that is gone on with. Nothing on a backend without
+    /// values.
+    pub fn initial_values<B: ModelBackend>(
+        &self,
+        seed: u64,
+        layout: &TrainableLayout,
+        dir: &Path,
+        dtype: WeightsDtype,
+    ) -> Result<Vec<f32>, ModelError> {
+        if !B::VALUES {
+            return Ok(Vec::new());
+        }
+        let mut values = layout.initial_values(seed);
+        fill_pretrained(dir, dtype, layout, &mut values)?;
+        if let Some(start) = self.adapters.as_ref().and_then(|adapters| adapters.start.as_ref()) {
+            start.fill(layout, &mut values)?;
+        }
+        Ok(values)
+    }
+}
+
+/// Puts what the checkpoint in `dir` has of what trains in full into its places, in float32, and into those
+/// of magnitudes the norms of its rows, as they are in matrices of `dtype`.
+fn fill_pretrained(
+    dir: &Path,
+    dtype: WeightsDtype,
     layout: &TrainableLayout,
-    adapters: Option<&Adapters>,
-) -> Vec<f32> {
-    if !B::VALUES {
-        return Vec::new();
+    values: &mut [f32],
+) -> Result<(), ModelError> {
+    let read = |param: &&ParamSpec| matches!(param.init, Init::Pretrained | Init::RowNorms);
+    let mut params = layout.params().iter().filter(read).peekable();
+    if params.peek().is_none() {
+        return Ok(());
     }
-    let mut values = layout.initial_values(seed);
-    if let Some(start) = adapters.and_then(|adapters| adapters.start.as_ref()) {
-        start.fill(layout, &mut values);
+    let checkpoint = Checkpoint::open(dir)?;
+    for param in params {
+        pulse::beat();
+        let place = &mut values[param.range()];
+        if param.init == Init::Pretrained {
+            let read = checkpoint.matrix(&param.name, &param.shape, &[param.len()], WeightsDtype::Float32)?;
+            place.copy_from_slice(read.as_slice().expect("it was read as float32"));
+            continue;
+        }
+        let weight = format!("{}.weight", module_of_magnitudes(&param.name));
+        let shape = checkpoint.stored(&weight)?.1.to_vec();
+        let read = checkpoint.matrix(&weight, &shape, &shape, dtype)?.convert::<f32>();
+        let rows = read.as_slice::<f32>().expect("converted to float32").chunks(shape[1].max(1));
+        for (norm, row) in place.iter_mut().zip(rows) {
+            *norm = row.iter().map(|weight| weight * weight).sum::<f32>().sqrt();
+        }
     }
-    values
+    Ok(())
 }
 
 /// The README of an adapter's directory; `trained` says how it came about.

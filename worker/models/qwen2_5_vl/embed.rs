@@ -33,7 +33,7 @@ impl<B: ModelBackend> Embedding<B> {
         let shape = [config.text.hidden_size, config.text.vocab_size];
         if config.tie_word_embeddings {
             let adapter = loader.adapter("lm_head", shape);
-            return Ok(LoraLinear::new(self.table_vd.clone(), None, adapter));
+            return Ok(LoraLinear::new(self.table_vd.clone().into(), None, adapter));
         }
         loader.linear("lm_head", shape, false)
     }

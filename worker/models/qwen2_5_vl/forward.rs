@@ -11,7 +11,7 @@
 //! | `last_hidden_state` | `[b, s, d]` | after the final norm |
 //! | `logits` | `[b, s, vocab]` | float32 |
 //! | `loss` | `[]` | with labels: shifted by one, mean over labels other than -100 |
-//! | `grad.{key}` | as the parameter | with labels and an adapter: gradients of its matrices, by PEFT key |
+//! | `grad.{key}` | as the parameter | with labels and an adapter: gradients of its tensors |
 //!
 //! With `dropout_rows` among the inputs, `[b, s]` i64, the adapter drops what its `lora_dropout` says, by
 //! these words of the rows (`kernels::dropout`); without them nothing is dropped. Adapters of the vision
@@ -35,7 +35,7 @@ use coxswain_nn::dtypes::WeightsDtype;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
-    ImageRows, LoadOptions, QwenVl, config::QwenConfig, error::ModelError, inputs::ForwardInputs,
+    ImageRows, LoadOptions, QwenVl, Trains, config::QwenConfig, error::ModelError, inputs::ForwardInputs,
     modules::modules, rope::RopeIndex,
 };
 use coxswain_nn::{
@@ -75,15 +75,18 @@ pub fn run<B: Tape<Base = B>>(job: &Job<'_>, device: &B::Device) -> Result<(), M
     let adapter = job.adapter.map(|dir| PeftAdapter::read(dir, &modules(&config))).transpose()?;
     let mut layout = TrainableLayout::default();
     let options = LoadOptions { head: true, ..job.dtype.into() };
-    let plan = adapter.as_ref().map(PeftAdapter::plan);
-    let model = QwenVl::<B>::load(job.model, options, plan, &mut layout, device)?;
+    let trains = Trains {
+        lora: adapter.as_ref().map(PeftAdapter::plan),
+        full: adapter.as_ref().map(PeftAdapter::saved),
+    };
+    let model = QwenVl::<B>::load(job.model, options, trains, &mut layout, device)?;
     let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.grids)?;
     let targets = Targets::new(&batch, config.text.vocab_size, job.inputs)?;
     let pass = Pass { model: &model, batch: &batch, index: &index, targets: targets.as_ref() };
 
     let mut values = layout.initial_values(0);
     if let Some(adapter) = &adapter {
-        adapter.fill(&layout, &mut values);
+        adapter.fill(&layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let results = match (&adapter, &targets) {
@@ -179,7 +182,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             layers.push(layer.mlp_half(params, h_nd, &context));
             ControlFlow::Continue(layers[layers.len() - 1].clone())
         })?;
-        let last_hidden = model.text.final_norm(x_nd);
+        let last_hidden = model.text.final_norm(params, x_nd);
         let logits = model.lm_head(params, last_hidden.clone()).expect("the model was loaded with its head");
         let loss = self.targets.map(|targets| targets.loss(logits.clone()));
         let position_ids = self.index.position_ids.iter().map(|&p| p.into()).collect();
@@ -192,7 +195,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
     ) -> Result<Tensor<T, 2>, ModelError> {
         let vision = &self.model.vision;
         let context = vision.context(&self.batch.grids)?;
-        let x_nd = T::lift(vision.embed(&self.batch.pixel_values, &context)?);
+        let x_nd = vision.embed(params, T::lift(vision.patches(&self.batch.pixel_values, &context)?));
         let x_nd = vision.blocks.fold(0..vision.blocks.count(), x_nd, |x_nd, _, block| {
             let h_nd = block.attention_half(params, x_nd, &context);
             ControlFlow::Continue(block.mlp_half(params, h_nd, &context))

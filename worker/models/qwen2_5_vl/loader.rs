@@ -1,4 +1,4 @@
-//! Turns tensors of a checkpoint into layers on a device, registering adapters on the way.
+//! Turns tensors of a checkpoint into layers on a device, registering what trains on the way.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -8,8 +8,8 @@ use coxswain_nn::dtypes::WeightsDtype;
 use super::{checkpoint::Checkpoint, error::ModelError};
 use coxswain_nn::{
     kernels::ModelBackend,
-    lora::{Adapter, LoraLinear, LoraPlan, linear::frozen},
-    params::TrainableLayout,
+    lora::{Adapter, LoraLinear, LoraPlan, TrainedModules, linear::frozen},
+    params::{BaseWeight, Group, Init, ParamId, TrainableLayout},
     pulse,
 };
 
@@ -28,7 +28,9 @@ pub struct Loader<'a, B: ModelBackend> {
     pub streamed: bool,
     /// Which linears have adapters.
     pub lora: Option<&'a LoraPlan>,
-    /// Where adapters are registered.
+    /// Which modules train in full.
+    pub full: &'a TrainedModules,
+    /// Where what trains is registered.
     pub layout: &'a mut TrainableLayout,
     /// Where weights go.
     pub device: &'a B::Device,
@@ -44,10 +46,29 @@ impl<B: ModelBackend> Loader<'_, B> {
         [inputs, outputs]: [usize; 2],
         bias: bool,
     ) -> Result<LoraLinear<B>, ModelError> {
-        let weight_oi = self.matrix(&format!("{module}.weight"), [outputs, inputs])?;
-        let bias_o = bias.then(|| self.vector(&format!("{module}.bias"), outputs)).transpose()?;
+        let [weight, bias_name] = ["weight", "bias"].map(|tensor| format!("{module}.{tensor}"));
+        let weight_oi = match self.trained(&weight, &[outputs, inputs]) {
+            Some(id) => BaseWeight::Trained(id),
+            None => self.matrix(&weight, [outputs, inputs])?.into(),
+        };
+        let bias_o = bias.then(|| self.gain(&bias_name, outputs)).transpose()?;
         let adapter = self.adapter(module, [inputs, outputs]);
         Ok(LoraLinear::new(weight_oi, bias_o, adapter))
+    }
+
+    /// A bias or a gain, by the tensor's full name.
+    pub fn gain(&mut self, name: &str, len: usize) -> Result<BaseWeight<B, 1>, ModelError> {
+        match self.trained(name, &[len]) {
+            Some(id) => Ok(BaseWeight::Trained(id)),
+            None => Ok(self.vector(name, len)?.into()),
+        }
+    }
+
+    /// Registers a tensor of the checkpoint under its own name, if its module trains in full.
+    pub fn trained(&mut self, tensor: &str, shape: &[usize]) -> Option<ParamId> {
+        let decay = shape.len() > 1;
+        let trains = self.full.trains(tensor);
+        trains.then(|| self.layout.add(tensor.to_owned(), shape, Group::BASE, decay, Init::Pretrained))
     }
 
     /// Registers the adapter of a linear of these features, if it has one.
@@ -70,7 +91,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?)
     }
 
-    /// A bias or a gain, by the tensor's full name.
+    /// A vector that is frozen, by the tensor's full name.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
         self.placed(self.checkpoint.vector(name, len)?)
     }

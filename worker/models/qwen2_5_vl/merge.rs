@@ -1,8 +1,9 @@
-//! A checkpoint whose adapted matrices are `W + s B A`: what programs take that know no adapters.
+//! A checkpoint whose adapted matrices are `W + s B A`, and in which what trained in full is as it was
+//! trained: what programs take that know no adapters.
 //!
-//! Files, names, types and the order of tensors stay those of the checkpoint that was adapted; only the
-//! adapted matrices have other values, rounded to the type they had. A matrix is merged when it is written,
-//! so that one at a time is in memory.
+//! Files, names, types and the order of tensors stay those of the checkpoint that was adapted; only adapted
+//! matrices and trained tensors have other values, rounded to the type they had. A matrix is merged when it
+//! is written, so that one at a time is in memory.
 
 use std::{
     borrow::Cow,
@@ -12,7 +13,10 @@ use std::{
 };
 
 use coxswain_nn::{
-    lora::{LoraPlan, linear::peft_keys},
+    lora::{
+        LoraPlan,
+        linear::{magnitude_key, peft_keys},
+    },
     params::TrainableLayout,
 };
 use half::{bf16, f16};
@@ -30,18 +34,19 @@ const COPIED: [&str; 4] = ["json", "jinja", "txt", "model"];
 /// Names the shards; the merged ones have the same names.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Adapters with their trained values.
+/// What was trained of a model, with its values.
 #[derive(Clone, Copy)]
 pub struct Trained<'a> {
     /// Which linears are adapted.
-    pub plan: &'a LoraPlan,
-    /// Where the values of their matrices lie.
+    pub plan: Option<&'a LoraPlan>,
+    /// Where the values lie of their matrices, and of what trained in full.
     pub layout: &'a TrainableLayout,
     /// All trainables.
     pub values: &'a [f32],
 }
 
-/// Writes the model of `dir` with its adapters merged to `out`, whole or not at all. `out` must not exist.
+/// Writes the model of `dir` with what was trained merged to `out`, whole or not at all. `out` must not
+/// exist.
 pub fn write_merged(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
     let failed = |path: &Path, remedy: &'static str| {
         let path = path.to_owned();
@@ -114,24 +119,31 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
     synced.map_err(io(out, "make room on the disk"))
 }
 
-/// The adapter of the tensor of this name, if it is the weight of an adapted linear.
+/// What was trained of the tensor of this name: itself, or the adapter of the linear whose weight it is.
 fn update_of<'a>(tensor: &str, trained: Trained<'a>) -> Option<Update<'a>> {
+    let Trained { plan, layout, values } = trained;
     let canonical = canonical_name(tensor);
+    if let Some(id) = layout.find(&canonical) {
+        return Some(Update::Whole(&values[layout.get(id).range()]));
+    }
     let module = canonical.strip_suffix(".weight")?;
-    let spec = trained.plan.adapter(module)?;
-    let [a_ri, b_or] = peft_keys(module).map(|key| {
-        let param = trained.layout.find(&key).map(|id| trained.layout.get(id));
-        &trained.values[param.expect("the layout was made with this plan").range()]
-    });
-    Some(Update { a_ri, b_or, rank: spec.rank, scale: spec.scale as f32 })
+    let spec = plan?.adapter(module)?;
+    let of = |key: String| {
+        let param = layout.find(&key).map(|id| layout.get(id));
+        &values[param.expect("the layout was made with this plan").range()]
+    };
+    let ([a_ri, b_or], magnitude_o) =
+        (peft_keys(module).map(of), spec.dora.then(|| of(magnitude_key(module))));
+    Some(Update::LowRank { a_ri, b_or, magnitude_o, rank: spec.rank, scale: spec.scale as f32 })
 }
 
-/// `s B A`, of which `B` is `[out, r]` and `A` `[r, in]`.
-struct Update<'a> {
-    a_ri: &'a [f32],
-    b_or: &'a [f32],
-    rank: usize,
-    scale: f32,
+/// What becomes of a tensor.
+enum Update<'a> {
+    /// These values take its place.
+    Whole(&'a [f32]),
+    /// `s B A` is added, of which `B` is `[out, r]` and `A` `[r, in]`; with magnitudes each row is then
+    /// scaled to its own.
+    LowRank { a_ri: &'a [f32], b_or: &'a [f32], magnitude_o: Option<&'a [f32]>, rank: usize, scale: f32 },
 }
 
 /// A tensor as it is written.
@@ -171,24 +183,34 @@ impl View for Written<'_> {
 }
 
 impl Update<'_> {
-    /// `W + s B A` of a matrix whose elements are `N` bytes.
+    /// The tensor, whose elements are `N` bytes, as it was trained.
     fn merged<const N: usize>(
         &self,
         weight_oi: &[u8],
         read: impl Fn([u8; N]) -> f32 + Sync,
         write: impl Fn(f32) -> [u8; N] + Sync,
     ) -> Vec<u8> {
-        let inputs = self.a_ri.len() / self.rank;
+        let (a_ri, b_or, magnitude_o, rank, scale) = match *self {
+            Self::Whole(values) => return values.iter().flat_map(|&value| write(value)).collect(),
+            Self::LowRank { a_ri, b_or, magnitude_o, rank, scale } => (a_ri, b_or, magnitude_o, rank, scale),
+        };
+        let inputs = a_ri.len() / rank;
         let mut out = vec![0; weight_oi.len()];
         let rows = out.par_chunks_mut(inputs * N).zip(weight_oi.par_chunks(inputs * N));
-        rows.zip(self.b_or.par_chunks(self.rank)).for_each(|((out, weight_i), b_r)| {
+        rows.zip(b_or.par_chunks(rank)).enumerate().for_each(|(row, ((out, weight_i), b_r))| {
             let mut update_i = vec![0.0f32; inputs];
-            for (b, a_i) in b_r.iter().zip(self.a_ri.chunks_exact(inputs)) {
+            for (b, a_i) in b_r.iter().zip(a_ri.chunks_exact(inputs)) {
                 update_i.iter_mut().zip(a_i).for_each(|(sum, a)| *sum += b * a);
             }
-            let weights = weight_i.as_chunks::<N>().0.iter().zip(&update_i);
-            for (out, (weight, update)) in out.as_chunks_mut::<N>().0.iter_mut().zip(weights) {
-                *out = write(read(*weight) + self.scale * update);
+            let mut merged_i = update_i;
+            for (merged, weight) in merged_i.iter_mut().zip(weight_i.as_chunks::<N>().0) {
+                *merged = read(*weight) + scale * *merged;
+            }
+            let factor = magnitude_o.map_or(1.0, |magnitude_o| {
+                magnitude_o[row] / merged_i.iter().map(|merged| merged * merged).sum::<f32>().sqrt()
+            });
+            for (out, merged) in out.as_chunks_mut::<N>().0.iter_mut().zip(merged_i) {
+                *out = write(merged * factor);
             }
         });
         out

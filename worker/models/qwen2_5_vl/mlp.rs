@@ -45,7 +45,7 @@ impl<B: ModelBackend> GatedMlp<B> {
         self.gate.rounds_input() && self.up.rounds_input()
     }
 
-    /// Whether any of its linears has an adapter.
+    /// Whether any of its linears trains.
     pub fn trains(&self) -> bool {
         self.gate.trains() || self.up.trains() || self.down.trains()
     }

@@ -50,7 +50,7 @@ pub mod windows;
 pub use self::{
     embed::ImageRows,
     error::ModelError,
-    model::{LoadOptions, QwenVl},
+    model::{LoadOptions, QwenVl, Trains},
     text::{DecoderLayer, TextContext, TextModel},
     vision::{VisionBlock, VisionContext, VisionTower},
 };

@@ -17,7 +17,7 @@ use super::{
 };
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, precision},
-    lora::{LoraLinear, LoraPlan},
+    lora::{LoraLinear, LoraPlan, TrainedModules},
     params::{ParamScope, TrainableLayout},
 };
 
@@ -40,7 +40,23 @@ impl From<WeightsDtype> for LoadOptions {
     }
 }
 
-/// A Qwen2.5-VL model with frozen weights and, where the plan says so, adapters.
+/// What of the model trains: nothing, unless said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trains<'a> {
+    /// Which linears have adapters.
+    pub lora: Option<&'a LoraPlan>,
+    /// Which modules train in full.
+    pub full: Option<&'a TrainedModules>,
+}
+
+impl<'a> From<Option<&'a LoraPlan>> for Trains<'a> {
+    /// Adapters, and nothing in full.
+    fn from(lora: Option<&'a LoraPlan>) -> Self {
+        Self { lora, full: None }
+    }
+}
+
+/// A Qwen2.5-VL model whose weights are frozen, but for what trains.
 pub struct QwenVl<B: ModelBackend> {
     /// Sizes.
     pub config: QwenConfig,
@@ -53,16 +69,18 @@ pub struct QwenVl<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> QwenVl<B> {
-    /// Reads a model directory. Adapters are registered in `layout` in the order of modules: vision blocks,
-    /// merger, decoder layers, head.
-    pub fn load(
+    /// Reads a model directory. What trains is registered in `layout` in the order of modules: patch
+    /// embedding, vision blocks, merger, decoder layers, final norm, head.
+    pub fn load<'a>(
         dir: &Path,
         options: impl Into<LoadOptions>,
-        lora: Option<&LoraPlan>,
+        trains: impl Into<Trains<'a>>,
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let options = options.into();
+        let (options, Trains { lora, full }) = (options.into(), trains.into());
+        let nothing = TrainedModules::default();
+        let full = full.unwrap_or(&nothing);
         let config = QwenConfig::read(dir)?;
         let LoadOptions { dtype, streamed, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
@@ -70,7 +88,7 @@ impl<B: ModelBackend> QwenVl<B> {
             precision::follow(dtype);
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
-        let mut loader = Loader { checkpoint, dtype, streamed, lora, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, streamed, lora, full, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
@@ -113,7 +131,7 @@ impl<B: ModelBackend> QwenVl<B> {
 
     /// The head's frozen weight, `[vocab, d]`; none if the model was loaded without its head.
     pub fn head_weight(&self) -> Option<Tensor<B, 2>> {
-        self.head.as_ref().map(LoraLinear::weight)
+        self.head.as_ref().and_then(LoraLinear::weight)
     }
 
     fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {

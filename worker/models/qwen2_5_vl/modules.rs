@@ -127,7 +127,7 @@ pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
             ModuleKind::Embedding => {
                 add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true);
             }
-            ModuleKind::Other if is_norm(&name) => {
+            ModuleKind::Norm => {
                 let width = if of_vision(&name) { vision.hidden_size } else { text.hidden_size };
                 add(format!("{name}.weight"), width, false);
             }
@@ -182,11 +182,6 @@ fn of_vision(name: &str) -> bool {
     name.starts_with("model.visual")
 }
 
-/// Whether a module is a norm, whose only tensor is its gain.
-pub fn is_norm(module: &str) -> bool {
-    ["norm", "norm1", "norm2", "ln_q"].iter().any(|end| module.ends_with(end))
-}
-
 /// Whether a linear has a bias: all of the vision tower's, and query, key and value of the language model.
 pub fn has_bias(module: &str) -> bool {
     of_vision(module) || ["q_proj", "k_proj", "v_proj"].iter().any(|end| module.ends_with(end))
@@ -203,8 +198,8 @@ fn vision(config: &QwenConfig, list: &mut List) {
     for block in 0..vision.depth {
         let at = format!("model.visual.blocks.{block}");
         list.other(&at);
-        list.other(&format!("{at}.norm1"));
-        list.other(&format!("{at}.norm2"));
+        list.norm(&format!("{at}.norm1"));
+        list.norm(&format!("{at}.norm2"));
         list.other(&format!("{at}.attn"));
         list.linear(&format!("{at}.attn.qkv"), d, 3 * d);
         list.linear(&format!("{at}.attn.proj"), d, d);
@@ -212,7 +207,7 @@ fn vision(config: &QwenConfig, list: &mut List) {
     }
     let merged = d * vision.merge_unit();
     list.other("model.visual.merger");
-    list.other("model.visual.merger.ln_q");
+    list.norm("model.visual.merger.ln_q");
     list.other("model.visual.merger.mlp");
     list.linear("model.visual.merger.mlp.0", merged, merged);
     list.other("model.visual.merger.mlp.1");
@@ -234,10 +229,10 @@ fn text(config: &QwenConfig, list: &mut List) {
         list.linear(&format!("{at}.self_attn.v_proj"), d, kv);
         list.linear(&format!("{at}.self_attn.o_proj"), d, d);
         list.mlp(&at, d, text.intermediate_size);
-        list.other(&format!("{at}.input_layernorm"));
-        list.other(&format!("{at}.post_attention_layernorm"));
+        list.norm(&format!("{at}.input_layernorm"));
+        list.norm(&format!("{at}.post_attention_layernorm"));
     }
-    list.other("model.language_model.norm");
+    list.norm("model.language_model.norm");
     list.other("model.language_model.rotary_emb");
 }
 
@@ -265,6 +260,10 @@ impl List {
 
     fn other(&mut self, name: &str) {
         self.push(name, ModuleKind::Other);
+    }
+
+    fn norm(&mut self, name: &str) {
+        self.push(name, ModuleKind::Norm);
     }
 
     fn linear(&mut self, name: &str, inputs: usize, outputs: usize) {

@@ -8,9 +8,9 @@
 //! A pass begins where its [`Entry`] says: with pixels, or with kept features at one of the arrows, and then
 //! nothing before it runs.
 //!
-//! Forward keeps what the recompute mode says of the parts above the first adapter, and nothing of the parts
-//! below it: with adapters on the language model alone the vision tower leaves no trace. The LM head is not
-//! part of it: what is made of hidden states is for the task to say.
+//! Forward keeps what the recompute mode says of the parts above the first that trains, and nothing of the
+//! parts below it: with adapters on the language model alone the vision tower leaves no trace. The LM head is
+//! not part of it: what is made of hidden states is for the task to say.
 
 use burn::tensor::Tensor;
 
@@ -120,7 +120,7 @@ pub struct VlRun<'a, B: Tape<Base = B>> {
     pub model: &'a QwenVl<B>,
     /// Of the micro-batch.
     pub context: &'a VlContext<B>,
-    /// Values of the adapters, at least.
+    /// Values of what trains of the model, at least.
     pub trainables: &'a Trainables<B>,
     /// What the forward pass keeps.
     pub retention: Retention,
@@ -135,6 +135,8 @@ pub struct VlTrace<'a, B: Tape<Base = B>> {
 }
 
 struct VisionTrace<'a, B: Tape<Base = B>> {
+    /// None where the patch embedding does not train.
+    embed: Option<Recorded<'a, B>>,
     blocks: Trace<'a, B>,
     merger: Recorded<'a, B>,
 }
@@ -173,11 +175,11 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         };
         let below_trains = vision.is_some();
         let tower = self.text_tower(first, None);
-        let trains = below_trains || trains(&tower.layers);
+        let tracked = below_trains || trains(&tower.layers);
         let (x_nd, layers) = tower.forward(x_nd, below_trains)?;
         let norm = FinalNorm(self.model);
-        let (hidden_nd, text) = if trains {
-            let norm = Recorded::run(&norm, self.trainables, vec![Input::tracked(x_nd)]);
+        let (hidden_nd, text) = if tracked || self.model.text.final_norm_trains() {
+            let norm = Recorded::run(&norm, self.trainables, vec![Input { value: x_nd, tracked }]);
             (norm.output(), Some(TextTrace { first, layers, norm }))
         } else {
             (norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]), None)
@@ -186,7 +188,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         Ok((hidden_nd, VlTrace { vision, text }))
     }
 
-    /// Carries the gradient of the hidden states back; adapter gradients are added to `grads`.
+    /// Carries the gradient of the hidden states back; gradients of what trains are added to `grads`.
     pub fn backward(
         &self,
         trace: VlTrace<'a, B>,
@@ -196,14 +198,20 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
     ) -> Result<(), Broken> {
         let Some(TextTrace { first, layers, norm }) = trace.text else { return Ok(()) };
         let dx = norm.backward(dhidden_nd, grads).into_iter().next().flatten();
-        let dx_nd = dx.expect("the norm's input is tracked");
+        // None where nothing below the norm trains.
+        let Some(dx_nd) = dx else { return Ok(()) };
         let dx = self.text_tower(first, None).backward(layers, dx_nd, grads)?.input;
         lap(LANGUAGE);
-        let (Some(VisionTrace { blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else { return Ok(()) };
+        let (Some(VisionTrace { embed, blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else {
+            return Ok(());
+        };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
         let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
         if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
-            tower.backward(blocks, dpatches_pd, grads)?;
+            let dpatches = tower.backward(blocks, dpatches_pd, grads)?.input;
+            if let (Some(embed), Some(dpatches_pd)) = (embed, dpatches) {
+                embed.backward(dpatches_pd, grads);
+            }
         }
         lap(VISION);
         Ok(())
@@ -249,7 +257,9 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let (Some(context), Some(tower)) = (&self.context.vision, self.vision_tower()) else {
             return Ok(None);
         };
-        let patches_pd = tower.run(self.model.vision.embed(batch.pixel_values, context)?)?;
+        let vision = &self.model.vision;
+        let x_pi = vision.patches(batch.pixel_values, context)?;
+        let patches_pd = tower.run(vision.embed(params, x_pi))?;
         Ok(Some(Merger { model: self.model, context }.run(params, &[patches_pd])))
     }
 
@@ -267,8 +277,16 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
             return Ok((None, None));
         };
         let vision = &self.model.vision;
-        let (patches_pd, blocks) = tower.forward(vision.embed(batch.pixel_values, context)?, false)?;
-        let blocks_train = trains(&tower.layers);
+        let x_pi = vision.patches(batch.pixel_values, context)?;
+        let (x_pd, embed) = if vision.embed_trains() {
+            let patches = PatchEmbedding(self.model);
+            let embed = Recorded::run(&patches, self.trainables, vec![Input::constant(x_pi)]);
+            (embed.output(), Some(embed))
+        } else {
+            (vision.embed(&ParamScope::<B>::frozen(self.trainables), x_pi), None)
+        };
+        let (patches_pd, blocks) = tower.forward(x_pd, embed.is_some())?;
+        let blocks_train = embed.is_some() || trains(&tower.layers);
         let merger = Merger { model: self.model, context };
         if !blocks_train && !vision.merger_trains() {
             let features_md = merger.run(&ParamScope::<B>::frozen(self.trainables), &[patches_pd]);
@@ -278,7 +296,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let merged = self.dropout.as_ref().map(|rows| rows.merged.clone());
         let params = ParamScope::tracked(self.trainables).dropping(merged);
         let merger = Recorded::run_in(params, &merger, vec![input]);
-        Ok((Some(merger.output()), Some(VisionTrace { blocks, merger })))
+        Ok((Some(merger.output()), Some(VisionTrace { embed, blocks, merger })))
     }
 
     fn vision_tower(&self) -> Option<Tower<'a, B, InStack<'a, B, VisionBlock<B>>>> {
@@ -311,6 +329,14 @@ fn trains<B: Tape<Base = B>>(layers: &impl Layers<B>) -> bool {
 
 type VisionForward<'a, B> = (Option<Tensor<B, 2>>, Option<VisionTrace<'a, B>>);
 
+struct PatchEmbedding<'a, B: Tape<Base = B>>(&'a QwenVl<B>);
+
+impl<B: Tape<Base = B>> Segment<B> for PatchEmbedding<'_, B> {
+    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
+        self.0.vision.embed(params, inputs[0].clone())
+    }
+}
+
 struct Merger<'a, B: Tape<Base = B>> {
     model: &'a QwenVl<B>,
     context: &'a VisionContext<B>,
@@ -325,7 +351,7 @@ impl<B: Tape<Base = B>> Segment<B> for Merger<'_, B> {
 struct FinalNorm<'a, B: Tape<Base = B>>(&'a QwenVl<B>);
 
 impl<B: Tape<Base = B>> Segment<B> for FinalNorm<'_, B> {
-    fn run<T: Tape<Base = B>>(&self, _params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        self.0.text.final_norm(inputs[0].clone())
+    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
+        self.0.text.final_norm(params, inputs[0].clone())
     }
 }

@@ -1,6 +1,9 @@
 //! What a run file says of the model: the section `model`.
 
-use coxswain_nn::dtypes::{ActivationsDtype, WeightsDtype};
+use coxswain_nn::{
+    dtypes::{ActivationsDtype, WeightsDtype},
+    lora::check_train,
+};
 use coxswain_proto::{
     config::Findings,
     run_spec::{Offload, Recompute, RunSpec},
@@ -20,18 +23,23 @@ pub struct Model {
     /// backward pass.
     #[serde(default)]
     pub activations_dtype: ActivationsDtype,
+    /// Patterns of modules that train in full, without adapters: the group `base`. They match the end of a
+    /// module's path, or of the path of a module that it is part of.
+    #[serde(default)]
+    pub train: Vec<String>,
 }
 
 impl Model {
     /// Its rules.
     pub fn check(&self, f: &mut Findings) {
         f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL checkpoint");
+        check_train(&self.train, f);
     }
 }
 
-/// Streamed layers need a recompute mode that does not keep their weights alive; `adapted` says whether
-/// anything of the model trains.
-pub fn check_offload(spec: &RunSpec, adapted: bool, f: &mut Findings) {
+/// Streamed layers need a recompute mode that does not keep their weights alive; `trains` says whether
+/// anything of the model does.
+pub fn check_offload(spec: &RunSpec, trains: bool, f: &mut Findings) {
     // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
     let kept = match spec.train.recompute {
         Recompute::None => "every block's",
@@ -39,7 +47,7 @@ pub fn check_offload(spec: &RunSpec, adapted: bool, f: &mut Findings) {
         Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
     };
     f.require(
-        spec.memory.offload != Offload::Layers || !adapted,
+        spec.memory.offload != Offload::Layers || !trains,
         "memory.offload",
         format_args!("is `layers`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"),
         "set `train.recompute: full` or `selective`",

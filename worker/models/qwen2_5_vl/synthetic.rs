@@ -258,7 +258,7 @@ fn entries(config: &QwenConfig, deviation: f32) -> Vec<DrawnTensor> {
                 push("weight", &shape, weight);
             }
             ModuleKind::Embedding => push("weight", &[text.vocab_size, text.hidden_size], weight),
-            ModuleKind::Other if super::modules::is_norm(&module.name) => {
+            ModuleKind::Norm => {
                 let width = if in_vision { vision.hidden_size } else { text.hidden_size };
                 push("weight", &[width], Fill::Constant(1.0));
             }

@@ -50,7 +50,7 @@ fn logits(dir: &Path, dtype: WeightsDtype) -> Vec<f32> {
         ControlFlow::Continue(layer.mlp_half(&params, h_nd, &context))
     });
     let x_nd = through.unwrap();
-    let logits = model.lm_head(&params, model.text.final_norm(x_nd)).unwrap();
+    let logits = model.lm_head(&params, model.text.final_norm(&params, x_nd)).unwrap();
     assert_eq!(logits.dtype(), DType::F32);
     logits.into_data().into_vec().unwrap()
 }

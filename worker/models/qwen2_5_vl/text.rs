@@ -19,7 +19,7 @@ use coxswain_nn::{
     block::Block,
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::{LoraLinear, forward_all},
-    params::{Keep, ParamScope},
+    params::{BaseWeight, Keep, ParamScope},
 };
 
 /// What all decoder layers share within one micro-batch.
@@ -41,7 +41,7 @@ pub struct TextModel<B: ModelBackend> {
     pub config: TextConfig,
     /// Decoder layers, first to last.
     pub layers: Stack<B, DecoderLayer<B>>,
-    norm_d: Tensor<B, 1>,
+    norm_d: BaseWeight<B, 1>,
     device: B::Device,
 }
 
@@ -49,7 +49,7 @@ impl<B: ModelBackend> TextModel<B> {
     /// Loads layers and final norm below `model.language_model`.
     pub fn load(loader: &mut Loader<'_, B>, config: &TextConfig) -> Result<Self, ModelError> {
         let layers = Stack::load(loader, config, config.num_layers)?;
-        let norm_d = loader.vector("model.language_model.norm.weight", config.hidden_size)?;
+        let norm_d = loader.gain("model.language_model.norm.weight", config.hidden_size)?;
         Ok(Self { config: config.clone(), layers, norm_d, device: loader.device.clone() })
     }
 
@@ -70,8 +70,17 @@ impl<B: ModelBackend> TextModel<B> {
     }
 
     /// The norm after the last layer.
-    pub fn final_norm<T: Tape<Base = B>>(&self, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        T::rms_norm(x_nd, T::lift(self.norm_d.clone()), self.config.rms_norm_eps)
+    pub fn final_norm<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: Tensor<T, 2>,
+    ) -> Tensor<T, 2> {
+        T::rms_norm(x_nd, self.norm_d.on_tape(params), self.config.rms_norm_eps)
+    }
+
+    /// Whether the gain of that norm trains.
+    pub fn final_norm_trains(&self) -> bool {
+        self.norm_d.trains()
     }
 }
 
@@ -81,12 +90,12 @@ pub struct DecoderLayer<B: ModelBackend> {
     kv_heads: usize,
     head_dim: usize,
     eps: f64,
-    attention_norm_d: Tensor<B, 1>,
+    attention_norm_d: BaseWeight<B, 1>,
     q: LoraLinear<B>,
     k: LoraLinear<B>,
     v: LoraLinear<B>,
     o: LoraLinear<B>,
-    mlp_norm_d: Tensor<B, 1>,
+    mlp_norm_d: BaseWeight<B, 1>,
     mlp: GatedMlp<B>,
 }
 
@@ -138,7 +147,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         context: &TextContext<B>,
     ) -> Tensor<T, 2> {
         let (b, s, k) = (context.batch, context.seq, self.head_dim);
-        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.attention_norm_d.clone()), self.eps);
+        let y_nd = T::rms_norm(x_nd.clone(), self.attention_norm_d.on_tape(params), self.eps);
         let [q_nd, k_nd, v_nd] =
             forward_all(params, [&self.q, &self.k, &self.v].map(|layer| (layer, Keep::Output)), y_nd);
         let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
@@ -155,11 +164,13 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         x_nd: Tensor<T, 2>,
         _context: &TextContext<B>,
     ) -> Tensor<T, 2> {
-        let y_nd = T::rms_norm(x_nd.clone(), T::lift(self.mlp_norm_d.clone()), self.eps);
+        let y_nd = T::rms_norm(x_nd.clone(), self.mlp_norm_d.on_tape(params), self.eps);
         self.mlp.forward_residual(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {
-        [&self.q, &self.k, &self.v, &self.o].into_iter().any(LoraLinear::trains) || self.mlp.trains()
+        [&self.q, &self.k, &self.v, &self.o].into_iter().any(LoraLinear::trains)
+            || self.mlp.trains()
+            || [&self.attention_norm_d, &self.mlp_norm_d].into_iter().any(BaseWeight::trains)
     }
 }

@@ -21,7 +21,7 @@ use coxswain_nn::{
     block::Block,
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::{LoraLinear, forward_all},
-    params::{Keep, ParamScope},
+    params::{BaseWeight, Keep, ParamScope},
 };
 
 /// Of every norm of the tower; not configurable in Transformers either.
@@ -48,8 +48,8 @@ pub struct VisionTower<B: ModelBackend> {
     pub config: VisionConfig,
     /// Blocks, first to last.
     pub blocks: Stack<B, VisionBlock<B>>,
-    patch_weight: Tensor<B, 2>,
-    merger_norm_d: Tensor<B, 1>,
+    patch_embed: LoraLinear<B>,
+    merger_norm_d: BaseWeight<B, 1>,
     merger_in: LoraLinear<B>,
     merger_out: LoraLinear<B>,
     device: B::Device,
@@ -61,16 +61,17 @@ impl<B: ModelBackend> VisionTower<B> {
         let (d, merged) = (config.hidden_size, config.hidden_size * config.merge_unit());
         let side = config.patch_size;
         // A convolution whose stride is its kernel is a linear map of the flattened patch.
-        let patch_weight = loader.flattened(
-            "model.visual.patch_embed.proj.weight",
-            &[d, config.in_channels, config.temporal_patch_size, side, side],
-            [d, config.patch_values()],
-        )?;
+        let name = "model.visual.patch_embed.proj.weight";
+        let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
+        let patch_weight = match loader.trained(name, &kernel) {
+            Some(id) => BaseWeight::Trained(id),
+            None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
+        };
         let blocks = Stack::load(loader, config, config.depth)?;
         Ok(Self {
-            patch_weight,
+            patch_embed: LoraLinear::new(patch_weight, None, None),
             blocks,
-            merger_norm_d: loader.vector("model.visual.merger.ln_q.weight", d)?,
+            merger_norm_d: loader.gain("model.visual.merger.ln_q.weight", d)?,
             merger_in: loader.linear("model.visual.merger.mlp.0", [merged, merged], true)?,
             merger_out: loader.linear("model.visual.merger.mlp.2", [merged, config.out_hidden_size], true)?,
             config: config.clone(),
@@ -91,9 +92,8 @@ impl<B: ModelBackend> VisionTower<B> {
         })
     }
 
-    /// Embeds patches `[patches, channels * frames * side * side]` in raster order; returns `[patches, d]` in
-    /// window order.
-    pub fn embed(
+    /// Patches `[patches, channels * frames * side * side]`, given in raster order, in window order.
+    pub fn patches(
         &self,
         pixel_values: &[f32],
         context: &VisionContext<B>,
@@ -102,13 +102,21 @@ impl<B: ModelBackend> VisionTower<B> {
         if pixel_values.len() != patches * width {
             return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
         }
-        let x_pi = if B::VALUES {
-            let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
-            Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device)
-        } else {
-            Tensor::zeros([patches, width], &self.device)
-        };
-        Ok(<B as ModelBackend>::linear(x_pi, self.patch_weight.clone(), None))
+        if !B::VALUES {
+            return Ok(Tensor::zeros([patches, width], &self.device));
+        }
+        let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
+        Ok(Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device))
+    }
+
+    /// Embeds patches: `[patches, d]`.
+    pub fn embed<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_pi: Tensor<T, 2>) -> Tensor<T, 2> {
+        self.patch_embed.forward(params, x_pi)
+    }
+
+    /// Whether the patch embedding trains.
+    pub fn embed_trains(&self) -> bool {
+        self.patch_embed.trains()
     }
 
     /// Merges the last block's output to tokens in raster order, `[tokens, out_hidden_size]`.
@@ -120,7 +128,7 @@ impl<B: ModelBackend> VisionTower<B> {
     ) -> Tensor<T, 2> {
         let [patches, d] = x_pd.dims();
         let unit = self.config.merge_unit();
-        let y_pd = T::rms_norm(x_pd, T::lift(self.merger_norm_d.clone()), NORM_EPS);
+        let y_pd = T::rms_norm(x_pd, self.merger_norm_d.on_tape(params), NORM_EPS);
         let y_ni = self.merger_in.forward(params, y_pd.reshape([patches / unit, unit * d]));
         let y_nd = self.merger_out.forward(params, T::gelu_erf(y_ni));
         let places = TensorData::new(context.places.clone(), [context.places.len()]);
@@ -128,9 +136,9 @@ impl<B: ModelBackend> VisionTower<B> {
         y_nd.select(0, places)
     }
 
-    /// Whether the merger has an adapter.
+    /// Whether anything of the merger trains.
     pub fn merger_trains(&self) -> bool {
-        self.merger_in.trains() || self.merger_out.trains()
+        self.merger_in.trains() || self.merger_out.trains() || self.merger_norm_d.trains()
     }
 }
 
@@ -139,10 +147,10 @@ pub struct VisionBlock<B: ModelBackend> {
     heads: usize,
     head_dim: usize,
     full_attention: bool,
-    attention_norm_d: Tensor<B, 1>,
+    attention_norm_d: BaseWeight<B, 1>,
     qkv: LoraLinear<B>,
     proj: LoraLinear<B>,
-    mlp_norm_d: Tensor<B, 1>,
+    mlp_norm_d: BaseWeight<B, 1>,
     mlp: GatedMlp<B>,
 }
 
@@ -179,13 +187,9 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
 }
 
 /// The norm of either half, for layers that round it or do not.
-fn normed<B: ModelBackend, T: Tape<Base = B>>(
-    x_nd: &Tensor<T, 2>,
-    gain_d: &Tensor<B, 1>,
-    rounded: bool,
-) -> Tensor<T, 2> {
+fn normed<T: Tape>(x_nd: &Tensor<T, 2>, gain_d: Tensor<T, 1>, rounded: bool) -> Tensor<T, 2> {
     let norm = if rounded { T::rms_norm_for_rounding } else { T::rms_norm };
-    norm(x_nd.clone(), T::lift(gain_d.clone()), NORM_EPS)
+    norm(x_nd.clone(), gain_d, NORM_EPS)
 }
 
 impl<B: ModelBackend> Block<B> for VisionBlock<B> {
@@ -199,7 +203,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
     ) -> Tensor<T, 2> {
         let [n, d] = x_nd.dims();
         let (h, k) = (self.heads, self.head_dim);
-        let y_nd = normed(&x_nd, &self.attention_norm_d, self.qkv.rounds_input());
+        let y_nd = normed(&x_nd, self.attention_norm_d.on_tape(params), self.qkv.rounds_input());
         let [qkv] = forward_all(params, [(&self.qkv, Keep::Output)], y_nd);
         let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
         let (inputs_bshk, scale) = ([part(0), part(1), part(2)], (k as f64).powf(-0.5));
@@ -214,11 +218,12 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         x_nd: Tensor<T, 2>,
         _context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
-        let y_nd = normed(&x_nd, &self.mlp_norm_d, self.mlp.rounds_input());
+        let y_nd = normed(&x_nd, self.mlp_norm_d.on_tape(params), self.mlp.rounds_input());
         self.mlp.forward_residual(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {
-        self.qkv.trains() || self.proj.trains() || self.mlp.trains()
+        let norms = [&self.attention_norm_d, &self.mlp_norm_d].into_iter().any(BaseWeight::trains);
+        norms || self.qkv.trains() || self.proj.trains() || self.mlp.trains()
     }
 }

@@ -9,7 +9,10 @@ use std::{
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
-use crate::{params::TrainableLayout, pulse};
+use crate::{
+    params::{ParamSpec, TrainableLayout},
+    pulse,
+};
 
 /// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place. Nothing is left
 /// behind on failure.
@@ -72,14 +75,14 @@ pub fn floats(view: &TensorView<'_>) -> Option<Vec<f32>> {
     })
 }
 
-/// Writes the trainables that `wanted` picks by name as a safetensors file.
+/// Writes the trainables that `wanted` picks as a safetensors file.
 pub fn write_tensors(
     path: &Path,
     layout: &TrainableLayout,
     values: &[f32],
-    wanted: impl Fn(&str) -> bool,
+    wanted: impl Fn(&ParamSpec) -> bool,
 ) -> io::Result<()> {
-    let views = layout.params().iter().filter(|param| wanted(&param.name)).map(|param| {
+    let views = layout.params().iter().filter(|param| wanted(param)).map(|param| {
         let values = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
         (param.name.clone(), view.expect("shape and values come from one layout"))

@@ -27,7 +27,7 @@ pub struct GradientWatch {
 /// Some trainables never got a gradient.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} of {total} trainable tensors got no gradient in the first {steps} steps, beginning with `{}`: they are not part of the loss, or their inputs are constant zero; take them out of lora.targets, or look for a feature that is always zero",
+    "{} of {total} trainable tensors got no gradient in the first {steps} steps, beginning with `{}`: they are not part of the loss, or their inputs are constant zero; take them out of lora.targets or model.train, or look for a feature that is always zero",
     names.len(),
     names[0]
 )]

@@ -5,7 +5,7 @@ use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder},
+        Class::{Learned, LearnedInOrder, LearnedSince},
         Classes,
     },
     run_spec::{CacheMode, RunSpec},
@@ -20,8 +20,9 @@ pub const SCHEMA: TaskSchema = TaskSchema::of::<SftSettings>();
 pub struct SftSettings {
     /// The pretrained vision-language model.
     pub model: Model,
-    /// Low-rank adapters: what trains.
-    pub lora: Lora,
+    /// Low-rank adapters; absent means that only what `model.train` names trains.
+    #[serde(default)]
+    pub lora: Option<Lora>,
     /// How samples are read from chats.
     #[serde(default)]
     pub data: ChatData,
@@ -67,11 +68,13 @@ pub struct SftOptimizer {
 pub struct Rates {
     /// LoRA matrices.
     pub lora: f64,
+    /// What of the model trains in full (`model.train`).
+    pub base: f64,
 }
 
 impl Default for Rates {
     fn default() -> Self {
-        Self { lora: 1e-4 }
+        Self { lora: 1e-4, base: 1e-5 }
     }
 }
 
@@ -90,6 +93,7 @@ impl TaskSettings for SftSettings {
         ("model.path", Learned),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
+        ("model.train", LearnedSince("[]")),
         ("lora.rank", Learned),
         ("lora.alpha", Learned),
         ("lora.rslora", Learned),
@@ -97,6 +101,7 @@ impl TaskSettings for SftSettings {
         ("lora.rank_pattern", LearnedInOrder),
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", Learned),
+        ("lora.use_dora", LearnedSince("false")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", Learned),
         ("lora.layers_pattern", Learned),
@@ -107,13 +112,23 @@ impl TaskSettings for SftSettings {
         ("data.min_pixels", Learned),
         ("data.max_pixels", Learned),
         ("optimizer.lr.lora", Learned),
+        ("optimizer.lr.base", LearnedSince("1e-5")),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
         self.model.check(f);
-        self.lora.check(f);
+        if let Some(lora) = &self.lora {
+            lora.check(f);
+        }
+        f.require(
+            self.lora.is_some() || !self.model.train.is_empty(),
+            "lora",
+            "is missing, and `model.train` names nothing either, so nothing would train",
+            "add a section `lora`, or patterns of modules to `model.train`",
+        );
         check_data(&self.data, f);
         f.learning_rate("lora", self.optimizer.lr.lora);
+        f.learning_rate("base", self.optimizer.lr.base);
         check_offload(spec, true, f);
         f.require(
             spec.data.holdout_episodes.is_empty(),

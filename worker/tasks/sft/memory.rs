@@ -14,7 +14,7 @@ use coxswain_models::qwen2_5_vl::{
 use coxswain_nn::{
     dtypes::{ActivationsDtype, WeightsDtype},
     kernels::sizes::{Account, Sizes},
-    lora::LoraPlan,
+    lora::{LoraPlan, TrainedModules},
     next_token::chunk_rows,
     params::Trainables,
 };
@@ -37,7 +37,7 @@ use super::{
     data::{ChatBatch, ChatOutline},
     model::{ChatModel, ChatStepError, HEAD_STAGE, LoadError},
 };
-use crate::vla_flow::memory::{Frozen, adapters, of_process};
+use crate::vla_flow::memory::{Frozen, adapters, in_full, of_process};
 
 /// A run that cannot be predicted because something it names cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -65,11 +65,10 @@ pub struct ChatSizes {
     spec: RunSpec,
     settings: SftSettings,
     config: QwenConfig,
-    lora: LoraPlan,
     outline: ChatOutline,
     frozen: Frozen,
-    /// Elements that are frozen, and that train.
-    elements: [u64; 2],
+    /// Elements that are frozen, of adapters, and that train in full.
+    elements: [u64; 3],
     /// By the keys that change what a pass holds.
     passes: Passes<String>,
 }
@@ -80,14 +79,10 @@ impl ChatSizes {
         let settings = SftSettings::of(spec)?;
         let dir = Path::new(&settings.model.path);
         let config = QwenConfig::read(dir)?;
-        let tensors: Vec<_> = frozen_tensors(&config).into_iter().chain(head_tensor(&config)).collect();
-        let frozen = Frozen::read(dir, &tensors)?;
-        let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
-        let lora = LoraPlan::resolve(&settings.lora, &modules(&config)).map_err(ModelError::from)?;
+        let (frozen, elements) = of_weights(&settings, &config)?;
         let outline = ChatOutline::read(spec)?;
-        let elements = [held, adapters(&config, &lora)];
         let (spec, passes) = (spec.clone(), Passes::default());
-        let sizes = Self { spec, settings, config, lora, outline, frozen, elements, passes };
+        let sizes = Self { spec, settings, config, outline, frozen, elements, passes };
         sizes.pass(1)?;
         Ok(sizes)
     }
@@ -96,10 +91,13 @@ impl ChatSizes {
         let mut sizes = self.clone();
         change(&mut sizes.spec);
         sizes.settings = SftSettings::of(&sizes.spec)?;
-        let lora = LoraPlan::resolve(&sizes.settings.lora, &modules(&sizes.config));
-        sizes.lora = lora.map_err(ModelError::from)?;
-        sizes.elements[1] = adapters(&sizes.config, &sizes.lora);
+        (sizes.frozen, sizes.elements) = of_weights(&sizes.settings, &sizes.config)?;
         Ok(sizes)
+    }
+
+    /// Elements that train.
+    fn trained(&self) -> u64 {
+        self.elements[1] + self.elements[2]
     }
 
     /// What of repeated blocks is in memory only while they run; none if they are held.
@@ -173,6 +171,19 @@ impl ChatSizes {
     }
 }
 
+/// Bytes of what is frozen, and elements that are frozen, of adapters, and that train in full.
+fn of_weights(settings: &SftSettings, config: &QwenConfig) -> Result<(Frozen, [u64; 3]), ModelError> {
+    let modules = modules(config);
+    let lora = settings.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules)).transpose()?;
+    let full = TrainedModules::resolve(&settings.model.train, &modules, lora.as_ref())?;
+    let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
+    tensors.retain(|tensor| !full.trains(&tensor.name));
+    let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
+    let adapted = lora.map_or(0, |plan| adapters(config, &plan));
+    let frozen = Frozen::read(Path::new(&settings.model.path), &tensors)?;
+    Ok((frozen, [held, adapted, in_full(config, &full)]))
+}
+
 impl Subject for ChatSizes {
     fn spec(&self) -> &RunSpec {
         &self.spec
@@ -189,7 +200,7 @@ impl Subject for ChatSizes {
             let blocks = self.streamed(ask.place).map_or(0, |frozen| streamed_during(stage, frozen));
             blocks + if stage == HEAD_STAGE { self.further_logits(ask) } else { 0 }
         };
-        let mut prediction = Prediction::of_engine(&self.spec, self.elements[1], ask);
+        let mut prediction = Prediction::of_engine(&self.spec, self.trained(), ask);
         prediction.forward = pass.peak(Pass::Forward, beside);
         prediction.backward = pass.peak(Pass::Backward, beside);
         prediction.kept = pass.kept;
@@ -215,7 +226,7 @@ impl Subject for ChatSizes {
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {
-        Prediction::of_engine_beside_gpu(&self.spec, self.elements[1], ask)
+        Prediction::of_engine_beside_gpu(&self.spec, self.trained(), ask)
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
@@ -258,7 +269,7 @@ impl Subject for ChatSizes {
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {
-        let [frozen, trained] = self.elements;
+        let (frozen, trained) = (self.elements[0], self.trained());
         let share = 100.0 * trained as f64 / (frozen + trained).max(1) as f64;
         let dtype = match self.settings.model.weights_dtype {
             WeightsDtype::Float32 => "float32",
@@ -286,9 +297,9 @@ impl Subject for ChatSizes {
     }
 
     fn to_json(&self) -> Value {
-        let ([frozen, trained], outline) = (self.elements, &self.outline);
+        let ([frozen, lora, base], outline) = (self.elements, &self.outline);
         json!({
-            "parameters": {"pretrained": frozen, "trainable": trained, "lora": trained},
+            "parameters": {"pretrained": frozen, "trainable": lora + base, "lora": lora, "base": base},
             "sample": {
                 "tokens": outline.tokens,
                 "learned": outline.learned,

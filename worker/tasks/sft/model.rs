@@ -13,7 +13,7 @@ use std::path::Path;
 use burn::tensor::{Int, Tensor, TensorData};
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
-    adapters::{Adapters, initial_values},
+    adapters::{Adapters, Tuned},
     config::QwenConfig,
     dropout::{ModelRows, RowsOf},
     error::{ModelError, TokenError, UnreadableWeights},
@@ -22,7 +22,7 @@ use coxswain_models::qwen2_5_vl::{
 };
 use coxswain_nn::{
     kernels::Tape,
-    lora::LoraPlan,
+    lora::{LoraPlan, TrainedModules},
     next_token::{NextTokens, next_tokens},
     params::{GradientSums, TrainableLayout, Trainables},
     recompute::Retention,
@@ -99,11 +99,12 @@ pub struct Answers {
     pub tokens: f64,
 }
 
-/// The model with its adapters.
+/// The model with what trains of it.
 pub struct ChatModel<B: Tape<Base = B>> {
     model: QwenVl<B>,
     head_vd: Tensor<B, 2>,
-    lora: LoraPlan,
+    lora: Option<LoraPlan>,
+    full: TrainedModules,
     retention: Retention,
     seed: u64,
     streamed: bool,
@@ -115,25 +116,32 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     /// it starts from; both are the same on every rank.
     pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), LoadError> {
         let settings = SftSettings::of(spec)?;
-        let adapters = adapters(&settings)?;
+        let tuned = tuned(&settings)?;
         let mut layout = TrainableLayout::default();
         let streamed = spec.memory.offload == Offload::Layers;
         let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
         let dir = Path::new(&settings.model.path);
-        let model = QwenVl::load(dir, options, Some(&adapters.plan), &mut layout, device)?;
+        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
         let head_vd = model.head_weight().expect("the model was read with its head");
-        let values = initial_values::<B>(spec.run.seed, &layout, Some(&adapters));
+        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
         let device = device.clone();
         let seed = spec.run.seed;
-        let model = Self { model, head_vd, lora: adapters.plan, retention, seed, streamed, device };
+        let Tuned { adapters, full } = tuned;
+        let lora = adapters.map(|Adapters { plan, .. }| plan);
+        let model = Self { model, head_vd, lora, full, retention, seed, streamed, device };
         Ok((model, layout, values))
     }
 
-    /// Its adapters.
-    pub fn lora(&self) -> &LoraPlan {
-        &self.lora
+    /// Its adapters, if it has any.
+    pub fn lora(&self) -> Option<&LoraPlan> {
+        self.lora.as_ref()
+    }
+
+    /// What of it trains in full.
+    pub fn full(&self) -> &TrainedModules {
+        &self.full
     }
 
     /// Sizes of the model.
@@ -210,7 +218,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     fn dropout(&self, batch: &ChatBatch) -> Option<ModelRows<B>> {
         let (samples, images_per_row) = (&batch.indices, &batch.images_per_row);
         let of = RowsOf { seed: self.seed, step: batch.step.0, samples, images_per_row };
-        ModelRows::of_training(Some(&self.lora), &self.model.config, of, batch.prompts(), &self.device)
+        ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
     }
 
     /// Head and loss of the rows that predict something.
@@ -238,10 +246,10 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     }
 }
 
-/// The adapters of a run's settings.
-pub(super) fn adapters(settings: &SftSettings) -> Result<Adapters, ModelError> {
+/// What trains of the model, by a run's settings.
+pub(super) fn tuned(settings: &SftSettings) -> Result<Tuned, ModelError> {
     let modules = modules(&QwenConfig::read(Path::new(&settings.model.path))?);
-    Adapters::resolve(&settings.lora, &modules, HEAD_IS_FROZEN)
+    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, HEAD_IS_FROZEN)
 }
 
 fn answers(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<Answers, ChatStepError> {

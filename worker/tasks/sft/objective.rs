@@ -3,15 +3,17 @@
 use std::path::Path;
 
 use coxswain_models::qwen2_5_vl::{
-    adapters::{initial_values, readme},
+    adapters::readme,
     merge::{Trained, write_merged},
     modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
+    settings::Model,
 };
 use coxswain_nn::{
     dtypes::WeightsDtype,
+    files::{replace, write_tensors},
     kernels::Tape,
     lora::{AdapterOrigin, LoraError, write_adapter},
-    params::{GradientSums, Group, TrainableLayout, Trainables},
+    params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
@@ -20,7 +22,7 @@ use coxswain_task::{
 
 use super::{
     config::SftSettings,
-    model::{Answers, ChatModel, ChatStepError, adapters},
+    model::{Answers, ChatModel, ChatStepError, tuned},
 };
 
 /// What held-out chats are measured by: nats for each learned token, `e` to the power of that, and how many
@@ -28,6 +30,8 @@ use super::{
 const MEASURES: [&str; 3] = ["loss", PERPLEXITY, "token_accuracy"];
 const PERPLEXITY: &str = "perplexity";
 
+const BASE: Artifact =
+    Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
 const ADAPTER: [Artifact; 2] = [
     Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
     Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
@@ -81,19 +85,24 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
             WeightsDtype::Bfloat16 => "bfloat16",
         };
         let config = self.model.config();
-        let tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
+        let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
+        tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
         let frozen = frozen_parts(&tensors, dtype, self.model.streamed()).into_iter().map(|part| {
             let FrozenPart { name: module, tensors, elements, bytes } = part;
             Module { module: module.into(), tensors, parameters: elements, trains: false, dtype: name, bytes }
         });
-        let trained = [("vision", ".visual."), ("language", ".language_model.")].map(|(part, path)| {
-            let params: Vec<_> = layout.params().iter().filter(|param| param.name.contains(path)).collect();
+        let parts = [Group::LORA, Group::BASE].into_iter().flat_map(|group| {
+            [("vision", ".visual."), ("language", ".language_model.")].map(|part| (group, part))
+        });
+        let trained = parts.map(|(group, (part, path))| {
+            let of_part = |param: &&ParamSpec| param.group == group && param.name.contains(path);
+            let params: Vec<_> = layout.params().iter().filter(of_part).collect();
             let parameters = params.iter().map(|param| param.len()).sum();
-            let module = format!("{part}.{}", Group::LORA);
+            let module = format!("{part}.{group}");
             let bytes = 4 * parameters as u64;
             Module { module, tensors: params.len(), parameters, trains: true, dtype: "float32", bytes }
         });
-        frozen.chain(trained.into_iter().filter(|module| module.tensors > 0)).collect()
+        frozen.chain(trained.filter(|module| module.tensors > 0)).collect()
     }
 
     fn base(&self) -> &str {
@@ -101,8 +110,11 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
-        let adapters = adapters(&self.settings).map_err(TaskError::bad_input)?;
-        Ok(initial_values::<B>(self.spec.run.seed, layout, Some(&adapters)))
+        let tuned = tuned(&self.settings).map_err(TaskError::bad_input)?;
+        let Model { path, weights_dtype, .. } = &self.settings.model;
+        tuned
+            .initial_values::<B>(self.spec.run.seed, layout, Path::new(path), *weights_dtype)
+            .map_err(TaskError::bad_input)
     }
 
     fn export(
@@ -112,11 +124,21 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
-        let origin =
-            AdapterOrigin { base_model, readme: &readme(base_model, "Fine-tuned by Coxswain on chats.") };
-        write_adapter(&dir.join("adapter"), self.model.lora(), layout, values, &origin)
-            .map_err(|error: LoraError| TaskError::io(error))?;
-        Ok(ADAPTER.to_vec())
+        let mut written = Vec::new();
+        if !self.model.full().is_empty() {
+            let path = dir.join(BASE.path);
+            replace(&path, |path| write_tensors(path, layout, values, |param| param.group == Group::BASE))
+                .map_err(|error| TaskError::io(format!("write {}: {error}", path.display())))?;
+            written.push(BASE);
+        }
+        if let Some(plan) = self.model.lora() {
+            let origin =
+                AdapterOrigin { base_model, readme: &readme(base_model, "Fine-tuned by Coxswain on chats.") };
+            write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
+                .map_err(|error: LoraError| TaskError::io(error))?;
+            written.extend(ADAPTER);
+        }
+        Ok(written)
     }
 
     fn export_merged(

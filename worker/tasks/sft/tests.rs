@@ -89,14 +89,22 @@ fn every_key_says_whether_it_decides_what_is_learned_and_is_in_the_guide() {
 
 #[test]
 fn recompute_and_streamed_blocks_change_no_bit_of_loss_or_gradient() {
-    let unchecked = Fixture::new(&[]).run(&[0, 1, 2, 3]);
-    assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().any(|gradient| *gradient != 0.0));
-    for mode in [json!("selective"), json!("full"), json!({"every": 2})] {
-        let found = Fixture::new(&[("train.recompute", mode.clone())]).run(&[0, 1, 2, 3]);
-        assert!(found == unchecked, "{mode}");
+    for trains in [&[][..], &whole_modules()] {
+        let of = |changes: &[(&str, Value)]| Fixture::new(&[trains, changes].concat()).run(&[0, 1, 2, 3]);
+        let unchecked = of(&[]);
+        assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().any(|gradient| *gradient != 0.0));
+        for mode in [json!("selective"), json!("full"), json!({"every": 2})] {
+            assert!(of(&[("train.recompute", mode.clone())]) == unchecked, "{mode}");
+        }
+        let streamed = of(&[("train.recompute", json!("full")), ("memory.offload", json!("layers"))]);
+        assert!(streamed == unchecked, "streamed");
     }
-    let streamed = Fixture::new(&[("train.recompute", json!("full")), ("memory.offload", json!("layers"))]);
-    assert!(streamed.run(&[0, 1, 2, 3]) == unchecked, "streamed");
+}
+
+/// The merger and two layers in full, the final norm, and adapters below them.
+fn whole_modules() -> [(&'static str, Value); 2] {
+    let whole = json!([r"visual\.merger", r"layers\.[34]", r"language_model\.norm"]);
+    [("model.train", whole), ("lora.targets", json!(r".*layers\.[01]\..*(q_proj|up_proj)"))]
 }
 
 #[test]
@@ -116,7 +124,26 @@ fn a_batch_in_parts_has_the_same_answers_and_gradients_up_to_rounding() {
 
 #[test]
 fn gradients_are_derivatives() {
-    let fixture = Fixture::new(&[("lora.targets", json!("all-linear"))]);
+    are_derivatives(&Fixture::new(&[("lora.targets", json!("all-linear"))]));
+    are_derivatives(&Fixture::new(&whole_modules()));
+}
+
+#[test]
+fn a_run_in_which_nothing_would_train_is_refused() {
+    let text = json!({
+        "run": {"name": "test", "output_dir": "none"}, "task": {"type": "sft"}, "model": {"path": "a"},
+        "data": {"path": "b"}, "train": {"steps": 1, "global_batch": 4, "micro_batch": 4},
+    });
+    let read = |given: &[&str]| {
+        let given: Vec<String> = given.iter().map(|&line| line.to_owned()).collect();
+        RunSpec::from_yaml(&text.to_string(), "test", &given, Tasks(&[SCHEMA]))
+    };
+    let error = read(&[]).expect_err("nothing trains").to_string();
+    assert!(error.contains("lora") && error.contains("model.train"), "{error}");
+    assert!(read(&["model.train=[merger]"]).is_ok() && read(&["lora={}"]).is_ok());
+}
+
+fn are_derivatives(fixture: &Fixture) {
     let indices = [1, 2];
     let (_, gradients) = fixture.run(&indices);
     let layout = fixture.trainables.layout().clone();

@@ -17,7 +17,7 @@ use super::{
     policy::Tap,
 };
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
-use coxswain_nn::lora::LoraPlan;
+use coxswain_nn::lora::{LoraPlan, TrainedModules};
 
 /// Width of the expert's time embedding.
 const TIME: u64 = TIME_WIDTH as u64;
@@ -29,6 +29,8 @@ pub struct Workload<'a> {
     pub config: &'a QwenConfig,
     /// Its adapters.
     pub lora: Option<&'a LoraPlan>,
+    /// What of it trains in full.
+    pub full: &'a TrainedModules,
     /// Sizes of the expert.
     pub expert: ExpertShape,
     /// Rows.
@@ -120,12 +122,12 @@ impl Workload<'_> {
 
     fn trains(&self, block: &BlockCounts) -> bool {
         let names = block.first.iter().map(|(name, _)| name).chain(block.rest.iter().map(|(name, _)| name));
-        names.into_iter().any(|name| self.rank(name) > 0)
+        names.into_iter().any(|name| self.rank(name) > 0 || self.full.contains(name))
     }
 
     fn vision_trains(&self) -> bool {
         let names = |plan: &LoraPlan| plan.adapters().any(|(name, _)| name.starts_with("model.visual."));
-        self.lora.is_some_and(names)
+        self.lora.is_some_and(names) || self.full.iter().any(|name| name.starts_with("model.visual."))
     }
 
     fn first_adapted(&self, first: usize) -> Option<usize> {
@@ -225,14 +227,15 @@ impl Workload<'_> {
         first.chain(rest).fold(attention(block.scores, trains), Flops::and)
     }
 
-    /// A frozen linear layer and its adapter. `trains`: whether its gradient is wanted at all, and that of
+    /// A linear layer and its adapter. `trains`: whether its gradient is wanted at all, and that of
     /// its input.
     fn linear(&self, module: &str, [tokens, inputs, outputs]: [u64; 3], trains: (bool, bool)) -> Flops {
         let thin = 2 * tokens * self.rank(module) * (inputs + outputs);
         let dense = 2 * tokens * inputs * outputs;
         let input = if trains.1 { dense + thin } else { 0 };
         let adapter = if trains.0 { thin } else { 0 };
-        Flops { forward: dense + thin, backward: input + adapter }
+        let weight = if trains.0 && self.full.contains(module) { dense } else { 0 };
+        Flops { forward: dense + thin, backward: input + adapter + weight }
     }
 
     fn expert(&self, hidden_trains: bool) -> Flops {
@@ -301,6 +304,7 @@ mod tests {
         op(Workload {
             config: &config,
             lora: plan.as_ref(),
+            full: &TrainedModules::default(),
             expert: EXPERT,
             rows: 2,
             tokens: 10,

@@ -32,7 +32,8 @@ use super::{
 const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
 
 /// What a run leaves beside its adapter, a file for each group.
-pub(super) const GROUPS: [(Group, Artifact); 2] = [
+pub(super) const GROUPS: [(Group, Artifact); 3] = [
+    (Group::BASE, Artifact { path: "base.safetensors", what: "modules of the model that trained in full" }),
     (EXPERT, Artifact { path: "expert.safetensors", what: "action expert" }),
     (SENSOR, Artifact { path: "sensor.safetensors", what: "sensor encoder" }),
 ];
@@ -130,8 +131,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         let trained = |group| layout.params().iter().any(|param| param.group == group);
         let mut written = Vec::new();
         for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| trained(*group)) {
-            let (path, prefix) = (dir.join(artifact.path), format!("{group}."));
-            replace(&path, |path| write_tensors(path, layout, values, |name| name.starts_with(&prefix)))
+            let path = dir.join(artifact.path);
+            replace(&path, |path| write_tensors(path, layout, values, |param| param.group == group))
                 .map_err(|error| unwritten(&path, &error))?;
             written.push(artifact);
         }
@@ -151,7 +152,10 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Option<Result<(), TaskError>> {
-        let plan = self.policy.lora()?;
+        let plan = self.policy.lora();
+        if plan.is_none() && self.policy.full().is_empty() {
+            return None;
+        }
         let merged =
             write_merged(Path::new(&self.settings.model.path), dir, Trained { plan, layout, values });
         Some(merged.map_err(TaskError::io))

@@ -1,5 +1,6 @@
 //! Weights in this task's own formats, as a run may start from them (`train.init_from`): PEFT directories,
-//! the files that a run leaves of its expert and its sensor encoder, and a whole directory of results.
+//! the files that a run leaves of its expert, its sensor encoder and what trained in full of the model, and a
+//! whole directory of results.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use super::{EXPERT, config::VlaSettings};
 
 const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Beside each other in a run's results.
-const RESULTS: [&str; 2] = ["expert.safetensors", "sensor.safetensors"];
+const RESULTS: [&str; 3] = ["expert.safetensors", "sensor.safetensors", "base.safetensors"];
 
 /// The files of weights at a path; empty if it is none of these formats.
 pub fn files(path: &Path) -> Vec<PathBuf> {
@@ -84,6 +85,7 @@ pub fn other_meaning(here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<S
     if let (true, Some(ours), Some(theirs)) = (groups.contains(&Group::LORA), &here.lora, &there.lora) {
         let scale = |lora: &Lora| lora.alpha.to_string();
         differs("lora.alpha", scale(ours), scale(theirs));
+        differs("lora.use_dora", ours.use_dora.to_string(), theirs.use_dora.to_string());
         differs("lora.rslora", ours.rslora.to_string(), theirs.rslora.to_string());
         let patterns = |lora: &Lora| format!("{:?}", lora.alpha_pattern.iter().collect::<Vec<_>>());
         differs("lora.alpha_pattern", patterns(ours), patterns(theirs));

@@ -4,10 +4,8 @@
 //! can be read, checked, or merely found before there is a block; a block is then assembled from what was
 //! read, in the manifest's order.
 
-use burn::tensor::Tensor;
-
 use super::super::{error::ModelError, loader::Loader};
-use coxswain_nn::{block::Block, kernels::ModelBackend, lora::LoraLinear};
+use coxswain_nn::{block::Block, kernels::ModelBackend, lora::LoraLinear, params::BaseWeight};
 
 /// The tensors of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +48,7 @@ impl LinearShape {
 /// What a manifest names, on a device.
 pub struct Parts<B: ModelBackend> {
     /// Gains before attention and before the MLP.
-    pub norms: [Tensor<B, 1>; 2],
+    pub norms: [BaseWeight<B, 1>; 2],
     /// Linears.
     pub linears: Linears<B>,
 }
@@ -72,10 +70,10 @@ impl<B: ModelBackend> From<Vec<LoraLinear<B>>> for Linears<B> {
 }
 
 impl Manifest {
-    /// Reads everything it names and registers its adapters.
+    /// Reads everything it names and registers what trains of it.
     pub(super) fn load<B: ModelBackend>(&self, loader: &mut Loader<'_, B>) -> Result<Parts<B>, ModelError> {
         let [attention, mlp] = &self.norms;
-        let norms = [loader.vector(attention, self.width)?, loader.vector(mlp, self.width)?];
+        let norms = [loader.gain(attention, self.width)?, loader.gain(mlp, self.width)?];
         let linear = |shape: &LinearShape| loader.linear(&shape.module, shape.features, shape.bias);
         let linears = self.linears.iter().map(linear).collect::<Result<Vec<_>, _>>()?;
         Ok(Parts { norms, linears: linears.into() })

@@ -37,7 +37,8 @@ enum Blocks<B: ModelBackend, K: Assemble<B>> {
 }
 
 impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
-    /// Loads `count` blocks, or finds where their weights lie, as `loader` has it; registers their adapters.
+    /// Loads `count` blocks, or finds where their weights lie, as `loader` has it; registers what trains of
+    /// them.
     pub fn load(loader: &mut Loader<'_, B>, sizes: &K::Sizes, count: usize) -> Result<Self, ModelError> {
         let manifests = (0..count).map(|index| K::manifest(sizes, index));
         Ok(Self(match loader.streamed {
@@ -59,7 +60,7 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
         }
     }
 
-    /// Whether a block has an adapter.
+    /// Whether anything of a block trains.
     pub fn trains(&self, index: usize) -> bool {
         match &self.0 {
             Blocks::Held(blocks) => blocks[index].trains(),

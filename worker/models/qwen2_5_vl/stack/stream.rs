@@ -21,6 +21,7 @@
 
 use std::{
     ops::ControlFlow,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -29,7 +30,7 @@ use std::{
     thread,
 };
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::TensorData;
 use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{
@@ -38,11 +39,12 @@ use super::{
         error::{ModelError, UnreadableWeights},
         loader::Loader,
     },
-    Assemble, Manifest, Parts,
+    Assemble, LinearShape, Manifest, Parts,
 };
 use coxswain_nn::{
     kernels::ModelBackend,
     lora::{Adapter, LoraLinear, linear::frozen},
+    params::{BaseWeight, ParamId},
     pulse,
 };
 
@@ -50,33 +52,59 @@ use coxswain_nn::{
 pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
     files: Files,
-    /// Of each block, what its linears have besides their weights.
-    linears: Vec<Vec<Beside>>,
+    /// Of each block, what is known of it without its files.
+    known: Vec<Known>,
     device: B::Device,
 }
 
-/// What is known of a linear without its weights.
+/// What is known of a block without what it has in the files.
+struct Known {
+    norms: [Option<ParamId>; 2],
+    linears: Vec<Beside>,
+}
+
+/// The same of a linear: which of its tensors train, and so are not read.
 #[derive(Clone, Copy)]
 struct Beside {
-    bias: bool,
+    weight: Option<ParamId>,
+    /// None without a bias.
+    bias: Option<Option<ParamId>>,
     adapter: Option<Adapter>,
 }
 
+impl Known {
+    fn register<B: ModelBackend>(loader: &mut Loader<'_, B>, manifest: &Manifest) -> Self {
+        let norms = manifest.norms.each_ref().map(|norm| loader.trained(norm, &[manifest.width]));
+        let linear = |LinearShape { module, features, bias }: &LinearShape| {
+            let [inputs, outputs] = *features;
+            Beside {
+                weight: loader.trained(&format!("{module}.weight"), &[outputs, inputs]),
+                bias: bias.then(|| loader.trained(&format!("{module}.bias"), &[outputs])),
+                adapter: loader.adapter(module, *features),
+            }
+        };
+        Self { norms, linears: manifest.linears.iter().map(linear).collect() }
+    }
+
+    fn trains(&self) -> bool {
+        let linear = |linear: &Beside| {
+            linear.adapter.is_some() || linear.weight.is_some() || linear.bias.flatten().is_some()
+        };
+        self.norms.iter().any(Option::is_some) || self.linears.iter().any(linear)
+    }
+}
+
 impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
-    /// Finds everything that the manifests name, and registers adapters; reads no weight.
+    /// Finds everything frozen that the manifests name, and registers what trains; reads no weight.
     pub fn locate(
         loader: &mut Loader<'_, B>,
         sizes: &K::Sizes,
         manifests: impl Iterator<Item = Manifest>,
     ) -> Result<Self, ModelError> {
-        let (mut blocks, mut linears) = (Vec::new(), Vec::new());
+        let (mut blocks, mut known) = (Vec::new(), Vec::new());
         for manifest in manifests {
-            blocks.push(wanted(loader.checkpoint, loader.dtype, &manifest)?);
-            let beside = manifest.linears.iter().map(|linear| Beside {
-                bias: linear.bias,
-                adapter: loader.adapter(&linear.module, linear.features),
-            });
-            linears.push(beside.collect());
+            blocks.push(wanted(loader, &manifest)?);
+            known.push(Known::register(loader, &manifest));
         }
         let files = Files {
             checkpoint: Arc::clone(loader.checkpoint),
@@ -85,17 +113,17 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             now: AtomicU64::new(0),
             most: AtomicU64::new(0),
         };
-        Ok(Self { sizes: sizes.clone(), files, linears, device: loader.device.clone() })
+        Ok(Self { sizes: sizes.clone(), files, known, device: loader.device.clone() })
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.linears.len()
+        self.known.len()
     }
 
-    /// Whether a block has an adapter.
+    /// Whether anything of a block trains.
     pub fn trains(&self, index: usize) -> bool {
-        self.linears[index].iter().any(|linear| linear.adapter.is_some())
+        self.known[index].trains()
     }
 
     /// Most bytes in memory at once so far.
@@ -136,15 +164,15 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         })
     }
 
-    /// A block, on the device, from its tensors in the manifest's order.
+    /// A block, on the device, from its frozen tensors in the manifest's order.
     fn assemble(&self, index: usize, tensors: Vec<TensorData>) -> K {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().expect("a block is read as its manifest names it");
-        let vector = |data| -> Tensor<B, 1> { frozen(data, &self.device) };
-        let norms = [vector(next()), vector(next())];
-        let linears = self.linears[index].iter().map(|&Beside { bias, adapter }| {
-            let weight_oi = frozen(next(), &self.device);
-            LoraLinear::new(weight_oi, bias.then(|| vector(next())), adapter)
+        let Known { norms, linears } = &self.known[index];
+        let norms = norms.map(|id| self.weight(id, &mut next));
+        let linears = linears.iter().map(|&Beside { weight, bias, adapter }| {
+            let weight_oi = self.weight(weight, &mut next);
+            LoraLinear::new(weight_oi, bias.map(|id| self.weight(id, &mut next)), adapter)
         });
         let linears: Vec<_> = linears.collect();
         if !B::ON_HOST {
@@ -152,6 +180,17 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             let _ = B::sync(&self.device);
         }
         K::assemble(&self.sizes, index, Parts { norms, linears: linears.into() })
+    }
+
+    fn weight<const D: usize>(
+        &self,
+        trained: Option<ParamId>,
+        next: impl FnOnce() -> TensorData,
+    ) -> BaseWeight<B, D> {
+        match trained {
+            Some(id) => BaseWeight::Trained(id),
+            None => frozen::<B, D>(next(), &self.device).into(),
+        }
     }
 }
 
@@ -161,25 +200,24 @@ struct Wanted {
     dtype: WeightsDtype,
 }
 
-/// The tensors of a block, in the order in which it is assembled: norms, then weight and bias of each linear.
-fn wanted(
-    checkpoint: &Checkpoint,
-    dtype: WeightsDtype,
-    manifest: &Manifest,
-) -> Result<Vec<Wanted>, ModelError> {
-    let find = |name: &str, shape: &[usize], dtype| -> Result<Wanted, ModelError> {
-        Ok(Wanted { at: checkpoint.locate(name, shape)?, dtype })
-    };
-    let vector = |name: &str, len| find(name, &[len], WeightsDtype::Float32);
+/// The frozen tensors of a block, in the order in which it is assembled: norms, then weight and bias of each
+/// linear.
+fn wanted<B: ModelBackend>(loader: &Loader<'_, B>, manifest: &Manifest) -> Result<Vec<Wanted>, ModelError> {
     let mut wanted = Vec::new();
+    let mut find = |name: &str, shape: &[usize], dtype| -> Result<(), ModelError> {
+        if !loader.full.trains(name) {
+            wanted.push(Wanted { at: loader.checkpoint.locate(name, shape)?, dtype });
+        }
+        Ok(())
+    };
     for norm in &manifest.norms {
-        wanted.push(vector(norm, manifest.width)?);
+        find(norm, &[manifest.width], WeightsDtype::Float32)?;
     }
     for linear in &manifest.linears {
         let [inputs, outputs] = linear.features;
-        wanted.push(find(&format!("{}.weight", linear.module), &[outputs, inputs], dtype)?);
+        find(&format!("{}.weight", linear.module), &[outputs, inputs], loader.dtype)?;
         if linear.bias {
-            wanted.push(vector(&format!("{}.bias", linear.module), outputs)?);
+            find(&format!("{}.bias", linear.module), &[outputs], WeightsDtype::Float32)?;
         }
     }
     Ok(wanted)
@@ -256,7 +294,15 @@ impl Files {
 
     /// An error about a block of which nothing could be read.
     fn unreadable(&self, index: usize, problem: &str) -> UnreadableWeights {
-        self.checkpoint.unreadable(&self.blocks[index][0].at, problem)
+        // A block that trains in full has nothing in the files; another one is told of then.
+        match self.blocks[index].first().or_else(|| self.blocks.iter().flatten().next()) {
+            Some(wanted) => self.checkpoint.unreadable(&wanted.at, problem),
+            None => UnreadableWeights {
+                path: self.checkpoint.files().next().unwrap_or(Path::new("")).into(),
+                tensor: String::new(),
+                problem: problem.into(),
+            },
+        }
     }
 }
 

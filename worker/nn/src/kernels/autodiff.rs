@@ -35,14 +35,22 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
     type Flat = Vec<f32>;
 
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
-        let (x, gain_d) = (tracked(x_nd), gain_d.inner());
-        let y_nd = B::rms_norm(plain(&x), gain_d.clone(), eps);
-        let x_nd = plain::<B, 2>(&x);
-        record_residual([&x], y_nd, move |dy_nd, sum| {
-            [Some(primitive(match sum {
+        let (x, gain) = (tracked(x_nd), tracked(gain_d));
+        let (x_nd, gain_d) = (plain::<B, 2>(&x), plain::<B, 1>(&gain));
+        let y_nd = B::rms_norm(x_nd.clone(), gain_d.clone(), eps);
+        let of_x = move |x_nd, gain_d, dy_nd, sum| {
+            primitive(match sum {
                 Some(sum_nd) => B::rms_norm_backward_residual(sum_nd, x_nd, gain_d, dy_nd, eps),
                 None => B::rms_norm_backward(x_nd, gain_d, dy_nd, eps),
-            }))]
+            })
+        };
+        if !gain.is_tracked() {
+            return record_residual([&x], y_nd, move |dy_nd, sum| [Some(of_x(x_nd, gain_d, dy_nd, sum))]);
+        }
+        let wants_dx = x.is_tracked();
+        record_residual([&x, &gain], y_nd, move |dy_nd: Tensor<B, 2>, sum| {
+            let dgain = B::rms_norm_gain_gradient(x_nd.clone(), dy_nd.clone(), eps);
+            [wants_dx.then(|| of_x(x_nd, gain_d, dy_nd, sum)), Some(primitive(dgain))]
         })
     }
 

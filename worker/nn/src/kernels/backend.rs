@@ -38,8 +38,7 @@ pub trait ModelBackend: Backend {
         x.matmul(y)
     }
 
-    /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d` frozen; returns `[n,
-    /// d]`.
+    /// `x * rsqrt(mean(x^2, last) + eps) * gain` (arXiv 1910.07467). `x_nd`, `gain_d`; returns `[n, d]`.
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         reference::rms_norm(x_nd, gain_d, eps)
     }
@@ -70,6 +69,13 @@ pub trait ModelBackend: Backend {
         eps: f64,
     ) -> Tensor<Self, 2> {
         Self::rms_norm_backward(x_nd, gain_d, dy_nd, eps) + sum_nd
+    }
+
+    /// The gradient of the gain under [`rms_norm`](Self::rms_norm): the rows' sum of `dy * x *
+    /// rsqrt(mean(x^2) + eps)`.
+    fn rms_norm_gain_gradient(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 1> {
+        let ones_d = Tensor::ones([x_nd.dims()[1]], &x_nd.device());
+        Self::linear_bias_gradient(dy_nd * Self::rms_norm(x_nd, ones_d, eps))
     }
 
     /// `silu(gate) * up` (arXiv 2002.05202). Both `[n, f]`.

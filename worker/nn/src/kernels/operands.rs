@@ -37,7 +37,7 @@ pub struct LowRank<B: Backend> {
 
 impl<B: Backend> LowRank<B> {
     /// The input of `a`.
-    pub(super) fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
+    pub fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         match &self.dropout {
             Some(dropout) => dropout.of(x_ni),
             None => x_ni,

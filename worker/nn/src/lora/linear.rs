@@ -1,4 +1,4 @@
-//! A frozen linear layer, with or without a low-rank adapter.
+//! A linear layer of the pretrained model: frozen, with or without a low-rank adapter, or trained itself.
 //!
 //! The adapter runs as two thin products beside the frozen one. Forming `W + s B A` would cost a dense weight
 //! and, in the backward pass, a dense gradient; this costs `rank * (in + out)` multiplications a token.
@@ -8,7 +8,9 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::plan::LoraPlan;
 use crate::{
     kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, dropout::module_word},
-    params::{Group, Init, Keep, LinearInputs, ParamId, ParamScope, TrainableLayout},
+    params::{
+        BaseWeight, Group, Init, Keep, LinearInputs, NotedLinear, ParamId, ParamScope, TrainableLayout,
+    },
 };
 
 /// Where an adapter's matrices are, and how much they count.
@@ -16,6 +18,8 @@ use crate::{
 pub struct Adapter {
     a_ri: ParamId,
     b_or: ParamId,
+    /// Of DoRA.
+    magnitude_o: Option<ParamId>,
     scale: f64,
     /// What dropout drops of the module's input, and how much of it.
     module: u64,
@@ -27,7 +31,7 @@ impl Adapter {
     /// it has none.
     ///
     /// Initial values are PEFT's: `A` as `kaiming_uniform(a = sqrt 5)`, which is uniform in `±1 / sqrt(in)`,
-    /// and `B = 0`.
+    /// `B = 0`, and with DoRA the norms of the weight's rows, with which the layer is what it was.
     pub fn register(
         module: &str,
         [inputs, outputs]: [usize; 2],
@@ -41,6 +45,9 @@ impl Adapter {
         Some(Self {
             a_ri: layout.add(a, &[spec.rank, inputs], Group::LORA, true, init),
             b_or: layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros),
+            magnitude_o: spec
+                .dora
+                .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms)),
             scale: spec.scale,
             module: module_word(module),
             dropout: plan.recipe().dropout,
@@ -58,30 +65,38 @@ impl Adapter {
 
 /// `y = x W^T + b`, plus `s (x A^T) B^T` where the plan has an adapter for it.
 pub struct LoraLinear<B: ModelBackend> {
-    weight_oi: Tensor<B, 2>,
-    bias_o: Option<Tensor<B, 1>>,
+    weight_oi: BaseWeight<B, 2>,
+    bias_o: Option<BaseWeight<B, 1>>,
     adapter: Option<Adapter>,
 }
 
 impl<B: ModelBackend> LoraLinear<B> {
-    /// A frozen weight `[out, in]` and bias, and the adapter of their module.
-    pub fn new(weight_oi: Tensor<B, 2>, bias_o: Option<Tensor<B, 1>>, adapter: Option<Adapter>) -> Self {
+    /// A weight `[out, in]` and bias, and the adapter of their module. A weight that trains has none.
+    pub fn new(
+        weight_oi: BaseWeight<B, 2>,
+        bias_o: Option<BaseWeight<B, 1>>,
+        adapter: Option<Adapter>,
+    ) -> Self {
+        debug_assert!(!weight_oi.trains() || adapter.is_none(), "a weight that trains beside its update");
         Self { weight_oi, bias_o, adapter }
     }
 
-    /// The frozen weight, `[out, in]`, shared.
-    pub fn weight(&self) -> Tensor<B, 2> {
-        self.weight_oi.clone()
+    /// The frozen weight, `[out, in]`, shared; none if it trains.
+    pub fn weight(&self) -> Option<Tensor<B, 2>> {
+        self.weight_oi.frozen()
     }
 
-    /// Whether it has an adapter.
+    /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.adapter.is_some()
+            || self.weight_oi.trains()
+            || self.bias_o.as_ref().is_some_and(BaseWeight::trains)
     }
 
     /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.
     pub fn rounds_input(&self) -> bool {
-        self.adapter.is_none() && self.weight_oi.dtype() == DType::BF16
+        let rounds = |weight_oi: &Tensor<B, 2>| weight_oi.dtype() == DType::BF16;
+        self.adapter.is_none() && self.weight_oi.frozen().as_ref().is_some_and(rounds)
     }
 
     /// `x [n, in]` to `[n, out]`.
@@ -100,17 +115,20 @@ impl<B: ModelBackend> LoraLinear<B> {
         params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) })
     }
 
-    fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> LinearLayer<T> {
-        LinearLayer {
-            w_oi: T::lift(self.weight_oi.clone()),
-            bias_o: self.bias_o.clone().map(T::lift),
+    fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> NotedLinear<T> {
+        let layer = LinearLayer {
+            w_oi: self.weight_oi.on_tape(params),
+            bias_o: self.bias_o.as_ref().map(|bias_o| bias_o.on_tape(params)),
             update: self.adapter.map(|adapter| LowRank {
                 a_ri: params.get::<2>(adapter.a_ri),
                 b_or: params.get::<2>(adapter.b_or),
                 scale: adapter.scale,
                 dropout: adapter.dropout(params),
             }),
-        }
+        };
+        let magnitude_o = self.adapter.and_then(|adapter| adapter.magnitude_o);
+        let magnitude_o = magnitude_o.map(|id| params.get::<1>(id));
+        NotedLinear { layer, weight: self.weight_oi.trained(), magnitude_o }
     }
 }
 
@@ -127,6 +145,21 @@ pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
 /// The names that PEFT gives to a module's two matrices.
 pub fn peft_keys(module: &str) -> [String; 2] {
     ["A", "B"].map(|matrix| format!("base_model.model.{module}.lora_{matrix}.weight"))
+}
+
+/// The name that PEFT gives to a module's magnitudes (DoRA).
+pub fn magnitude_key(module: &str) -> String {
+    format!("base_model.model.{module}.lora_magnitude_vector")
+}
+
+/// The module whose magnitudes these are.
+pub fn module_of_magnitudes(key: &str) -> &str {
+    key.trim_start_matches("base_model.model.").trim_end_matches(".lora_magnitude_vector")
+}
+
+/// The name under which PEFT has a tensor of a module that it saves whole.
+pub fn saved_key(tensor: &str) -> String {
+    format!("base_model.model.{tensor}")
 }
 
 /// A tensor of a checkpoint on a device, in the type it was read as.

@@ -4,14 +4,16 @@
 //! ```text
 //! targets   PEFT's rules for names: lists, regular expressions, "all-linear", rank and alpha patterns
 //! plan      the rules applied to a model: one rank and scale per adapted linear
-//! linear    y = x W^T + b + s (x A^T) B^T, never forming W + s B A
+//! linear    y = x W^T + b + s (x A^T) B^T, never forming W + s B A; with DoRA `params::decomposed`'s
+//! full      which modules train in full instead
 //! peft      adapter_config.json and adapter_model.safetensors, read and written
 //! ```
 //!
-//! Not here: DoRA, LoRA on embeddings and convolutions, trained biases. They are refused by name. What
-//! dropout drops is `kernels::dropout`'s.
+//! Not here: LoRA on embeddings and convolutions, biases trained beside adapters. They are refused by name.
+//! What dropout drops is `kernels::dropout`'s.
 
 mod error;
+mod full;
 pub mod linear;
 mod module;
 mod patterns;
@@ -23,6 +25,7 @@ pub mod targets;
 
 pub use self::{
     error::LoraError,
+    full::{TrainedModules, check_train},
     linear::{Adapter, LoraLinear, forward_all},
     module::{Module, ModuleKind},
     patterns::Patterns,

@@ -27,6 +27,8 @@ pub enum ModuleKind {
     Convolution,
     /// The token embedding.
     Embedding,
-    /// A container, norm or activation.
+    /// A norm, whose only tensor is its gain.
+    Norm,
+    /// A container or an activation.
     Other,
 }

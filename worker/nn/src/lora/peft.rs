@@ -1,8 +1,10 @@
 //! PEFT directories: `adapter_config.json`, `adapter_model.safetensors` and a `README.md`, read and written.
 //!
-//! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, module paths in the spelling of
-//! Transformers 5 or the older one; the newer is written. The configuration and the tensors must name the
-//! same modules: where PEFT warns and goes on with an adapter that is partly zero, we stop.
+//! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, `.lora_magnitude_vector` with DoRA,
+//! and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
+//! spelling of Transformers 5 or the older one, of which the newer is written. The configuration and the
+//! tensors must name the same modules: where PEFT warns and goes on with an adapter that is partly zero, we
+//! stop.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +17,15 @@ use serde_json::Value;
 
 use super::{
     error::LoraError,
-    linear::peft_keys,
+    full::TrainedModules,
+    linear::{magnitude_key, peft_keys, saved_key},
     module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
-    plan::LoraPlan,
+    plan::{AdapterSpec, LoraPlan},
 };
 use crate::{
     files::{self, StoredTensor},
-    params::TrainableLayout,
+    params::{Group, TrainableLayout},
 };
 
 /// File names, as PEFT knows them.
@@ -36,8 +39,9 @@ const BASE_COPY: &str = ".base_layer.weight";
 #[derive(Debug)]
 pub struct PeftAdapter {
     plan: LoraPlan,
-    /// By key in the newer spelling.
-    tensors: BTreeMap<String, Vec<f32>>,
+    saved: TrainedModules,
+    /// By the name that a layout has for them.
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl PeftAdapter {
@@ -53,7 +57,12 @@ impl PeftAdapter {
             path: config_path.clone(),
             problem: format!("not valid JSON: {error}"),
         })?;
-        let plan = AdapterConfig::from_json(&config_path, &json)?.plan(modules)?;
+        let config = AdapterConfig::from_json(&config_path, &json)?;
+        let plan = config.plan(modules)?;
+        let saved = TrainedModules::saved(&config.saved, modules).map_err(|problem| LoraError::Adapter {
+            path: config_path,
+            problem: format!("`modules_to_save`: {problem}"),
+        })?;
         let path = dir.join(WEIGHTS);
         let bytes = fs::read(&path).map_err(|source| LoraError::Io {
             path: path.clone(),
@@ -64,8 +73,8 @@ impl PeftAdapter {
             path: path.clone(),
             problem: format!("not a valid safetensors file ({error}): truncated or garbled; copy it again"),
         })?;
-        let tensors = Weights { path: &path, file, modules }.read(&plan)?;
-        Ok(Self { plan, tensors })
+        let tensors = Weights { path: &path, file, modules }.read(&plan, &saved)?;
+        Ok(Self { plan, saved, tensors })
     }
 
     /// Which linears it adapts, and how.
@@ -73,29 +82,36 @@ impl PeftAdapter {
         &self.plan
     }
 
-    /// Its tensors under PEFT's names, module paths in the newer spelling.
+    /// Which modules of the pretrained model it brings whole (`modules_to_save`).
+    pub fn saved(&self) -> &TrainedModules {
+        &self.saved
+    }
+
+    /// Its tensors under the names that a layout has for them.
     pub fn into_tensors(self) -> Vec<StoredTensor> {
-        let shape = |name: &str, values: &Vec<f32>| {
-            let module = name.trim_start_matches("base_model.model.");
-            let of = |suffix| module.strip_suffix(suffix).and_then(|module| self.plan.adapter(module));
-            match (of(".lora_A.weight"), of(".lora_B.weight")) {
-                (Some(spec), _) => vec![spec.rank, values.len() / spec.rank],
-                (None, Some(spec)) => vec![values.len() / spec.rank, spec.rank],
-                (None, None) => vec![values.len()],
-            }
-        };
-        let shapes: Vec<_> = self.tensors.iter().map(|(name, values)| shape(name, values)).collect();
-        let tensors = self.tensors.into_iter().zip(shapes);
-        tensors.map(|((name, values), shape)| StoredTensor { name, shape, values }).collect()
+        self.tensors.into_values().collect()
     }
 
     /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
-    pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) {
+    pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) -> Result<(), LoraError> {
         for param in layout.params() {
-            if let Some(tensor) = self.tensors.get(&param.name) {
-                values[param.offset..param.offset + param.len()].copy_from_slice(tensor);
+            let refuse = |problem| Err(LoraError::Setting { field: "modules_to_save".into(), problem });
+            let tensor = match self.tensors.get(&param.name) {
+                Some(tensor) => tensor,
+                None if self.saved.trains(&param.name) => {
+                    return refuse(format!("the adapter has no tensor `{}`; copy it again", param.name));
+                }
+                None => continue,
+            };
+            if tensor.shape != param.shape {
+                return refuse(format!(
+                    "`{}` of the adapter has shape {:?}, the model's has {:?}: an adapter of another model?",
+                    param.name, tensor.shape, param.shape
+                ));
             }
+            values[param.range()].copy_from_slice(&tensor.values);
         }
+        Ok(())
     }
 }
 
@@ -106,14 +122,18 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    fn read(&self, plan: &LoraPlan) -> Result<BTreeMap<String, Vec<f32>>, LoraError> {
+    fn read(
+        &self,
+        plan: &LoraPlan,
+        saved: &TrainedModules,
+    ) -> Result<BTreeMap<String, StoredTensor>, LoraError> {
         let mut found: BTreeMap<String, TensorView<'_>> = BTreeMap::new();
         for (key, view) in self.file.tensors() {
             if key.ends_with(BASE_COPY) {
                 tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
                 continue;
             }
-            let name = self.newer_spelling(&key)?;
+            let name = self.newer_spelling(&key, saved)?;
             if found.insert(name, view).is_some() {
                 return Err(self.error(format!("tensor `{key}` is there in both spellings")));
             }
@@ -121,8 +141,10 @@ impl Weights<'_> {
         let mut tensors = BTreeMap::new();
         for (module, spec) in plan.adapters() {
             let (inputs, outputs) = self.sides(module);
-            for (key, shape) in peft_keys(module).into_iter().zip([[spec.rank, inputs], [outputs, spec.rank]])
-            {
+            let matrices =
+                peft_keys(module).into_iter().zip([vec![spec.rank, inputs], vec![outputs, spec.rank]]);
+            let magnitudes = spec.dora.then(|| (magnitude_key(module), vec![outputs]));
+            for (key, shape) in matrices.chain(magnitudes) {
                 let view = found.remove(&key).ok_or_else(|| {
                     self.error(format!("no tensor `{key}`, although {CONFIG} targets that module"))
                 })?;
@@ -135,21 +157,42 @@ impl Weights<'_> {
                     return Err(self.error(problem));
                 }
                 let values = self.values(&key, &view)?;
-                tensors.insert(key, values);
+                let stored = StoredTensor { name: key.clone(), shape, values };
+                tensors.insert(key, stored);
             }
         }
-        match found.keys().next() {
-            None => Ok(tensors),
-            Some(key) => {
-                Err(self.error(format!("tensor `{key}` belongs to a module that {CONFIG} does not target")))
+        for (name, view) in found {
+            // What is left of adapters: those of modules that are saved have names of the checkpoint.
+            if !saved.trains(&name) {
+                let problem = format!("tensor `{name}` belongs to a module that {CONFIG} does not target");
+                return Err(self.error(problem));
             }
+            let (shape, values) = (view.shape().to_vec(), self.values(&name, &view)?);
+            tensors.insert(name.clone(), StoredTensor { name, shape, values });
+        }
+        let missing = saved.iter().find(|module| !tensors.contains_key(&format!("{module}.weight")));
+        match missing {
+            None => Ok(tensors),
+            Some(module) => Err(self.error(format!(
+                "no tensor `{}`, although {CONFIG} names that module in modules_to_save",
+                saved_key(&format!("{module}.weight"))
+            ))),
         }
     }
 
-    /// `base_model.model.<module>.lora_A.weight` with the module in the newer spelling.
-    fn newer_spelling(&self, key: &str) -> Result<String, LoraError> {
+    /// `base_model.model.<module>.lora_A.weight` with the module in the newer spelling; of a saved module the
+    /// checkpoint's own name.
+    fn newer_spelling(&self, key: &str, saved: &TrainedModules) -> Result<String, LoraError> {
+        let whole = key.strip_prefix("base_model.model.").and_then(|tensor| tensor.rsplit_once('.'));
+        if let Some((module, tensor)) = whole
+            && let Some(found) = self.modules.iter().find(|m| m.name == module || m.old_name == module)
+            && saved.contains(&found.name)
+        {
+            return Ok(format!("{}.{tensor}", found.name));
+        }
         let parts = key.strip_prefix("base_model.model.").and_then(|rest| {
-            let module = rest.strip_suffix(".lora_A.weight").or(rest.strip_suffix(".lora_B.weight"))?;
+            let ends = [".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"];
+            let module = ends.into_iter().find_map(|end| rest.strip_suffix(end))?;
             Some((module, &rest[module.len()..]))
         });
         let Some((module, suffix)) = parts else {
@@ -199,7 +242,8 @@ pub struct AdapterOrigin<'a> {
     pub readme: &'a str,
 }
 
-/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order.
+/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, and as
+/// `modules_to_save` those of the pretrained model that trained in full.
 ///
 /// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a
 /// whole adapter.
@@ -218,8 +262,16 @@ pub fn write_adapter(
         }
     };
     fs::create_dir_all(dir).map_err(failed(dir.into()))?;
-    let params = plan.adapters().flat_map(|(module, _)| peft_keys(module)).map(|key| {
+    let keys = |(module, spec): (&str, &AdapterSpec)| {
+        peft_keys(module).into_iter().chain(spec.dora.then(|| magnitude_key(module)))
+    };
+    let adapters = plan.adapters().flat_map(keys).map(|key| {
         let param = layout.get(layout.find(&key).expect("the layout was made with this plan"));
+        (key, param)
+    });
+    let whole = || layout.params().iter().filter(|param| param.group == Group::BASE);
+    let params = adapters.chain(whole().map(|param| (saved_key(&param.name), param)));
+    let params = params.map(|(key, param)| {
         let bytes: &[u8] = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes)
             .expect("a parameter's shape and length agree by construction");
@@ -228,7 +280,8 @@ pub fn write_adapter(
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
     let bytes =
         safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
-    let config = format!("{:#}\n", peft_config::to_json(plan, origin.base_model));
+    let saved = whole().filter_map(|param| Some(param.name.rsplit_once('.')?.0)).collect();
+    let config = format!("{:#}\n", peft_config::to_json(plan, &saved, origin.base_model));
     let files =
         [(WEIGHTS, bytes.as_slice()), ("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())];
     for (name, bytes) in files {

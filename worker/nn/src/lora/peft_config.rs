@@ -4,7 +4,7 @@
 //! while PEFT itself trains, and those that change what an adapter computes, which are refused unless
 //! neutral. A field nobody knows is reported, not refused.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use crate::lora::LoraTargets;
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ const PEFT_VERSION: &str = "0.21.2";
 
 /// Fields that change what an adapter computes. Neutral values: null, false, an empty list or object, and
 /// `"none"`.
-const REFUSED: [&str; 15] = [
+const REFUSED: [&str; 13] = [
     "alora_invocation_tokens",
     "arrow_config",
     "bias",
@@ -29,17 +29,15 @@ const REFUSED: [&str; 15] = [
     "layer_replication",
     "lora_bias",
     "megatron_config",
-    "modules_to_save",
     "monteclora_config",
     "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
-    "use_dora",
     "use_qalora",
 ];
 
 /// Fields that are understood, or that do not matter to a finished adapter.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 29] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
@@ -56,6 +54,7 @@ const KNOWN: [&str; 27] = [
     "lora_dropout",
     "lora_ga_config",
     "megatron_core",
+    "modules_to_save",
     "peft_type",
     "peft_version",
     "qalora_group_size",
@@ -65,6 +64,7 @@ const KNOWN: [&str; 27] = [
     "runtime_config",
     "target_modules",
     "task_type",
+    "use_dora",
     "use_rslora",
     "velora_config",
 ];
@@ -78,6 +78,8 @@ const PLAIN_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 pub struct AdapterConfig {
     /// Rank, alpha, targets, patterns, dropout.
     pub recipe: Recipe,
+    /// `modules_to_save`: what trained in full beside the adapters.
+    pub saved: Vec<String>,
 }
 
 impl AdapterConfig {
@@ -104,11 +106,12 @@ impl AdapterConfig {
                     v.as_f64().filter(|rate| (0.0..1.0).contains(rate))
                 })?
                 .unwrap_or(0.0),
+            dora: fields.typed("use_dora", "true or false", Value::as_bool)?.unwrap_or(false),
             exclude_modules: fields.targets("exclude_modules")?,
             layers_to_transform: fields.indices("layers_to_transform")?.unwrap_or_default(),
             layers_pattern: fields.strings("layers_pattern")?,
         };
-        Ok(Self { recipe })
+        Ok(Self { recipe, saved: fields.strings("modules_to_save")? })
     }
 
     /// The adapters it asks for. Expressions may be written for either spelling of module paths.
@@ -132,7 +135,7 @@ impl AdapterConfig {
 }
 
 /// The file for a plan, with every field that PEFT writes, in PEFT's order.
-pub fn to_json(plan: &LoraPlan, base_model: &str) -> Value {
+pub fn to_json(plan: &LoraPlan, saved: &BTreeSet<&str>, base_model: &str) -> Value {
     let recipe = plan.recipe();
     // PEFT, too, writes the names that "all-linear" came to.
     let targets = match &recipe.targets {
@@ -171,7 +174,7 @@ pub fn to_json(plan: &LoraPlan, base_model: &str) -> Value {
         "lora_ga_config": null,
         "megatron_config": null,
         "megatron_core": "megatron.core",
-        "modules_to_save": null,
+        "modules_to_save": listed(saved.is_empty(), json!(saved)),
         "monteclora_config": null,
         "peft_type": "LORA",
         "peft_version": PEFT_VERSION,
@@ -184,7 +187,7 @@ pub fn to_json(plan: &LoraPlan, base_model: &str) -> Value {
         "task_type": null,
         "trainable_token_indices": null,
         "use_bdlora": null,
-        "use_dora": false,
+        "use_dora": recipe.dora,
         "use_qalora": false,
         "use_rslora": recipe.rslora,
         "velora_config": null,

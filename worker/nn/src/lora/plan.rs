@@ -21,6 +21,8 @@ pub struct AdapterSpec {
     pub alpha: f64,
     /// `alpha / r`, or `alpha / sqrt(r)` with rsLoRA.
     pub scale: f64,
+    /// Whether it has magnitudes beside directions (DoRA).
+    pub dora: bool,
 }
 
 /// LoRA settings as PEFT holds them: patterns keep their order, because the first that matches wins.
@@ -40,6 +42,8 @@ pub struct Recipe {
     pub alpha_pattern: Vec<(String, f64)>,
     /// `lora_dropout`.
     pub dropout: f64,
+    /// `use_dora`.
+    pub dora: bool,
     /// `exclude_modules`.
     pub exclude_modules: Option<LoraTargets>,
     /// `layers_to_transform`; empty for all.
@@ -58,6 +62,7 @@ impl From<&Lora> for Recipe {
             rank_pattern: lora.rank_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
             alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
             dropout: lora.dropout,
+            dora: lora.use_dora,
             exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             layers_pattern: lora.layers_pattern.clone(),
@@ -133,7 +138,8 @@ impl LoraPlan {
 
 impl fmt::Display for AdapterSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}, alpha {}, scale {:.4}", self.rank, self.alpha, self.scale)
+        write!(f, "rank {}, alpha {}, scale {:.4}", self.rank, self.alpha, self.scale)?;
+        if self.dora { f.write_str(", DoRA") } else { Ok(()) }
     }
 }
 
@@ -189,6 +195,6 @@ impl RecipePatterns {
             return Err(setting("alpha", format!("{alpha} for `{name}`; expected a finite number")));
         }
         let scale = if recipe.rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 };
-        Ok(AdapterSpec { rank, alpha, scale })
+        Ok(AdapterSpec { rank, alpha, scale, dora: recipe.dora })
     }
 }

@@ -23,6 +23,8 @@ pub struct Lora {
     pub alpha_pattern: Patterns<f64>,
     /// `lora_dropout`: fraction of the input of `A` that is dropped in training, and only there.
     pub dropout: f64,
+    /// Magnitudes and directions of the adapted weights train apart (DoRA, arXiv 2402.09353).
+    pub use_dora: bool,
     /// What `targets` matches and gets no adapter all the same.
     pub exclude_modules: Option<LoraTargets>,
     /// Adapters only in layers of these numbers; in all if it is empty.
@@ -44,6 +46,7 @@ impl Default for Lora {
             rank_pattern: Patterns::default(),
             alpha_pattern: Patterns::default(),
             dropout: 0.0,
+            use_dora: false,
             exclude_modules: None,
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
@@ -105,7 +108,7 @@ impl Lora {
 }
 
 /// Compiles as the adapters will: with `fancy-regex`, because PEFT's patterns are Python's.
-fn check_pattern(path: &str, pattern: &str, f: &mut Findings) {
+pub(super) fn check_pattern(path: &str, pattern: &str, f: &mut Findings) {
     if let Err(error) = fancy_regex::Regex::new(pattern) {
         let first = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
         f.require(

@@ -156,7 +156,7 @@ fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
             "write \"attn.proj\" for the vision tower's attention output",
         )),
         ModuleKind::Embedding => Some(("the token embedding", "leave it out")),
-        ModuleKind::Other => {
+        ModuleKind::Norm | ModuleKind::Other => {
             Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
         }
     }

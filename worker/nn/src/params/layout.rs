@@ -15,6 +15,8 @@ pub struct Group(pub &'static str);
 impl Group {
     /// LoRA matrices.
     pub const LORA: Self = Self("lora");
+    /// Weights of the pretrained model that train themselves.
+    pub const BASE: Self = Self("base");
 }
 
 impl fmt::Display for Group {
@@ -32,6 +34,10 @@ pub enum Init {
     Uniform(f32),
     /// Normal with this standard deviation.
     Normal(f32),
+    /// The norms of the rows of the weight that an adapter is for: zero until it has been read.
+    RowNorms,
+    /// What a checkpoint has under the tensor's name: zero until it has been read there.
+    Pretrained,
 }
 
 /// One trainable tensor.
@@ -135,7 +141,7 @@ impl TrainableLayout {
             let key = Key { seed, purpose: Purpose::Init, step: number as u64, sample: 0, repeat: 0 };
             let values = &mut flat[param.offset..param.offset + param.len()];
             match param.init {
-                Init::Zeros => {}
+                Init::Zeros | Init::RowNorms | Init::Pretrained => {}
                 Init::Uniform(bound) => {
                     let mut draws = key.draws();
                     values.iter_mut().for_each(|v| *v = (2.0 * draws.uniform() - 1.0) * bound);

@@ -4,6 +4,7 @@
 //! TrainableLayout   names, shapes, groups, offsets          known before any tensor exists (`layout`)
 //! Trainables<B>     the values: one flat tensor, and a view of it per parameter (`values`)
 //! ParamScope<T>     the same parameters as leaves of one tape, while one block runs
+//! BaseWeight<B, D>  a weight of the pretrained model: frozen, or one of the parameters (`weight`)
 //! Notes<B>          outputs that one run of a block leaves to the next (`notes`), in the type of `held`
 //! FlatGrads<F>      gradients summed over micro-batches, same offsets, where the values lie (`gradients`)
 //! ```
@@ -11,15 +12,18 @@
 //! Frozen weights never come here. The optimizer (`zero`) sees only the flat parameter buffer and never
 //! learns what a model is.
 
+mod decomposed;
 mod gradients;
 pub mod held;
 mod layout;
 mod notes;
 mod values;
+mod weight;
 
 pub use self::{
     gradients::{FlatGrads, GradientSums},
     layout::{Group, Init, ParamId, ParamSpec, TrainableLayout, chunk},
-    notes::{Keep, LinearInputs, Notes},
+    notes::{Keep, LinearInputs, NotedLinear, Notes},
     values::{ParamScope, Trainables},
+    weight::BaseWeight,
 };

@@ -7,6 +7,7 @@
 //! Keep::Never          nothing                       everything
 //! a half's last one    the low-rank inner product    nodes of it and of the sum, with values of no meaning;
 //!                                                    no product
+//! any with magnitudes  nothing                       everything
 //! ```
 //!
 //! A node's backward pass needs a layer's input, its weight and the inner product of its update, never its
@@ -25,7 +26,7 @@ use std::{cell::RefCell, collections::VecDeque};
 use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
 
-use super::held;
+use super::{ParamId, decomposed, held};
 use crate::kernels::{LinearLayer, ModelBackend, Residual, Tape};
 
 /// What selective recompute does with the output of a linear layer.
@@ -77,48 +78,142 @@ pub(super) enum Notebook<B: ModelBackend> {
     Reading(RefCell<Notes<B>>),
 }
 
+/// A linear layer, and the parameter that its weight is, if it trains.
+#[derive(Clone, Debug)]
+pub struct NotedLinear<T: Tape> {
+    /// The layer.
+    pub layer: LinearLayer<T>,
+    /// What its weight's gradient is left for ([`ParamScope::collect`](super::ParamScope::collect)).
+    pub weight: Option<ParamId>,
+    /// Magnitudes of a layer with an update, where that changes directions alone (DoRA), `[o]`.
+    pub magnitude_o: Option<Tensor<T, 1>>,
+}
+
+impl<T: Tape> From<LinearLayer<T>> for NotedLinear<T> {
+    fn from(layer: LinearLayer<T>) -> Self {
+        Self { layer, weight: None, magnitude_o: None }
+    }
+}
+
 /// A linear layer and what it reads: `x [n, i]`.
 pub struct LinearInputs<T: Tape> {
     /// Input.
     pub x_ni: Tensor<T, 2>,
     /// The layer.
-    pub layer: LinearLayer<T>,
+    pub layer: NotedLinear<T>,
 }
 
-impl<T: Tape> LinearInputs<T> {
+/// Takes what a weight's gradient is made of.
+pub(super) type Leave<B> = Box<dyn FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send>;
+
+/// A linear layer whose weight is frozen, or leaves its gradient.
+pub(super) struct LeavingLinear<T: Tape> {
+    pub layer: LinearLayer<T>,
+    pub leave: Option<Leave<T::Base>>,
+    pub magnitude_o: Option<Tensor<T, 1>>,
+}
+
+impl<T: Tape> LeavingLinear<T> {
+    /// Layers of one input: those of nothing but a frozen weight and its update together, each other by
+    /// itself.
+    fn compute_all(x_ni: Tensor<T, 2>, layers: Vec<Self>) -> Vec<Tensor<T, 2>> {
+        if layers.iter().all(Self::is_plain) {
+            return T::linears(x_ni, layers.into_iter().map(|layer| layer.layer).collect());
+        }
+        let mut together = T::linears(x_ni.clone(), plain(&layers)).into_iter();
+        let each = layers.into_iter().map(|layer| match layer.is_plain() {
+            true => together.next().expect("one for each"),
+            false => layer.compute_alone(x_ni.clone()),
+        });
+        each.collect()
+    }
+
+    /// The same, and what a run on a tape would want of them.
+    fn compute_all_noting(x_ni: Tensor<T, 2>, layers: Vec<Self>) -> Vec<Computed<T>> {
+        if layers.iter().all(Self::is_plain) {
+            return T::linears_saving(x_ni, layers.into_iter().map(|layer| layer.layer).collect());
+        }
+        let mut together = T::linears_saving(x_ni.clone(), plain(&layers)).into_iter();
+        let each = layers.into_iter().map(|layer| match layer.is_plain() {
+            true => together.next().expect("one for each"),
+            false => (layer.compute_alone(x_ni.clone()), None),
+        });
+        each.collect()
+    }
+
+    fn is_plain(&self) -> bool {
+        self.leave.is_none() && self.magnitude_o.is_none()
+    }
+
+    fn compute_alone(self, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        let LinearLayer { w_oi, bias_o, update } = self.layer;
+        match (self.leave, self.magnitude_o) {
+            (Some(leave), _) => T::linear_leaving_weight(x_ni, w_oi, bias_o, leave),
+            (None, Some(m_o)) => decomposed::linear(x_ni, LinearLayer { w_oi, bias_o, update }, m_o),
+            (None, None) => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
+        }
+    }
+
     /// `residual` plus the layer.
-    fn compute_residual(self, residual: Residual<T>) -> Tensor<T, 2> {
-        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
-        match update {
-            Some(update) => T::lora_linear_residual(residual, x_ni, w_oi, bias_o, update),
-            None => T::linear_residual(residual, x_ni, w_oi, bias_o),
+    fn compute_residual(self, residual: Residual<T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        if self.magnitude_o.is_some() {
+            return residual.plus(self.compute_alone(x_ni));
+        }
+        let LinearLayer { w_oi, bias_o, update } = self.layer;
+        match (self.leave, update) {
+            (Some(leave), _) => T::linear_leaving_weight_residual(residual, x_ni, w_oi, bias_o, leave),
+            (None, Some(update)) => T::lora_linear_residual(residual, x_ni, w_oi, bias_o, update),
+            (None, None) => T::linear_residual(residual, x_ni, w_oi, bias_o),
         }
     }
 
     /// The same, and what a run on a tape would want of it.
-    fn compute_residual_noting(self, residual: Residual<T>) -> (Tensor<T, 2>, Note<T::Base>) {
-        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
-        let (sum_no, down_nr) = match update {
-            Some(update) => {
+    fn compute_residual_noting(
+        self,
+        residual: Residual<T>,
+        x_ni: Tensor<T, 2>,
+    ) -> (Tensor<T, 2>, Note<T::Base>) {
+        let LinearLayer { w_oi, bias_o, update } = self.layer;
+        let (sum_no, down_nr) = match (self.leave, update) {
+            (Some(leave), _) => {
+                (T::linear_leaving_weight_residual(residual, x_ni, w_oi, bias_o, leave), None)
+            }
+            (None, Some(update)) => {
                 let (sum_no, down_nr) = T::lora_linear_residual_saving(residual, x_ni, w_oi, bias_o, &update);
                 (sum_no, Some(T::lower(down_nr)))
             }
-            None => (T::linear_residual(residual, x_ni, w_oi, bias_o), None),
+            (None, None) => (T::linear_residual(residual, x_ni, w_oi, bias_o), None),
         };
         (sum_no, Note { output_no: None, down_nr })
     }
 
     /// The node of a layer with the value `y_no`.
-    fn recall(self, y_no: Tensor<T, 2>, down_nr: Option<Tensor<T::Base, 2>>) -> Tensor<T, 2> {
-        let Self { x_ni, layer: LinearLayer { w_oi, bias_o, update } } = self;
+    fn recall(
+        self,
+        x_ni: Tensor<T, 2>,
+        y_no: Tensor<T::Base, 2>,
+        down_nr: Option<Tensor<T::Base, 2>>,
+    ) -> Tensor<T, 2> {
+        let LinearLayer { w_oi, bias_o, update } = self.layer;
+        if let Some(leave) = self.leave {
+            return T::linear_leaving_weight_cached(y_no, x_ni, w_oi, bias_o, leave);
+        }
         match (update, down_nr) {
             (Some(update), Some(down_nr)) => {
-                T::lora_linear_cached(x_ni, w_oi, update, (y_no, T::lift(down_nr)))
+                T::lora_linear_cached(x_ni, w_oi, update, (T::lift(y_no), T::lift(down_nr)))
             }
-            _ => T::linear_cached(x_ni, w_oi, bias_o, y_no),
+            _ => T::linear_cached(x_ni, w_oi, bias_o, T::lift(y_no)),
         }
     }
 }
+
+/// Those that are computed together.
+fn plain<T: Tape>(layers: &[LeavingLinear<T>]) -> Vec<LinearLayer<T>> {
+    layers.iter().filter(|layer| layer.is_plain()).map(|layer| layer.layer.clone()).collect()
+}
+
+/// An output, and the inner product of its update.
+type Computed<T> = (Tensor<T, 2>, Option<Tensor<T, 2>>);
 
 impl<B: ModelBackend> Notebook<B> {
     /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and
@@ -127,42 +222,50 @@ impl<B: ModelBackend> Notebook<B> {
         &self,
         dtype: ActivationsDtype,
         x_ni: Tensor<T, 2>,
-        layers: Vec<(Keep, LinearLayer<T>)>,
+        layers: Vec<(Keep, LeavingLinear<T>)>,
     ) -> Vec<Tensor<T, 2>> {
         let made = |keep, y_no| if keep == Keep::Output { held::rounded(dtype, y_no) } else { y_no };
         let (keeps, layers): (Vec<Keep>, Vec<_>) = layers.into_iter().unzip();
         match self {
             Self::Closed => {
-                keeps.into_iter().zip(T::linears(x_ni, layers)).map(|(keep, y_no)| made(keep, y_no)).collect()
+                let outputs = LeavingLinear::compute_all(x_ni, layers);
+                keeps.into_iter().zip(outputs).map(|(keep, y_no)| made(keep, y_no)).collect()
             }
             Self::Writing { outputs, notes } => {
-                let noted =
-                    keeps.into_iter().zip(T::linears_saving(x_ni, layers)).map(|(keep, (y_no, down_nr))| {
-                        let y_no = made(keep, y_no);
-                        let note = (*outputs && keep == Keep::Output).then(|| Note {
-                            output_no: Some(held::packed(dtype, T::lower(y_no.clone()))),
-                            down_nr: down_nr.map(T::lower),
-                        });
-                        notes.borrow_mut().0.push_back(note);
-                        y_no
+                let whole: Vec<bool> = layers.iter().map(|layer| layer.magnitude_o.is_none()).collect();
+                let computed = LeavingLinear::compute_all_noting(x_ni, layers);
+                let noted = keeps.into_iter().zip(whole).zip(computed);
+                let noted = noted.map(|((keep, whole), (y_no, down_nr))| {
+                    let y_no = made(keep, y_no);
+                    let note = (*outputs && whole && keep == Keep::Output).then(|| Note {
+                        output_no: Some(held::packed(dtype, T::lower(y_no.clone()))),
+                        down_nr: down_nr.map(T::lower),
                     });
+                    notes.borrow_mut().0.push_back(note);
+                    y_no
+                });
                 noted.collect()
             }
             Self::Reading(notes) => {
-                let notes: Vec<_> = layers
-                    .iter()
-                    .map(|_| {
-                        let note = notes.borrow_mut().0.pop_front().flatten();
-                        note.and_then(|Note { output_no, down_nr }| Some((output_no?, down_nr)))
-                    })
-                    .collect();
-                let unknown = layers.iter().zip(&notes).filter(|(_, note)| note.is_none());
-                let unknown = unknown.map(|(layer, _)| layer.clone()).collect();
-                let mut computed = T::linears(x_ni.clone(), unknown).into_iter();
-                let each = layers.into_iter().zip(keeps).zip(notes).map(|((layer, keep), note)| match note {
-                    Some((y_no, down_nr)) => {
-                        let inputs = LinearInputs { x_ni: x_ni.clone(), layer };
-                        inputs.recall(T::lift(held::unpacked(y_no)), down_nr)
+                let known = |_: &LeavingLinear<T>| {
+                    let note = notes.borrow_mut().0.pop_front().flatten();
+                    note.and_then(|Note { output_no, down_nr }| Some((output_no?, down_nr)))
+                };
+                let known: Vec<_> = layers.iter().map(known).collect();
+                let (mut unknown, mut recalled) = (Vec::new(), Vec::new());
+                for (layer, note) in layers.into_iter().zip(known) {
+                    match note {
+                        Some(note) => recalled.push(Some((layer, note))),
+                        None => {
+                            unknown.push(layer);
+                            recalled.push(None);
+                        }
+                    }
+                }
+                let mut computed = LeavingLinear::compute_all(x_ni.clone(), unknown).into_iter();
+                let each = recalled.into_iter().zip(keeps).map(|(recalled, keep)| match recalled {
+                    Some((layer, (y_no, down_nr))) => {
+                        layer.recall(x_ni.clone(), held::unpacked(y_no), down_nr)
                     }
                     None => made(keep, computed.next().expect("one for each that is not known")),
                 });
@@ -171,27 +274,33 @@ impl<B: ModelBackend> Notebook<B> {
         }
     }
 
-    /// `x` plus a linear layer, the last of half a block.
+    /// `x` plus a linear layer of `x_ni`, the last of half a block.
     pub fn last<T: Tape<Base = B>>(
         &self,
         dtype: ActivationsDtype,
         x_no: Tensor<T, 2>,
-        layer: LinearInputs<T>,
+        x_ni: Tensor<T, 2>,
+        layer: LeavingLinear<T>,
     ) -> Tensor<T, 2> {
         match self {
-            Self::Closed => layer.compute_residual(held::residual(dtype, x_no)),
+            Self::Closed => layer.compute_residual(held::residual(dtype, x_no), x_ni),
             Self::Writing { notes, .. } => {
-                let (sum_no, note) = layer.compute_residual_noting(held::residual(dtype, x_no));
+                let residual = held::residual(dtype, x_no);
+                if layer.magnitude_o.is_some() {
+                    notes.borrow_mut().0.push_back(None);
+                    return layer.compute_residual(residual, x_ni);
+                }
+                let (sum_no, note) = layer.compute_residual_noting(residual, x_ni);
                 notes.borrow_mut().0.push_back(Some(note));
                 sum_no
             }
             Self::Reading(notes) => match notes.borrow_mut().0.pop_front().flatten() {
                 Some(note) => {
                     // Any value of the right shape is as good as another.
-                    let unread_no = T::lift(T::lower(x_no.clone()));
-                    T::sum_unread(x_no, layer.recall(unread_no, note.down_nr))
+                    let unread_no = T::lower(x_no.clone());
+                    T::sum_unread(x_no, layer.recall(x_ni, unread_no, note.down_nr))
                 }
-                None => layer.compute_residual(held::residual(dtype, x_no)),
+                None => layer.compute_residual(held::residual(dtype, x_no), x_ni),
             },
         }
     }

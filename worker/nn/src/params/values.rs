@@ -21,10 +21,10 @@ use burn::tensor::{Tensor, backend::AutodiffBackend};
 
 use super::{
     GradientSums, ParamId, TrainableLayout, held,
-    notes::{Keep, LinearInputs, Notebook, Notes},
+    notes::{Keep, Leave, LeavingLinear, LinearInputs, Notebook, NotedLinear, Notes},
 };
 use crate::kernels::{
-    DropoutRows, LinearLayer, ModelBackend, Tape,
+    DropoutRows, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -103,11 +103,12 @@ impl<B: ModelBackend> Trainables<B> {
         leading.into_data().into_vec().expect("trainables are fp32 by construction")
     }
 
-    /// A parameter as a matrix, without a copy; one of a single axis is a row.
+    /// A parameter as a matrix, without a copy; one of a single axis is a row, and of one with more than two
+    /// all but the first are one.
     fn view(&self, id: ParamId) -> Tensor<B, 2> {
         let param = self.layout.get(id);
         let shape = match param.shape[..] {
-            [rows, cols] => [rows, cols],
+            [rows, _, ..] => [rows, param.len() / rows.max(1)],
             _ => [1, param.len()],
         };
         B::matrix_view(self.flat.clone().expect(THERE), param.offset, shape)
@@ -184,8 +185,9 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     pub fn noted_linears<const N: usize>(
         &self,
         x_ni: Tensor<T, 2>,
-        layers: [(Keep, LinearLayer<T>); N],
+        layers: [(Keep, NotedLinear<T>); N],
     ) -> [Tensor<T, 2>; N] {
+        let layers = layers.map(|(keep, layer)| (keep, self.leaving(layer)));
         let outputs = self.notebook.linears(self.activations, x_ni, layers.into());
         outputs.try_into().expect("a layer has an output")
     }
@@ -193,22 +195,29 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's
     /// input.
     pub fn noted_residual(&self, x_nd: Tensor<T, 2>, layer: LinearInputs<T>) -> Tensor<T, 2> {
-        self.notebook.last(self.activations, x_nd, layer)
+        let LinearInputs { x_ni, layer } = layer;
+        self.notebook.last(self.activations, x_nd, x_ni, self.leaving(layer))
     }
 
-    /// The parameter as a tensor of `D` axes.
+    fn leaving(&self, linear: NotedLinear<T>) -> LeavingLinear<T> {
+        let NotedLinear { layer, weight, magnitude_o } = linear;
+        let leave = weight.map(|weight| Box::new(self.leave(weight)) as Leave<T::Base>);
+        LeavingLinear { layer, leave, magnitude_o }
+    }
+
+    /// The parameter as a tensor of `D` axes; as a matrix, if it is asked for as one and has more.
     ///
     /// Panics if the parameter has another number of axes: a programming error, not an input error.
     pub fn get<const D: usize>(&self, id: ParamId) -> Tensor<T, D> {
         let param = self.trainables.layout.get(id);
+        let leaf = self.leaf(id);
+        if D == 2 && param.shape.len() >= 2 {
+            return Tensor::from_primitive(leaf.into_primitive());
+        }
         let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
             panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
         });
-        let leaf = self.leaf(id);
-        match D {
-            2 => Tensor::from_primitive(leaf.into_primitive()),
-            _ => leaf.reshape(shape),
-        }
+        leaf.reshape(shape)
     }
 
     /// `x w^T + bias` with parameters of this scope. `x_ni`; returns `[n, o]`.

@@ -53,9 +53,9 @@ impl ToyBlock {
             LinearLayer { w_oi, bias_o: None, update }
         };
         let [kept_nd, again_nd] =
-            params.noted_linears(y_nd, [(Keep::Output, layer()), (Keep::Never, layer())]);
+            params.noted_linears(y_nd, [(Keep::Output, layer().into()), (Keep::Never, layer().into())]);
         let x_ni = <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd;
-        params.noted_residual(x_nd, LinearInputs { x_ni, layer: layer() })
+        params.noted_residual(x_nd, LinearInputs { x_ni, layer: layer().into() })
     }
 }
 

@@ -17,9 +17,9 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
-    check_learning_rates(&settings.optimizer.lr, f);
+    check_learning_rates(&settings.optimizer.lr, spec, f);
     check_cache(settings, spec, f);
-    check_offload(spec, settings.lora.is_some(), f);
+    check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
     check_init(settings, spec, f);
 }
 
@@ -88,15 +88,20 @@ fn check_data(data: &Data, f: &mut Findings) {
     }
 }
 
-fn check_learning_rates(rates: &LearningRates, f: &mut Findings) {
-    for (group, rate) in [("lora", rates.lora), ("expert", rates.expert), ("sensor", rates.sensor)] {
+fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings) {
+    let LearningRates { lora, base, expert, sensor } = *rates;
+    for (group, rate) in [("lora", lora), ("base", base), ("expert", expert), ("sensor", sensor)] {
         f.learning_rate(group, rate);
     }
+    let brought = match &spec.train.init_from {
+        Some(InitFrom::Groups(groups)) => groups.contains_key("expert"),
+        from => from.is_some(),
+    };
     f.require(
-        rates.expert != 0.0,
+        rates.expert != 0.0 || brought,
         "optimizer.lr.expert",
-        "is 0, and then nothing trains at all: the expert's output layer starts at zero and passes no gradient on until it has moved",
-        "give it a small rate, for instance 1e-6",
+        "is 0, and then nothing trains at all: a new expert's output layer is zero and passes no gradient on until it has moved",
+        "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
     );
 }
 
@@ -108,6 +113,12 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             "cache.mode",
             "is `periodic`, but nothing of the vision-language model trains",
             "use `exact`: without LoRA its features never change",
+        );
+        f.require(
+            settings.model.train.is_empty(),
+            "model.train",
+            "is given with `cache.mode: periodic`, whose cached steps rest LoRA and nothing else of the model",
+            "use LoRA there instead, or `cache.mode: exact` with what trains above the tap, or `off`",
         );
         f.require(
             matches!(tap, TapSetting::Auto | TapSetting::Final),

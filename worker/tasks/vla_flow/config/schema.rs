@@ -22,6 +22,7 @@ impl TaskSettings for VlaSettings {
         ("model.path", Learned),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", LearnedSince("\"float32\"")),
+        ("model.train", LearnedSince("[]")),
         ("lora.rank", Learned),
         ("lora.alpha", Learned),
         ("lora.rslora", Learned),
@@ -29,6 +30,7 @@ impl TaskSettings for VlaSettings {
         ("lora.rank_pattern", LearnedInOrder),
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", LearnedSince("0.0")),
+        ("lora.use_dora", LearnedSince("false")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", LearnedSince("[]")),
         ("lora.layers_pattern", LearnedSince("[]")),
@@ -53,6 +55,7 @@ impl TaskSettings for VlaSettings {
         ("data.min_pixels", Learned),
         ("data.max_pixels", Learned),
         ("optimizer.lr.lora", Learned),
+        ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),
         ("optimizer.lr.sensor", Learned),
     ];

@@ -66,6 +66,8 @@ impl Default for Sensor {
 pub struct LearningRates {
     /// LoRA matrices of the vision-language model.
     pub lora: f64,
+    /// What of the vision-language model trains in full (`model.train`).
+    pub base: f64,
     /// The action expert.
     pub expert: f64,
     /// The sensor encoder.
@@ -74,6 +76,6 @@ pub struct LearningRates {
 
 impl Default for LearningRates {
     fn default() -> Self {
-        Self { lora: 1e-5, expert: 1e-4, sensor: 1e-4 }
+        Self { lora: 1e-5, base: 1e-5, expert: 1e-4, sensor: 1e-4 }
     }
 }

@@ -4,12 +4,16 @@ use std::path::{Path, PathBuf};
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::{
+    Trains,
     checkpoint::Checkpoint,
     config::QwenConfig,
     error::ModelError,
     modules::{FrozenBytes, FrozenTensor, frozen_tensors, modules},
 };
-use coxswain_nn::{dtypes::WeightsDtype, lora::LoraPlan};
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    lora::{LoraPlan, TrainedModules},
+};
 use coxswain_proto::{
     config::SettingsError,
     run_spec::{Offload, RunSpec},
@@ -63,6 +67,8 @@ pub struct Subject {
     pub config: QwenConfig,
     /// Its adapters.
     pub lora: Option<LoraPlan>,
+    /// What of it trains in full.
+    pub full: TrainedModules,
     /// Sizes of its samples.
     pub outline: Outline,
     /// Elements by part.
@@ -90,8 +96,9 @@ impl Subject {
         let frozen = Frozen::read(dir, &frozen_tensors(&config))?;
         let (spec, counts) = (spec.clone(), Counts::default());
         let passes = Passes::default();
+        let (lora, full) = (None, TrainedModules::default());
         let subject =
-            Self { spec, vla, config, lora: None, outline, counts, frozen, passes }.changed(|_| {})?;
+            Self { spec, vla, config, lora, full, outline, counts, frozen, passes }.changed(|_| {})?;
         subject.try_pass()?;
         Ok(subject)
     }
@@ -104,9 +111,21 @@ impl Subject {
         let modules = modules(&subject.config);
         let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
-        subject.counts =
-            Counts::of(&subject.config, subject.lora.as_ref(), &subject.vla, subject.outline.dims);
+        let full = TrainedModules::resolve(&subject.vla.model.train, &modules, subject.lora.as_ref());
+        let full = full.map_err(ModelError::from)?;
+        if full != subject.full {
+            let mut tensors = frozen_tensors(&subject.config);
+            tensors.retain(|tensor| !full.trains(&tensor.name));
+            subject.frozen = Frozen::read(Path::new(&subject.vla.model.path), &tensors)?;
+            subject.full = full;
+        }
+        subject.counts = Counts::of(&subject.config, subject.trains(), &subject.vla, subject.outline.dims);
         Ok(subject)
+    }
+
+    /// What of the model trains.
+    pub(super) fn trains(&self) -> Trains<'_> {
+        Trains { lora: self.lora.as_ref(), full: Some(&self.full) }
     }
 
     /// The same under other keys of the task.

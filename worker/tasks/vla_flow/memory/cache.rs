@@ -49,7 +49,7 @@ pub struct CacheOutlook {
 impl Subject {
     /// Where the run takes features; none without a cache, or where the run file asks for what is not sound.
     pub fn tap(&self) -> Option<Tap> {
-        Tap::resolve(&self.spec.cache, &Adapted::new(&self.config, self.lora.as_ref())).ok().flatten()
+        Tap::resolve(&self.spec.cache, &Adapted::new(&self.config, self.trains())).ok().flatten()
     }
 
     /// What the run's cache does; none if it has none.
@@ -131,6 +131,7 @@ impl Subject {
         let work = Workload {
             config: &self.config,
             lora: self.lora.as_ref(),
+            full: &self.full,
             expert,
             rows: micro_batch as usize,
             tokens: self.outline.prompt_tokens,
@@ -166,8 +167,8 @@ impl Subject {
             let saves = now - subject.predict(ask).peak() as i64;
             Some(Suggestion { what: "features kept".into(), setting: setting.into(), saves, remark })
         };
-        let periodic =
-            self.vla.lora.is_some().then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
+        let periodic = (self.vla.lora.is_some() && self.full.is_empty())
+            .then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
         [suggestion(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
 }

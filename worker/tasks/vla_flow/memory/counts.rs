@@ -7,11 +7,12 @@
 use crate::vla_flow::config::VlaSettings;
 
 use coxswain_models::qwen2_5_vl::{
+    Trains,
     config::QwenConfig,
     modules::{frozen_tensors, modules},
 };
 use coxswain_nn::{
-    lora::{LoraPlan, ModuleKind},
+    lora::{LoraPlan, ModuleKind, TrainedModules},
     params::TrainableLayout,
 };
 
@@ -49,6 +50,8 @@ pub struct Counts {
     pub head: Elements,
     /// Adapters.
     pub lora: u64,
+    /// What of the pretrained model trains in full.
+    pub base: u64,
     /// The action expert.
     pub expert: u64,
     /// The sensor encoder.
@@ -57,9 +60,10 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a policy for samples of these sizes.
-    pub fn of(config: &QwenConfig, lora: Option<&LoraPlan>, vla: &VlaSettings, dims: SampleDims) -> Self {
+    pub fn of(config: &QwenConfig, trains: Trains<'_>, vla: &VlaSettings, dims: SampleDims) -> Self {
         let mut counts = Self::frozen(config);
-        counts.lora = lora.map_or(0, |plan| adapters(config, plan));
+        counts.lora = trains.lora.map_or(0, |plan| adapters(config, plan));
+        counts.base = trains.full.map_or(0, |full| in_full(config, full));
         let mut layout = TrainableLayout::default();
         register(&mut layout, config, vla, dims);
         for param in layout.params() {
@@ -92,7 +96,7 @@ impl Counts {
         self.vision.total() + self.language.total() + self.head.total()
     }
 
-    /// What is held frozen while training: without a head of its own.
+    /// What is held while nothing of the model trains in full: without a head of its own.
     pub fn held_frozen(&self) -> Elements {
         Elements {
             matrices: self.vision.matrices + self.language.matrices,
@@ -102,19 +106,25 @@ impl Counts {
 
     /// Everything that trains: the length of the flat parameter buffer.
     pub fn trainable(&self) -> u64 {
-        self.lora + self.expert + self.sensor
+        self.lora + self.base + self.expert + self.sensor
     }
 }
 
 /// Elements of a model's adapters.
 pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
     let elements = modules(config).into_iter().filter_map(|module| match module.kind {
-        ModuleKind::Linear { inputs, outputs, .. } => {
-            plan.adapter(&module.name).map(|adapter| adapter.rank * (inputs + outputs))
-        }
+        ModuleKind::Linear { inputs, outputs, .. } => plan
+            .adapter(&module.name)
+            .map(|adapter| adapter.rank * (inputs + outputs) + if adapter.dora { outputs } else { 0 }),
         _ => None,
     });
     elements.sum::<usize>() as u64
+}
+
+/// Elements of what trains of a model in full.
+pub(crate) fn in_full(config: &QwenConfig, full: &TrainedModules) -> u64 {
+    let trained = frozen_tensors(config).into_iter().filter(|tensor| full.trains(&tensor.name));
+    trained.map(|tensor| tensor.elements as u64).sum()
 }
 
 /// Sensor encoder and expert, in the order in which a policy registers them.

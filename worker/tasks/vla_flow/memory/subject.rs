@@ -39,10 +39,15 @@ impl memory::Subject for Subject {
     fn describe(&self) -> Vec<(&'static str, String)> {
         let (counts, outline, vla) = (&self.counts, &self.outline, &self.vla);
         let trainable = counts.trainable();
-        let share = 100.0 * trainable as f64 / (counts.pretrained() + trainable).max(1) as f64;
+        let frozen = counts.pretrained() - counts.base;
+        let share = 100.0 * trainable as f64 / (frozen + trainable).max(1) as f64;
         let dtype = match vla.model.weights_dtype {
             WeightsDtype::Float32 => "float32",
             WeightsDtype::Bfloat16 => "bfloat16",
+        };
+        let base = match counts.base {
+            0 => String::new(),
+            base => format!("base {}, ", human::grouped(base)),
         };
         let estimated = match outline.prompt_length {
             PromptLength::Encoded => "",
@@ -53,14 +58,14 @@ impl memory::Subject for Subject {
                 "model",
                 format!(
                     "{} parameters frozen in {dtype}, {} trained in float32 ({share:.2} %)",
-                    human::grouped(counts.pretrained()),
+                    human::grouped(frozen),
                     human::grouped(trainable)
                 ),
             ),
             (
                 "trains",
                 format!(
-                    "lora {}, expert {}, sensor {}",
+                    "lora {}, {base}expert {}, sensor {}",
                     human::grouped(counts.lora),
                     human::grouped(counts.expert),
                     human::grouped(counts.sensor)
@@ -94,6 +99,7 @@ impl memory::Subject for Subject {
                 "pretrained": counts.pretrained(),
                 "trainable": counts.trainable(),
                 "lora": counts.lora,
+                "base": counts.base,
                 "expert": counts.expert,
                 "sensor": counts.sensor,
             },

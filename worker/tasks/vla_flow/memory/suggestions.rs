@@ -97,7 +97,7 @@ impl Subject {
         let mut suggestions = Vec::new();
         if self.spec.memory.offload != Offload::Layers {
             let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
-            let needs_full = tape_holds && self.vla.lora.is_some();
+            let needs_full = tape_holds && (self.vla.lora.is_some() || !self.full.is_empty());
             let peak = |offload| {
                 let changed = self.changed(|spec| {
                     spec.memory.offload = offload;

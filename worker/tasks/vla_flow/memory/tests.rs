@@ -114,6 +114,27 @@ fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
 }
 
 #[test]
+fn what_trains_in_full_is_counted_as_a_trainable_and_not_as_frozen() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let tower = |spec: &mut RunSpec| spec.vla_mut().model.train = vec!["visual".into()];
+    let trained = subject.changed(tower).expect("the adapters are elsewhere");
+    let vision = subject.counts.vision;
+    assert_eq!((subject.counts.base, trained.counts.base), (0, vision.total()));
+    assert_eq!(trained.counts.trainable(), subject.counts.trainable() + vision.total());
+    let of = |subject: &Subject, category| subject.predict(gpu(1, 1)).of(category);
+    let frozen = [&subject, &trained].map(|subject| of(subject, Category::FrozenWeights));
+    assert_eq!(frozen[0] - frozen[1], 2 * vision.matrices + 4 * vision.vectors);
+    for (category, each) in
+        [(Category::Trainables, 4), (Category::Gradients, 4), (Category::OptimizerShard, 8)]
+    {
+        let more = of(&trained, category) - of(&subject, category);
+        assert_eq!(more, each * vision.total(), "{category}");
+    }
+    let back = trained.changed(|spec| spec.vla_mut().model.train.clear()).expect("as it was");
+    assert_eq!(of(&back, Category::FrozenWeights), frozen[0]);
+}
+
+#[test]
 fn only_moments_shrink_with_the_world() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let n = subject.counts.trainable();

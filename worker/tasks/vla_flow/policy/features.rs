@@ -19,7 +19,10 @@ use super::{
     parts::{Policy, VlFeatures, download, keys_mask},
     tap::{Adapted, Tap},
 };
-use coxswain_models::qwen2_5_vl::pass::{Entry, Until, VlContext, VlRun};
+use coxswain_models::qwen2_5_vl::{
+    Trains,
+    pass::{Entry, Until, VlContext, VlRun},
+};
 use coxswain_nn::{kernels::Tape, params::Trainables, recompute::Retention};
 use coxswain_task::CachedFeatures;
 
@@ -33,7 +36,8 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// For the log: where features are taken, what is skipped, what trains when.
     pub fn describe_tap(&self) -> Option<[String; 3]> {
-        let adapted = Adapted::new(&self.model.config, self.lora());
+        let trains = Trains { lora: self.lora(), full: Some(&self.full) };
+        let adapted = Adapted::new(&self.model.config, trains);
         self.tap.map(|tap| tap.describe(self.settings.cache, &adapted))
     }
 

@@ -18,7 +18,7 @@ use crate::vla_flow::{
 };
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
-    adapters::{Adapters, initial_values},
+    adapters::{Adapters, Tuned},
     config::QwenConfig,
     modules::modules,
 };
@@ -40,14 +40,12 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let adapters =
-            vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules, HEAD_IS_UNUSED)).transpose()?;
+        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
-        let lora = adapters.as_ref().map(|adapters| &adapters.plan);
-        let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, lora))?;
+        let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
         let streamed = spec.memory.offload == Offload::Layers;
         let options = LoadOptions { streamed, ..vla.model.weights_dtype.into() };
-        let model = QwenVl::load(dir, options, lora, &mut layout, device)?;
+        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
                 window: dims.sensor_window,
@@ -69,7 +67,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             action: dims.action,
         };
         let expert = ActionExpert::register(&mut layout, shape);
-        let values = initial_values::<B>(spec.run.seed, &layout, adapters.as_ref());
+        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, vla.model.weights_dtype)?;
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -81,20 +79,22 @@ impl<B: Tape<Base = B>> Policy<B> {
             },
             cache: spec.cache.mode,
         };
-        let lora = adapters.map(|adapters| adapters.plan);
+        let Tuned { adapters, full } = tuned;
+        let lora = adapters.map(|Adapters { plan, .. }| plan);
         let source = Source { dir: dir.into(), dtype: vla.model.weights_dtype };
         let device = device.clone();
-        let policy = Self { model, lora, sensor, expert, tap, source, streamed, dims, settings, device };
+        let policy =
+            Self { model, lora, full, sensor, expert, tap, source, streamed, dims, settings, device };
         Ok((policy, layout, values))
     }
 
     /// What the trainables of a loaded policy started from, once more.
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
         let vla = VlaSettings::of(spec)?;
-        let modules = modules(&QwenConfig::read(Path::new(&vla.model.path))?);
-        let adapters =
-            vla.lora.as_ref().map(|lora| Adapters::resolve(lora, &modules, HEAD_IS_UNUSED)).transpose()?;
-        Ok(initial_values::<B>(spec.run.seed, layout, adapters.as_ref()))
+        let dir = Path::new(&vla.model.path);
+        let modules = modules(&QwenConfig::read(dir)?);
+        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        Ok(tuned.initial_values::<B>(spec.run.seed, layout, dir, vla.model.weights_dtype)?)
     }
 }
 

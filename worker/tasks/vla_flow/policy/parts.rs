@@ -7,7 +7,7 @@ use coxswain_models::qwen2_5_vl::QwenVl;
 use coxswain_nn::{
     dtypes::WeightsDtype,
     kernels::{AttentionMask, Tape},
-    lora::LoraPlan,
+    lora::{LoraPlan, TrainedModules},
     recompute::Retention,
 };
 use coxswain_proto::run_spec::CacheMode;
@@ -24,6 +24,7 @@ use crate::vla_flow::{
 pub struct Policy<B: Tape<Base = B>> {
     pub(super) model: QwenVl<B>,
     pub(super) lora: Option<LoraPlan>,
+    pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
     pub(super) expert: ActionExpert,
     pub(super) tap: Option<Tap>,
@@ -71,6 +72,11 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// Its adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
+    }
+
+    /// What of the vision-language model trains in full.
+    pub fn full(&self) -> &TrainedModules {
+        &self.full
     }
 
     /// Sizes of its expert.

@@ -42,14 +42,16 @@ impl<B: Tape<Base = B>> Policy<B> {
             WeightsDtype::Float32 => "float32",
             WeightsDtype::Bfloat16 => "bfloat16",
         };
-        let parts = frozen_parts(&frozen_tensors(&self.model.config), frozen, self.streamed);
+        let mut tensors = frozen_tensors(&self.model.config);
+        tensors.retain(|tensor| !self.full.trains(&tensor.name));
+        let parts = frozen_parts(&tensors, frozen, self.streamed);
         let mut rows: Vec<Module> = parts
             .into_iter()
             .map(|FrozenPart { name: module, tensors, elements, bytes }| {
                 Tally { tensors, parameters: elements, bytes }.row(module, false, name)
             })
             .collect();
-        let order = [Group::LORA, EXPERT, SENSOR];
+        let order = [Group::LORA, Group::BASE, EXPERT, SENSOR];
         let place = |group| order.iter().position(|known| *known == group);
         let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();
         for param in layout.params() {

@@ -1,5 +1,5 @@
 //! Where features are taken, and whether that is sound: a pure function of the run file and of which modules
-//! have adapters.
+//! train.
 //!
 //! ```text
 //! pixels ─▶ vision tower, merger ─┬▶ embedding ─▶ layer 0 ─▶ .. ─▶ layer k ─▶ .. ─▶ final norm ─┬▶ expert
@@ -20,8 +20,8 @@ use crate::vla_flow::config as vla_flow;
 use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
-use coxswain_nn::lora::LoraPlan;
+use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig};
+use coxswain_nn::lora::{LoraPlan, TrainedModules};
 
 /// Where in the model features are taken. Ordered by depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,27 +37,38 @@ pub enum Tap {
 /// Which parts of the vision-language model train.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Adapted {
-    /// The first adapted module of the vision tower and its merger, by path.
+    /// The first module of the vision tower and its merger that trains, by path.
     pub vision: Option<String>,
-    /// Decoder layers with an adapter, in order.
+    /// Decoder layers in which something trains, in order. The final norm counts as part of the last.
     pub layers: Vec<usize>,
+    /// Whether anything trains in full, without an adapter.
+    pub in_full: bool,
     /// Decoder layers in all.
     pub of_layers: usize,
 }
 
 impl Adapted {
-    /// From the adapters of a model.
-    pub fn new(config: &QwenConfig, plan: Option<&LoraPlan>) -> Self {
-        let names = || plan.into_iter().flat_map(LoraPlan::adapters).map(|(name, _)| name);
+    /// From what trains of a model.
+    pub fn new(config: &QwenConfig, trains: Trains<'_>) -> Self {
+        let Trains { lora, full } = trains;
+        let names = || {
+            let adapted = lora.into_iter().flat_map(LoraPlan::adapters).map(|(name, _)| name);
+            adapted.chain(full.into_iter().flat_map(TrainedModules::iter))
+        };
+        let last = config.text.num_layers.saturating_sub(1);
         let layer = |name: &str| {
-            let rest = name.strip_prefix("model.language_model.layers.")?;
-            rest.split('.').next()?.parse().ok()
+            let rest = name.strip_prefix("model.language_model.")?;
+            match rest.strip_prefix("layers.") {
+                Some(rest) => rest.split('.').next()?.parse().ok(),
+                None => (rest == "norm").then_some(last),
+            }
         };
         let mut layers: Vec<usize> = names().filter_map(layer).collect();
         layers.sort_unstable();
         layers.dedup();
         let vision = names().find(|name| name.starts_with("model.visual.")).map(str::to_owned);
-        Self { vision, layers, of_layers: config.text.num_layers }
+        let in_full = full.is_some_and(|full| !full.is_empty());
+        Self { vision, layers, in_full, of_layers: config.text.num_layers }
     }
 
     /// In words: what of the vision-language model trains.
@@ -70,11 +81,12 @@ impl Adapted {
             }
             [first, .., last] => format!("{} decoder layers from {first} to {last}", self.layers.len()),
         };
+        let what = if self.in_full { "LoRA and whole modules" } else { "LoRA" };
         match (&self.vision, layers.is_empty()) {
             (None, true) => "nothing of the vision-language model".into(),
-            (None, false) => format!("LoRA in {layers}"),
-            (Some(_), true) => "LoRA in the vision tower".into(),
-            (Some(_), false) => format!("LoRA in the vision tower and {layers}"),
+            (None, false) => format!("{what} in {layers}"),
+            (Some(_), true) => format!("{what} in the vision tower"),
+            (Some(_), false) => format!("{what} in the vision tower and {layers}"),
         }
     }
 }
@@ -99,7 +111,7 @@ impl Tap {
             return refuse(
                 "cache.mode",
                 format!(
-                    "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets, or use `periodic` or `off`"
+                    "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets and model.train, or use `periodic` or `off`"
                 ),
             );
         }
@@ -188,7 +200,7 @@ mod tests {
     }
 
     fn adapted(layers: &[usize]) -> Adapted {
-        Adapted { vision: None, layers: layers.into(), of_layers: 6 }
+        Adapted { vision: None, layers: layers.into(), in_full: false, of_layers: 6 }
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {

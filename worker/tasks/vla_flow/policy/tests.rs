@@ -9,7 +9,10 @@ use coxswain_nn::{
     params::{FlatGrads, Group, Trainables},
     recompute::Retention,
 };
-use coxswain_proto::{ids::Step, run_spec::Recompute};
+use coxswain_proto::{
+    ids::Step,
+    run_spec::{Recompute, RunSpec},
+};
 use coxswain_task::{MicroLoss, Pass, StageClock};
 use serde_json::{Value, json};
 
@@ -20,6 +23,8 @@ use crate::vla_flow::{
 };
 
 mod cached;
+mod dora;
+mod full;
 mod rounded;
 mod streamed;
 
@@ -71,7 +76,7 @@ fn gradients_are_derivatives_in_every_group() {
 fn are_derivatives(fixture: &Fixture) {
     let (_, grads) = fixture.run(&batch(&[0, 1]));
     let layout = fixture.trainables.layout();
-    for group in [Group::LORA, Group("expert"), Group("sensor")] {
+    for group in layout.groups() {
         // Along the gradient itself the slope is largest, which is what f32 differences need.
         let mut direction = vec![0.0; layout.len()];
         for param in layout.params().iter().filter(|param| param.group == group) {

@@ -28,6 +28,20 @@ use crate::vla_flow::{
 /// Frames of the first episode.
 const FRAMES: [usize; 3] = [0, 2, 4];
 
+const LORA: &str = r".*(q_proj|down_proj|attn\.qkv)";
+/// Modules that those adapters leave alone.
+const WHOLE: [&str; 4] = [
+    r"patch_embed\.proj",
+    r"visual\.merger",
+    r"layers\.2\.(input_layernorm|self_attn\.v_proj)",
+    r"language_model\.norm",
+];
+
+/// What trains of the model: adapters, whole modules, both.
+fn variants() -> [Run; 3] {
+    [Run::new(), Run::of(None, &WHOLE), Run::of(Some(LORA), &WHOLE)]
+}
+
 /// A run that has left everything, and what it was made of.
 struct Run {
     _data: TempDir,
@@ -39,8 +53,14 @@ struct Run {
 }
 
 impl Run {
-    /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32.
+    /// With adapters alone.
     fn new() -> Self {
+        Self::of(Some(LORA), &[])
+    }
+
+    /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32: with
+    /// adapters of these targets, and modules that train in full.
+    fn of(targets: Option<&str>, train: &[&str]) -> Self {
         let recording = Recording::default();
         let (data, dir) = (recording.write(), tempfile::tempdir().unwrap());
         let (like, model) = (assets().join("tiny-vla"), dir.path().join("model"));
@@ -48,8 +68,9 @@ impl Run {
         SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 }.write().unwrap();
         let mut spec = recording.spec(data.path());
         spec.vla_mut().model.path = model.display().to_string();
-        let lora = json!({"rank": 2, "alpha": 4.0, "targets": r".*(q_proj|down_proj|attn\.qkv)"});
-        spec.vla_mut().lora = Some(serde_json::from_value(lora).unwrap());
+        let lora = targets.map(|targets| json!({"rank": 2, "alpha": 4.0, "targets": targets}));
+        spec.vla_mut().lora = lora.map(|lora| serde_json::from_value(lora).unwrap());
+        spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
         let dataset = Dataset::open(&spec).unwrap();
         let Built { objective, layout, initial } =
@@ -58,7 +79,7 @@ impl Run {
         let values: Vec<f32> = initial.iter().enumerate().map(drifted).collect();
         objective.export(dir.path(), &layout, &values).unwrap();
         let merged = objective.export_merged(&dir.path().join("merged"), &layout, &values);
-        merged.expect("there is an adapter").unwrap();
+        merged.expect("something of the model trains").unwrap();
         for file in Samples::files(&dataset) {
             std::fs::write(dir.path().join(file.path), file.text).unwrap();
         }
@@ -111,7 +132,10 @@ fn assert_near(found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
 
 #[test]
 fn a_frame_is_answered_as_evaluation_answers_its_sample() {
-    let run = Run::new();
+    variants().iter().for_each(is_answered_as_evaluated);
+}
+
+fn is_answered_as_evaluated(run: &Run) {
     let device = Default::default();
     let (policy, ..) = Policy::<Flex>::load(&run.spec, run.dataset.dims(), &device).unwrap();
     let trainables = Trainables::new(run.layout.clone(), run.values.clone(), &device);
@@ -200,11 +224,15 @@ fn what_a_run_has_not_left_is_named() {
 
 #[test]
 fn a_merged_model_answers_as_the_adapted_one() {
-    let run = Run::new();
+    variants().iter().for_each(answers_alike_merged);
+}
+
+fn answers_alike_merged(run: &Run) {
     let expected = answers(&run.responder(), &FRAMES.map(observation));
     let mut merged = run.spec.clone();
     merged.vla_mut().model.path = run.dir.path().join("merged").display().to_string();
     merged.vla_mut().lora = None;
+    merged.vla_mut().model.train = Vec::new();
     let responder = PolicyResponder::<Flex>::open(&merged, run.dir.path(), &Default::default()).unwrap();
     assert_near(&answers(&responder, &FRAMES.map(observation)), &expected, 1e-4);
     // And it is the merge that does it.

@@ -53,6 +53,9 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
 fn every_rule_has_a_case() {
     for (given, field) in [
         ("model.path=''", "model.path"),
+        ("model.train=['(']", "model.train"),
+        ("model.train=['']", "model.train"),
+        ("optimizer.lr.base=-1", "optimizer.lr.base"),
         ("lora.rank=0", "lora.rank"),
         ("lora.alpha=0", "lora.alpha"),
         ("lora.targets=[]", "lora.targets"),
@@ -92,6 +95,23 @@ fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
     for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
         assert_eq!(small(&["lora={}", again, layers]).memory.offload, Offload::Layers);
     }
+}
+
+#[test]
+fn an_expert_that_is_brought_may_stay_as_it_is() {
+    let kept = "optimizer.lr.expert=0";
+    for from in ["train.init_from=runs/one", "train.init_from={expert: runs/one}"] {
+        assert_eq!(small(&["lora={}", kept, from]).learning_rates()["expert"], 0.0);
+    }
+    let error = read(SMALL, &["lora={}", kept, "train.init_from={sensor: runs/one}"]).expect_err("a new one");
+    assert!(error.to_string().contains("passes no gradient on"), "{error}");
+}
+
+#[test]
+fn cached_steps_that_rest_lora_would_not_rest_what_trains_in_full() {
+    let error = read(SMALL, &["lora={}", "model.train=[merger]", "cache={mode: periodic}"]);
+    let error = error.expect_err("they cannot be").to_string();
+    assert!(error.contains("model.train") && error.contains("cache.mode: periodic"), "{error}");
 }
 
 #[test]
