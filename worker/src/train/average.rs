@@ -17,7 +17,7 @@ use coxswain_nn::kernels::{Tape, flat::Flat};
 use super::{
     TrainError,
     checkpoint::SPEC_FILE,
-    export::{pretty, write_text},
+    export::{ExportManifest, pretty, write_text},
     held_out::HeldOutError,
     learner::Learner,
     members::Members,
@@ -25,58 +25,60 @@ use super::{
 };
 use coxswain_task::TextFile;
 
-impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Lets all ranks work with the average where the weights are; none if none is kept, on all ranks alike.
-    pub(super) fn with_average<R>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<R, TrainError>,
-    ) -> Result<Option<R>, TrainError> {
-        let Some(weights) = self.learner.lend_to_average() else { return Ok(None) };
-        let outcome = self.learner.gather(&mut self.members).and_then(|()| work(self));
-        self.learner.put_own_part(&weights);
-        let outcome = outcome?;
-        self.learner.gather(&mut self.members)?;
-        Ok(Some(outcome))
-    }
+/// Lets all ranks work with the average where the weights are; none if none is kept, on all ranks alike.
+pub(super) fn with_average<B: Tape<Base = B>, R>(
+    training: &mut Training<'_, B>,
+    work: impl FnOnce(&mut Training<'_, B>) -> Result<R, TrainError>,
+) -> Result<Option<R>, TrainError> {
+    let Some(weights) = training.learner.lend_to_average() else { return Ok(None) };
+    let outcome = training.learner.gather(&mut training.members).and_then(|()| work(training));
+    training.learner.put_own_part(&weights);
+    let outcome = outcome?;
+    training.learner.gather(&mut training.members)?;
+    Ok(Some(outcome))
+}
 
-    /// The held-out error of the average; none if none is kept, or there is none to tell.
-    pub(super) fn evaluate_average(&mut self) -> Result<Option<HeldOutError>, TrainError> {
-        Ok(self.with_average(Self::evaluate)?.flatten())
-    }
+/// The held-out error of the average; none if none is kept, or there is none to tell.
+pub(super) fn evaluate<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+) -> Result<Option<HeldOutError>, TrainError> {
+    Ok(with_average(training, |training| training.evaluate())?.flatten())
+}
 
-    /// Lets rank 0 write the average's artifacts below `dir`, with what says what they are. All ranks come
-    /// here.
-    pub(super) fn export_average(&mut self, dir: &Path) -> Result<(), TrainError> {
-        self.with_average(|training| match training.members.rank().0 {
-            0 => training.write_average(dir),
-            _ => Ok(()),
-        })?;
-        Ok(())
-    }
+/// Lets rank 0 write the average's artifacts below `dir`, with what says what they are. All ranks come here.
+pub(super) fn export<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    dir: &Path,
+) -> Result<(), TrainError> {
+    with_average(training, |training| match training.members.rank().0 {
+        0 => write(training, dir),
+        _ => Ok(()),
+    })?;
+    Ok(())
+}
 
-    /// Writes them to a directory that is nobody's yet.
-    pub(super) fn stage_average(&mut self, dir: &Path) -> Result<(), TrainError> {
-        match fs::remove_dir_all(dir) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(TrainError::Io { action: "clear", path: dir.to_owned(), source })
-            }
-            _ => self.write_average(dir),
+/// Writes them to a directory that is nobody's yet.
+pub(super) fn stage<B: Tape<Base = B>>(training: &mut Training<'_, B>, dir: &Path) -> Result<(), TrainError> {
+    match fs::remove_dir_all(dir) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(TrainError::Io { action: "clear", path: dir.to_owned(), source })
         }
+        _ => write(training, dir),
     }
+}
 
-    fn write_average(&mut self, dir: &Path) -> Result<(), TrainError> {
-        let refused = |source| TrainError::Io { action: "create", path: dir.to_owned(), source };
-        fs::create_dir_all(dir).map_err(refused)?;
-        let written = self.export_artifacts(dir)?;
-        let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
-        for TextFile { path, what, text } in self.feed.samples.files() {
-            write_text(&dir.join(path), &text)?;
-            files.push((path, what));
-        }
-        write_text(&dir.join(SPEC_FILE), &pretty(self.run.spec))?;
-        files.push((SPEC_FILE, "the run"));
-        self.manifest().write(dir, &files)
+fn write<B: Tape<Base = B>>(training: &mut Training<'_, B>, dir: &Path) -> Result<(), TrainError> {
+    let refused = |source| TrainError::Io { action: "create", path: dir.to_owned(), source };
+    fs::create_dir_all(dir).map_err(refused)?;
+    let written = training.export_artifacts(dir)?;
+    let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
+    for TextFile { path, what, text } in training.feed.samples.files() {
+        write_text(&dir.join(path), &text)?;
+        files.push((path, what));
     }
+    write_text(&dir.join(SPEC_FILE), &pretty(training.run.spec))?;
+    files.push((SPEC_FILE, "the run"));
+    ExportManifest::of(training).write(dir, &files)
 }
 
 impl<B: Tape<Base = B>> Learner<B> {

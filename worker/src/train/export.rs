@@ -16,7 +16,7 @@ use coxswain_proto::VERSION;
 use serde::Serialize;
 
 use super::{
-    TrainError,
+    TrainError, average,
     checkpoint::{FileEntry, SPEC_FILE},
     held_out::HeldOutError,
     summary::{RankPeak, SCOPES, SUMMARY_FILE, Summary},
@@ -81,7 +81,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         }
         let dir = self.run.output_dir.join(AVERAGE_DIR);
-        self.export_average(&dir)?;
+        average::export(self, &dir)?;
         // No rank leaves before the results are on disk.
         self.members.comm.barrier()?;
         Ok(())
@@ -128,18 +128,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// What says of artifacts of this moment what they are.
-    pub(super) fn manifest(&self) -> ExportManifest<'_> {
-        ExportManifest {
-            version: VERSION,
-            run: &self.run.spec.run.name,
-            spec_digest: &self.run.spec_digest,
-            base_model: self.learner.objective.base(),
-            steps: self.next.0,
-            files: Vec::new(),
-        }
-    }
-
     /// Writes the task's artifacts of the present weights below `dir`; what does not fit beside them is an
     /// error.
     pub(super) fn export_artifacts(&mut self, dir: &Path) -> Result<Vec<Artifact>, TrainError> {
@@ -178,11 +166,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             write_text(&dir.join(file), &text)?;
             files.push((file, what));
         }
-        self.manifest().write(&dir, &files)
+        ExportManifest::of(self).write(&dir, &files)
     }
 }
 
-impl ExportManifest<'_> {
+impl<'t> ExportManifest<'t> {
+    /// What says of artifacts of this moment what they are.
+    pub(super) fn of<B: Tape<Base = B>>(training: &'t Training<'_, B>) -> Self {
+        ExportManifest {
+            version: VERSION,
+            run: &training.run.spec.run.name,
+            spec_digest: &training.run.spec_digest,
+            base_model: training.learner.objective.base(),
+            steps: training.next.0,
+            files: Vec::new(),
+        }
+    }
+
     /// Describes these files of `dir` there, each with its checksum.
     pub(super) fn write(
         mut self,

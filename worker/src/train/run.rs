@@ -13,7 +13,8 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, recovery::is_the_generations, skip, stats::STEPS_OBSERVED, training::Training, validation,
+    TrainError, average, recovery::is_the_generations, skip, stats::STEPS_OBSERVED, training::Training,
+    validation,
 };
 use crate::{
     collective::{Computes, RingListener},
@@ -137,7 +138,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         let (after, of_average) = match self.validation.newest.take() {
             Some((step, found, of_average)) if step == self.next => (found, of_average),
-            _ => (self.evaluate()?, self.evaluate_average()?),
+            _ => (self.evaluate()?, average::evaluate(self)?),
         };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;

@@ -14,7 +14,7 @@ use coxswain_proto::{
 };
 
 use super::{
-    TrainError,
+    TrainError, average,
     best::Best,
     checkpoint::SPEC_FILE,
     export::{AVERAGE_DIR, pretty},
@@ -42,7 +42,7 @@ pub(super) fn validate<B: Tape<Base = B>>(
         Some(found) => found,
         None => training.evaluate()?,
     };
-    let of_average = training.evaluate_average()?;
+    let of_average = average::evaluate(training)?;
     training.validation.newest = Some((step, found.clone(), of_average.clone()));
     let Some(error) = found else { return Ok(None) };
     training.validation.unreported = error.figures();
@@ -96,8 +96,8 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
     // All ranks lend their part of the average; what the file system refuses is told below.
     let output_dir = training.run.output_dir.clone();
     let aside = output_dir.join(".tmp-best-ema");
-    let averaged = training.with_average(|training| match training.members.rank().0 {
-        0 => Ok(training.stage_average(&aside)),
+    let averaged = average::with_average(training, |training| match training.members.rank().0 {
+        0 => Ok(average::stage(training, &aside)),
         _ => Ok(Ok(())),
     })?;
     if training.members.rank().0 != 0 {
