@@ -147,8 +147,7 @@ fn trains_on_the_store_of_somebody_else() {
     let asked = ["data.prompt='Task: {task}.'"];
     let other = solo(&exact(&own.join("other"), &store, &asked));
     assert_eq!(other.used(), (0, 2 * SAMPLES));
-    let told = other.notes.iter().filter(|note| note.starts_with("rank 0: ")).count();
-    assert_eq!(told, 1, "one line says all: {:?}", other.notes);
+    assert_eq!(other.notes_with("cannot be"), 1, "one line says all: {:?}", other.notes);
     let free = solo(&exact(&own.join("free"), &own.join("store"), &asked));
     free.assert_same(&other);
 }

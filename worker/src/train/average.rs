@@ -23,7 +23,11 @@ use super::{
     members::Members,
     training::Training,
 };
+use crate::link::Phase;
 use coxswain_task::TextFile;
+
+/// The directory of the artifacts of the weights' average, below that of the weights'.
+pub(super) const AVERAGE_DIR: &str = "ema";
 
 /// Lets all ranks work with the average where the weights are; none if none is kept, on all ranks alike.
 pub(super) fn with_average<B: Tape<Base = B>, R>(
@@ -45,13 +49,12 @@ pub(super) fn evaluate<B: Tape<Base = B>>(
     Ok(with_average(training, |training| training.evaluate())?.flatten())
 }
 
-/// Lets rank 0 write the average's artifacts below `dir`, with what says what they are. All ranks come here.
-pub(super) fn export<B: Tape<Base = B>>(
-    training: &mut Training<'_, B>,
-    dir: &Path,
-) -> Result<(), TrainError> {
+/// Lets rank 0 write the average's artifacts, with what says what they are. All ranks come here.
+pub(super) fn export<B: Tape<Base = B>>(training: &mut Training<'_, B>) -> Result<(), TrainError> {
+    training.enter(Phase::Checkpoint, training.next)?;
+    let dir = training.run.output_dir.join(AVERAGE_DIR);
     with_average(training, |training| match training.members.rank().0 {
-        0 => write(training, dir),
+        0 => write(training, &dir),
         _ => Ok(()),
     })?;
     Ok(())

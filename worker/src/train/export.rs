@@ -16,7 +16,7 @@ use coxswain_proto::VERSION;
 use serde::Serialize;
 
 use super::{
-    TrainError, average,
+    TrainError,
     checkpoint::{FileEntry, SPEC_FILE},
     held_out::HeldOutError,
     summary::{RankPeak, SCOPES, SUMMARY_FILE, Summary},
@@ -30,9 +30,6 @@ use crate::{
     link::{Phase, Report},
     memory::{self, OutOfMemory},
 };
-
-/// The directory of the artifacts of the weights' average, below that of the weights'.
-pub(super) const AVERAGE_DIR: &str = "ema";
 
 /// `manifest.json`: what each exported file is.
 #[derive(Debug, Serialize)]
@@ -80,8 +77,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 self.members.link.report(Report::Note(memory.to_string()))?;
             }
         }
-        let dir = self.run.output_dir.join(AVERAGE_DIR);
-        average::export(self, &dir)?;
         // No rank leaves before the results are on disk.
         self.members.comm.barrier()?;
         Ok(())

@@ -142,6 +142,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;
+        average::export(self)?;
         self.export(after, of_average)?;
         self.members.link.at(Phase::Done, self.next);
         Ok(Ended::Done)

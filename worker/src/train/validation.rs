@@ -14,10 +14,11 @@ use coxswain_proto::{
 };
 
 use super::{
-    TrainError, average,
+    TrainError,
+    average::{self, AVERAGE_DIR},
     best::Best,
     checkpoint::SPEC_FILE,
-    export::{AVERAGE_DIR, pretty},
+    export::pretty,
     held_out::HeldOutError,
     training::Training,
 };
