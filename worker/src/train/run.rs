@@ -102,7 +102,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         while self.next < total && !self.stopped {
             self.request_ahead(total)?;
             let step = self.next;
-            let (done, verdict) = self.transaction(step)?;
+            let (mut done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
             if done.skipped.is_none() {
                 self.learner.gradients.verdict(self.learner.trainables.layout())?;
@@ -112,7 +112,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
             let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
             let warm_up = compares.then(|| self.stats.warm_up.add(done.times.total)).flatten();
-            validation::report(self, done)?;
+            let best = validation::behind(self, &mut done);
+            self.members.link.report(Report::Step(done))?;
+            if let Some(best) = best? {
+                validation::keep(self, &best)?;
+            }
             if let Some(error) = too_many {
                 if self.saved != Some(self.next) {
                     self.save()?;

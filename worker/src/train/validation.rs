@@ -122,21 +122,18 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
     Ok(())
 }
 
-/// Reports a step that is done, after what is looked at behind it, and whatever becomes of that.
-pub(super) fn report<B: Tape<Base = B>>(
+/// Looks at held-out samples behind a step that is done, if that is due. Their figures go with its report,
+/// whatever else becomes of this.
+pub(super) fn behind<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
-    mut done: StepReport,
-) -> Result<(), TrainError> {
+    done: &mut StepReport,
+) -> Result<Option<Best>, TrainError> {
     let validated = if is_validated(training, training.next) { validate(training, None) } else { Ok(None) };
     let figures = std::mem::take(&mut training.validation.unreported);
     if training.members.rank().0 == 0 && !figures.is_empty() {
         done.metrics = done.metrics.iter().cloned().chain(figures).collect();
     }
-    training.members.link.report(Report::Step(done))?;
-    match validated? {
-        Some(best) => keep(training, &best),
-        None => Ok(()),
-    }
+    validated
 }
 
 /// The measures, those of the average, and beside them the best, if another step's is.
