@@ -10,4 +10,7 @@ pub mod fit;
 pub mod outcome;
 pub mod recorded;
 
-pub use coxswain_task::memory::{Ask, Place, Prediction, Subject, Suggestion};
+pub use coxswain_task::{
+    dry_run::Flops,
+    memory::{Ask, Place, Prediction, Subject, Suggestion},
+};

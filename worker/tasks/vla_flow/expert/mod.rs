@@ -107,11 +107,6 @@ impl ActionExpert {
         }
     }
 
-    /// Sizes.
-    pub fn shape(&self) -> &ExpertShape {
-        &self.shape
-    }
-
     /// Predicts velocities, `[b * r * horizon, action]`, keeping what `retention` says for one backward pass.
     pub fn forward<'a, B: Tape<Base = B>>(
         &'a self,

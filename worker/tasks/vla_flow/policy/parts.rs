@@ -16,7 +16,7 @@ use super::tap::Tap;
 use crate::vla_flow::{
     config::FlowConvention,
     data::{MicroBatch, SampleDims},
-    expert::{ActionExpert, ExpertShape},
+    expert::ActionExpert,
     sensor::SensorEncoder,
 };
 
@@ -77,11 +77,6 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// What of the vision-language model trains in full.
     pub fn full(&self) -> &TrainedModules {
         &self.full
-    }
-
-    /// Sizes of its expert.
-    pub fn expert_shape(&self) -> &ExpertShape {
-        self.expert.shape()
     }
 
     /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.

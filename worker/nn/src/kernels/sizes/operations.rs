@@ -1,4 +1,5 @@
-//! The fused operations by size: what each makes, and what it needs meanwhile on the CPU (`kernels::flex`).
+//! The fused operations by size: what each makes, how much it multiplies and adds for that, and what it
+//! needs meanwhile on the CPU (`kernels::flex`).
 
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive};
 use burn_ir::{CustomOpIr, OperationIr, TensorIr};
@@ -6,6 +7,7 @@ use burn_router::{RouterTensor, RunnerClient};
 
 use super::{
     ledger::bytes_of,
+    products,
     router::{Client, Sizes},
 };
 use crate::kernels::{
@@ -42,6 +44,11 @@ impl Fused {
 
     fn makes<const D: usize>(mut self, shape: [usize; D]) -> Self {
         self.outputs.push((Shape::from(shape), DType::F32));
+        self
+    }
+
+    fn computes(self, flops: u64) -> Self {
+        self.client.ledger().flops += flops;
         self
     }
 
@@ -170,11 +177,13 @@ impl ModelBackend for Sizes {
         mask: &AttentionMask,
         _scale: f64,
     ) -> AttentionOutput<Self> {
-        let (shape @ [b, queries, heads, _], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let (shape @ [b, queries, heads, width], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
         let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
         let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw))
             .makes(shape)
             .makes([b, queries, heads])
+            .computes(4 * products)
             .needs(4 * (block * keys + QUERY_BLOCK) as u64)
             .run();
         AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
@@ -187,13 +196,15 @@ impl ModelBackend for Sizes {
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
         let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-        let (q @ [b, queries, ..], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let (q @ [b, queries, heads, width], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
         let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
         let mut made = Fused::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
             .and(output.lse_bsh.map(raw))
             .makes(q)
             .makes(k)
             .makes(k)
+            .computes(10 * products)
             .needs(8 * (block * keys) as u64)
             .run();
         [next(&mut made), next(&mut made), next(&mut made)]
@@ -209,24 +220,27 @@ impl ModelBackend for Sizes {
         Fused::new([raw(x_ni), raw(w_oi)])
             .and(bias_o.map(raw))
             .makes([rows, outputs])
+            .computes(products::linear([rows, inputs, outputs]))
             .needs(scratch)
             .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
             .one()
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let ([rows, _], [_, inputs]) = (dy_no.dims(), w_oi.dims());
-        let scratch = panels_back(&w_oi);
-        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).needs(scratch).one()
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
+        let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
+        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).computes(flops).needs(scratch).one()
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let ([_, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).one()
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        let flops = products::linear([rows, inputs, outputs]);
+        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).computes(flops).one()
     }
 
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
-        Fused::new([raw(dy_no), raw(x_ni)]).run();
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        Fused::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
     }
 
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
@@ -247,6 +261,8 @@ impl ModelBackend for Sizes {
             .and(bias_o.map(raw))
             .makes([rows, outputs])
             .makes([rows, rank])
+            .computes(products::linear([rows, inputs, outputs]))
+            .computes(products::linear([rows, inputs, rank]) + products::linear([rows, rank, outputs]))
             .needs(scratch)
             .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
             .run();
@@ -262,11 +278,15 @@ impl ModelBackend for Sizes {
         let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
         let scratch = panels_back(&w_oi).max(dropped);
+        // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
+        let [dense, down, up] =
+            [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
         let fused = Fused::new([x_ni, down_nr, w_oi, update.a_ri, update.b_or, dy_no].map(raw))
             .makes([rank, inputs])
             .makes([outputs, rank])
+            .computes(2 * up + down)
             .needs(scratch);
-        let fused = if wants_dx { fused.makes([rows, inputs]) } else { fused };
+        let fused = if wants_dx { fused.makes([rows, inputs]).computes(dense + down) } else { fused };
         let mut made = fused.beside(rows * rank).run();
         let (da_ri, db_or) = (next(&mut made), next(&mut made));
         LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
