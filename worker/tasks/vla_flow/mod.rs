@@ -4,7 +4,6 @@
 pub mod config;
 pub mod data;
 pub mod expert;
-pub mod flops;
 pub mod flow;
 mod groups;
 pub mod memory;

@@ -16,7 +16,7 @@ use coxswain_nn::{
 use super::{ExpertShape, block::Rows};
 
 /// Width of the sinusoidal time embedding.
-pub(crate) const TIME_WIDTH: usize = 256;
+const TIME_WIDTH: usize = 256;
 /// Of the last layer norm.
 const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.

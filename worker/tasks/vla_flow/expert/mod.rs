@@ -30,7 +30,6 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
-pub(crate) use self::ends::TIME_WIDTH;
 pub use self::shape::ExpertShape;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
