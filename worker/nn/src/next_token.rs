@@ -10,7 +10,10 @@
 
 use burn::tensor::Tensor;
 
-use crate::{kernels::ModelBackend, memory};
+use crate::{
+    kernels::{LinearOps, ModelBackend},
+    memory,
+};
 
 /// Logits of a chunk, in host memory: 64 MiB.
 const CHUNK_ON_HOST: usize = 16 << 20;
@@ -43,7 +46,7 @@ pub fn next_tokens<B: ModelBackend>(
     for (chunk, targets) in targets.chunks(rows_at_once).enumerate() {
         memory::check();
         let hidden_cd = hidden_md.clone().narrow(0, chunk * rows_at_once, targets.len());
-        let logits_cv = <B as ModelBackend>::linear(hidden_cd, head_vd.clone(), None);
+        let logits_cv = <B as LinearOps>::linear(hidden_cd, head_vd.clone(), None);
         let found = B::cross_entropy(logits_cv, targets, gradient);
         rows.extend(found.rows);
         let dhidden = found.dlogits_nv.map(|dlogits| B::linear_input_gradient(dlogits, head_vd.clone()));
@@ -66,6 +69,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::kernels::RowOps;
     use crate::kernels::reference;
 
     type A = Autodiff<Flex>;
@@ -115,7 +119,7 @@ mod tests {
             logits.clone().argmax(1).into_data().convert::<i32>().into_vec().expect("i32");
         let mut targets: Vec<u32> = likeliest.iter().map(|&id| id as u32).collect();
         targets[4] = (targets[4] + 1) % 1003;
-        let found = <Flex as ModelBackend>::cross_entropy(logits.clone(), &targets, true);
+        let found = <Flex as RowOps>::cross_entropy(logits.clone(), &targets, true);
         let wanted = reference::cross_entropy(logits, &targets, true);
         for (row, (found, wanted)) in found.rows.iter().zip(&wanted.rows).enumerate() {
             assert!((found[0] - wanted[0]).abs() < 1e-4 * wanted[0].max(1.0), "{found:?} is not {wanted:?}");

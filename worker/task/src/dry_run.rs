@@ -11,7 +11,7 @@ use std::{
 use burn::tensor::Tensor;
 use coxswain_nn::{
     kernels::{
-        GradientSlot, ModelBackend,
+        GradientSlot, LinearOps,
         sizes::{Account, Sizes},
     },
     params::{GradientSums, ParamSpec},

@@ -12,7 +12,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::kernels::{LinearLayer, ModelBackend, Tape};
+use crate::kernels::{LinearLayer, LinearOps, Tape};
 
 /// The output of `layer`, which has an update, with magnitudes `m_o`.
 pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Tensor<T, 1>) -> Tensor<T, 2> {
@@ -22,11 +22,11 @@ pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Te
     let norms_o = row_norms::<T>(&w_oi, [&update.a_ri, &update.b_or], update.scale);
     let g_1o = (m_o / norms_o).reshape([1, outputs]);
     let read_ni = update.input(x_ni.clone());
-    let plain = |x_ni, w_oi| <T as ModelBackend>::linear(x_ni, w_oi, None);
+    let plain = |x_ni, w_oi| <T as LinearOps>::linear(x_ni, w_oi, None);
     let down_nr = plain(read_ni.clone(), update.a_ri) * update.scale;
     let low_no = plain(down_nr, update.b_or);
     if update.dropout.is_some() {
-        let base_no = <T as ModelBackend>::linear(x_ni, w_oi.clone(), bias_o);
+        let base_no = <T as LinearOps>::linear(x_ni, w_oi.clone(), bias_o);
         return base_no + plain(read_ni, w_oi) * (g_1o.clone() - 1.0) + low_no * g_1o;
     }
     let y_no = (plain(read_ni, w_oi) + low_no) * g_1o;

@@ -24,7 +24,7 @@ use burn::tensor::Tensor;
 use crate::vla_flow::EXPERT;
 use coxswain_nn::{
     dense::{Dense, DenseShape},
-    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
+    kernels::{AdaNorm, AttentionMask, AttentionOps, RowOps, Tape},
     params::{ParamScope, TrainableLayout},
     recompute::Layer,
 };
@@ -140,14 +140,14 @@ impl DitBlock {
         };
         let scale = 1.0 / (head_dim as f64).sqrt();
         let mixed =
-            <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
+            <T as AttentionOps>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
         self.output.apply_residual(params, x_nd, mixed_nd)
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
+        let inner_nf = self.mlp_in.apply(params, <T as RowOps>::layer_norm(x_nd.clone(), EPS));
         self.mlp_out.apply_residual(params, x_nd, T::gelu_tanh(inner_nf))
     }
 }

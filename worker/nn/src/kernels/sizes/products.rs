@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! matrix product [.., n, k] x [.., k, o]     2nko
-//! convolution, and its two gradients         2k for each element of the output, k = inputs of a group x kernel
-//! attention, p scores, heads of width d      forward 4pd    backward 10pd: the scores again, and four products
+//! convolution, and its two gradients         2k for each element of the output
+//! attention, p scores, heads of width d      forward 4pd    backward 10pd: scores again, and four products
 //! ```
 //!
 //! Counted is what has to be computed: a causal row of s tokens has s(s+1)/2 scores, padding has none. What
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::{
-        LowRank, ModelBackend,
+        LinearOps, LowRank,
         sizes::{Account, Sizes},
     };
 
@@ -102,7 +102,7 @@ mod tests {
                     let tensor = Tensor::<Autodiff<Sizes>, 2>::zeros(shape, account.device());
                     if tracked { tensor.require_grad() } else { tensor }
                 });
-                let y = <Autodiff<Sizes> as ModelBackend>::linear(x, w, None);
+                let y = <Autodiff<Sizes> as LinearOps>::linear(x, w, None);
                 if tracked != [false; 2] {
                     y.backward();
                 }
@@ -122,7 +122,7 @@ mod tests {
                 let x = if x_tracked { zeros([ROWS, 7]).require_grad() } else { zeros([ROWS, 7]) };
                 let (a_ri, b_or) = (zeros([2, 7]).require_grad(), zeros([3, 2]).require_grad());
                 let update = LowRank { a_ri, b_or, scale: 1.0, dropout: None };
-                <Autodiff<Sizes> as ModelBackend>::lora_linear(x, zeros([3, 7]), None, update).backward();
+                <Autodiff<Sizes> as LinearOps>::lora_linear(x, zeros([3, 7]), None, update).backward();
             })
         };
         let [dense, down, up] = [7 * 3, 7 * 2, 2 * 3].map(|weights| 2 * 5 * weights);
