@@ -31,8 +31,8 @@ pub struct StagePeak {
     pub bytes: u64,
 }
 
-/// Multiplications and additions of products, by direction. What is computed again in the backward pass counts
-/// there.
+/// Multiplications and additions of products, by direction. What is computed again in the backward pass
+/// counts there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Flops {
     /// Forward.
