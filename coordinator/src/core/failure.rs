@@ -186,6 +186,9 @@ pub struct Spent {
     #[serde(default)]
     #[serde(rename = "barren_seats")]
     pub stalled_slots: BTreeSet<Slot>,
+    /// The failure that ends the run as soon as its survivors have written a checkpoint.
+    #[serde(default)]
+    pub closing: Option<Box<Failure>>,
 }
 
 /// Failures that are shared in memory, as serde sees them.

@@ -18,6 +18,7 @@ mod plan;
 mod rebuild_cache;
 mod run;
 mod runtime;
+mod same_data;
 mod selftest;
 mod serve;
 mod simulate;

@@ -73,6 +73,7 @@ impl Link for SoloLink {
             next: String::new(),
             quarantined: Vec::new(),
             checkpoint_step: self.first_step,
+            closing: false,
         })
     }
 

@@ -6,7 +6,7 @@ use super::{TrainError, training::Training};
 use crate::{
     collective::Computes,
     link::{Report, Start, StateSource},
-    zero::{LearningRateSchedule, Rates},
+    zero::Rates,
 };
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Module;
@@ -83,8 +83,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 /// What becomes of the rates where the run was prolonged, or cut short.
 fn replanned<B: Tape<Base = B>>(training: &Training<'_, B>) -> Option<String> {
     let (now, before) = (training.run.plan.total_steps(), training.stats.planned_before?);
-    let rates = LearningRateSchedule::new(&training.run.spec.optimizer, Rates::default(), before);
-    // Groups differ in their warm-up alone: the first speaks for all.
+    let rates = training.run.rates(&*training.learner.objective, Rates::default(), before);
+    // Groups differ in their warm-up, and in which steps they count: the first speaks for all.
     let group = training.learner.trainables.layout().groups().first()?.to_string();
     let [was, is] =
         [&rates, &training.learner.rates].map(|rates| 100.0 * rates.multiplier(training.next.0, &group));

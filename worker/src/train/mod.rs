@@ -54,6 +54,7 @@ pub mod recovery;
 mod run;
 mod save;
 mod skip;
+mod skips;
 mod stats;
 mod step;
 mod summary;

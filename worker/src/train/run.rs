@@ -72,6 +72,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Connecting, self.next)?;
         self.members.connect(listener, &self.run.spec_digest, self.run.spec.launch.collectives)?;
         let start = self.settle()?;
+        if self.members.assignment.closing {
+            return Ok(self.members.link.report(Report::Started(start))?);
+        }
         if self.run.spec.train.auto_micro_batch && !self.feed.searched {
             self.find_micro_batch()?;
         }
@@ -88,8 +91,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and
-    /// exports.
+    /// exports. The last generation of a run that has failed only saves.
     fn run(&mut self) -> Result<Ended, TrainError> {
+        if self.members.assignment.closing {
+            if self.next > Step(0) && self.saved != Some(self.next) {
+                self.save()?;
+            }
+            return Ok(Ended::Regroup);
+        }
         let seen = if self.before.is_none() { Some(self.evaluate()?) } else { None };
         self.before = self.before.take().or_else(|| seen.clone());
         if validation::is_validated(self, self.next) {

@@ -6,6 +6,7 @@
 //! one rank costs the checkpoint, not the run, and leaves nothing behind.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{BufWriter, Write},
     path::Path,
@@ -14,6 +15,7 @@ use std::{
 use coxswain_proto::{
     VERSION, document,
     ids::{Bytes, Step},
+    report::Skipped,
     run_spec::RunSpec,
 };
 use safetensors::{Dtype, SafeTensors};
@@ -60,6 +62,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             feed: &self.feed,
             meter: &self.stats.meter,
             step,
+            skipped: &self.skips.newest,
             mark: self.features.as_ref().and_then(Features::mark),
         };
         match saver.write_together()? {
@@ -91,6 +94,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.learner.trainables.set(weights);
         self.learner.hold(optimizer, &self.members);
         self.next = step;
+        self.skips.newest.clone_from(&found.manifest.skipped);
         self.feed.searched = self.run.spec.train.auto_micro_batch;
         self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
             true => found.manifest.micro_batch,
@@ -114,6 +118,8 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
     meter: &'s Meter,
     /// Steps done.
     step: Step,
+    /// Steps that were left out.
+    skipped: &'s BTreeMap<Step, Skipped>,
     /// What the checkpoint says of kept features.
     mark: Option<Mark>,
 }
@@ -212,6 +218,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             micro_batch: self.feed.micro_batch,
             cache: self.mark,
             cache_phase: self.members.link.decided(self.step),
+            skipped: self.skipped.clone(),
             files: Default::default(),
         };
         let world = self.members.comm.world();

@@ -26,7 +26,7 @@ use crate::{
     link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
-    zero::{LearningRateSchedule, Rates},
+    zero::Rates,
 };
 
 /// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since
@@ -156,8 +156,17 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         let peak = Rates::from(spec.learning_rates());
+        let run = Facts {
+            spec,
+            spec_digest: document::digest(spec),
+            plan,
+            task: self.task,
+            output_dir,
+            starts: Vec::new(),
+            records: self.records.clone(),
+        };
         let learner = Learner {
-            rates: LearningRateSchedule::new(&spec.optimizer, peak.clone(), plan.total_steps()),
+            rates: run.rates(&*objective, peak.clone(), plan.total_steps()),
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
             gradients: GradientWatch::new(&layout, &peak),
             trainables: Trainables::new(layout, initial, &self.options.device),
@@ -172,16 +181,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let (requested, claimed) = (Step(0), Default::default());
         let (summary, warm_up) = (Summary::default(), WarmUp::default());
         Ok(Training {
-            store: Store::new(&output_dir),
-            run: Facts {
-                spec,
-                spec_digest: document::digest(spec),
-                plan,
-                task: self.task,
-                output_dir,
-                starts: Vec::new(),
-                records: self.records.clone(),
-            },
+            store: Store::new(&run.output_dir),
+            run,
             members: Members::alone(link, self.computes, self.transport.take()),
             learner,
             feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
@@ -200,7 +201,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             before: None,
             validation: Validation::default(),
             stopped: false,
-            skipped_in_a_row: 0,
+            skips: Default::default(),
             announced: false,
         })
     }

@@ -101,9 +101,13 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
     let moved = toy.path("moved.parquet");
     std::fs::rename(toy.path("table.parquet"), &moved).expect("a file");
     let path = format!("data.path={}", moved.display());
-    let changed = ["optimizer.lr.network=0.0005", "eval.samples=5", &path];
+    let changed = ["optimizer.lr.network=0.0005", "eval.samples=5", "eval.every=4", &path];
     let (_, printed) = toy.train("run", &with(&changed));
-    for line in ["changed at step 6: optimizer.lr.network from ", "changed at step 6: data.path from "] {
+    for line in [
+        "changed at step 6: optimizer.lr.network from ",
+        "changed at step 6: data.path from ",
+        "changed at step 6: train.steps from 6 to 12",
+    ] {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     assert!(
@@ -115,7 +119,8 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
         let changes = audit["changes"].as_array().expect("an array").clone();
         changes.into_iter().map(|change| (change["step"].clone(), change["key"].clone())).collect::<Vec<_>>()
     };
-    let due = ["data.path", "eval.samples", "optimizer.lr.network"].map(|key| (json!(6), json!(key)));
+    let due = ["data.path", "eval.every", "eval.samples", "optimizer.lr.network", "train.steps"]
+        .map(|key| (json!(6), json!(key)));
     assert_eq!(keys(&audit), due, "{audit:#}");
     // Said again, nothing changes any more.
     toy.train("run", &with(&changed));
@@ -126,6 +131,28 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(printed.contains("train.global_batch (64 there, 32 here)"), "{printed}");
     assert!(!printed.contains("optimizer.lr.network"), "what may change is no reason: {printed}");
+}
+
+#[test]
+fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
+    let toy = Toy::new(500);
+    toy.train("run", &with(&["train.steps=6"]));
+    let records = std::fs::read(toy.path("run/logs/coordinator.log")).expect("a file");
+    let (other, before) = (Toy::new(400), toy.path("table.parquet"));
+    let path = format!("data.path={}", other.path("table.parquet").display());
+    let (code, printed) = refused(toy.command("run", &with(&[&path])));
+    assert_eq!(code, Some(3), "{printed}");
+    for told in [
+        &format!("{}: another data set than the one that this run has trained on", path.replace('=', " ")),
+        "training samples here",
+        &format!("training samples in {} before", before.display()),
+        "Name the data set that it was begun with, which may have been moved",
+    ] {
+        assert!(printed.contains(told), "{told}: {printed}");
+    }
+    let after = std::fs::read(toy.path("run/logs/coordinator.log")).expect("a file");
+    assert!(after == records, "a coordinator was started: {printed}");
+    toy.train("run", &with(&[]));
 }
 
 /// The average, of artifacts below `name`.
