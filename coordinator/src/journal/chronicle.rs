@@ -16,8 +16,8 @@ pub struct Chronicle {
     pub run_name: String,
     /// What it trains on; absent if no worker ever opened it.
     pub dataset: Option<DataSet>,
-    /// Where that lay in the newest launch.
-    pub data_path: String,
+    /// The specification of the newest launch; absent if it is of another version.
+    pub spec: Option<RunSpec>,
     /// Samples in an epoch; 0 if no worker ever opened the data set.
     pub training_samples: u64,
     /// Samples in a step that is not an epoch's last.
@@ -95,7 +95,7 @@ fn chronicle(contents: Contents) -> Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
         dataset: past.dataset,
-        data_path: spec.map_or_else(String::new, |spec| spec.data.path),
+        spec,
         training_samples: samples,
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),

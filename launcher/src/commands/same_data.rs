@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use coxswain_coordinator::journal;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{document, run_spec::RunSpec};
 
 use crate::{
     exit::{Exit, Failed},
@@ -14,8 +14,8 @@ use crate::{
 /// Digits of a fingerprint that are shown.
 const SHOWN: usize = 16;
 
-/// Refuses another data set than that of the run's records. Where there are none, or the data cannot be
-/// opened, it is for the coordinator and the workers to say.
+/// Refuses another data set than that of the run's records. Where there are none, where they are another
+/// run's, or where the data cannot be opened, it is for the coordinator and the workers to say.
 pub fn check(spec: &RunSpec) -> Result<(), Failed> {
     if !spec.train.resume {
         return Ok(());
@@ -23,7 +23,10 @@ pub fn check(spec: &RunSpec) -> Result<(), Failed> {
     let Ok(before) = journal::read(&Path::new(&spec.run.output_dir).join("coordinator")) else {
         return Ok(());
     };
-    let Some(dataset) = before.dataset else { return Ok(()) };
+    let (Some(dataset), Some(before)) = (before.dataset, before.spec) else { return Ok(()) };
+    if document::core_digest(&before) != document::core_digest(spec) {
+        return Ok(());
+    }
     let Some(samples) = tasks().of(spec).ok().and_then(|task| task.open(spec).ok()) else { return Ok(()) };
     let found = samples.fingerprint().to_string();
     if found == dataset.fingerprint {
@@ -40,7 +43,7 @@ pub fn check(spec: &RunSpec) -> Result<(), Failed> {
             samples.training_len(),
             short(&dataset.fingerprint),
             dataset.training_samples,
-            before.data_path,
+            before.data.path,
         ),
     ))
 }

@@ -155,6 +155,26 @@ fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
     toy.train("run", &with(&[]));
 }
 
+#[test]
+fn a_run_and_what_it_began_with_may_be_moved_and_the_content_may_not_change() {
+    let toy = Toy::new(500);
+    let from = |name: &str| format!("train.init_from={}", toy.path(name).display());
+    toy.train("first", &with(&["train.steps=4"]));
+    toy.train("other", &with(&["train.steps=4", "run.seed=99"]));
+    toy.train("run", &with(&["train.steps=6", &from("first")]));
+    let (code, printed) = refused(toy.command("run", &with(&[&from("other")])));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("train.init_digest ("), "{printed}");
+    std::fs::rename(toy.path("first"), toy.path("one")).expect("a directory");
+    std::fs::rename(toy.path("run"), toy.path("moved")).expect("a directory");
+    let (summary, printed) = toy.train("moved", &with(&[&from("one")]));
+    assert_eq!(summary["first_step"], 6, "{printed}");
+    for key in ["run.output_dir", "train.init_from", "train.steps"] {
+        assert!(printed.contains(&format!("changed at step 6: {key} from ")), "{key}: {printed}");
+    }
+    toy.assert_audited("moved", 12);
+}
+
 /// The average, of artifacts below `name`.
 fn averaged(toy: &Toy, name: &str) -> Vec<u8> {
     let path = toy.path(name).join("network.safetensors");
