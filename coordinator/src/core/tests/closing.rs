@@ -145,7 +145,7 @@ fn a_second_loss_leaves_it_to_the_others_and_the_last_one_ends_it() {
 #[test]
 fn generations_that_get_nowhere_and_successors_that_do_not_come_end_with_a_checkpoint_too() {
     let mut run = at_step_ten();
-    run.machine.run.faults.budgets.restarts = 100;
+    (run.machine.run.config.budgets.restarts, run.machine.run.faults.budgets.restarts) = (100, 100);
     // The first of them had committed steps.
     for life in 1..=4 {
         run.kill(1);
