@@ -132,6 +132,7 @@ fn survivors_of_a_spent_budget_save_what_they_have_and_a_resume_goes_on_from_the
     let sparse = [&RUN[..], &["train.checkpoint_every=0"]].concat();
     // Two kills, and one may be survived.
     let limited = [&["--nproc-per-node=3", "--max-restarts=1"], &sparse[..]].concat();
+    toy.train("undisturbed", &limited);
     let held = [(1, 4), (2, 9)].map(|(rank, step)| toy.hold(rank, "backward", step));
     let mut running = toy.start("run", &limited);
     for (rank, held) in [1, 2].into_iter().zip(&held) {
@@ -148,6 +149,10 @@ fn survivors_of_a_spent_budget_save_what_they_have_and_a_resume_goes_on_from_the
     let (summary, printed) = toy.train("run", &limited);
     assert_eq!(summary["first_step"], 9, "{printed}");
     toy.assert_audited("run", 16);
+    assert!(
+        toy.network("run") == toy.network("undisturbed"),
+        "two ranks have saved something else than three had"
+    );
 }
 
 #[test]
