@@ -86,6 +86,37 @@ fn stage_two_goes_on_from_the_weights_of_stage_one_with_an_optimizer_of_its_own(
 }
 
 #[test]
+fn an_expert_that_does_not_train_comes_out_as_it_was_brought_and_has_no_optimizer_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (first_stage(), dir.path().join("two"));
+    let from = from(one);
+    let overrides = [&from, "expert.train=false", "train.steps=4", "train.checkpoint_every=2"];
+    let (_, printed) = trained("configs/vla-stage2.yaml", &two, &overrides);
+    assert!(printed.contains("what does not train comes from"), "{printed}");
+    let tensors = |path: &Path| {
+        let bytes = std::fs::read(path).expect("it was written");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("whole");
+        let mut all: Vec<_> =
+            file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(tensors(&two.join("expert.safetensors")), tensors(&one.join("expert.safetensors")));
+    let checkpoint = two.join("checkpoints/step-00000004");
+    let trainables = tensors(&checkpoint.join("trainables.safetensors"));
+    assert!(!trainables.is_empty() && trainables.iter().all(|(name, _)| !name.starts_with("expert.")));
+
+    // The expert is read again from where it was brought from.
+    let more = [&from, "expert.train=false", "train.steps=6"];
+    let (went_on, _) = trained("configs/vla-stage2.yaml", &two, &more);
+    assert_eq!(went_on["first_step"].as_u64(), Some(4));
+    let output_dir = format!("run.output_dir={}", two.display());
+    let arguments = ["eval", "configs/vla-stage2.yaml", &output_dir, &from, "expert.train=false"];
+    let evaluated = cox(&[&arguments[..], &SHORT].concat()).output().expect("cox was built");
+    assert!(evaluated.status.success(), "{}", String::from_utf8_lossy(&evaluated.stderr));
+}
+
+#[test]
 fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
     let dir = tempfile::tempdir().unwrap();
     let from = from(first_stage());

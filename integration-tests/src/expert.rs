@@ -15,7 +15,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 use coxswain_tasks::vla_flow::{
-    expert::{ActionExpert, Conditioning, Draws, ExpertShape},
+    expert::{ActionExpert, Conditioning, Draws, ExpertShape, Learning},
     flow::{CleanActions, squared_error},
     sensor::{SensorEncoder, SensorShape},
 };
@@ -78,7 +78,7 @@ impl Case {
             horizon: self.size("horizon"),
             action: self.size("action"),
         };
-        (sensor, ActionExpert::register(layout, shape))
+        (sensor, ActionExpert::register(layout, shape, Learning::Whole))
     }
 }
 

@@ -280,6 +280,7 @@ impl<'a> Bench<'a> {
             lora: self.policy.lora(),
             full: self.policy.full(),
             expert: *self.policy.expert_shape(),
+            expert_trains: true,
             rows: batch.len(),
             tokens: batch.seq_len,
             grids: &vec![[1, side as u32, side as u32]; images],

@@ -7,7 +7,7 @@ use crate::{
     params::{Group, Init, ParamId, ParamScope, TrainableLayout},
 };
 
-/// `y = x w^T + b`, both trained.
+/// `y = x w^T + b`, both trained, or both constants.
 #[derive(Clone, Copy, Debug)]
 pub struct Dense {
     weight: ParamId,
@@ -59,6 +59,19 @@ impl Dense {
         let bias = shape
             .bias
             .then(|| layout.add(format!("{name}.bias"), &[shape.outputs], group, false, Init::Zeros));
+        Self { weight, bias }
+    }
+
+    /// Adds the same tensors as constants, whose values are brought.
+    pub fn register_constant(
+        layout: &mut TrainableLayout,
+        group: Group,
+        name: &str,
+        shape: DenseShape,
+    ) -> Self {
+        let weight = layout.add_constant(format!("{name}.weight"), &[shape.outputs, shape.inputs], group);
+        let bias =
+            shape.bias.then(|| layout.add_constant(format!("{name}.bias"), &[shape.outputs], group));
         Self { weight, bias }
     }
 

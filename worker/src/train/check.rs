@@ -57,6 +57,7 @@ pub fn check<B: Tape<Base = B>>(
     let data = samples.describe()?;
     let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;
+    init_from::bring(task, spec, &layout, &mut initial)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;

@@ -130,7 +130,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let bytes = self.learner.checkpoint_bytes().0;
         let mut write = || {
             pulse::allow(bytes);
-            self.learner.trainables.lend(|layout, values| objective.export(dir, layout, values))
+            self.learner.trainables.lend_whole(|layout, values| objective.export(dir, layout, values))
         };
         // On a host nothing is refused: what has been written is there.
         if B::ON_HOST {

@@ -146,7 +146,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let samples = self.samples(spec)?;
         let plan = Plan::new(&spec.train, samples.training_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
-        let Built { objective, layout, initial } = self.load(spec, &*samples, &meter)?;
+        let Built { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
+        init_from::bring(self.task, spec, &layout, &mut initial)?;
         snapshots.loaded = memory::in_use();
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;

@@ -33,6 +33,8 @@ pub struct Workload<'a> {
     pub full: &'a TrainedModules,
     /// Sizes of the expert.
     pub expert: ExpertShape,
+    /// Whether it trains.
+    pub expert_trains: bool,
     /// Rows.
     pub rows: usize,
     /// Tokens of each row.
@@ -243,12 +245,19 @@ impl Workload<'_> {
         let (w, rows, draws) = (shape.width as u64, self.rows as u64, (self.rows * self.repeats) as u64);
         let tokens = shape.tokens() as u64;
         let (queries, hidden) = (draws * tokens, rows * self.tokens as u64);
-        // Everything trains: a gradient for the input and one for the weight.
-        let dense = |n: u64, i: u64, o: u64| Flops { forward: 2 * n * i * o, backward: 4 * n * i * o };
+        // A gradient for the input, and one for the weight if it trains; nothing below the condition does
+        // unless the expert does.
+        let weight = u64::from(self.expert_trains);
+        let dense = |n: u64, i: u64, o: u64| Flops {
+            forward: 2 * n * i * o,
+            backward: 2 * (1 + weight) * n * i * o,
+        };
+        let of_time =
+            |i: u64, o: u64| Flops { forward: 2 * draws * i * o, backward: weight * 4 * draws * i * o };
         let ends = [
-            Flops { forward: 2 * draws * TIME * w, backward: 2 * draws * TIME * w },
-            dense(draws, w, w),
-            dense(draws, w, 2 * w),
+            Flops { forward: 2 * draws * TIME * w, backward: weight * 2 * draws * TIME * w },
+            of_time(w, w),
+            of_time(w, 2 * w),
             dense(draws * shape.horizon as u64, shape.action as u64, 2 * w),
         ];
         let blocks = (0..shape.layers).map(|block| {
@@ -256,10 +265,10 @@ impl Workload<'_> {
             let (source, context) = if cross { (hidden, shape.context as u64) } else { (queries, w) };
             let keys = 2 * 2 * source * context * w;
             let constant = cross && !hidden_trains;
-            let keys = Flops { forward: keys, backward: if constant { keys } else { 2 * keys } };
+            let keys = Flops { forward: keys, backward: (weight + u64::from(!constant)) * keys };
             let scores = if cross { queries * self.tokens as u64 } else { queries * tokens };
             let mlp = dense(queries, w, 4 * w).and(dense(queries, 4 * w, w));
-            let around = dense(queries, w, 2 * w).and(dense(draws, w, 2 * w));
+            let around = dense(queries, w, 2 * w).and(of_time(w, 2 * w));
             keys.and(attention(scores * w, true)).and(mlp).and(around)
         });
         blocks.chain(ends).fold(Flops::default(), Flops::and)
@@ -306,6 +315,7 @@ mod tests {
             lora: plan.as_ref(),
             full: &TrainedModules::default(),
             expert: EXPERT,
+            expert_trains: true,
             rows: 2,
             tokens: 10,
             grids: &grids,

@@ -128,9 +128,9 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
-        let trained = |group| layout.params().iter().any(|param| param.group == group);
+        let there = |group| layout.whole().any(|param| param.group == group);
         let mut written = Vec::new();
-        for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| trained(*group)) {
+        for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| there(*group)) {
             let path = dir.join(artifact.path);
             replace(&path, |path| write_tensors(path, layout, values, |param| param.group == group))
                 .map_err(|error| unwritten(&path, &error))?;

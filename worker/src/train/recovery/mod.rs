@@ -120,6 +120,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             None => self.trainables.to_vec(),
             Some(_) => self.objective.initial_values(layout)?,
         };
+        values.truncate(layout.len());
         let starts = init_from::take(run.task, run.spec, layout, &mut values)?;
         let mut optimizer = self.empty_optimizer(run.spec, members);
         optimizer.begin_average(&values);

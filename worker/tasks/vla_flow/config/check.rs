@@ -17,7 +17,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
-    check_learning_rates(&settings.optimizer.lr, spec, f);
+    check_learning_rates(settings, spec, f);
     check_cache(settings, spec, f);
     check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
     check_init(settings, spec, f);
@@ -88,8 +88,8 @@ fn check_data(data: &Data, f: &mut Findings) {
     }
 }
 
-fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings) {
-    let LearningRates { lora, base, expert, sensor } = *rates;
+fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
+    let LearningRates { lora, base, expert, sensor } = settings.optimizer.lr;
     for (group, rate) in [("lora", lora), ("base", base), ("expert", expert), ("sensor", sensor)] {
         f.learning_rate(group, rate);
     }
@@ -97,8 +97,21 @@ fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings)
         Some(InitFrom::Groups(groups)) => groups.contains_key("expert"),
         from => from.is_some(),
     };
+    let VlaSettings { expert: Expert { train, .. }, model, data, .. } = settings;
     f.require(
-        rates.expert != 0.0 || brought,
+        *train || brought,
+        "expert.train",
+        "is false, and nothing brings an expert that could stay as it is",
+        "name one with `train.init_from`, or let it train",
+    );
+    f.require(
+        *train || settings.lora.is_some() || !model.train.is_empty() || data.sensor.is_some(),
+        "expert.train",
+        "is false, and then nothing trains at all",
+        "add a section `lora`, name modules in `model.train`, or let it train",
+    );
+    f.require(
+        !train || expert != 0.0 || brought,
         "optimizer.lr.expert",
         "is 0, and then nothing trains at all: a new expert's output layer is zero and passes no gradient on until it has moved",
         "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
@@ -119,6 +132,12 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             "model.train",
             "is given with `cache.mode: periodic`, whose cached steps rest LoRA and nothing else of the model",
             "use LoRA there instead, or `cache.mode: exact` with what trains above the tap, or `off`",
+        );
+        f.require(
+            settings.expert.train || settings.data.sensor.is_some(),
+            "expert.train",
+            "is false with `cache.mode: periodic`, whose cached steps would train nothing",
+            "use `cache.mode: exact` or `off`",
         );
         f.require(
             matches!(tap, TapSetting::Auto | TapSetting::Final),

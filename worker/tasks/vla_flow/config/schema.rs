@@ -41,6 +41,7 @@ impl TaskSettings for VlaSettings {
         ("expert.convention", Learned),
         ("expert.repeated_noise", Learned),
         ("expert.sampling_steps", Learned),
+        ("expert.train", LearnedSince("true")),
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.cameras", Learned),

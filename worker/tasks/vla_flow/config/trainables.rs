@@ -18,6 +18,9 @@ pub struct Expert {
     pub repeated_noise: usize,
     /// Euler steps when sampling actions.
     pub sampling_steps: usize,
+    /// Whether it trains. One that does not is brought by `train.init_from`, and has neither gradients nor
+    /// moments.
+    pub train: bool,
 }
 
 impl Default for Expert {
@@ -29,6 +32,7 @@ impl Default for Expert {
             convention: FlowConvention::NoiseAtZero,
             repeated_noise: 1,
             sampling_steps: 10,
+            train: true,
         }
     }
 }

@@ -21,15 +21,14 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::vla_flow::EXPERT;
 use coxswain_nn::{
     dense::{Dense, DenseShape},
     kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
-    params::{ParamScope, TrainableLayout},
+    params::ParamScope,
     recompute::Layer,
 };
 
-use super::ExpertShape;
+use super::{ExpertShape, registrar::Registrar};
 
 /// Of the layer norms inside blocks.
 const EPS: f64 = 1e-5;
@@ -79,12 +78,11 @@ pub(super) struct KeysValues<T: Tape> {
 
 impl DitBlock {
     /// Registers block `index`; even ones cross-attend.
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape, index: usize) -> Self {
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape, index: usize) -> Self {
         let (width, cross) = (shape.width, index.is_multiple_of(2));
         let source = if cross { shape.context } else { width };
-        let mut dense = |name: &str, shape: DenseShape| {
-            Dense::register(layout, EXPERT, &format!("expert.blocks.{index}.{name}"), shape)
-        };
+        let mut dense =
+            |name: &str, shape: DenseShape| registrar.dense(&format!("blocks.{index}.{name}"), shape);
         Self {
             cross,
             width,
@@ -156,6 +154,8 @@ impl DitBlock {
 pub(super) struct DitLayer<'a> {
     pub block: &'a DitBlock,
     pub rows: Arc<Rows>,
+    /// Whether anything in the block trains, or below its side inputs.
+    pub trains: bool,
 }
 
 impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
@@ -179,6 +179,6 @@ impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
     }
 
     fn trains(&self) -> bool {
-        true
+        self.trains
     }
 }

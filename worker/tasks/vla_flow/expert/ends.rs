@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 
-use crate::vla_flow::EXPERT;
 use coxswain_nn::{
     dense::{Dense, DenseShape},
     kernels::{AdaNorm, Tape},
-    params::{Init, ParamId, ParamScope, TrainableLayout},
+    params::{Init, ParamId, ParamScope},
     recompute::segment::Segment,
 };
 
-use super::{ExpertShape, block::Rows};
+use super::{ExpertShape, block::Rows, registrar::Registrar};
 
 /// Width of the sinusoidal time embedding.
 pub(crate) const TIME_WIDTH: usize = 256;
@@ -47,11 +46,11 @@ pub(super) struct TimeEmbedding {
 }
 
 impl TimeEmbedding {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense = |name, shape: DenseShape| Dense::register(layout, EXPERT, name, shape.normal(SMALL));
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let mut dense = |name, shape: DenseShape| registrar.dense(name, shape.normal(SMALL));
         Self {
-            first: dense("expert.time.in", DenseShape::xavier(TIME_WIDTH, shape.width)),
-            second: dense("expert.time.out", DenseShape::xavier(shape.width, shape.width)),
+            first: dense("time.in", DenseShape::xavier(TIME_WIDTH, shape.width)),
+            second: dense("time.out", DenseShape::xavier(shape.width, shape.width)),
         }
     }
 }
@@ -80,17 +79,11 @@ pub(super) struct TokenEmbedding {
 }
 
 impl TokenEmbedding {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense =
-            |name, inputs| Dense::register(layout, EXPERT, name, DenseShape::xavier(inputs, shape.width));
-        let (state, action) = (dense("expert.state", shape.state), dense("expert.action", shape.action));
-        let positions = layout.add(
-            "expert.positions".into(),
-            &[shape.tokens(), shape.width],
-            EXPERT,
-            false,
-            Init::Normal(SMALL),
-        );
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let mut dense = |name, inputs| registrar.dense(name, DenseShape::xavier(inputs, shape.width));
+        let (state, action) = (dense("state", shape.state), dense("action", shape.action));
+        let positions =
+            registrar.tensor("positions", &[shape.tokens(), shape.width], Init::Normal(SMALL));
         Self { state, action, positions }
     }
 }
@@ -134,13 +127,9 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense =
-            |name, outputs| Dense::register(layout, EXPERT, name, DenseShape::zeros(shape.width, outputs));
-        Self {
-            ada: dense("expert.final.ada", 2 * shape.width),
-            output: dense("expert.final.out", shape.action),
-        }
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let mut dense = |name, outputs| registrar.dense(name, DenseShape::zeros(shape.width, outputs));
+        Self { ada: dense("final.ada", 2 * shape.width), output: dense("final.out", shape.action) }
     }
 }
 

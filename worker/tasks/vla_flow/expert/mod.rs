@@ -18,9 +18,13 @@
 //! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory
 //! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
 //! module does not do: draw noise or compute a loss (`flow`), or know where hidden states come from.
+//!
+//! An expert that does not train ([`Learning::Nothing`]) is made of constants. Gradients pass through it to
+//! the hidden states and the sensor tokens, as far as somebody wants them, and stop there.
 
 mod block;
 mod ends;
+mod registrar;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -31,11 +35,12 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
 pub(crate) use self::ends::TIME_WIDTH;
-pub use self::shape::ExpertShape;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
     ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
+    registrar::Registrar,
 };
+pub use self::{registrar::Learning, shape::ExpertShape};
 use coxswain_nn::recompute::{
     Retention, Tower, Trace,
     segment::{Input, Recorded, Segment},
@@ -49,6 +54,7 @@ use coxswain_nn::{
 #[derive(Clone, Debug)]
 pub struct ActionExpert {
     shape: ExpertShape,
+    learning: Learning,
     time: TimeEmbedding,
     tokens: TokenEmbedding,
     blocks: Vec<DitBlock>,
@@ -96,14 +102,16 @@ pub struct ExpertGradient<B: Tape<Base = B>> {
 
 impl ActionExpert {
     /// Registers all parameters under `expert.…`. `heads` must divide `width`.
-    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape) -> Self {
+    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape, learning: Learning) -> Self {
         assert!(shape.width.is_multiple_of(shape.heads.max(1)), "checked with the run spec");
+        let registrar = &mut Registrar { layout, learning };
         Self {
             shape,
-            time: TimeEmbedding::register(layout, &shape),
-            tokens: TokenEmbedding::register(layout, &shape),
-            blocks: (0..shape.layers).map(|index| DitBlock::register(layout, &shape, index)).collect(),
-            head: Head::register(layout, &shape),
+            learning,
+            time: TimeEmbedding::register(registrar, &shape),
+            tokens: TokenEmbedding::register(registrar, &shape),
+            blocks: (0..shape.layers).map(|index| DitBlock::register(registrar, &shape, index)).collect(),
+            head: Head::register(registrar, &shape),
         }
     }
 
@@ -121,19 +129,23 @@ impl ActionExpert {
         draws: Draws<'_, B>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
         let rows = self.rows(&conditioning, &draws);
+        let learns = self.learning != Learning::Nothing;
         let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
         let token_segment = self.token_segment(&rows, &conditioning, &draws);
+        let tokens_train = learns || conditioning.sensor.as_ref().is_some_and(|sensor| sensor.tracked);
         let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
-        let layers: Vec<_> = self.blocks.iter().map(|block| DitLayer { block, rows: rows.clone() }).collect();
+        let trains = learns || conditioning.hidden.tracked;
+        let layer = |block| DitLayer { block, rows: rows.clone(), trains };
+        let cond = Input { value: time.output(), tracked: learns };
         let tower = Tower {
-            layers,
+            layers: self.blocks.iter().map(layer).collect::<Vec<_>>(),
             trainables,
             retention,
-            sides: vec![Input::tracked(time.output()), conditioning.hidden],
+            sides: vec![cond.clone(), conditioning.hidden],
             dropout: None,
         };
-        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
-        let head_inputs = vec![Input::tracked(x_nd), Input::tracked(time.output())];
+        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
+        let head_inputs = vec![Input { value: x_nd, tracked: trains || tokens_train }, cond];
         let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
         (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
     }
@@ -146,18 +158,23 @@ impl ActionExpert {
     ) -> ExpertGradient<B> {
         let ExpertTrace { time, tokens, tower, blocks, head } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();
-        let dx_nd = of_head.next().flatten().expect("the head's tokens are tracked");
-        let head_cond = of_head.next().flatten().expect("the head's condition is tracked");
+        // Nothing trains in an expert that is brought, nor below it.
+        let Some(dx_nd) = of_head.next().flatten() else {
+            return ExpertGradient { hidden: None, sensor: None };
+        };
+        let head_cond = of_head.next().flatten();
         let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
         let mut sides = of_tower.sides.into_iter();
-        let cond_md = match sides.next().flatten() {
-            Some(blocks_cond) => blocks_cond + head_cond,
-            None => head_cond,
+        let cond_md = match (sides.next().flatten(), head_cond) {
+            (Some(of_blocks), Some(of_head)) => Some(of_blocks + of_head),
+            (of_blocks, of_head) => of_blocks.or(of_head),
         };
         let hidden = sides.next().flatten();
-        time.backward(cond_md, grads);
-        let dx_nd = of_tower.input.expect("the tower's input is tracked");
-        let sensor = tokens.backward(dx_nd, grads).into_iter().next().flatten();
+        if let Some(cond_md) = cond_md {
+            time.backward(cond_md, grads);
+        }
+        let of_tokens = of_tower.input.map(|dx_nd| tokens.backward(dx_nd, grads));
+        let sensor = of_tokens.into_iter().flatten().next().flatten();
         ExpertGradient { hidden, sensor }
     }
 

@@ -1,5 +1,7 @@
 //! Sizes of an action expert.
 
+use crate::vla_flow::{config::VlaSettings, data::SampleDims};
+
 /// Sizes of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertShape {
@@ -22,6 +24,20 @@ pub struct ExpertShape {
 }
 
 impl ExpertShape {
+    /// Of a run whose samples have these sizes, on hidden states of this width.
+    pub fn of(vla: &VlaSettings, context: usize, dims: SampleDims) -> Self {
+        Self {
+            width: vla.expert.width,
+            layers: vla.expert.layers,
+            heads: vla.expert.heads,
+            context,
+            state: dims.state,
+            sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
+            horizon: dims.horizon,
+            action: dims.action,
+        }
+    }
+
     /// Tokens of one draw.
     pub fn tokens(&self) -> usize {
         1 + self.sensor_tokens + self.horizon

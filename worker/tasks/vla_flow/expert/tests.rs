@@ -49,7 +49,7 @@ impl Toy {
     /// With all parameters random: the zero start would hide most of the network.
     fn new() -> Self {
         let mut layout = TrainableLayout::default();
-        let expert = ActionExpert::register(&mut layout, SHAPE);
+        let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Whole);
         let flat = values(random(1, layout.len(), 9)).into_iter().map(|v| 0.3 * v).collect();
         Self { expert, trainables: Trainables::new(layout, flat, &Default::default()) }
     }
@@ -175,10 +175,37 @@ fn sampling_sees_the_same_network_as_training() {
 #[test]
 fn a_new_expert_predicts_zero_velocity() {
     let mut layout = TrainableLayout::default();
-    let expert = ActionExpert::register(&mut layout, SHAPE);
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Whole);
     let trainables = Trainables::new(layout.clone(), layout.initial_values(0), &Default::default());
     let toy = Toy { expert, trainables };
     assert!(toy.run(0..3, 0..1, PLAIN).velocity.iter().all(|&v| v == 0.0));
+}
+
+/// The same expert, brought and not trained; what is below it may still want gradients.
+#[test]
+fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
+    let trained = Toy::new();
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Nothing);
+    assert!(layout.is_empty());
+    let brought = Trainables::new(layout, trained.trainables.to_vec(), &Default::default());
+    let frozen = Toy { expert, trainables: brought };
+    for mode in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+            let retention = Retention { recompute: mode, activations };
+            let (ours, theirs) = (frozen.run(0..3, 0..2, retention), trained.run(0..3, 0..2, retention));
+            assert_eq!(ours, Outcome { params: vec![], ..theirs }, "{retention:?}");
+        }
+    }
+    let seen = Conditioning {
+        sensor: frozen.conditioning(0..1).sensor.map(|sensor| Input::constant(sensor.value)),
+        hidden: Input::constant(frozen.conditioning(0..1).hidden.value),
+        ..frozen.conditioning(0..1)
+    };
+    let draws = Draws { times: &[0.4], noisy_nc: random(SHAPE.horizon, SHAPE.action, 5) };
+    let (velocity, trace) = frozen.expert.forward(&frozen.trainables, PLAIN, seen, draws);
+    let gradient = ActionExpert::backward(trace, velocity, &mut FlatGrads::new(0));
+    assert!(gradient.hidden.is_none() && gradient.sensor.is_none(), "nobody wants one");
 }
 
 proptest! {

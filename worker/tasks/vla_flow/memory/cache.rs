@@ -117,26 +117,17 @@ impl Subject {
     }
 
     fn speed_limit(&self, tap: Tap, micro_batch: u64) -> f64 {
-        let (vla, dims) = (&self.vla, self.outline.dims);
-        let expert = ExpertShape {
-            width: vla.expert.width,
-            layers: vla.expert.layers,
-            heads: vla.expert.heads,
-            context: self.config.text.hidden_size,
-            state: dims.state,
-            sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
-            horizon: dims.horizon,
-            action: dims.action,
-        };
+        let expert = ExpertShape::of(&self.vla, self.config.text.hidden_size, self.outline.dims);
         let work = Workload {
             config: &self.config,
             lora: self.lora.as_ref(),
             full: &self.full,
             expert,
+            expert_trains: self.vla.expert.train,
             rows: micro_batch as usize,
             tokens: self.outline.prompt_tokens,
             grids: &self.outline.grids,
-            repeats: vla.expert.repeated_noise,
+            repeats: self.vla.expert.repeated_noise,
         };
         work.step(None).total() as f64 / work.step(Some(tap)).total().max(1) as f64
     }

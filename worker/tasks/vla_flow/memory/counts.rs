@@ -19,7 +19,7 @@ use coxswain_nn::{
 use crate::vla_flow::{
     EXPERT, SENSOR,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 
@@ -52,8 +52,10 @@ pub struct Counts {
     pub lora: u64,
     /// What of the pretrained model trains in full.
     pub base: u64,
-    /// The action expert.
+    /// What trains of the action expert.
     pub expert: u64,
+    /// What does not, float32.
+    pub frozen_expert: u64,
     /// The sensor encoder.
     pub sensor: u64,
 }
@@ -74,6 +76,7 @@ impl Counts {
             };
             *group += param.len() as u64;
         }
+        counts.frozen_expert = (layout.whole_len() - layout.len()) as u64;
         counts
     }
 
@@ -129,8 +132,7 @@ pub(crate) fn in_full(config: &QwenConfig, full: &TrainedModules) -> u64 {
 
 /// Sensor encoder and expert, in the order in which a policy registers them.
 fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings, dims: SampleDims) {
-    let with_sensor = dims.sensor_window > 0;
-    if with_sensor {
+    if dims.sensor_window > 0 {
         let shape = SensorShape {
             window: dims.sensor_window,
             channels: dims.sensor_channels,
@@ -140,15 +142,7 @@ fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings
         };
         SensorEncoder::register(layout, shape);
     }
-    let shape = ExpertShape {
-        width: vla.expert.width,
-        layers: vla.expert.layers,
-        heads: vla.expert.heads,
-        context: config.text.hidden_size,
-        state: dims.state,
-        sensor_tokens: if with_sensor { vla.sensor.tokens } else { 0 },
-        horizon: dims.horizon,
-        action: dims.action,
-    };
-    ActionExpert::register(layout, shape);
+    let shape = ExpertShape::of(vla, config.text.hidden_size, dims);
+    let learning = if vla.expert.train { Learning::Whole } else { Learning::Nothing };
+    ActionExpert::register(layout, shape, learning);
 }

@@ -28,7 +28,7 @@ impl Subject {
         let mut prediction = Prediction::of_pass(forward, kept, backward);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
-        prediction.set(Category::FrozenWeights, held);
+        prediction.set(Category::FrozenWeights, held + 4 * self.counts.frozen_expert);
         prediction.set(Category::Trainables, 4 * n);
         prediction.set(Category::Gradients, 4 * n);
         if !self.offloaded(ask.place) {

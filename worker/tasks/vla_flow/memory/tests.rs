@@ -114,6 +114,29 @@ fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
 }
 
 #[test]
+fn an_expert_that_does_not_train_is_counted_as_frozen_and_as_nothing_else() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let frozen = subject.changed(|spec| spec.vla_mut().expert.train = false).expect("it is brought");
+    let expert = subject.counts.expert;
+    assert!(expert > 50_000_000, "{expert}");
+    assert_eq!((frozen.counts.expert, frozen.counts.frozen_expert), (0, expert));
+    let of = |subject: &Subject, category| subject.predict(gpu(1, 2)).of(category);
+    for (category, each) in [
+        (Category::FrozenWeights, 4),
+        (Category::Trainables, -4),
+        (Category::Gradients, -4),
+        (Category::OptimizerShard, -4),
+        (Category::Replica, -8),
+    ] {
+        let more = of(&frozen, category) as i64 - of(&subject, category) as i64;
+        assert_eq!(more, each * expert as i64, "{category}");
+    }
+    assert!(of(&frozen, Category::Activations) <= of(&subject, Category::Activations));
+    let told = coxswain_task::memory::Subject::describe(&frozen);
+    assert!(told.iter().any(|(_, text)| text.contains("expert none of ")), "{told:?}");
+}
+
+#[test]
 fn what_trains_in_full_is_counted_as_a_trainable_and_not_as_frozen() {
     let subject = subject("qwen2.5-vl-3b.yaml");
     let tower = |spec: &mut RunSpec| spec.vla_mut().model.train = vec!["visual".into()];

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::vla_flow::{
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 use coxswain_models::qwen2_5_vl::{
@@ -56,17 +56,9 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             SensorEncoder::register(&mut layout, shape)
         });
-        let shape = ExpertShape {
-            width: vla.expert.width,
-            layers: vla.expert.layers,
-            heads: vla.expert.heads,
-            context: model.config.text.hidden_size,
-            state: dims.state,
-            sensor_tokens: if sensor.is_some() { vla.sensor.tokens } else { 0 },
-            horizon: dims.horizon,
-            action: dims.action,
-        };
-        let expert = ActionExpert::register(&mut layout, shape);
+        let shape = ExpertShape::of(&vla, model.config.text.hidden_size, dims);
+        let learning = if vla.expert.train { Learning::Whole } else { Learning::Nothing };
+        let expert = ActionExpert::register(&mut layout, shape, learning);
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, vla.model.weights_dtype)?;
         let settings = Settings {
             seed: spec.run.seed,

@@ -51,6 +51,11 @@ impl<B: Tape<Base = B>> Policy<B> {
                 Tally { tensors, parameters: elements, bytes }.row(module, false, name)
             })
             .collect();
+        let mut brought: BTreeMap<Group, Tally> = BTreeMap::new();
+        for constant in layout.constants() {
+            brought.entry(constant.group).or_default().add(constant.len(), 4 * constant.len() as u64);
+        }
+        rows.extend(brought.into_iter().map(|(group, tally)| tally.row(group.to_string(), false, "float32")));
         let order = [Group::LORA, Group::BASE, EXPERT, SENSOR];
         let place = |group| order.iter().position(|known| *known == group);
         let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();

@@ -12,9 +12,11 @@ use crate::vla_flow::{
     objective::{ADAPTER_DIR, GROUPS},
 };
 
-/// The same run, whose adapter begins as the one in `dir`.
+/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all of
+/// it.
 pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> RunSpec {
     let mut spec = spec.clone();
+    settings.expert.train = true;
     if let Some(lora) = &mut settings.lora {
         lora.init_from = Some(dir.join(ADAPTER_DIR).to_string_lossy().into_owned());
     }

@@ -108,6 +108,23 @@ fn an_expert_that_is_brought_may_stay_as_it_is() {
 }
 
 #[test]
+fn an_expert_that_does_not_train_is_brought_and_something_else_trains() {
+    let (kept, from) = ("expert.train=false", "train.init_from={expert: runs/one}");
+    assert!(!vla(&["lora={}", kept, from]).expert.train);
+    assert!(!vla(&["model.train=[merger]", kept, from]).expert.train);
+    for (given, reported) in [
+        (&["lora={}", kept][..], "nothing brings an expert"),
+        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "nothing brings an expert"),
+        (&[kept, from], "nothing trains at all"),
+        (&["lora={}", "cache={mode: periodic}", kept, from], "cached steps would train nothing"),
+    ] {
+        let error = read(SMALL, given).expect_err(reported);
+        assert!(error.problems().iter().all(|problem| problem.path == "expert.train"), "{error}");
+        assert!(error.to_string().contains(reported), "{error}");
+    }
+}
+
+#[test]
 fn cached_steps_that_rest_lora_would_not_rest_what_trains_in_full() {
     let error = read(SMALL, &["lora={}", "model.train=[merger]", "cache={mode: periodic}"]);
     let error = error.expect_err("they cannot be").to_string();
