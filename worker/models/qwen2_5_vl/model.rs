@@ -11,6 +11,7 @@ use super::{
     embed::Embedding,
     error::{ModelError, TokenError},
     loader::Loader,
+    modules::has_bias,
     rope::RopeIndex,
     text::TextModel,
     vision::VisionTower,
@@ -18,7 +19,7 @@ use super::{
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, precision},
     lora::{LoraLinear, LoraPlan, TrainedModules},
-    params::{ParamScope, TrainableLayout},
+    params::{Group, ParamScope, TrainableLayout},
 };
 
 /// What to load, and how.
@@ -47,6 +48,24 @@ pub struct Trains<'a> {
     pub lora: Option<&'a LoraPlan>,
     /// Which modules train in full.
     pub full: Option<&'a TrainedModules>,
+}
+
+impl Trains<'_> {
+    /// The group in which a tensor of the checkpoint trains, by its name; none if it is frozen.
+    pub fn group(&self, tensor: &str) -> Option<Group> {
+        if self.full.is_some_and(|full| full.trains(tensor)) {
+            return Some(Group::BASE);
+        }
+        self.lora.filter(|plan| plan.trains_bias(tensor)).map(|_| Group::LORA)
+    }
+
+    /// Whether anything of a module trains, its adapter included.
+    pub fn touches(&self, module: &str) -> bool {
+        let adapted = |plan: &LoraPlan| {
+            plan.adapter(module).is_some() || has_bias(module) && plan.trains_bias(&format!("{module}.bias"))
+        };
+        self.full.is_some_and(|full| full.contains(module)) || self.lora.is_some_and(adapted)
+    }
 }
 
 impl<'a> From<Option<&'a LoraPlan>> for Trains<'a> {
@@ -78,9 +97,7 @@ impl<B: ModelBackend> QwenVl<B> {
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let (options, Trains { lora, full }) = (options.into(), trains.into());
-        let nothing = TrainedModules::default();
-        let full = full.unwrap_or(&nothing);
+        let (options, trains) = (options.into(), trains.into());
         let config = QwenConfig::read(dir)?;
         let LoadOptions { dtype, streamed, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
@@ -88,11 +105,11 @@ impl<B: ModelBackend> QwenVl<B> {
             precision::follow(dtype);
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
-        let mut loader = Loader { checkpoint, dtype, streamed, lora, full, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
-        let adapted = lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
+        let adapted = trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
         let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
         Ok(Self { config, vision, text, embedding, head })
     }

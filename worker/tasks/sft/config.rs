@@ -102,6 +102,7 @@ impl TaskSettings for SftSettings {
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", Learned),
         ("lora.use_dora", LearnedSince("false")),
+        ("lora.bias", LearnedSince("\"none\"")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", Learned),
         ("lora.layers_pattern", Learned),

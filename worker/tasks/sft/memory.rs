@@ -6,6 +6,7 @@ use std::path::Path;
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::{
+    Trains,
     config::QwenConfig,
     error::ModelError,
     modules::{FrozenBytes, frozen_tensors, head_tensor, modules},
@@ -177,7 +178,8 @@ fn of_weights(settings: &SftSettings, config: &QwenConfig) -> Result<(Frozen, [u
     let lora = settings.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules)).transpose()?;
     let full = TrainedModules::resolve(&settings.model.train, &modules, lora.as_ref())?;
     let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
-    tensors.retain(|tensor| !full.trains(&tensor.name));
+    let trains = Trains { lora: lora.as_ref(), full: Some(&full) };
+    tensors.retain(|tensor| trains.group(&tensor.name).is_none());
     let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
     let adapted = lora.map_or(0, |plan| adapters(config, &plan));
     let frozen = Frozen::read(Path::new(&settings.model.path), &tensors)?;

@@ -16,8 +16,8 @@ use super::{
     expert::{ExpertShape, TIME_WIDTH},
     policy::Tap,
 };
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
-use coxswain_nn::lora::{LoraPlan, TrainedModules};
+use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig};
+use coxswain_nn::lora::{Bias, LoraPlan, TrainedModules};
 
 /// Width of the expert's time embedding.
 const TIME: u64 = TIME_WIDTH as u64;
@@ -124,11 +124,15 @@ impl Workload<'_> {
 
     fn trains(&self, block: &BlockCounts) -> bool {
         let names = block.first.iter().map(|(name, _)| name).chain(block.rest.iter().map(|(name, _)| name));
-        names.into_iter().any(|name| self.rank(name) > 0 || self.full.contains(name))
+        let trains = Trains { lora: self.lora, full: Some(self.full) };
+        names.into_iter().any(|name| trains.touches(name))
     }
 
     fn vision_trains(&self) -> bool {
-        let names = |plan: &LoraPlan| plan.adapters().any(|(name, _)| name.starts_with("model.visual."));
+        let names = |plan: &LoraPlan| {
+            plan.recipe().bias == Bias::All
+                || plan.adapters().any(|(name, _)| name.starts_with("model.visual."))
+        };
         self.lora.is_some_and(names) || self.full.iter().any(|name| name.starts_with("model.visual."))
     }
 

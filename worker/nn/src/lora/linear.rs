@@ -99,6 +99,16 @@ impl<B: ModelBackend> LoraLinear<B> {
         self.adapter.is_none() && self.weight_oi.frozen().as_ref().is_some_and(rounds)
     }
 
+    /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may come
+    /// from notes; its gradient comes by this one, which adds zero.
+    fn beside<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, y_no: Tensor<T, 2>) -> Tensor<T, 2> {
+        let trained = self.bias_o.as_ref().filter(|bias_o| bias_o.trains() && self.adapter.is_some());
+        let Some(bias_o) = trained.map(|bias_o| bias_o.on_tape(params)) else { return y_no };
+        let zero_o = bias_o.clone() - T::lift(T::lower(bias_o));
+        let outputs = y_no.dims()[1];
+        y_no + zero_o.reshape([1, outputs])
+    }
+
     /// `x [n, in]` to `[n, out]`.
     pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
         let [y_no] = forward_all(params, [(self, Keep::Never)], x_ni);
@@ -112,13 +122,18 @@ impl<B: ModelBackend> LoraLinear<B> {
         residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) })
+        let y_no = params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) });
+        self.beside(params, y_no)
     }
 
     fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> NotedLinear<T> {
+        let bias = |bias_o: &BaseWeight<B, 1>| {
+            let bias_o = bias_o.on_tape(params);
+            if self.adapter.is_some() { T::lift(T::lower(bias_o)) } else { bias_o }
+        };
         let layer = LinearLayer {
             w_oi: self.weight_oi.on_tape(params),
-            bias_o: self.bias_o.as_ref().map(|bias_o| bias_o.on_tape(params)),
+            bias_o: self.bias_o.as_ref().map(bias),
             update: self.adapter.map(|adapter| LowRank {
                 a_ri: params.get::<2>(adapter.a_ri),
                 b_or: params.get::<2>(adapter.b_or),
@@ -139,7 +154,13 @@ pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
     layers: [(&LoraLinear<B>, Keep); N],
     x_ni: Tensor<T, 2>,
 ) -> [Tensor<T, 2>; N] {
-    params.noted_linears(x_ni, layers.map(|(layer, keep)| (keep, layer.on_tape(params))))
+    let outputs =
+        params.noted_linears(x_ni, layers.each_ref().map(|(layer, keep)| (*keep, layer.on_tape(params))));
+    let mut layers = layers.into_iter();
+    outputs.map(|y_no| match layers.next() {
+        Some((layer, _)) => layer.beside(params, y_no),
+        None => y_no,
+    })
 }
 
 /// The names that PEFT gives to a module's two matrices.
@@ -155,6 +176,13 @@ pub fn magnitude_key(module: &str) -> String {
 /// The module whose magnitudes these are.
 pub fn module_of_magnitudes(key: &str) -> &str {
     key.trim_start_matches("base_model.model.").trim_end_matches(".lora_magnitude_vector")
+}
+
+/// The name under which PEFT has the bias of a module that trains beside adapters, of an adapted one or
+/// another.
+pub fn bias_key(module: &str, adapted: bool) -> String {
+    let base_layer = if adapted { ".base_layer" } else { "" };
+    format!("base_model.model.{module}{base_layer}.bias")
 }
 
 /// The name under which PEFT has a tensor of a module that it saves whole.

@@ -1,7 +1,8 @@
 //! PEFT directories: `adapter_config.json`, `adapter_model.safetensors` and a `README.md`, read and written.
 //!
 //! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, `.lora_magnitude_vector` with DoRA,
-//! and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
+//! `.base_layer.bias` or `.bias` of biases that trained beside adapters (`bias`), of adapted modules and of
+//! others, and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
 //! spelling of Transformers 5 or the older one, of which the newer is written. The configuration and the
 //! tensors must name the same modules: where PEFT warns and goes on with an adapter that is partly zero, we
 //! stop.
@@ -18,7 +19,7 @@ use serde_json::Value;
 use super::{
     error::LoraError,
     full::TrainedModules,
-    linear::{magnitude_key, peft_keys, saved_key},
+    linear::{bias_key, magnitude_key, peft_keys, saved_key},
     module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
     plan::{AdapterSpec, LoraPlan},
@@ -95,10 +96,11 @@ impl PeftAdapter {
     /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
     pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) -> Result<(), LoraError> {
         for param in layout.params() {
-            let refuse = |problem| Err(LoraError::Setting { field: "modules_to_save".into(), problem });
+            let field = if self.plan.trains_bias(&param.name) { "bias" } else { "modules_to_save" };
+            let refuse = |problem| Err(LoraError::Setting { field: field.into(), problem });
             let tensor = match self.tensors.get(&param.name) {
                 Some(tensor) => tensor,
-                None if self.saved.trains(&param.name) => {
+                None if self.saved.trains(&param.name) || self.plan.trains_bias(&param.name) => {
                     return refuse(format!("the adapter has no tensor `{}`; copy it again", param.name));
                 }
                 None => continue,
@@ -133,7 +135,10 @@ impl Weights<'_> {
                 tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
                 continue;
             }
-            let name = self.newer_spelling(&key, saved)?;
+            let name = match self.bias(&key, plan) {
+                Some(name) => name,
+                None => self.newer_spelling(&key, saved)?,
+            };
             if found.insert(name, view).is_some() {
                 return Err(self.error(format!("tensor `{key}` is there in both spellings")));
             }
@@ -163,7 +168,7 @@ impl Weights<'_> {
         }
         for (name, view) in found {
             // What is left of adapters: those of modules that are saved have names of the checkpoint.
-            if !saved.trains(&name) {
+            if !saved.trains(&name) && !plan.trains_bias(&name) {
                 let problem = format!("tensor `{name}` belongs to a module that {CONFIG} does not target");
                 return Err(self.error(problem));
             }
@@ -178,6 +183,14 @@ impl Weights<'_> {
                 saved_key(&format!("{module}.weight"))
             ))),
         }
+    }
+
+    /// Of a bias that trained beside adapters the checkpoint's own name.
+    fn bias(&self, key: &str, plan: &LoraPlan) -> Option<String> {
+        let module = key.strip_prefix("base_model.model.")?.strip_suffix(".bias")?;
+        let module = module.strip_suffix(".base_layer").unwrap_or(module);
+        let found = self.modules.iter().find(|m| m.name == module || m.old_name == module)?;
+        Some(format!("{}.bias", found.name)).filter(|name| plan.trains_bias(name))
     }
 
     /// `base_model.model.<module>.lora_A.weight` with the module in the newer spelling; of a saved module the
@@ -242,8 +255,8 @@ pub struct AdapterOrigin<'a> {
     pub readme: &'a str,
 }
 
-/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, and as
-/// `modules_to_save` those of the pretrained model that trained in full.
+/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, the biases
+/// that trained beside them, and as `modules_to_save` what of the pretrained model trained in full.
 ///
 /// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a
 /// whole adapter.
@@ -270,7 +283,11 @@ pub fn write_adapter(
         (key, param)
     });
     let whole = || layout.params().iter().filter(|param| param.group == Group::BASE);
-    let params = adapters.chain(whole().map(|param| (saved_key(&param.name), param)));
+    let biases = layout.params().iter().filter(|param| param.group == Group::LORA).filter_map(|param| {
+        let module = param.name.strip_suffix(".bias")?;
+        Some((bias_key(module, plan.adapter(module).is_some()), param))
+    });
+    let params = adapters.chain(biases).chain(whole().map(|param| (saved_key(&param.name), param)));
     let params = params.map(|(key, param)| {
         let bytes: &[u8] = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes)

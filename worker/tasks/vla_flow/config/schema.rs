@@ -31,6 +31,7 @@ impl TaskSettings for VlaSettings {
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", LearnedSince("0.0")),
         ("lora.use_dora", LearnedSince("false")),
+        ("lora.bias", LearnedSince("\"none\"")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", LearnedSince("[]")),
         ("lora.layers_pattern", LearnedSince("[]")),

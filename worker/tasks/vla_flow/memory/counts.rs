@@ -113,7 +113,7 @@ impl Counts {
     }
 }
 
-/// Elements of a model's adapters.
+/// Elements of a model's adapters, and of biases that train beside them.
 pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
     let elements = modules(config).into_iter().filter_map(|module| match module.kind {
         ModuleKind::Linear { inputs, outputs, .. } => plan
@@ -121,7 +121,8 @@ pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
             .map(|adapter| adapter.rank * (inputs + outputs) + if adapter.dora { outputs } else { 0 }),
         _ => None,
     });
-    elements.sum::<usize>() as u64
+    let tensors = frozen_tensors(config).into_iter().filter(|tensor| plan.trains_bias(&tensor.name));
+    (elements.sum::<usize>() + tensors.map(|tensor| tensor.elements).sum::<usize>()) as u64
 }
 
 /// Elements of what trains of a model in full.

@@ -20,8 +20,7 @@ use crate::vla_flow::config as vla_flow;
 use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
-use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig};
-use coxswain_nn::lora::{LoraPlan, TrainedModules};
+use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig, modules::modules};
 
 /// Where in the model features are taken. Ordered by depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,11 +49,9 @@ pub struct Adapted {
 impl Adapted {
     /// From what trains of a model.
     pub fn new(config: &QwenConfig, trains: Trains<'_>) -> Self {
-        let Trains { lora, full } = trains;
-        let names = || {
-            let adapted = lora.into_iter().flat_map(LoraPlan::adapters).map(|(name, _)| name);
-            adapted.chain(full.into_iter().flat_map(TrainedModules::iter))
-        };
+        let modules = modules(config);
+        let touched: Vec<&str> =
+            modules.iter().map(|module| &*module.name).filter(|name| trains.touches(name)).collect();
         let last = config.text.num_layers.saturating_sub(1);
         let layer = |name: &str| {
             let rest = name.strip_prefix("model.language_model.")?;
@@ -63,11 +60,12 @@ impl Adapted {
                 None => (rest == "norm").then_some(last),
             }
         };
-        let mut layers: Vec<usize> = names().filter_map(layer).collect();
+        let mut layers: Vec<usize> = touched.iter().filter_map(|name| layer(name)).collect();
         layers.sort_unstable();
         layers.dedup();
-        let vision = names().find(|name| name.starts_with("model.visual.")).map(str::to_owned);
-        let in_full = full.is_some_and(|full| !full.is_empty());
+        let vision = touched.iter().find(|name| name.starts_with("model.visual."));
+        let vision = vision.map(|name| (*name).to_owned());
+        let in_full = trains.full.is_some_and(|full| !full.is_empty());
         Self { vision, layers, in_full, of_layers: config.text.num_layers }
     }
 

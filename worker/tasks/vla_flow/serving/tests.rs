@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::PolicyResponder;
 use crate::vla_flow::{
     VlaFlow,
-    config::VlaSpec,
+    config::{VlaSettings, VlaSpec},
     data::{Dataset, PolicyFile},
     policy::Policy,
     testing::{
@@ -37,9 +37,13 @@ const WHOLE: [&str; 4] = [
     r"language_model\.norm",
 ];
 
-/// What trains of the model: adapters, whole modules, both.
-fn variants() -> [Run; 3] {
-    [Run::new(), Run::of(None, &WHOLE), Run::of(Some(LORA), &WHOLE)]
+/// What trains of the model: adapters, whole modules, both, all biases.
+fn variants() -> [Run; 4] {
+    let biases = Run::made(&WHOLE, |vla| {
+        let lora = json!({"rank": 2, "alpha": 4.0, "targets": LORA, "bias": "all"});
+        vla.lora = Some(serde_json::from_value(lora).unwrap());
+    });
+    [Run::new(), Run::of(None, &WHOLE), Run::of(Some(LORA), &WHOLE), biases]
 }
 
 /// A run that has left everything, and what it was made of.
@@ -61,6 +65,13 @@ impl Run {
     /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32: with
     /// adapters of these targets, and modules that train in full.
     fn of(targets: Option<&str>, train: &[&str]) -> Self {
+        Self::made(train, |vla| {
+            let lora = targets.map(|targets| json!({"rank": 2, "alpha": 4.0, "targets": targets}));
+            vla.lora = lora.map(|lora| serde_json::from_value(lora).unwrap());
+        })
+    }
+
+    fn made(train: &[&str], change: impl FnOnce(&mut VlaSettings)) -> Self {
         let recording = Recording::default();
         let (data, dir) = (recording.write(), tempfile::tempdir().unwrap());
         let (like, model) = (assets().join("tiny-vla"), dir.path().join("model"));
@@ -68,8 +79,7 @@ impl Run {
         SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 }.write().unwrap();
         let mut spec = recording.spec(data.path());
         spec.vla_mut().model.path = model.display().to_string();
-        let lora = targets.map(|targets| json!({"rank": 2, "alpha": 4.0, "targets": targets}));
-        spec.vla_mut().lora = lora.map(|lora| serde_json::from_value(lora).unwrap());
+        change(&mut spec.vla_mut());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
         let dataset = Dataset::open(&spec).unwrap();
