@@ -73,7 +73,9 @@ pub fn check<B: Tape<Base = B>>(
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
         warnings: samples.warnings(),
-        checkpoint_bytes: (3 + u64::from(spec.optimizer.ema_decay.is_some())) * 4 * layout.len() as u64,
+        checkpoint_bytes: 4
+            * ((2 + u64::from(spec.optimizer.ema_decay.is_some())) * layout.len() as u64
+                + layout.whole_len() as u64),
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })

@@ -78,8 +78,7 @@ pub fn evaluate_run<B: Tape<Base = B>>(
     let Built { objective, layout, .. } = task.build(spec, &*samples, device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));
     let found = store.newest()?;
-    let mut weights = save::read_trainables(&found, &layout)?;
-    init_from::bring(task, spec, &layout, &mut weights)?;
+    let weights = save::read_trainables(&found, &layout)?;
     let trainables = Trainables::new(layout, weights, device);
     let (samples, objective) = (&*samples, &*objective);
     let evaluation = Evaluation { spec, task, samples, objective, trainables: &trainables };

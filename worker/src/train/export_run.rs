@@ -75,11 +75,11 @@ pub fn export_run<B: Tape<Base = B>>(
     let mut light = spec.clone();
     light.memory.offload = Offload::Layers;
     let Built { objective, layout, .. } = task.build(&light, &*samples, device)?;
-    let (mut values, kind) = match job.ema {
-        true => (save::read_average_of(&found, &layout)?, "-ema"),
-        false => (save::read_trainables(&found, &layout)?, ""),
-    };
-    init_from::bring(task, spec, &layout, &mut values)?;
+    let (mut values, mut kind) = (save::read_trainables(&found, &layout)?, "");
+    if job.ema {
+        values.splice(..layout.len(), save::read_average_of(&found, &layout)?);
+        kind = "-ema";
+    }
     let of_step = || run_dir.join(format!("export/{}{kind}", step.checkpoint_dir()));
     let dir = job.out.clone().unwrap_or_else(of_step);
     fs::create_dir_all(&dir).map_err(|source| TrainError::Io {

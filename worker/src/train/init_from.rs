@@ -10,8 +10,9 @@
 //! is refused, tensor by tensor, before anything runs; what is here and not there keeps its drawn value, and
 //! that is said.
 //!
-//! Constants ([`TrainableLayout::constants`]) have no other values than those that are brought. They are in no
-//! checkpoint: whoever builds the model reads them here ([`bring`]), at a resume, too.
+//! Constants ([`TrainableLayout::constants`]) have no other values than those that are brought: every worker
+//! that builds the model reads them here ([`bring`]), at a resume, too. Checkpoints have them all the same, so
+//! that one is all that another run needs.
 //!
 //! What this file does not do: resume. A checkpoint of this run itself goes before all of this.
 

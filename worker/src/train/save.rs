@@ -79,7 +79,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Checkpoint, step)?;
         let found = self.store.open(step.0)?;
         check_origin(&found, self.run.spec, &self.feed.samples.fingerprint().to_string())?;
-        let weights = read_trainables(&found, self.learner.trainables.layout())?;
+        let mut weights = read_trainables(&found, self.learner.trainables.layout())?;
+        // Constants are there since the model was built.
+        weights.truncate(self.learner.trainables.layout().len());
         let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
         let (optimizer, begins) = read_optimizer(empty, &found, &weights)?;
         if begins {
@@ -191,7 +193,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             pulse::allow(self.learner.checkpoint_bytes().0);
             self.learner
                 .trainables
-                .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
+                .lend_whole(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
         }
@@ -310,14 +312,14 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     bytes
 }
 
-/// Reads the flat values of a checkpoint back, by name.
+/// Reads the flat values of a checkpoint back, constants behind them, by name.
 pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
     let path = found.verified(TRAINABLES)?;
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
     let bytes = read_whole(&path)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let mut flat = vec![0.0; layout.len()];
-    for param in layout.params() {
+    let mut flat = vec![0.0; layout.whole_len()];
+    for param in layout.whole() {
         let tensor = tensors.tensor(&param.name).map_err(|_| {
             damaged(format!("{} is missing: was it written with other lora.targets?", param.name))
         })?;

@@ -17,8 +17,8 @@ use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
     TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
-    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, learner::Learner, members::Members,
-    stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
+    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from, learner::Learner,
+    members::Members, stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
