@@ -7,6 +7,7 @@ use std::{collections::HashMap, fs};
 use burn::tensor::{Tensor, TensorData};
 use coxswain_nn::{
     kernels::{AttentionMask, Tape},
+    lora::{Lora, LoraPlan, LoraTargets},
     params::{FlatGrads, TrainableLayout, Trainables},
     recompute::{
         Retention,
@@ -15,7 +16,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 use coxswain_tasks::vla_flow::{
-    expert::{ActionExpert, Conditioning, Draws, ExpertShape, Learning},
+    expert::{ActionExpert, Conditioning, Draws, ExpertShape, Learning, adapters::modules},
     flow::{CleanActions, squared_error},
     sensor::{SensorEncoder, SensorShape},
 };
@@ -24,7 +25,7 @@ use safetensors::SafeTensors;
 use crate::{fixture, relative_error};
 
 /// All cases.
-pub const CASES: [&str; 2] = ["plain", "repeated-sensor-padded"];
+pub const CASES: [&str; 3] = ["plain", "repeated-sensor-padded", "adapted"];
 const GRADIENT_TOLERANCE: f64 = 1e-3;
 
 /// A case: its sizes and its tensors, flat.
@@ -56,6 +57,14 @@ impl Case {
         upload(self.get(name), columns, device)
     }
 
+    fn lora(&self, shape: ExpertShape) -> Option<LoraPlan> {
+        let targets = self.sizes.get("lora_targets")?;
+        let targets = LoraTargets::Suffixes(targets.split(' ').map(str::to_owned).collect());
+        let (rank, alpha) = (self.size("lora_r"), self.size("lora_alpha") as f64);
+        let lora = Lora { rank, alpha, targets, ..Lora::default() };
+        Some(LoraPlan::resolve(&lora, &modules(shape)).unwrap())
+    }
+
     fn register(&self, layout: &mut TrainableLayout) -> (Option<SensorEncoder>, ActionExpert) {
         let width = self.size("width");
         let sensor = (self.size("window") > 0).then(|| {
@@ -78,7 +87,8 @@ impl Case {
             horizon: self.size("horizon"),
             action: self.size("action"),
         };
-        (sensor, ActionExpert::register(layout, shape, Learning::Whole))
+        let lora = self.lora(shape);
+        (sensor, ActionExpert::register(layout, shape, Learning::of(lora.is_none(), lora.as_ref())))
     }
 }
 
@@ -100,7 +110,7 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     let mut layout = TrainableLayout::default();
     let (sensor, expert) = case.register(&mut layout);
     let values =
-        layout.params().iter().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
+        layout.whole().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
     let trainables = Trainables::<B>::new(layout.clone(), values, device);
     let check = |what: &str, ours: &[f32], tolerance: f64| {
         let error = relative_error(&doubles(ours), &doubles(case.get(what)));

@@ -59,7 +59,7 @@ impl Trains<'_> {
         self.lora.filter(|plan| plan.trains_bias(tensor)).map(|_| Group::LORA)
     }
 
-    /// Whether anything of a module trains, its adapter included.
+    /// Whether anything of a linear layer trains, its adapter included.
     pub fn touches(&self, module: &str) -> bool {
         let adapted = |plan: &LoraPlan| {
             plan.adapter(module).is_some() || has_bias(module) && plan.trains_bias(&format!("{module}.bias"))

@@ -13,7 +13,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
-use super::{EXPERT, config::VlaSettings};
+use super::{EXPERT, config::VlaSettings, expert::adapters::Split};
 
 const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Beside each other in a run's results.
@@ -57,7 +57,8 @@ fn read_adapter(spec: &RunSpec, dir: &Path) -> Result<Vec<StoredTensor>, TaskErr
     let config = QwenConfig::read(Path::new(&vla.model.path)).map_err(TaskError::bad_input)?;
     let modules = modules(&config);
     let adapter = PeftAdapter::read(dir, &modules).map_err(TaskError::bad_input)?;
-    if let Some(lora) = &vla.lora {
+    let lora = Split::of(&vla, &modules).map_err(TaskError::bad_input)?.model;
+    if let Some(lora) = &lora {
         let ours = LoraPlan::resolve(lora, &modules).map_err(TaskError::bad_input)?;
         let rescaled = adapter.plan().adapters().find_map(|(name, theirs)| {
             let ours = ours.adapter(name).filter(|ours| ours.rank == theirs.rank)?;

@@ -5,7 +5,7 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::plan::LoraPlan;
+use super::plan::{AdapterSpec, LoraPlan};
 use crate::{
     kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, dropout::module_word},
     params::{
@@ -40,18 +40,57 @@ impl Adapter {
     ) -> Option<Self> {
         let plan = plan?;
         let spec = plan.adapter(module)?;
+        let place = Place { group: Group::LORA, keys: peft_keys(module), features: [inputs, outputs] };
+        let mut adapter = place.register(spec, layout);
+        adapter.magnitude_o = spec
+            .dora
+            .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms));
+        Some(Self { module: module_word(module), dropout: plan.recipe().dropout, ..adapter })
+    }
+
+    /// The same for a linear that is not the pretrained model's: in a group of its own, under its own name.
+    /// Such adapters drop nothing and have no magnitudes.
+    pub fn register_in(
+        group: Group,
+        module: &str,
+        features: [usize; 2],
+        plan: Option<&LoraPlan>,
+        layout: &mut TrainableLayout,
+    ) -> Option<Self> {
+        let spec = plan?.adapter(module)?;
+        Some(Place { group, keys: matrix_keys(module), features }.register(spec, layout))
+    }
+
+    /// The update on a tape.
+    pub fn update<T: Tape>(&self, params: &ParamScope<'_, T>) -> LowRank<T> {
+        LowRank {
+            a_ri: params.get::<2>(self.a_ri),
+            b_or: params.get::<2>(self.b_or),
+            scale: self.scale,
+            dropout: self.dropout(params),
+        }
+    }
+}
+
+/// Where an adapter's two matrices come to be.
+struct Place {
+    group: Group,
+    keys: [String; 2],
+    features: [usize; 2],
+}
+
+impl Place {
+    fn register(self, spec: &AdapterSpec, layout: &mut TrainableLayout) -> Adapter {
+        let Self { group, keys: [a, b], features: [inputs, outputs] } = self;
         let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
-        let [a, b] = peft_keys(module);
-        Some(Self {
-            a_ri: layout.add(a, &[spec.rank, inputs], Group::LORA, true, init),
-            b_or: layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros),
-            magnitude_o: spec
-                .dora
-                .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms)),
+        Adapter {
+            a_ri: layout.add(a, &[spec.rank, inputs], group, true, init),
+            b_or: layout.add(b, &[outputs, spec.rank], group, true, Init::Zeros),
+            magnitude_o: None,
             scale: spec.scale,
-            module: module_word(module),
-            dropout: plan.recipe().dropout,
-        })
+            module: 0,
+            dropout: 0.0,
+        }
     }
 }
 
@@ -134,12 +173,7 @@ impl<B: ModelBackend> LoraLinear<B> {
         let layer = LinearLayer {
             w_oi: self.weight_oi.on_tape(params),
             bias_o: self.bias_o.as_ref().map(bias),
-            update: self.adapter.map(|adapter| LowRank {
-                a_ri: params.get::<2>(adapter.a_ri),
-                b_or: params.get::<2>(adapter.b_or),
-                scale: adapter.scale,
-                dropout: adapter.dropout(params),
-            }),
+            update: self.adapter.map(|adapter| adapter.update(params)),
         };
         let magnitude_o = self.adapter.and_then(|adapter| adapter.magnitude_o);
         let magnitude_o = magnitude_o.map(|id| params.get::<1>(id));
@@ -165,7 +199,12 @@ pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
 
 /// The names that PEFT gives to a module's two matrices.
 pub fn peft_keys(module: &str) -> [String; 2] {
-    ["A", "B"].map(|matrix| format!("base_model.model.{module}.lora_{matrix}.weight"))
+    matrix_keys(&format!("base_model.model.{module}"))
+}
+
+/// The names of a module's two matrices, where PEFT's prefix is not.
+pub fn matrix_keys(module: &str) -> [String; 2] {
+    ["A", "B"].map(|matrix| format!("{module}.lora_{matrix}.weight"))
 }
 
 /// The name that PEFT gives to a module's magnitudes (DoRA).

@@ -125,7 +125,8 @@ impl LoraPlan {
         let Some(module) = tensor.strip_suffix(".bias") else { return false };
         match self.recipe.bias {
             Bias::None => false,
-            Bias::All => true,
+            // Not those of what is around the pretrained model.
+            Bias::All => module.starts_with("model."),
             Bias::LoraOnly => self.adapters.contains_key(module),
         }
     }

@@ -97,6 +97,12 @@ impl DitBlock {
         }
     }
 
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        let Self { ada, query, key, value, output, mlp_in, mlp_out, .. } = self;
+        [ada, query, key, value, output, mlp_in, mlp_out].into_iter().any(Dense::trains)
+    }
+
     /// Whether the block reads the hidden states.
     pub fn is_cross(&self) -> bool {
         self.cross

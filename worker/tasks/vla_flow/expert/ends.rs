@@ -53,6 +53,11 @@ impl TimeEmbedding {
             second: dense("time.out", DenseShape::xavier(shape.width, shape.width)),
         }
     }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        self.first.trains() || self.second.trains()
+    }
 }
 
 /// The time embedding of one micro-batch, as a segment without inputs.
@@ -85,6 +90,12 @@ impl TokenEmbedding {
         let positions =
             registrar.tensor("positions", &[shape.tokens(), shape.width], Init::Normal(SMALL));
         Self { state, action, positions }
+    }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        let positions = matches!(self.positions, ParamId::Trained(_));
+        self.state.trains() || self.action.trains() || positions
     }
 }
 

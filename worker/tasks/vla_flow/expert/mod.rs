@@ -19,9 +19,11 @@
 //! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
 //! module does not do: draw noise or compute a loss (`flow`), or know where hidden states come from.
 //!
-//! An expert that does not train ([`Learning::Nothing`]) is made of constants. Gradients pass through it to
-//! the hidden states and the sensor tokens, as far as somebody wants them, and stop there.
+//! An expert that is brought ([`Learning::Nothing`], [`Learning::Adapters`]) is made of constants. Gradients
+//! pass through it to its adapters, the hidden states and the sensor tokens, as far as there are some that
+//! want them, and stop there.
 
+pub mod adapters;
 mod block;
 mod ends;
 mod registrar;
@@ -54,7 +56,6 @@ use coxswain_nn::{
 #[derive(Clone, Debug)]
 pub struct ActionExpert {
     shape: ExpertShape,
-    learning: Learning,
     time: TimeEmbedding,
     tokens: TokenEmbedding,
     blocks: Vec<DitBlock>,
@@ -102,12 +103,11 @@ pub struct ExpertGradient<B: Tape<Base = B>> {
 
 impl ActionExpert {
     /// Registers all parameters under `expert.…`. `heads` must divide `width`.
-    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape, learning: Learning) -> Self {
+    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape, learning: Learning<'_>) -> Self {
         assert!(shape.width.is_multiple_of(shape.heads.max(1)), "checked with the run spec");
         let registrar = &mut Registrar { layout, learning };
         Self {
             shape,
-            learning,
             time: TimeEmbedding::register(registrar, &shape),
             tokens: TokenEmbedding::register(registrar, &shape),
             blocks: (0..shape.layers).map(|index| DitBlock::register(registrar, &shape, index)).collect(),
@@ -129,23 +129,29 @@ impl ActionExpert {
         draws: Draws<'_, B>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
         let rows = self.rows(&conditioning, &draws);
-        let learns = self.learning != Learning::Nothing;
         let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
         let token_segment = self.token_segment(&rows, &conditioning, &draws);
-        let tokens_train = learns || conditioning.sensor.as_ref().is_some_and(|sensor| sensor.tracked);
+        let sensor_trains = conditioning.sensor.as_ref().is_some_and(|sensor| sensor.tracked);
+        let tokens_train = sensor_trains || self.tokens.trains();
         let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
-        let trains = learns || conditioning.hidden.tracked;
-        let layer = |block| DitLayer { block, rows: rows.clone(), trains };
-        let cond = Input { value: time.output(), tracked: learns };
+        let cond = Input { value: time.output(), tracked: self.time.trains() };
+        let sides_train = cond.tracked || conditioning.hidden.tracked;
+        let layer = |block: &'a DitBlock| DitLayer {
+            block,
+            rows: rows.clone(),
+            trains: sides_train || block.trains(),
+        };
+        let layers: Vec<_> = self.blocks.iter().map(layer).collect();
+        let below_head = tokens_train || layers.iter().any(|layer| layer.trains);
         let tower = Tower {
-            layers: self.blocks.iter().map(layer).collect::<Vec<_>>(),
+            layers,
             trainables,
             retention,
             sides: vec![cond.clone(), conditioning.hidden],
             dropout: None,
         };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
-        let head_inputs = vec![Input { value: x_nd, tracked: trains || tokens_train }, cond];
+        let head_inputs = vec![Input { value: x_nd, tracked: below_head }, cond];
         let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
         (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
     }
@@ -158,11 +164,12 @@ impl ActionExpert {
     ) -> ExpertGradient<B> {
         let ExpertTrace { time, tokens, tower, blocks, head } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();
-        // Nothing trains in an expert that is brought, nor below it.
-        let Some(dx_nd) = of_head.next().flatten() else {
+        let of_tokens = of_head.next().flatten();
+        let head_cond = of_head.next().flatten();
+        let Some(dx_nd) = of_tokens else {
+            // Nothing trains below the head of an expert that is brought.
             return ExpertGradient { hidden: None, sensor: None };
         };
-        let head_cond = of_head.next().flatten();
         let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
         let mut sides = of_tower.sides.into_iter();
         let cond_md = match (sides.next().flatten(), head_cond) {

@@ -1,35 +1,53 @@
-//! How an expert's tensors come into the layout: as trainables, or as constants that are brought.
+//! How an expert's tensors come into the layout: as trainables, or as constants that are brought, with or
+//! without adapters.
 
 use coxswain_nn::{
     dense::{Dense, DenseShape},
+    lora::LoraPlan,
     params::{Init, ParamId, TrainableLayout},
 };
 
 use crate::vla_flow::EXPERT;
 
-/// Whether an expert trains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Learning {
+/// What trains of an expert.
+#[derive(Clone, Copy, Debug)]
+pub enum Learning<'a> {
     /// All of it.
     Whole,
-    /// Nothing: it is brought (`train.init_from`) and stays what it is.
+    /// Low-rank adapters of these linears; the expert itself is brought (`train.init_from`) and stays what it
+    /// is.
+    Adapters(&'a LoraPlan),
+    /// Nothing of one that is brought.
     Nothing,
+}
+
+impl<'a> Learning<'a> {
+    /// Of an expert that trains, or of one that is brought, with these adapters.
+    pub fn of(train: bool, adapters: Option<&'a LoraPlan>) -> Self {
+        match adapters {
+            _ if train => Self::Whole,
+            Some(plan) => Self::Adapters(plan),
+            None => Self::Nothing,
+        }
+    }
 }
 
 /// Registers an expert's tensors.
 pub(super) struct Registrar<'l> {
     pub layout: &'l mut TrainableLayout,
-    pub learning: Learning,
+    pub learning: Learning<'l>,
 }
 
 impl Registrar<'_> {
     /// `expert.{name}`, a linear layer.
     pub fn dense(&mut self, name: &str, shape: DenseShape) -> Dense {
         let name = format!("expert.{name}");
-        match self.learning {
-            Learning::Whole => Dense::register(self.layout, EXPERT, &name, shape),
-            Learning::Nothing => Dense::register_constant(self.layout, EXPERT, &name, shape),
-        }
+        let plan = match self.learning {
+            Learning::Whole => return Dense::register(self.layout, EXPERT, &name, shape),
+            Learning::Adapters(plan) => Some(plan),
+            Learning::Nothing => None,
+        };
+        Dense::register_constant(self.layout, EXPERT, &name, shape, plan)
     }
 
     /// `expert.{name}`, a tensor without weight decay.
@@ -37,7 +55,7 @@ impl Registrar<'_> {
         let name = format!("expert.{name}");
         match self.learning {
             Learning::Whole => self.layout.add(name, shape, EXPERT, false, init),
-            Learning::Nothing => self.layout.add_constant(name, shape, EXPERT),
+            Learning::Adapters(_) | Learning::Nothing => self.layout.add_constant(name, shape, EXPERT),
         }
     }
 }

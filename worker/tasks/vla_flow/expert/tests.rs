@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use coxswain_nn::{
+    lora::{Lora, LoraPlan, LoraTargets},
     params::FlatGrads,
     rng::{Key, Purpose},
 };
@@ -206,6 +207,72 @@ fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
     let (velocity, trace) = frozen.expert.forward(&frozen.trainables, PLAIN, seen, draws);
     let gradient = ActionExpert::backward(trace, velocity, &mut FlatGrads::new(0));
     assert!(gradient.hidden.is_none() && gradient.sensor.is_none(), "nobody wants one");
+}
+
+/// The same expert with adapters that have learned something.
+fn adapted() -> (Toy, LoraPlan) {
+    let targets = ["attn.q", "attn.v", "1.attn.o", "mlp.out", "ada", "state", "time.out", "final.out"];
+    let targets = LoraTargets::Suffixes(targets.map(str::to_owned).into());
+    let lora = Lora { rank: 2, alpha: 3.0, targets, ..Lora::default() };
+    let plan = LoraPlan::resolve(&lora, &adapters::modules(SHAPE)).expect("an expert has these");
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Adapters(&plan));
+    let learned = values(random(1, layout.len(), 77)).into_iter().map(|v| 0.3 * v);
+    let all = learned.chain(Toy::new().trainables.to_vec()).collect();
+    (Toy { expert, trainables: Trainables::new(layout, all, &Default::default()) }, plan)
+}
+
+#[test]
+fn adapters_of_an_expert_train_alone_and_alike_in_every_mode() {
+    let (toy, _) = adapted();
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let run = |recompute| toy.run(0..3, 0..2, Retention { recompute, activations });
+        let unchecked = run(Recompute::None);
+        for param in toy.trainables.layout().params() {
+            assert!(unchecked.params[param.range()].iter().any(|&g| g.abs() > 1e-6), "{}", param.name);
+        }
+        for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
+            assert_eq!(run(mode), unchecked, "{mode:?}, {activations:?}");
+        }
+    }
+}
+
+#[test]
+fn an_expert_with_adapters_is_the_one_they_are_merged_into() {
+    let (mut toy, plan) = adapted();
+    let ours = toy.run(0..3, 0..2, PLAIN);
+    let merged = toy.trainables.lend_whole(|layout, all| {
+        let merged = adapters::merged(&plan, layout, all);
+        merged[layout.len()..].to_vec()
+    });
+    let whole = Toy::new();
+    let layout = whole.trainables.layout().clone();
+    assert_ne!(merged, whole.trainables.to_vec());
+    let merged = Toy { trainables: Trainables::new(layout, merged, &Default::default()), ..whole };
+    let theirs = merged.run(0..3, 0..2, PLAIN);
+    assert!(close(&ours.velocity, &theirs.velocity) && close(&ours.hidden, &theirs.hidden));
+}
+
+#[test]
+fn gradients_of_adapters_are_derivatives() {
+    let (mut toy, _) = adapted();
+    let outcome = toy.run(0..1, 0..1, PLAIN);
+    let norm = outcome.params.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+    let all = toy.trainables.lend_whole(|_, all| all.to_vec());
+    let at = |shift: f64| {
+        let moved = all.iter().zip(outcome.params.iter().chain(std::iter::repeat(&0.0)));
+        let moved = moved.map(|(v, g)| v + (shift / norm * f64::from(*g)) as f32).collect();
+        let layout = toy.trainables.layout().clone();
+        let moved = Toy {
+            expert: toy.expert.clone(),
+            trainables: Trainables::new(layout, moved, &Default::default()),
+        };
+        let seed = values(random(SHAPE.horizon, SHAPE.action, 2000));
+        let velocity = moved.run(0..1, 0..1, PLAIN).velocity;
+        velocity.iter().zip(seed).map(|(v, d)| f64::from(v * d)).sum::<f64>()
+    };
+    let slope = (at(1e-3) - at(-1e-3)) / 2e-3;
+    assert!((slope - norm).abs() <= 1e-2 * norm, "{slope} for {norm}");
 }
 
 proptest! {

@@ -24,6 +24,7 @@ use super::counts::Counts;
 use crate::vla_flow::{
     config::VlaSettings,
     data::Outline,
+    expert::adapters::Split,
     policy::{PolicyError, StepError, Tap},
 };
 
@@ -109,7 +110,8 @@ impl Subject {
         change(&mut subject.spec);
         subject.vla = VlaSettings::of(&subject.spec)?;
         let modules = modules(&subject.config);
-        let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let split = Split::of(&subject.vla, &modules).map_err(ModelError::from)?;
+        let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
         let full = TrainedModules::resolve(&subject.vla.model.train, &modules, subject.lora.as_ref());
         let full = full.map_err(ModelError::from)?;

@@ -19,7 +19,7 @@ use coxswain_nn::{
 use crate::vla_flow::{
     EXPERT, SENSOR,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
+    expert::{ActionExpert, ExpertShape, Learning, adapters::Split},
     sensor::{SensorEncoder, SensorShape},
 };
 
@@ -144,6 +144,8 @@ fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings
         SensorEncoder::register(layout, shape);
     }
     let shape = ExpertShape::of(vla, config.text.hidden_size, dims);
-    let learning = if vla.expert.train { Learning::Whole } else { Learning::Nothing };
+    // Targets that mean nothing were refused before anything is counted.
+    let split = Split::of(vla, &modules(config)).unwrap_or_default();
+    let learning = Learning::of(vla.expert.train, split.expert.as_ref());
     ActionExpert::register(layout, shape, learning);
 }

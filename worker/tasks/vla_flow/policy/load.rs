@@ -13,13 +13,14 @@ use super::{
 };
 use crate::vla_flow::{
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
+    expert::{ActionExpert, ExpertShape, Learning, adapters::Split},
     sensor::{SensorEncoder, SensorShape},
 };
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, Tuned},
     config::QwenConfig,
+    error::ModelError,
     modules::modules,
 };
 use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
@@ -40,7 +41,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        let split = Split::of(&vla, &modules).map_err(ModelError::from)?;
+        let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
         let streamed = spec.memory.offload == Offload::Layers;
@@ -57,7 +59,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             SensorEncoder::register(&mut layout, shape)
         });
         let shape = ExpertShape::of(&vla, model.config.text.hidden_size, dims);
-        let learning = if vla.expert.train { Learning::Whole } else { Learning::Nothing };
+        let learning = Learning::of(vla.expert.train, split.expert.as_ref());
         let expert = ActionExpert::register(&mut layout, shape, learning);
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, vla.model.weights_dtype)?;
         let settings = Settings {
@@ -75,8 +77,20 @@ impl<B: Tape<Base = B>> Policy<B> {
         let lora = adapters.map(|Adapters { plan, .. }| plan);
         let source = Source { dir: dir.into(), dtype: vla.model.weights_dtype };
         let device = device.clone();
-        let policy =
-            Self { model, lora, full, sensor, expert, tap, source, streamed, dims, settings, device };
+        let policy = Self {
+            model,
+            lora,
+            full,
+            sensor,
+            expert,
+            expert_lora: split.expert,
+            tap,
+            source,
+            streamed,
+            dims,
+            settings,
+            device,
+        };
         Ok((policy, layout, values))
     }
 
@@ -85,7 +99,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let vla = VlaSettings::of(spec)?;
         let dir = Path::new(&vla.model.path);
         let modules = modules(&QwenConfig::read(dir)?);
-        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        let lora = Split::of(&vla, &modules).map_err(ModelError::from)?.model;
+        let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         Ok(tuned.initial_values::<B>(spec.run.seed, layout, dir, vla.model.weights_dtype)?)
     }
 }

@@ -27,6 +27,8 @@ pub struct Policy<B: Tape<Base = B>> {
     pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
     pub(super) expert: ActionExpert,
+    /// Adapters of an expert that is brought.
+    pub(super) expert_lora: Option<LoraPlan>,
     pub(super) tap: Option<Tap>,
     pub(super) source: Source,
     /// Whether the blocks of both towers are read when they run.
@@ -72,6 +74,11 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// Its adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
+    }
+
+    /// The adapters of its expert, if that has any.
+    pub fn expert_lora(&self) -> Option<&LoraPlan> {
+        self.expert_lora.as_ref()
     }
 
     /// What of the vision-language model trains in full.

@@ -21,6 +21,7 @@ use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
 use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig, modules::modules};
+use coxswain_nn::lora::{Module, ModuleKind};
 
 /// Where in the model features are taken. Ordered by depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,8 +51,11 @@ impl Adapted {
     /// From what trains of a model.
     pub fn new(config: &QwenConfig, trains: Trains<'_>) -> Self {
         let modules = modules(config);
-        let touched: Vec<&str> =
-            modules.iter().map(|module| &*module.name).filter(|name| trains.touches(name)).collect();
+        let trained = |module: &&Module| match module.kind {
+            ModuleKind::Linear { .. } => trains.touches(&module.name),
+            _ => trains.full.is_some_and(|full| full.contains(&module.name)),
+        };
+        let touched: Vec<&str> = modules.iter().filter(trained).map(|module| &*module.name).collect();
         let last = config.text.num_layers.saturating_sub(1);
         let layer = |name: &str| {
             let rest = name.strip_prefix("model.language_model.")?;
