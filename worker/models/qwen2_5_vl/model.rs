@@ -18,7 +18,7 @@ use super::{
 };
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, precision},
-    lora::{LoraLinear, LoraPlan, TrainedModules},
+    lora::{Adapter, LoraLinear, LoraPlan, TrainedModules},
     params::{Group, ParamScope, TrainableLayout},
 };
 
@@ -149,6 +149,11 @@ impl<B: ModelBackend> QwenVl<B> {
     /// The head's frozen weight, `[vocab, d]`; none if the model was loaded without its head.
     pub fn head_weight(&self) -> Option<Tensor<B, 2>> {
         self.head.as_ref().and_then(LoraLinear::weight)
+    }
+
+    /// The head's adapter, if it has one.
+    pub fn head_adapter(&self) -> Option<&Adapter> {
+        self.head.as_ref().and_then(LoraLinear::adapter)
     }
 
     fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {

@@ -11,8 +11,8 @@
 //! that is said.
 //!
 //! Constants ([`TrainableLayout::constants`]) have no other values than those that are brought: every worker
-//! that builds the model reads them here ([`bring`]), at a resume, too. Checkpoints have them all the same, so
-//! that one is all that another run needs.
+//! that builds the model reads them here ([`bring`]), at a resume, too. Checkpoints have them all the same:
+//! one is all that another run needs.
 //!
 //! What this file does not do: resume. A checkpoint of this run itself goes before all of this.
 

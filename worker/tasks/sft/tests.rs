@@ -126,6 +126,40 @@ fn a_batch_in_parts_has_the_same_answers_and_gradients_up_to_rounding() {
 fn gradients_are_derivatives() {
     are_derivatives(&Fixture::new(&[("lora.targets", json!("all-linear"))]));
     are_derivatives(&Fixture::new(&whole_modules()));
+    are_derivatives(&Fixture::new(&[("lora.targets", json!(["q_proj", "lm_head"]))]));
+}
+
+#[test]
+fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
+    let head = ("lora.targets", json!(["lm_head"]));
+    let alone = Fixture::new(std::slice::from_ref(&head));
+    let names: Vec<_> =
+        alone.trainables.layout().params().iter().map(|param| param.name.clone()).collect();
+    let of_head = ["A", "B"].map(|matrix| format!("base_model.model.lm_head.lora_{matrix}.weight"));
+    assert_eq!(names, of_head);
+    let (loss, gradients) = alone.run(&[0, 1]);
+    assert!(gradients.iter().any(|gradient| *gradient != 0.0));
+    assert!(alone.objective.modules(alone.trainables.layout()).iter().any(|row| row.module == "head.lora"));
+    let dropping = Fixture::new(&[head.clone(), ("lora.dropout", json!(0.5))]);
+    let (dropped, _) = dropping.run(&[0, 1]);
+    assert_ne!(dropped.loss_sum, loss.loss_sum);
+    let parts = [&[0][..], &[1]].map(|part| dropping.run(part).0.loss_sum);
+    assert!((parts.iter().sum::<f64>() - dropped.loss_sum).abs() < 1e-5 * loss.loss_sum);
+
+    let spec = spec(&assets().join("shapes/chats.jsonl"), &[head, ("lora.use_dora", json!(true))]);
+    let samples = Chats::open(&spec).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let message = built.err().expect("refused").to_string();
+    assert!(message.contains("lm_head") && message.contains("use_dora"), "{message}");
+    // The head of this model is its embedding table.
+    let dir = tempfile::tempdir().expect("a directory");
+    let merged = alone.objective.export_merged(
+        &dir.path().join("merged"),
+        alone.trainables.layout(),
+        &alone.values,
+    );
+    let message = merged.expect("there is an adapter").expect_err("refused").to_string();
+    assert!(message.contains("tie_word_embeddings"), "{message}");
 }
 
 #[test]

@@ -37,6 +37,11 @@ impl<B: Backend> DropoutRows<B> {
         rows
     }
 
+    /// Some of these rows, in this order.
+    pub fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
+        Self { words: rows.map(|row| self.words[row]).collect(), on_device: None }
+    }
+
     /// The same rows on another backend, whose tensors `change` makes.
     pub(super) fn changed<C: Backend>(
         self,

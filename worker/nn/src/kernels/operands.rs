@@ -36,6 +36,15 @@ pub struct LowRank<B: Backend> {
 }
 
 impl<B: Backend> LowRank<B> {
+    /// The same for so many rows of its input from `first` on.
+    pub fn of_rows(&self, first: usize, count: usize) -> Self {
+        let dropout = self.dropout.as_ref().map(|dropout| Dropout {
+            rows: dropout.rows.select(first..first + count),
+            ..dropout.clone()
+        });
+        Self { dropout, ..self.clone() }
+    }
+
     /// The input of `a`.
     pub fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         match &self.dropout {

@@ -61,6 +61,11 @@ impl Adapter {
         Some(Place { group, keys: matrix_keys(module), features }.register(spec, layout))
     }
 
+    /// Its two matrices in the layout.
+    pub fn matrices(&self) -> [ParamId; 2] {
+        [self.a_ri, self.b_or]
+    }
+
     /// The update on a tape.
     pub fn update<T: Tape>(&self, params: &ParamScope<'_, T>) -> LowRank<T> {
         LowRank {
@@ -125,6 +130,11 @@ impl<B: ModelBackend> LoraLinear<B> {
         self.weight_oi.frozen()
     }
 
+    /// Its adapter, if it has one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.adapter.is_some()
@@ -138,8 +148,8 @@ impl<B: ModelBackend> LoraLinear<B> {
         self.adapter.is_none() && self.weight_oi.frozen().as_ref().is_some_and(rounds)
     }
 
-    /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may come
-    /// from notes; its gradient comes by this one, which adds zero.
+    /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may
+    /// come from notes; its gradient comes by this one, which adds zero.
     fn beside<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, y_no: Tensor<T, 2>) -> Tensor<T, 2> {
         let trained = self.bias_o.as_ref().filter(|bias_o| bias_o.trains() && self.adapter.is_some());
         let Some(bias_o) = trained.map(|bias_o| bias_o.on_tape(params)) else { return y_no };

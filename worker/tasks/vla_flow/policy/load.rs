@@ -18,7 +18,7 @@ use crate::vla_flow::{
 };
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
-    adapters::{Adapters, Tuned},
+    adapters::{Adapters, HeadAdapter, Tuned},
     config::QwenConfig,
     error::ModelError,
     modules::modules,
@@ -26,7 +26,8 @@ use coxswain_models::qwen2_5_vl::{
 use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
 
 /// Why the LM head takes no adapter.
-const HEAD_IS_UNUSED: &str = "which the action loss does not reach, so it would never train";
+const HEAD_IS_UNUSED: HeadAdapter =
+    HeadAdapter::Refused("which the action loss does not reach, so it would never train");
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout

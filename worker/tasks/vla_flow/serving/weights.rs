@@ -14,13 +14,9 @@ use crate::vla_flow::{
     objective::{ADAPTER_DIR, GROUPS},
 };
 
-/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all of
-/// it, adapters merged.
-pub fn with_adapter_of(
-    spec: &RunSpec,
-    mut settings: VlaSettings,
-    dir: &Path,
-) -> Result<RunSpec, TaskError> {
+/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all
+/// of it, adapters merged.
+pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> Result<RunSpec, TaskError> {
     let mut spec = spec.clone();
     if !settings.expert.train {
         let config = QwenConfig::read(Path::new(&settings.model.path)).map_err(TaskError::bad_input)?;
