@@ -88,6 +88,16 @@ class Expert:
     ``expert.final.ada``                    condition to (shift, scale): the other order than in blocks
     ``expert.final.out``                    the last h tokens to velocities
     ======================================  ===================================================================================
+
+    What a run may have had beside, by the tensors that are there:
+
+    ======================================  ===================================================================================
+    ``expert.state.{in,out}``               instead of ``expert.state``: two layers with a ReLU
+    ``expert.action_time.{in,out}``         each action token with sinusoids of the flow time, two layers with a SiLU
+    ``expert.future [n, d]``                learned tokens between the state's and the actions', without positions
+    ``expert.features.{weight,bias}``       gain and bias of a layer norm on the hidden states
+    ``expert.decoder.{in,out}``             behind ``expert.final.out``: two layers with a ReLU
+    ======================================  ===================================================================================
     """
 
     def __init__(self, weights: Weights, heads: int, horizon: int) -> None:
@@ -98,26 +108,50 @@ class Expert:
         """``noisy [b, h, a]`` to velocities of the same shape."""
         w = self.weights
         condition = F.silu(w.linear("expert.time.out", F.silu(w.linear("expert.time.in", sinusoids(time, noisy.device)))))
-        tokens = [w.linear("expert.state", seen.state)[:, None]]
+        tokens = [self.state(seen.state)[:, None]]
         if seen.sensor is not None:
             tokens.append(seen.sensor)
-        x = torch.cat([*tokens, w.linear("expert.action", noisy)], 1) + w["expert.positions"]
+        x = torch.cat([*tokens, self.actions(noisy, time)], 1) + w["expert.positions"]
+        if "expert.future" in w.tensors:
+            future = w["expert.future"].expand(len(x), -1, -1)
+            x = torch.cat([x[:, : -self.horizon], future, x[:, -self.horizon :]], 1)
+        hidden = seen.hidden
+        if "expert.features.weight" in w.tensors:
+            hidden = F.layer_norm(hidden, hidden.shape[-1:], w["expert.features.weight"], w["expert.features.bias"], 1e-5)
         for index in range(self.layers):
-            x = self.block(index, x, condition, seen)
+            x = self.block(index, x, condition, hidden, seen.mask)
         shift, scale = w.linear("expert.final.ada", condition).chunk(2, -1)
         x = F.layer_norm(x[:, -self.horizon :], x.shape[-1:], eps=1e-6) * (1 + scale) + shift
-        return w.linear("expert.final.out", x)
+        velocity = w.linear("expert.final.out", x)
+        if "expert.decoder.in.weight" in w.tensors:
+            velocity = w.linear("expert.decoder.out", F.relu(w.linear("expert.decoder.in", velocity)))
+        return velocity
 
-    def block(self, index: int, x: Tensor, condition: Tensor, seen: Seen) -> Tensor:
+    def state(self, state: Tensor) -> Tensor:
+        if "expert.state.weight" in self.weights.tensors:
+            return self.weights.linear("expert.state", state)
+        return self.weights.linear("expert.state.out", F.relu(self.weights.linear("expert.state.in", state)))
+
+    def actions(self, noisy: Tensor, time: float) -> Tensor:
+        tokens = self.weights.linear("expert.action", noisy)
+        if "expert.action_time.in.weight" not in self.weights.tensors:
+            return tokens
+        half = tokens.shape[-1] // 2
+        angle = 1000 * time * torch.exp(-math.log(10_000) * torch.arange(half, dtype=torch.float64) / half)
+        mixed = torch.cat([angle.sin(), angle.cos()]).float().to(tokens.device).expand_as(tokens)
+        mixed = F.silu(self.weights.linear("expert.action_time.in", torch.cat([tokens, mixed], -1)))
+        return self.weights.linear("expert.action_time.out", mixed)
+
+    def block(self, index: int, x: Tensor, condition: Tensor, hidden: Tensor, attended: Tensor) -> Tensor:
         w, at, cross = self.weights, f"expert.blocks.{index}", index % 2 == 0
         scale, shift = w.linear(f"{at}.ada", condition).chunk(2, -1)
         y = F.layer_norm(x, x.shape[-1:], eps=1e-5) * (1 + scale) + shift
-        source = seen.hidden if cross else y
+        source = hidden if cross else y
 
         def by_head(name: str, x: Tensor) -> Tensor:
             return w.linear(f"{at}.attn.{name}", x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        mask = seen.mask if cross else None
+        mask = attended if cross else None
         mixed = F.scaled_dot_product_attention(by_head("q", y), by_head("k", source), by_head("v", source), attn_mask=mask)
         x = x + w.linear(f"{at}.attn.o", mixed.transpose(1, 2).flatten(2))
         return x + w.mlp(f"{at}.mlp.in", f"{at}.mlp.out", F.layer_norm(x, x.shape[-1:], eps=1e-5))

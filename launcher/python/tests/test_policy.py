@@ -27,7 +27,7 @@ def fixture(name: str) -> tuple[dict[str, int], dict[str, torch.Tensor], coxswai
 
 class Definition(unittest.TestCase):
     def test_expert_and_sensor_are_those_of_the_definition(self) -> None:
-        for name in ("plain", "repeated-sensor-padded"):
+        for name in ("plain", "repeated-sensor-padded", "of-the-field"):
             sizes, tensors, weights = fixture(name)
             expert = coxswain_policy.Expert(weights, sizes["heads"], sizes["horizon"])
             self.assertEqual(expert.layers, sizes["layers"])

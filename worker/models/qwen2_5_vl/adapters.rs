@@ -10,7 +10,7 @@ use coxswain_nn::{
     pulse,
 };
 
-use super::{checkpoint::Checkpoint, error::ModelError, model::Trains};
+use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
 
 /// Whether a task's LM head takes an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::{cell::Cell, sync::Arc};
 use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_nn::dtypes::WeightsDtype;
 
-use super::{checkpoint::Checkpoint, error::ModelError, model::Trains};
+use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
 use coxswain_nn::{
     kernels::ModelBackend,
     lora::{Adapter, LoraLinear, linear::frozen},

@@ -224,12 +224,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     }
 
     /// The head with its adapter, which drops some of the rows that predict something if `dropout` says so.
-    fn head(
-        &self,
-        trainables: &Trainables<B>,
-        dropout: Option<&ModelRows<B>>,
-        targets: &Targets,
-    ) -> Head<B> {
+    fn head(&self, trainables: &Trainables<B>, dropout: Option<&ModelRows<B>>, targets: &Targets) -> Head<B> {
         let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
         let params = ParamScope::<B>::frozen(trainables).dropping(rows);
         let update = self.model.head_adapter().map(|adapter| adapter.update(&params));

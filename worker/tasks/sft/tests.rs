@@ -133,8 +133,7 @@ fn gradients_are_derivatives() {
 fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
     let head = ("lora.targets", json!(["lm_head"]));
     let alone = Fixture::new(std::slice::from_ref(&head));
-    let names: Vec<_> =
-        alone.trainables.layout().params().iter().map(|param| param.name.clone()).collect();
+    let names: Vec<_> = alone.trainables.layout().params().iter().map(|param| param.name.clone()).collect();
     let of_head = ["A", "B"].map(|matrix| format!("base_model.model.lm_head.lora_{matrix}.weight"));
     assert_eq!(names, of_head);
     let (loss, gradients) = alone.run(&[0, 1]);
@@ -153,11 +152,8 @@ fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
     assert!(message.contains("lm_head") && message.contains("use_dora"), "{message}");
     // The head of this model is its embedding table.
     let dir = tempfile::tempdir().expect("a directory");
-    let merged = alone.objective.export_merged(
-        &dir.path().join("merged"),
-        alone.trainables.layout(),
-        &alone.values,
-    );
+    let merged =
+        alone.objective.export_merged(&dir.path().join("merged"), alone.trainables.layout(), &alone.values);
     let message = merged.expect("there is an adapter").expect_err("refused").to_string();
     assert!(message.contains("tie_word_embeddings"), "{message}");
 }

@@ -252,17 +252,33 @@ impl Workload<'_> {
         // A gradient for the input, and one for the weight if it trains; nothing below the condition does
         // unless the expert does.
         let weight = u64::from(self.expert_trains);
-        let dense = |n: u64, i: u64, o: u64| Flops {
-            forward: 2 * n * i * o,
-            backward: 2 * (1 + weight) * n * i * o,
-        };
+        let dense =
+            |n: u64, i: u64, o: u64| Flops { forward: 2 * n * i * o, backward: 2 * (1 + weight) * n * i * o };
         let of_time =
             |i: u64, o: u64| Flops { forward: 2 * draws * i * o, backward: weight * 4 * draws * i * o };
+        let actions = draws * shape.horizon as u64;
+        let form = shape.form;
+        let time = if form.time_in_actions {
+            dense(actions, 2 * w, w).and(dense(actions, w, w))
+        } else {
+            Flops::default()
+        };
+        let (state, action) = (shape.state as u64, shape.action as u64);
+        let state = form.state_hidden.map_or_else(Flops::default, |hidden| {
+            dense(rows, state, hidden as u64).and(dense(rows, hidden as u64, w))
+        });
+        let decoder = form.decoder_hidden.map_or_else(Flops::default, |hidden| {
+            let h = hidden as u64;
+            dense(actions, w, h).and(dense(actions, h, h)).and(dense(actions, h, action))
+        });
         let ends = [
+            time,
+            state,
+            decoder,
             Flops { forward: 2 * draws * TIME * w, backward: weight * 2 * draws * TIME * w },
             of_time(w, w),
             of_time(w, 2 * w),
-            dense(draws * shape.horizon as u64, shape.action as u64, 2 * w),
+            dense(actions, action, 2 * w),
         ];
         let blocks = (0..shape.layers).map(|block| {
             let cross = block % 2 == 0;
@@ -292,6 +308,7 @@ mod tests {
     use coxswain_nn::lora::LoraTargets;
 
     use super::*;
+    use crate::vla_flow::expert::ExpertForm;
     use coxswain_models::qwen2_5_vl::modules::modules;
 
     const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/assets/tiny-vla");
@@ -304,6 +321,7 @@ mod tests {
         sensor_tokens: 0,
         horizon: 4,
         action: 2,
+        form: ExpertForm::PLAIN,
     };
 
     fn with_lora<R>(targets: Option<&str>, op: impl FnOnce(Workload<'_>) -> R) -> R {

@@ -1,6 +1,7 @@
 //! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow
 //! matching.
 
+pub mod adapters;
 pub mod config;
 pub mod data;
 pub mod expert;

@@ -22,9 +22,8 @@ use coxswain_task::{
 };
 
 use super::{
-    EXPERT, SENSOR,
+    EXPERT, SENSOR, adapters,
     data::{Dataset, MicroBatch},
-    expert::adapters,
     policy::{Policy, StepError, Tap},
 };
 

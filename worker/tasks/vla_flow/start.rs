@@ -13,7 +13,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
-use super::{EXPERT, config::VlaSettings, expert::adapters::Split};
+use super::{EXPERT, adapters::Split, config::VlaSettings};
 
 const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Beside each other in a run's results.

@@ -104,7 +104,7 @@ impl<B: Backend> Dropout<B> {
     }
 
     /// An input with the dropped elements zero and all others scaled up, in its own type.
-    pub(super) fn of(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
+    pub fn of(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         let ([rows, columns], dtype) = (x_ni.dims(), x_ni.dtype());
         let mask = self.mask();
         let mut factors = vec![1.0; rows * columns];

@@ -38,10 +38,10 @@ pub struct LowRank<B: Backend> {
 impl<B: Backend> LowRank<B> {
     /// The same for so many rows of its input from `first` on.
     pub fn of_rows(&self, first: usize, count: usize) -> Self {
-        let dropout = self.dropout.as_ref().map(|dropout| Dropout {
-            rows: dropout.rows.select(first..first + count),
-            ..dropout.clone()
-        });
+        let dropout = self
+            .dropout
+            .as_ref()
+            .map(|dropout| Dropout { rows: dropout.rows.select(first..first + count), ..dropout.clone() });
         Self { dropout, ..self.clone() }
     }
 

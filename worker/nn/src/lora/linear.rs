@@ -40,8 +40,8 @@ impl Adapter {
     ) -> Option<Self> {
         let plan = plan?;
         let spec = plan.adapter(module)?;
-        let place = Place { group: Group::LORA, keys: peft_keys(module), features: [inputs, outputs] };
-        let mut adapter = place.register(spec, layout);
+        let matrices = Matrices { group: Group::LORA, keys: peft_keys(module), features: [inputs, outputs] };
+        let mut adapter = matrices.register(spec, layout);
         adapter.magnitude_o = spec
             .dora
             .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms));
@@ -58,7 +58,7 @@ impl Adapter {
         layout: &mut TrainableLayout,
     ) -> Option<Self> {
         let spec = plan?.adapter(module)?;
-        Some(Place { group, keys: matrix_keys(module), features }.register(spec, layout))
+        Some(Matrices { group, keys: matrix_keys(module), features }.register(spec, layout))
     }
 
     /// Its two matrices in the layout.
@@ -78,13 +78,13 @@ impl Adapter {
 }
 
 /// Where an adapter's two matrices come to be.
-struct Place {
+struct Matrices {
     group: Group,
     keys: [String; 2],
     features: [usize; 2],
 }
 
-impl Place {
+impl Matrices {
     fn register(self, spec: &AdapterSpec, layout: &mut TrainableLayout) -> Adapter {
         let Self { group, keys: [a, b], features: [inputs, outputs] } = self;
         let init = Init::Uniform(1.0 / (inputs as f32).sqrt());

@@ -35,6 +35,8 @@ impl fmt::Display for Group {
 pub enum Init {
     /// All zero.
     Zeros,
+    /// All one: a gain.
+    Ones,
     /// Uniform in `[-bound, bound]`.
     Uniform(f32),
     /// Normal with this standard deviation.
@@ -184,6 +186,7 @@ impl TrainableLayout {
             let values = &mut flat[param.offset..param.offset + param.len()];
             match param.init {
                 Init::Zeros | Init::RowNorms | Init::Pretrained => {}
+                Init::Ones => values.fill(1.0),
                 Init::Uniform(bound) => {
                     let mut draws = key.draws();
                     values.iter_mut().for_each(|v| *v = (2.0 * draws.uniform() - 1.0) * bound);

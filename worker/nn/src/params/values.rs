@@ -223,6 +223,11 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         self.notebook.last(self.activations, x_nd, x_ni, self.leaving(layer))
     }
 
+    /// `x` plus `y`, the output of half a block.
+    pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        held::residual(self.activations, x_nd).plus(y_nd)
+    }
+
     fn leaving(&self, linear: NotedLinear<T>) -> LeavingLinear<T> {
         let NotedLinear { layer, weight, magnitude_o } = linear;
         let leave = weight.map(|weight| Box::new(self.leave(weight)) as Leave<T::Base>);
@@ -372,10 +377,10 @@ mod tests {
     #[test]
     fn constants_lie_behind_what_trains_and_get_no_gradient() {
         let mut layout = TrainableLayout::default();
-        let constant = layout.add_constant("expert.w".into(), &[2, 2], Group("expert"));
+        let constant = layout.add_constant("tail.w".into(), &[2, 2], Group("tail"));
         let trained = layout.add("head.w".into(), &[2, 2], Group("head"), true, Init::Zeros);
         assert_eq!((layout.len(), layout.whole_len(), layout.get(constant).offset), (4, 8, 4));
-        assert_eq!(layout.find("expert.w"), None);
+        assert_eq!(layout.find("tail.w"), None);
         let values: Vec<f32> = (0..8).map(|x| x as f32).collect();
         let mut trainables = Trainables::<Flex>::new(layout.clone(), values.clone(), &Default::default());
         assert_eq!(trainables.to_vec(), values[..4]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
+use super::{ActionEncoder, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
 use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
     config::Findings,
@@ -47,6 +47,15 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     f.at_least_one("expert.heads", expert.heads);
     f.at_least_one("expert.repeated_noise", expert.repeated_noise);
     f.at_least_one("expert.sampling_steps", expert.sampling_steps);
+    f.at_least_one("expert.ends_width", expert.ends_width);
+    let rate = (0.0..1.0).contains(&expert.dropout);
+    f.in_range("expert.dropout", expert.dropout, rate, "from 0 to below 1");
+    f.require(
+        expert.action_encoder == ActionEncoder::Linear || expert.width.is_multiple_of(2),
+        "expert.action_encoder",
+        format_args!("is `time_mlp`, whose sinusoids need an even width, and the width is {}", expert.width),
+        "choose an even `expert.width`, or `linear`",
+    );
     f.require(
         expert.heads == 0 || expert.width.is_multiple_of(expert.heads),
         "expert.heads",

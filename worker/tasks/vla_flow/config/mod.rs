@@ -15,5 +15,5 @@ pub use self::{
     schema::SCHEMA,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
-    trainables::{Expert, FlowConvention, LearningRates, Sensor},
+    trainables::{ActionEncoder, Expert, FlowConvention, LearningRates, Preset, Projection, Sensor},
 };

@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{Findings, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, LearnedSince},
+        Class::{Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
     },
     run_spec::RunSpec,
@@ -43,6 +43,14 @@ impl TaskSettings for VlaSettings {
         ("expert.repeated_noise", Learned),
         ("expert.sampling_steps", Learned),
         ("expert.train", LearnedSince("true")),
+        ("expert.preset", Outside("says what other keys are where they are not given")),
+        ("expert.action_encoder", LearnedSince("\"linear\"")),
+        ("expert.state_encoder", LearnedSince("\"linear\"")),
+        ("expert.action_decoder", LearnedSince("\"linear\"")),
+        ("expert.ends_width", LearnedSince("1024")),
+        ("expert.feature_norm", LearnedSince("false")),
+        ("expert.future_tokens", LearnedSince("0")),
+        ("expert.dropout", LearnedSince("0.0")),
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.cameras", Learned),

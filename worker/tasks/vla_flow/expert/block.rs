@@ -11,6 +11,9 @@
 //! values of the hidden states are computed once per sample whatever `R` is; self-attention keeps the draws
 //! apart, `[b * r, t]`. Both are views of the same rows.
 //!
+//! With dropout, some of what each half adds to `x` is dropped in training: the rows are a draw's tokens, the
+//! module is `expert.blocks.N.attn` or `.mlp`.
+//!
 //! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax
 //! takes out again. Its gradient is rounding noise, which AdamW would scale up to full steps.
 //!
@@ -23,7 +26,7 @@ use burn::tensor::Tensor;
 
 use coxswain_nn::{
     dense::{Dense, DenseShape},
-    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
+    kernels::{AdaNorm, AttentionMask, Dropout, ModelBackend, Tape, dropout::module_word},
     params::ParamScope,
     recompute::Layer,
 };
@@ -46,6 +49,9 @@ pub(super) struct DitBlock {
     output: Dense,
     mlp_in: Dense,
     mlp_out: Dense,
+    /// Of what attention and the MLP add.
+    dropout: f64,
+    words: [u64; 2],
 }
 
 /// How rows are arranged in one micro-batch.
@@ -94,6 +100,8 @@ impl DitBlock {
             output: dense("attn.o", DenseShape::xavier(width, width)),
             mlp_in: dense("mlp.in", DenseShape::xavier(width, 4 * width)),
             mlp_out: dense("mlp.out", DenseShape::xavier(4 * width, width)),
+            dropout: shape.form.dropout,
+            words: ["attn", "mlp"].map(|half| module_word(&format!("expert.blocks.{index}.{half}"))),
         }
     }
 
@@ -146,13 +154,33 @@ impl DitBlock {
         let mixed =
             <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        self.output.apply_residual(params, x_nd, mixed_nd)
+        self.added(params, 0, [x_nd, mixed_nd])
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        self.mlp_out.apply_residual(params, x_nd, T::gelu_tanh(inner_nf))
+        self.added(params, 1, [x_nd, T::gelu_tanh(inner_nf)])
+    }
+
+    /// `x` plus the last layer of the first or the second half, of which training may drop some.
+    fn added<T: Tape>(
+        &self,
+        params: &ParamScope<'_, T>,
+        half: usize,
+        [x_nd, inner_nf]: [Tensor<T, 2>; 2],
+    ) -> Tensor<T, 2> {
+        let last = [&self.output, &self.mlp_out][half];
+        let Some(rows) = params.dropout_rows().filter(|_| self.dropout > 0.0) else {
+            return last.apply_residual(params, x_nd, inner_nf);
+        };
+        let y_nd = last.apply(params, inner_nf);
+        let left_nd = match <T::Base as ModelBackend>::VALUES {
+            true => Dropout { rows, module: self.words[half], rate: self.dropout }.of(y_nd),
+            // What is dropped is not drawn where there are sizes alone.
+            false => y_nd.clone() * y_nd.zeros_like(),
+        };
+        params.residual(x_nd, left_nd)
     }
 }
 

@@ -2,7 +2,7 @@
 //! hidden states, the state, the sensor tokens and the flow time.
 //!
 //! ```text
-//! tokens  = [state | sensor tokens | horizon actions] + positions             [b, r, t, d]
+//! tokens  = [state | sensor tokens | future tokens | horizon actions] + positions       [b, r, t, d]
 //! cond    = silu(W_2 silu(W_1 sinusoids(1000 t)))                              [b * r, d]
 //! blocks  : even ones cross-attend the hidden states, odd ones the tokens     `block`
 //! velocity = W_out (layer_norm(last horizon tokens) * (1 + scale) + shift)    `ends`
@@ -23,7 +23,6 @@
 //! pass through it to its adapters, the hidden states and the sensor tokens, as far as there are some that
 //! want them, and stop there.
 
-pub mod adapters;
 mod block;
 mod ends;
 mod registrar;
@@ -39,16 +38,22 @@ use coxswain_nn::dtypes::ActivationsDtype;
 pub(crate) use self::ends::TIME_WIDTH;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
-    ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
+    ends::{
+        FeatureNorm, FeatureSegment, Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding,
+        TokenSegment, sinusoids, token_sinusoids,
+    },
     registrar::Registrar,
 };
-pub use self::{registrar::Learning, shape::ExpertShape};
+pub use self::{
+    registrar::Learning,
+    shape::{ExpertForm, ExpertShape},
+};
 use coxswain_nn::recompute::{
     Retention, Tower, Trace,
     segment::{Input, Recorded, Segment},
 };
 use coxswain_nn::{
-    kernels::{AttentionMask, Tape},
+    kernels::{AttentionMask, DropoutRows, Tape},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
 };
 
@@ -60,6 +65,7 @@ pub struct ActionExpert {
     tokens: TokenEmbedding,
     blocks: Vec<DitBlock>,
     head: Head,
+    features: Option<FeatureNorm>,
 }
 
 /// What the expert attends to besides its own tokens.
@@ -91,6 +97,7 @@ pub struct ExpertTrace<'a, B: Tape<Base = B>> {
     tower: Tower<'a, B, Vec<DitLayer<'a>>>,
     blocks: Trace<'a, B>,
     head: Recorded<'a, B>,
+    features: Option<Recorded<'a, B>>,
 }
 
 /// Gradients of what went into the expert; none where not tracked.
@@ -112,6 +119,7 @@ impl ActionExpert {
             tokens: TokenEmbedding::register(registrar, &shape),
             blocks: (0..shape.layers).map(|index| DitBlock::register(registrar, &shape, index)).collect(),
             head: Head::register(registrar, &shape),
+            features: shape.form.feature_norm.then(|| FeatureNorm::register(registrar, &shape)),
         }
     }
 
@@ -121,12 +129,14 @@ impl ActionExpert {
     }
 
     /// Predicts velocities, `[b * r * horizon, action]`, keeping what `retention` says for one backward pass.
+    /// `dropout` are the rows of its tokens, if some of what blocks add to them is dropped.
     pub fn forward<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,
         retention: Retention,
         conditioning: Conditioning<B>,
         draws: Draws<'_, B>,
+        dropout: Option<DropoutRows<B>>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
         let rows = self.rows(&conditioning, &draws);
         let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
@@ -135,7 +145,13 @@ impl ActionExpert {
         let tokens_train = sensor_trains || self.tokens.trains();
         let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
         let cond = Input { value: time.output(), tracked: self.time.trains() };
-        let sides_train = cond.tracked || conditioning.hidden.tracked;
+        let given = conditioning.hidden;
+        let norm = self.features.as_ref();
+        let tracked = given.tracked || norm.is_some_and(FeatureNorm::trains);
+        let features = norm.map(|norm| Recorded::run(&FeatureSegment(norm), trainables, vec![given.clone()]));
+        let value = features.as_ref().map_or(given.value, Recorded::output);
+        let hidden = Input { value, tracked };
+        let sides_train = cond.tracked || hidden.tracked;
         let layer = |block: &'a DitBlock| DitLayer {
             block,
             rows: rows.clone(),
@@ -143,17 +159,11 @@ impl ActionExpert {
         };
         let layers: Vec<_> = self.blocks.iter().map(layer).collect();
         let below_head = tokens_train || layers.iter().any(|layer| layer.trains);
-        let tower = Tower {
-            layers,
-            trainables,
-            retention,
-            sides: vec![cond.clone(), conditioning.hidden],
-            dropout: None,
-        };
+        let tower = Tower { layers, trainables, retention, sides: vec![cond.clone(), hidden], dropout };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
         let head_inputs = vec![Input { value: x_nd, tracked: below_head }, cond];
         let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
-        (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
+        (head.output(), ExpertTrace { time, tokens, tower, blocks, head, features })
     }
 
     /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
@@ -162,7 +172,7 @@ impl ActionExpert {
         dv_nc: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) -> ExpertGradient<B> {
-        let ExpertTrace { time, tokens, tower, blocks, head } = trace;
+        let ExpertTrace { time, tokens, tower, blocks, head, features } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();
         let of_tokens = of_head.next().flatten();
         let head_cond = of_head.next().flatten();
@@ -176,7 +186,11 @@ impl ActionExpert {
             (Some(of_blocks), Some(of_head)) => Some(of_blocks + of_head),
             (of_blocks, of_head) => of_blocks.or(of_head),
         };
-        let hidden = sides.next().flatten();
+        let mut hidden = sides.next().flatten();
+        if let Some(features) = features {
+            let of_norm = hidden.map(|dhidden_nd| features.backward(dhidden_nd, grads));
+            hidden = of_norm.into_iter().flatten().next().flatten();
+        }
         if let Some(cond_md) = cond_md {
             time.backward(cond_md, grads);
         }
@@ -195,6 +209,11 @@ impl ActionExpert {
     ) -> impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a {
         let params = ParamScope::<B>::frozen(trainables);
         let in_blocks = ParamScope::<B>::frozen(trainables).holding(activations);
+        let mut conditioning = conditioning;
+        if let Some(norm) = &self.features {
+            conditioning.hidden.value =
+                FeatureSegment(norm).run(&params, &[conditioning.hidden.value.clone()]);
+        }
         let projected: Vec<_> = self
             .blocks
             .iter()
@@ -239,6 +258,11 @@ impl ActionExpert {
             rows: rows.clone(),
             state_bc: conditioning.state_bc.clone(),
             noisy_nc: draws.noisy_nc.clone(),
+            sinusoids_md: self
+                .shape
+                .form
+                .time_in_actions
+                .then(|| token_sinusoids(draws.times, self.shape.width, &draws.noisy_nc.device())),
         }
     }
 

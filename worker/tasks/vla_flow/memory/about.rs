@@ -22,9 +22,9 @@ use coxswain_task::{dry_run::Passes, memory::Place};
 
 use super::counts::Counts;
 use crate::vla_flow::{
+    adapters::Split,
     config::VlaSettings,
     data::Outline,
-    expert::adapters::Split,
     policy::{PolicyError, StepError, Tap},
 };
 

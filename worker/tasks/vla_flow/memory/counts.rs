@@ -18,8 +18,9 @@ use coxswain_nn::{
 
 use crate::vla_flow::{
     EXPERT, SENSOR,
+    adapters::Split,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning, adapters::Split},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 

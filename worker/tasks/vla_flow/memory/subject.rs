@@ -52,7 +52,9 @@ impl memory::Subject for Subject {
         let expert = match (counts.frozen_expert, counts.expert) {
             (0, trained) => human::grouped(trained),
             (frozen, 0) => format!("none of {}", human::grouped(frozen)),
-            (frozen, trained) => format!("{} beside {} frozen", human::grouped(trained), human::grouped(frozen)),
+            (frozen, trained) => {
+                format!("{} beside {} frozen", human::grouped(trained), human::grouped(frozen))
+            }
         };
         let estimated = match outline.prompt_length {
             PromptLength::Encoded => "",

@@ -1,7 +1,7 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout,
 //! and the flat parameter buffer gets its initial values.
 
-use crate::vla_flow::config::VlaSettings;
+use crate::vla_flow::config::{ActionEncoder, VlaSettings};
 use std::path::Path;
 
 use coxswain_proto::run_spec::{Offload, RunSpec};
@@ -12,8 +12,9 @@ use super::{
     tap::{Adapted, Tap},
 };
 use crate::vla_flow::{
+    adapters::Split,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning, adapters::Split},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 use coxswain_models::qwen2_5_vl::{
@@ -115,6 +116,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         ("expert.heads", vla.expert.heads),
         ("expert.repeated_noise", vla.expert.repeated_noise),
         ("expert.sampling_steps", vla.expert.sampling_steps),
+        ("expert.ends_width", vla.expert.ends_width),
         ("sensor.width", vla.sensor.width),
         ("sensor.tokens", vla.sensor.tokens),
         ("data.state", dims.state),
@@ -127,6 +129,10 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let (width, heads) = (vla.expert.width, vla.expert.heads);
     if !width.is_multiple_of(heads) {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
+    }
+    if vla.expert.action_encoder == ActionEncoder::TimeMlp && !width.is_multiple_of(2) {
+        let problem = format!("is `time_mlp`, whose sinusoids need an even width, and the width is {width}");
+        return refuse("expert.action_encoder", problem);
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);
     if window > 0 && dims.sensor_channels == 0 {

@@ -9,8 +9,8 @@ use coxswain_task::TaskError;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::vla_flow::{
+    adapters::Split,
     config::VlaSettings,
-    expert::adapters::Split,
     objective::{ADAPTER_DIR, GROUPS},
 };
 

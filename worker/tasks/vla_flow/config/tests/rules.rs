@@ -68,6 +68,9 @@ fn every_rule_has_a_case() {
         ("expert.heads=0", "expert.heads"),
         ("expert.repeated_noise=0", "expert.repeated_noise"),
         ("expert.sampling_steps=0", "expert.sampling_steps"),
+        ("expert.ends_width=0", "expert.ends_width"),
+        ("expert.dropout=1", "expert.dropout"),
+        ("expert={width: 9, heads: 3, action_encoder: time_mlp}", "expert.action_encoder"),
         ("sensor.tokens=0", "sensor.tokens"),
         ("data.cameras=[]", "data.cameras"),
         ("data.sensor=''", "data.sensor"),
@@ -105,6 +108,30 @@ fn an_expert_that_is_brought_may_stay_as_it_is() {
     }
     let error = read(SMALL, &["lora={}", kept, "train.init_from={sensor: runs/one}"]).expect_err("a new one");
     assert!(error.to_string().contains("passes no gradient on"), "{error}");
+}
+
+#[test]
+fn a_preset_is_what_keys_are_that_are_not_given_and_no_part_of_the_runs_name() {
+    let starvla = vla(&["expert={preset: starvla, layers: 8}"]).expert;
+    let found = (starvla.width, starvla.heads, starvla.layers, starvla.repeated_noise);
+    assert_eq!(found, (768, 12, 8, 8));
+    assert_eq!((starvla.future_tokens, starvla.dropout, starvla.feature_norm), (32, 0.2, false));
+    let groot = small(&["expert.preset=groot"]);
+    let written = groot.settings::<VlaSettings>().unwrap().expert;
+    assert_eq!((written.width, written.heads, written.feature_norm), (1536, 32, true));
+    // Written out it is the same run, with or without the name.
+    let mut named = groot.clone();
+    named.set_settings(&VlaSettings {
+        expert: Expert { preset: None, ..written },
+        ..groot.settings().unwrap()
+    });
+    assert_eq!(coxswain_proto::document::digest(&named), coxswain_proto::document::digest(&groot));
+    refuses(
+        SMALL,
+        &["expert.preset=grot"],
+        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`\n    \
+         help: did you mean `groot`?",
+    );
 }
 
 #[test]

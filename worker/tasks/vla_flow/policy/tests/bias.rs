@@ -100,6 +100,7 @@ fn where_all_biases_train_nothing_stays_the_same_that_could_be_kept() {
         spec(&[("lora", lora), ("cache", json!({"mode": "exact", "tap": "auto"}))])
     };
     assert_eq!(load(&upper("lora_only")).policy.tap(), Some(Tap::Layer(3)));
-    let refused = Policy::<Flex>::load(&upper("all"), DIMS, &Default::default()).err().expect("a vision bias");
+    let refused =
+        Policy::<Flex>::load(&upper("all"), DIMS, &Default::default()).err().expect("a vision bias");
     assert!(refused.to_string().contains("`model.visual.blocks.0.attn.qkv` trains"), "{refused}");
 }

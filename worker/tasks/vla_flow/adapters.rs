@@ -6,16 +6,21 @@
 //! means the pretrained model's alone. Adapters are of the group `expert`, so that they train in steps from
 //! kept features as well.
 //!
-//! A run leaves the expert with its adapters merged: whoever loads it needs to know nothing of them. What
+//! A run leaves the expert with its adapters merged: what loads it needs to know nothing of them. What
 //! this file does not do: run adapters (`coxswain_nn::dense`).
 
 use coxswain_nn::{
-    lora::{Lora, LoraError, LoraPlan, LoraTargets, Module, ModuleKind, linear::matrix_keys, targets::Targets},
+    lora::{
+        Lora, LoraError, LoraPlan, LoraTargets, Module, ModuleKind, linear::matrix_keys, targets::Targets,
+    },
     params::{ParamSpec, TrainableLayout},
 };
 
-use super::{ActionExpert, ExpertShape, Learning};
-use crate::vla_flow::{EXPERT, config::VlaSettings};
+use super::{
+    EXPERT,
+    config::VlaSettings,
+    expert::{ActionExpert, ExpertShape, Learning},
+};
 
 /// What a run's section `lora` means.
 #[derive(Clone, Debug, Default)]
@@ -161,7 +166,8 @@ mod tests {
 
     #[test]
     fn an_expression_means_both_or_one() {
-        let with = |targets: &str| split(json!({"rank": 2, "targets": targets}), false).expect("it means some");
+        let with =
+            |targets: &str| split(json!({"rank": 2, "targets": targets}), false).expect("it means some");
         let both = with(r".*(language_model.*q_proj|expert\.blocks\.1\.attn\.(q|v))");
         assert_eq!(names(&both), ["expert.blocks.1.attn.q", "expert.blocks.1.attn.v"]);
         assert!(both.model.is_some());
