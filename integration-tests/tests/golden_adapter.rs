@@ -16,7 +16,7 @@ use coxswain_integration_tests::fixture;
 use coxswain_models::qwen2_5_vl::{
     config::QwenConfig,
     forward::{self, Job},
-    modules::modules,
+    modules::{has_bias, modules},
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::{
@@ -154,6 +154,13 @@ fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
             layout.add(a, &[spec.rank, inputs], Group::LORA, true, Init::Zeros);
             layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros);
         }
+        let bias = format!("{}.bias", module.name);
+        if let ModuleKind::Linear { outputs, .. } = module.kind
+            && has_bias(&module.name)
+            && adapter.plan().trains_bias(&bias)
+        {
+            layout.add(bias, &[outputs], Group::LORA, false, Init::Zeros);
+        }
     }
     layout
 }
@@ -167,6 +174,8 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         "rslora-patterns",
         "text-only-f16",
         "dropout",
+        "bias-all",
+        "bias-lora-only",
     ] {
         let modules = modules_of(case);
         let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
@@ -202,7 +211,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
 #[test]
 fn a_written_configuration_has_every_field_that_peft_writes() {
-    for case in ["rslora-patterns", "dropout"] {
+    for case in ["rslora-patterns", "dropout", "bias-all", "bias-lora-only"] {
         assert_configuration_is_whole(case);
     }
 }
