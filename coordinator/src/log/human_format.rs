@@ -26,8 +26,8 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
-/// Formats events of this project as `TIME  TAG  LINE`, and all others as `TIME  LEVEL  LINE key=value`, with
-/// the fields of the spans that they were written in.
+/// Formats events that name a tag of ours as `TIME  TAG  LINE`, and all others as
+/// `TIME  LEVEL  LINE key=value`, with the fields of the spans that they were written in.
 ///
 /// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human::new(..))`.
 #[derive(Debug)]
@@ -68,7 +68,9 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let meta = event.metadata();
-        let ours = meta.target().strip_prefix(OURS);
+        // A crate is called `coxswain`, too: what only says where it was written names no tag.
+        let named = meta.module_path() != Some(meta.target());
+        let ours = meta.target().strip_prefix(OURS).filter(|_| named);
         let tag = ours.unwrap_or(level_name(*meta.level()));
         let now = Zoned::now();
         if let Some(day) = self.day(&now) {
