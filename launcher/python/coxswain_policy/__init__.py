@@ -131,6 +131,21 @@ class Seen:
         self.mask = attended.bool()[:, None, None]
 
 
+def read_about(directory: Path) -> dict[str, Any]:
+    """What ``policy.json`` says."""
+    about = json.loads((directory / "policy.json").read_text())
+    if about["format"] != FORMAT:
+        raise ValueError(f"{directory / 'policy.json'}: format {about['format']}, this file reads {FORMAT}")
+    return about
+
+
+def names(about: dict[str, Any]) -> dict[str, Any]:
+    """Under which names an observation has its values: those of the run file's section ``serve``, else those of the features."""
+    own = {"cameras": [c["name"] for c in about["cameras"]], "state": [about["state"]["name"]], "prompt": "prompt"}
+    own["sensor"] = about["sensor"]["name"] if about["sensor"] else None
+    return about.get("observation") or own
+
+
 def sinusoids(time: float, device: torch.device) -> Tensor:
     """``[1, 256]``: cosines, then sines, of ``1000 time`` at 128 frequencies from 1 to 1e-4."""
     frequencies = torch.exp(-math.log(10_000) * torch.arange(128, dtype=torch.float64) / 127)
@@ -237,9 +252,8 @@ class Policy:
         import tokenizers
         import transformers
 
-        self.about = json.loads((directory / "policy.json").read_text())
-        if self.about["format"] != FORMAT:
-            raise ValueError(f"{directory / 'policy.json'}: format {self.about['format']}, this file reads {FORMAT}")
+        self.about = read_about(directory)
+        self.names = names(self.about)
         stats = json.loads((directory / "stats.json").read_text())
         features = [self.about[kind] for kind in ("state", "sensor", "action") if self.about[kind]]
         self.normalizers = {f["name"]: Normalizer(f["normalization"], stats.get(f["name"], {})) for f in features}
@@ -312,12 +326,15 @@ class Policy:
         pixels, grids, prompts = [], [], []
         for observation in observations:
             cells = []
-            for camera in self.about["cameras"]:
-                patches, grid = self.images(np.asarray(observation[camera["name"]], np.uint8))
+            for camera, name in zip(self.about["cameras"], self.names["cameras"]):
+                image = np.asarray(observation[name], np.uint8)
+                # Channels may come first, as PyTorch has them.
+                channels_first = image.shape == (3, camera["height"], camera["width"])
+                patches, grid = self.images(image.transpose(1, 2, 0) if channels_first else image)
                 pixels.append(patches)
                 grids.append(grid)
                 cells.append(math.prod(grid) // self.images.merge**2)
-            prompts.append(self.tokens(observation["prompt"], cells))
+            prompts.append(self.tokens(observation[self.names["prompt"]], cells))
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)
         attended = torch.zeros_like(ids)
@@ -344,8 +361,13 @@ class Policy:
 
     def numbers(self, kind: str, observations: list[dict[str, Any]]) -> Tensor:
         """A feature of all observations, normalised: ``[b, size]``, of the sensor ``[b, window, channels]``."""
-        feature = self.about[kind]
-        values = np.stack([np.asarray(o[feature["name"]], np.float32).reshape(feature["shape"]) for o in observations])
+        feature, parts = self.about[kind], self.names[kind]
+        parts = [parts] if isinstance(parts, str) else parts
+
+        def side_by_side(observation: dict[str, Any]) -> np.ndarray:
+            return np.concatenate([np.asarray(observation[name], np.float32).reshape(-1) for name in parts]).reshape(feature["shape"])
+
+        values = np.stack([side_by_side(o) for o in observations])
         values = self.normalizers[feature["name"]].apply(values)
         if kind == "sensor" and values.ndim == 2:
             values = values[:, None]

@@ -17,6 +17,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
+    settings.serve.check(&settings.data, f);
     check_learning_rates(&settings.optimizer.lr, spec, f);
     check_cache(settings, spec, f);
     check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);

@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{Findings, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, LearnedSince},
+        Class::{Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
     },
     run_spec::RunSpec,
@@ -58,6 +58,10 @@ impl TaskSettings for VlaSettings {
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),
         ("optimizer.lr.sensor", Learned),
+        ("serve.cameras", Outside("names on the wire")),
+        ("serve.state", Outside("names on the wire")),
+        ("serve.sensor", Outside("names on the wire")),
+        ("serve.prompt", Outside("names on the wire")),
     ];
 
     fn check(&self, spec: &RunSpec, findings: &mut Findings) {

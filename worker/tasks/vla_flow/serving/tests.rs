@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::PolicyResponder;
 use crate::vla_flow::{
     VlaFlow,
-    config::VlaSpec,
+    config::{Serve, VlaSpec},
     data::{Dataset, PolicyFile},
     policy::Policy,
     testing::{
@@ -189,6 +189,11 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
     let floats = Some(Value::Numbers(Array { shape: vec![28, 28, 3], values: vec![0.0; 28 * 28 * 3] }));
     for (name, value, wanted) in [
         (camera, None, "missing; expected uint8 [28, 28, 3]"),
+        (
+            camera,
+            None,
+            "observation.state (numbers [3]), prompt (text); the policy takes observation.images.",
+        ),
         (camera, small, "found uint8 [2, 2, 3]"),
         (camera, floats, "found numbers [28, 28, 3]"),
         (state, None, "missing"),
@@ -209,6 +214,102 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
         assert_eq!(refused.name, name);
         assert!(refused.problem.contains(wanted), "{refused}");
     }
+}
+
+/// An observation whose pixels differ from each other.
+fn colourful(frame: usize) -> Named {
+    let mut named = observation(frame);
+    let Some(Value::Bytes(wrist)) = named.get_mut("observation.images.wrist") else { panic!("it is bytes") };
+    wrist.values.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 251) as u8);
+    named
+}
+
+/// The same as a robot of openpi's has it: names of its own, the state in two parts, a camera with its
+/// channels first.
+fn renamed(frame: usize) -> Named {
+    let mut named = colourful(frame);
+    for (from, to) in [
+        ("observation.images.front", "observation/image"),
+        ("observation.sensor", "tactile"),
+        ("prompt", "instruction"),
+    ] {
+        let value = named.remove(from).unwrap();
+        named.insert(to.into(), value);
+    }
+    let Some(Value::Numbers(state)) = named.remove("observation.state") else { panic!("it is numbers") };
+    let joints = Array { shape: vec![2], values: state.values[..2].to_vec() };
+    named.insert("joints".into(), Value::Numbers(joints));
+    named.insert(
+        "gripper".into(),
+        Value::Numbers(Array { shape: vec![], values: state.values[2..].to_vec() }),
+    );
+    let Some(Value::Bytes(wrist)) = named.remove("observation.images.wrist") else { panic!("it is bytes") };
+    let [height, width, _] = wrist.shape[..] else { panic!("{:?}", wrist.shape) };
+    let values = (0..3).flat_map(|c| wrist.values.iter().skip(c).step_by(3).copied()).collect();
+    named.insert("wrist".into(), Value::Bytes(Array { shape: vec![3, height, width], values }));
+    named
+}
+
+#[test]
+fn values_are_found_under_the_names_of_the_section_serve() {
+    let mut run = Run::new();
+    let expected = answers(&run.responder(), &FRAMES.map(colourful));
+    run.spec.vla_mut().serve = Serve {
+        cameras: vec!["observation/image".into(), "wrist".into()],
+        state: vec!["joints".into(), "gripper".into()],
+        sensor: Some("tactile".into()),
+        prompt: "instruction".into(),
+    };
+    let responder = run.responder();
+    assert_eq!(answers(&responder, &FRAMES.map(renamed)), expected);
+
+    let reader = responder.reader();
+    let told = reader.describe();
+    assert_eq!(told["inputs"]["observation/image"]["feature"], "observation.images.front");
+    assert_eq!(told["inputs"]["gripper"]["part_of"], json!({"names": ["joints", "gripper"], "shape": [3]}));
+    assert_eq!(told["inputs"].as_object().unwrap().len(), 6);
+    reader.read(&reader.example()).expect("it describes what it takes");
+
+    let refused = |change: &dyn Fn(&mut Named)| {
+        let mut named = renamed(0);
+        change(&mut named);
+        reader.read(&named).unwrap_err().to_string()
+    };
+    let longer = Value::Numbers(Array { shape: vec![4], values: vec![0.0; 4] });
+    for (problem, wanted) in [
+        (refused(&|named| drop(named.remove("wrist"))), "wrist: missing; expected uint8 [28, 28, 3]"),
+        (
+            refused(&|named| drop(named.remove("wrist"))),
+            ", for observation.images.wrist. The observation has",
+        ),
+        (
+            refused(&|named| drop(named.remove("gripper"))),
+            "gripper: missing; expected numbers, a part of [3]",
+        ),
+        (
+            refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
+            "joints, gripper: found 4 + 1 numbers; expected numbers [3] in all, for observation.state",
+        ),
+    ] {
+        assert!(problem.contains(wanted), "{problem}");
+    }
+}
+
+#[test]
+fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
+    let mut run = Run::new();
+    let file = |spec: &RunSpec| {
+        let files = Samples::files(&Dataset::open(spec).unwrap());
+        let policy = files.into_iter().find(|file| file.path == PolicyFile::PATH).unwrap();
+        serde_json::from_str::<serde_json::Value>(&policy.text).unwrap()
+    };
+    assert_eq!(file(&run.spec).get("observation"), None);
+    run.spec.vla_mut().serve.state = vec!["state".into()];
+    let wanted = json!({
+        "cameras": ["observation.images.front", "observation.images.wrist"],
+        "state": ["state"], "sensor": "observation.sensor", "prompt": "prompt",
+    });
+    assert_eq!(file(&run.spec)["observation"], wanted);
 }
 
 #[test]

@@ -53,6 +53,11 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
 fn every_rule_has_a_case() {
     for (given, field) in [
         ("model.path=''", "model.path"),
+        ("serve.cameras=[a, b]", "serve.cameras"),
+        ("serve.state=['']", "serve.state"),
+        ("serve.state=[front]", "serve.state"),
+        ("serve.sensor=a", "serve.sensor"),
+        ("serve.prompt=seed", "serve.prompt"),
         ("model.train=['(']", "model.train"),
         ("model.train=['']", "model.train"),
         ("optimizer.lr.base=-1", "optimizer.lr.base"),
