@@ -2,7 +2,7 @@
 //!
 //! | name | value |
 //! |---|---|
-//! | each camera's | uint8 `[height, width, 3]` or `[3, height, width]`, RGB, of the size that was trained on |
+//! | each camera's | uint8 `[height, width, 3]` or `[3, height, width]`, RGB, of the size trained on |
 //! | the state's | numbers `[size]`, as recorded; of several names any that are as many side by side |
 //! | the sensor's, if the policy has one | numbers, as recorded, `[window, channels]` |
 //! | the prompt's | text: the instruction |
