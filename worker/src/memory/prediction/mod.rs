@@ -1,9 +1,9 @@
 //! What a run will take of a rank's memory, beside what it took.
 //!
 //! ```text
-//! task      sizes (`coxswain_task::memory`)  ─▶  Prediction  ─▶  fit       the micro-batches that fit
-//! outcome   a run's memory beside its prediction                truth what runs of this machine teach the
-//!                                                               next prediction
+//! task      sizes (`coxswain_task::memory`)  ─▶  Prediction  ─▶  fit  the micro-batches that fit
+//! outcome   a run's memory beside its prediction
+//! recorded  what runs of this machine teach the next prediction
 //! ```
 
 pub mod fit;
