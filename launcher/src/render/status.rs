@@ -6,8 +6,8 @@ use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
     v1::{
-        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
-        WorkerPhase,
+        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse, LeavingNode,
+        RankStatus, WorkerPhase,
     },
 };
 
@@ -134,11 +134,12 @@ pub fn failure(failure: &Failure) -> String {
     if let Some(rank) = failure.rank {
         parts.push(format!("rank {rank} on {}", failure.host));
         let phase = names::plain(&names::worker_phase(failure.phase));
+        let known = if failure.kind == FailureKind::WorkerLost as i32 { "last heard of in" } else { "in" };
         parts.push(match WorkerPhase::try_from(failure.phase) {
             Ok(
                 WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
-            ) => format!("in {phase}"),
-            _ => format!("in {phase} of step {}", failure.step),
+            ) => format!("{known} {phase}"),
+            _ => format!("{known} {phase} of step {}", failure.step),
         });
     }
     parts.insert(parts.len().min(1), kind);
@@ -168,7 +169,7 @@ pub fn memory(memory: &GetMemoryResponse) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{self, FailureKind, PhaseMemory, RunPhase};
+    use coxswain_proto::v1::{self, PhaseMemory, RunPhase};
 
     use super::*;
 
