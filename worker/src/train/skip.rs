@@ -158,7 +158,7 @@ pub(super) fn tell_cleared<B: Tape<Base = B>>(
     let what = if cause == SkipCause::Gradient { "gradient" } else { "loss" };
     let line = format!(
         "step {step}: the {what} is finite the second time, from the same samples and draws: if this comes back, look at \
-         the memory and the GPU of the rank that was first to tell"
+         the memory and the GPU of the rank that reported it first"
     );
     Ok(training.members.link.report(Report::Note(line))?)
 }
