@@ -85,10 +85,12 @@ impl fmt::Display for Failure {
         if !self.host.is_empty() {
             write!(f, " on {}", self.host)?;
         }
-        let known = if self.kind == CauseKind::WorkerLost { "last heard of in " } else { "" };
-        write!(f, ", {known}{}", self.phase)?;
-        if !self.phase.is_before_steps() {
-            write!(f, " of step {}", self.step)?;
+        match self.phase.is_before_steps() {
+            true => write!(f, ", {}", self.phase)?,
+            false if self.kind == CauseKind::WorkerLost => {
+                write!(f, ", last heard of in {} of step {}", self.phase, self.step)?;
+            }
+            false => write!(f, ", {} of step {}", self.phase, self.step)?,
         }
         for positions in &self.positions {
             write!(f, ", positions {}..{}", positions.start, positions.end)?;

@@ -53,6 +53,9 @@ impl Human {
 }
 
 const OURS: &str = "coxswain::";
+/// Tags of finished lines. Any other target is a module's path, of which the launcher's begin alike.
+const TAGS: [&str; 10] =
+    ["cache", "fail", "memory", "note", "refuse", "run", "sample", "save", "step", "workers"];
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
@@ -68,7 +71,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let meta = event.metadata();
-        let ours = meta.target().strip_prefix(OURS);
+        let ours = meta.target().strip_prefix(OURS).filter(|tag| TAGS.contains(tag));
         let tag = ours.unwrap_or(level_name(*meta.level()));
         let now = Zoned::now();
         if let Some(day) = self.day(&now) {
@@ -241,7 +244,10 @@ mod tests {
 
     #[test]
     fn other_lines_carry_their_level_and_fields() {
-        let line = written(|| tracing::warn!(target: "hyper", count = 2, "odd"));
-        assert_eq!(&line[8..], "  warning odd count=2\n");
+        let of_a_crate = written(|| tracing::warn!(target: "hyper", count = 2, "odd"));
+        let of_the_launcher = written(|| tracing::warn!(target: "coxswain::commands::run", count = 2, "odd"));
+        for line in [of_a_crate, of_the_launcher] {
+            assert_eq!(&line[8..], "  warning odd count=2\n");
+        }
     }
 }

@@ -76,7 +76,7 @@ pub fn execute(args: &ServeArgs) -> Outcome {
         };
         say(format_args!("serving at ws://{} on {device}", server.address()));
         let number = signals.next().await;
-        tracing::info!(signal = number, "answering what is under way");
+        tracing::info!(signal = number, "stopping: answers under way are finished first");
         let left = server.stop();
         if left > 0 {
             tracing::warn!(clients = left, "clients had not gone in time");

@@ -134,12 +134,14 @@ pub fn failure(failure: &Failure) -> String {
     if let Some(rank) = failure.rank {
         parts.push(format!("rank {rank} on {}", failure.host));
         let phase = names::plain(&names::worker_phase(failure.phase));
-        let known = if failure.kind == FailureKind::WorkerLost as i32 { "last heard of in" } else { "in" };
         parts.push(match WorkerPhase::try_from(failure.phase) {
             Ok(
                 WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
-            ) => format!("{known} {phase}"),
-            _ => format!("{known} {phase} of step {}", failure.step),
+            ) => format!("in {phase}"),
+            _ if failure.kind == FailureKind::WorkerLost as i32 => {
+                format!("last heard of in {phase} of step {}", failure.step)
+            }
+            _ => format!("in {phase} of step {}", failure.step),
         });
     }
     parts.insert(parts.len().min(1), kind);

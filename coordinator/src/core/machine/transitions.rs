@@ -89,7 +89,10 @@ impl Run {
     fn spend_or_end(&mut self, failure: &Failure) -> bool {
         let paid = self.faults.pay(&mut self.out);
         if !paid {
-            self.fatal(failure.clone());
+            let budget = self.config.budgets.restarts;
+            let message =
+                format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
+            self.fatal(Failure { message, ..failure.clone() });
         }
         paid
     }
