@@ -122,6 +122,8 @@ fn the_summary_lists_every_page_of_the_book() {
     let pages = files("docs", "md").into_iter().map(|page| page["docs/".len()..].to_owned());
     let missing: Vec<_> = pages.filter(|page| page != "SUMMARY.md" && !listed.contains(page)).collect();
     assert_none("pages that docs/SUMMARY.md does not list", &missing);
+    // With mdbook's own, READMEs of the book become `index.html`, and links to them lead nowhere.
+    assert!(read("docs/book.toml").contains("\nuse-default-preprocessors = false\n"));
 }
 
 #[test]
