@@ -344,6 +344,6 @@ impl StepLedger {
 fn cached(number: &u64) -> String {
     match number {
         0 => "no cache".into(),
-        number => format!("generation {number} of the cache"),
+        number => format!("version {number} of the features"),
     }
 }

@@ -377,7 +377,7 @@ impl fmt::Display for Fault {
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
-            Kind::RebuildCache => write!(f, "a generation of the cache is asked for"),
+            Kind::RebuildCache => write!(f, "a version of the features is asked for"),
             Kind::CutLine => write!(f, "rank {rank}'s stream to the coordinator breaks"),
             Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
             Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),

@@ -218,7 +218,7 @@ impl<B: Tape<Base = B>> Features<B> {
         }
         if stale {
             self.account.complain(format!(
-                "the adapter of cache generation {} is in no namespace of {}: what is missing is computed with the present one, until the next generation begins",
+                "the adapter of version {} of the features is in no namespace of {}: what is missing is computed with the present one, until the next version begins",
                 wanted.generation.number,
                 self.setup.store.dir().display()
             ));

@@ -76,7 +76,7 @@ impl<B: Tape<Base = B>> Features<B> {
                 format!("step {step}: live: features are computed in the step, LoRA trains{used}")
             }
             CachePhase::Cached(namespace) => format!(
-                "step {step}: cached: features of generation {}, made with the adapter before step {}; LoRA rests{used}",
+                "step {step}: cached: features of version {}, made with the adapter before step {}; LoRA rests{used}",
                 namespace.generation.number, namespace.generation.since
             ),
         }
