@@ -77,8 +77,8 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`. Of a worker that was
-    /// lost the last heartbeat says where it was, which may be some steps ago.
+    /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`. Where a lost worker
+    /// was is its last heartbeat's word, which may be some steps old.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(slot) = self.slot else { return f.write_str(&self.message) };
         write!(f, "rank {slot}")?;
