@@ -87,6 +87,14 @@ pub fn write_tensors(
         let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
         (param.name.clone(), view.expect("shape and values come from one layout"))
     });
+    write_views(path, views)
+}
+
+/// Writes tensors as a safetensors file, without a copy of them.
+pub(crate) fn write_views<'a>(
+    path: &Path,
+    views: impl Iterator<Item = (String, TensorView<'a>)>,
+) -> io::Result<()> {
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
         // As the system said it: of a full disk there is something to say.

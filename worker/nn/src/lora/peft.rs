@@ -40,6 +40,8 @@ const BASE_COPY: &str = ".base_layer.weight";
 pub struct PeftAdapter {
     plan: LoraPlan,
     saved: TrainedModules,
+    /// Of its tensors.
+    path: PathBuf,
     /// By the name that a layout has for them.
     tensors: BTreeMap<String, StoredTensor>,
 }
@@ -60,9 +62,17 @@ impl PeftAdapter {
         let config = AdapterConfig::from_json(&config_path, &json)?;
         let plan = config.plan(modules)?;
         let saved = TrainedModules::saved(&config.saved, modules).map_err(|problem| LoraError::Adapter {
-            path: config_path,
+            path: config_path.clone(),
             problem: format!("`modules_to_save`: {problem}"),
         })?;
+        if let Some(module) = saved.iter().find(|module| plan.adapter(module).is_some()) {
+            return Err(LoraError::Adapter {
+                path: config_path,
+                problem: format!(
+                    "`{module}` is both adapted and in `modules_to_save`; merge the adapter into that module and save it again without one"
+                ),
+            });
+        }
         let path = dir.join(WEIGHTS);
         let bytes = fs::read(&path).map_err(|source| LoraError::Io {
             path: path.clone(),
@@ -74,7 +84,7 @@ impl PeftAdapter {
             problem: format!("not a valid safetensors file ({error}): truncated or garbled; copy it again"),
         })?;
         let tensors = Weights { path: &path, file, modules }.read(&plan, &saved)?;
-        Ok(Self { plan, saved, tensors })
+        Ok(Self { plan, saved, path, tensors })
     }
 
     /// Which linears it adapts, and how.
@@ -87,6 +97,14 @@ impl PeftAdapter {
         &self.saved
     }
 
+    /// What it brings whole and a run that trains `full` leaves as the checkpoint has it, in words.
+    pub fn brings_more_than(&self, full: &TrainedModules) -> Option<String> {
+        let module = self.saved.beyond(full).next()?;
+        Some(format!(
+            "brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
+        ))
+    }
+
     /// Its tensors under the names that a layout has for them.
     pub fn into_tensors(self) -> Vec<StoredTensor> {
         self.tensors.into_values().collect()
@@ -95,7 +113,7 @@ impl PeftAdapter {
     /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
     pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) -> Result<(), LoraError> {
         for param in layout.params() {
-            let refuse = |problem| Err(LoraError::Setting { field: "modules_to_save".into(), problem });
+            let refuse = |problem| Err(LoraError::Adapter { path: self.path.clone(), problem });
             let tensor = match self.tensors.get(&param.name) {
                 Some(tensor) => tensor,
                 None if self.saved.trains(&param.name) => {
@@ -197,7 +215,7 @@ impl Weights<'_> {
         });
         let Some((module, suffix)) = parts else {
             return Err(self.error(format!(
-                "tensor `{key}`; expected base_model.model.<module>.lora_A.weight or lora_B.weight: only plain LoRA on linear layers is supported"
+                "tensor `{key}`; expected base_model.model.<module> and .lora_A.weight, .lora_B.weight or .lora_magnitude_vector of an adapted linear, or a tensor of a module in modules_to_save"
             )));
         };
         match self.modules.iter().find(|m| m.name == module || m.old_name == module) {
@@ -277,14 +295,12 @@ pub fn write_adapter(
             .expect("a parameter's shape and length agree by construction");
         (key, view)
     });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    let bytes =
-        safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
+    // Straight to the file: with whole modules the tensors are too many to be held once more.
+    let weights = dir.join(WEIGHTS);
+    files::replace(&weights, |path| files::write_views(path, params)).map_err(failed(weights))?;
     let saved = whole().filter_map(|param| Some(param.name.rsplit_once('.')?.0)).collect();
     let config = format!("{:#}\n", peft_config::to_json(plan, &saved, origin.base_model));
-    let files =
-        [(WEIGHTS, bytes.as_slice()), ("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())];
-    for (name, bytes) in files {
+    for (name, bytes) in [("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())] {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;
     }
