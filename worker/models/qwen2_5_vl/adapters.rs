@@ -62,13 +62,10 @@ impl Tuned {
         let full = TrainedModules::resolve(train, modules, plan)?;
         let start = adapters.as_ref().and_then(|adapters| adapters.start.as_ref());
         if let (Some(start), Some(lora)) = (start, lora)
-            && let Some(module) = start.saved().beyond(&full).next()
+            && let Some(problem) = start.brings_more_than(&full)
         {
             let dir = lora.init_from.as_deref().unwrap_or_default();
-            let problem = format!(
-                "{dir} brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
-            );
-            return Err(setting("lora.init_from", problem));
+            return Err(setting("lora.init_from", format!("{dir} {problem}")));
         }
         Ok(Self { adapters, full })
     }

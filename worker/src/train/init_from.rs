@@ -158,7 +158,7 @@ pub(super) fn take(
         let path = Path::new(path);
         pulse::allow(4 * layout.len() as u64);
         let tensors = WeightSource::find(task, path)?.read(task, spec)?;
-        let placed = Placed::of(layout, tensors, group);
+        let placed = Placed::of(task, layout, tensors, group);
         placed.refuse_misfits(path, group)?;
         refuse_other_meaning(task, spec, path, &placed.groups())?;
         for (param, tensor) in placed.fits {
@@ -174,14 +174,21 @@ struct Placed<'l> {
     fits: Vec<(&'l ParamSpec, StoredTensor)>,
     /// A line each.
     misfits: Vec<String>,
+    /// The groups of those that misfit, where they are known.
+    misfitting: Vec<Group>,
 }
 
 impl<'l> Placed<'l> {
     /// If only one group is wanted, tensors of others are passed over.
-    fn of(layout: &'l TrainableLayout, tensors: Vec<StoredTensor>, wanted: Option<&str>) -> Self {
+    fn of(
+        task: &dyn Task,
+        layout: &'l TrainableLayout,
+        tensors: Vec<StoredTensor>,
+        wanted: Option<&str>,
+    ) -> Self {
         let params: BTreeMap<&str, &ParamSpec> =
             layout.params().iter().map(|param| (param.name.as_str(), param)).collect();
-        let mut placed = Self { fits: Vec::new(), misfits: Vec::new() };
+        let mut placed = Self { fits: Vec::new(), misfits: Vec::new(), misfitting: Vec::new() };
         for tensor in tensors {
             let StoredTensor { name, shape, .. } = &tensor;
             match params.get(name.as_str()).copied() {
@@ -190,11 +197,15 @@ impl<'l> Placed<'l> {
                 Some(param) => {
                     placed.misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
                 }
-                // Without a place here its group is not known, unless its name begins with that.
-                None => match wanted {
-                    Some(group) if !name.starts_with(&format!("{group}.")) => {}
-                    _ => placed.misfits.push(format!("{name}: {shape:?} there, not here")),
-                },
+                // Its group is what the task says, or what its name begins with.
+                None => {
+                    let known = task.group_of(name);
+                    let of = known.map_or_else(|| name.split('.').next().unwrap_or_default(), |of| of.0);
+                    if wanted.is_none_or(|group| group == of) {
+                        placed.misfits.push(format!("{name}: {shape:?} there, not here"));
+                        placed.misfitting.extend(known);
+                    }
+                }
             }
         }
         placed
@@ -209,10 +220,14 @@ impl<'l> Placed<'l> {
     fn refuse_misfits(&self, path: &Path, wanted: Option<&str>) -> Result<(), InitError> {
         let refused = |list, remedy| Err(InitError::Misfits { path: path.into(), list, remedy });
         if !self.misfits.is_empty() {
-            return refused(
-                lines(&self.misfits),
-                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`",
-            );
+            let remedy = if self.misfitting.contains(&Group::BASE) {
+                "name the modules of the pretrained model in model.train, or merge them into a checkpoint (`cox export --merged`) and use that as model.path"
+            } else if self.misfitting.contains(&Group::LORA) {
+                "set lora.targets, lora.rank and lora.use_dora as they were there, or take some groups only: `train.init_from: {GROUP: PATH}`"
+            } else {
+                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`"
+            };
+            return refused(lines(&self.misfits), remedy);
         }
         if self.fits.is_empty() {
             let what = wanted.map_or("no tensor that trains here".to_owned(), |group| {

@@ -126,6 +126,14 @@ impl TaskSettings for SftSettings {
             "is missing, and `model.train` names nothing either, so nothing would train",
             "add a section `lora`, or patterns of modules to `model.train`",
         );
+        let Rates { lora, base } = self.optimizer.lr;
+        let (adapted, whole) = (self.lora.is_some(), !self.model.train.is_empty());
+        f.require(
+            !(adapted || whole) || adapted && lora != 0.0 || whole && base != 0.0,
+            if adapted { "optimizer.lr.lora" } else { "optimizer.lr.base" },
+            "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+            "give a group that is there a rate above 0",
+        );
         check_data(&self.data, f);
         f.learning_rate("lora", self.optimizer.lr.lora);
         f.learning_rate("base", self.optimizer.lr.base);

@@ -89,6 +89,33 @@ fn what_does_not_fit_is_named_with_both_shapes_and_nothing_is_taken() {
 }
 
 #[test]
+fn of_the_pretrained_model_nothing_is_dropped_that_belongs_to_the_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let (merger, layer) = ("model.visual.merger.ln_q.weight", "model.language_model.layers.4.q.weight");
+    let adapter = "base_model.model.model.language_model.layers.4.k.lora_A.weight";
+    let path = file(
+        dir.path(),
+        &[
+            (merger, &[2], Group::BASE),
+            (layer, &[3], Group::BASE),
+            (adapter, &[2], Group::LORA),
+            ("expert.out", &[2], EXPERT),
+        ],
+    );
+    let here = layout(&[(merger, &[2], Group::BASE), ("expert.out", &[2], EXPERT)]);
+    let start = |group: &str| {
+        let mut values = vec![0.0; here.len()];
+        let init_from = InitFrom::Groups([(group.to_owned(), path.clone())].into());
+        take(&VlaFlow, &spec(init_from), &here, &mut values).map(|_| values)
+    };
+    let error = start("base").unwrap_err().to_string();
+    assert!(error.contains(layer) && error.contains("model.train") && !error.contains(adapter), "{error}");
+    let error = start("lora").unwrap_err().to_string();
+    assert!(error.contains(adapter) && error.contains("lora.targets") && !error.contains(layer), "{error}");
+    assert_eq!(start("expert").unwrap()[2..], [8.0, 9.0]);
+}
+
+#[test]
 fn a_place_without_weights_and_a_damaged_file_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let empty = dir.path().display().to_string();
