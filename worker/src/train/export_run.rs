@@ -14,13 +14,13 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{Built, TaskOn, TextFile};
+use coxswain_task::{Built, TaskOn};
 
 use super::{
     TrainError,
     best::Best,
-    checkpoint::{CheckpointError, Found, SPEC_FILE, Store},
-    export::{ExportManifest, pretty, write_text},
+    checkpoint::{CheckpointError, Found, Store},
+    export::{ExportManifest, texts},
     save,
 };
 
@@ -91,14 +91,7 @@ pub fn export_run<B: Tape<Base = B>>(
         let detail = "is there already; remove it, or name another --out".into();
         return Err(CheckpointError::Foreign { path: merged, detail }.into());
     }
-    let written = objective.export(&dir, &layout, &values)?;
-    let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
-    for TextFile { path, what, text } in samples.files() {
-        write_text(&dir.join(path), &text)?;
-        files.push((path, what));
-    }
-    write_text(&dir.join(SPEC_FILE), &pretty(spec))?;
-    files.push((SPEC_FILE, "the run"));
+    let artifacts = objective.export(&dir, &layout, &values)?;
     let merged = match job.merged.then(|| objective.export_merged(&merged, &layout, &values)).flatten() {
         Some(outcome) => outcome.map(|()| Some(merged))?,
         None => None,
@@ -111,7 +104,7 @@ pub fn export_run<B: Tape<Base = B>>(
         steps: step.0,
         files: Vec::new(),
     };
-    manifest.write(&dir, &files)?;
+    manifest.write(&dir, artifacts, texts(&*samples, spec))?;
     Ok(Exported { step, dir, merged })
 }
 

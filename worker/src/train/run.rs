@@ -142,8 +142,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;
-        average::export(self)?;
+        // The results first: what keeps the average's from being written costs those alone.
         self.export(after, of_average)?;
+        average::export(self)?;
         self.members.link.at(Phase::Done, self.next);
         Ok(Ended::Done)
     }

@@ -136,7 +136,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
     }
 
     /// Loads the model while the world gathers.
-    fn prepare<'a>(
+    pub(super) fn prepare<'a>(
         &mut self,
         spec: &'a RunSpec,
         mut link: Box<dyn Link + Send>,

@@ -147,11 +147,20 @@ fn the_average_of_the_weights_has_the_same_bits_whatever_befalls_the_ranks() {
     assert!(summary["error_after_ema"]["mse"].is_number(), "{summary:#}");
     assert_eq!(read_json(&toy.path("undisturbed/ema/manifest.json"))["steps"], 12);
     assert!(toy.path("undisturbed/ema/run_spec.json").is_file(), "it can be served by itself");
-    averaged(&toy, "undisturbed/best/ema");
-    let answer =
-        toy.cox(&["export", "--ema"]).arg(toy.path("undisturbed")).output().expect("cox-toy was built");
-    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
-    assert!(averaged(&toy, "undisturbed/export/step-00000012-ema") == due, "a checkpoint has another one");
+    let exported = |more: &[&str], to: &str| {
+        let mut command = toy.cox(&[&["export", "--ema"][..], more].concat());
+        let answer = command.arg("--out").arg(toy.path(to)).arg(toy.path("undisturbed"));
+        let answer = answer.output().expect("cox-toy was built");
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        averaged(&toy, to)
+    };
+    assert!(exported(&[], "newest") == due, "a checkpoint has another one");
+    let best = averaged(&toy, "undisturbed/best/ema");
+    assert!(best == exported(&["--step", "best"], "the-best"), "that of the best checkpoint is another one");
+    assert!(!toy.path("undisturbed/.tmp-best").exists());
+    // Without one at the end nothing is left of the one before.
+    toy.train("undisturbed", &with(&[EVERY, "optimizer.ema_decay="]));
+    assert!(!toy.path("undisturbed/ema").exists(), "an average of another end");
 
     let same = |name: &str, printed: &str| {
         assert!(averaged(&toy, &format!("{name}/ema")) == due, "{name}: another average\n{printed}");
