@@ -17,7 +17,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
-    check_learning_rates(&settings.optimizer.lr, spec, f);
+    check_learning_rates(settings, spec, f);
     check_cache(settings, spec, f);
     check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
     check_init(settings, spec, f);
@@ -88,8 +88,8 @@ fn check_data(data: &Data, f: &mut Findings) {
     }
 }
 
-fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings) {
-    let LearningRates { lora, base, expert, sensor } = *rates;
+fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
+    let LearningRates { lora, base, expert, sensor } = settings.optimizer.lr;
     for (group, rate) in [("lora", lora), ("base", base), ("expert", expert), ("sensor", sensor)] {
         f.learning_rate(group, rate);
     }
@@ -98,10 +98,18 @@ fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings)
         from => from.is_some(),
     };
     f.require(
-        rates.expert != 0.0 || brought,
+        expert != 0.0 || brought,
         "optimizer.lr.expert",
         "is 0, and then nothing trains at all: a new expert's output layer is zero and passes no gradient on until it has moved",
         "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
+    );
+    let (adapted, whole) = (settings.lora.is_some(), !settings.model.train.is_empty());
+    let learns = [(true, expert), (adapted, lora), (whole, base), (settings.data.sensor.is_some(), sensor)];
+    f.require(
+        !brought || learns.into_iter().any(|(is_there, rate)| is_there && rate != 0.0),
+        "optimizer.lr.expert",
+        "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+        "add a section `lora` or patterns to `model.train`, or give a group that is there a rate above 0",
     );
 }
 
@@ -109,7 +117,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     let Some(tap) = f.read::<TapSetting>("cache.tap", &spec.cache.tap.0) else { return };
     if spec.cache.mode == CacheMode::Periodic {
         f.require(
-            settings.lora.is_some(),
+            settings.lora.is_some() || !settings.model.train.is_empty(),
             "cache.mode",
             "is `periodic`, but nothing of the vision-language model trains",
             "use `exact`: without LoRA its features never change",

@@ -108,10 +108,35 @@ fn an_expert_that_is_brought_may_stay_as_it_is() {
 }
 
 #[test]
+fn a_run_in_which_nothing_moves_is_refused() {
+    let given = |more: &[&'static str]| {
+        let kept = ["optimizer.lr={expert: 0, sensor: 0, lora: 0, base: 0}", "train.init_from=runs/one"];
+        [&kept[..], more].concat()
+    };
+    for still in [&[][..], &["lora={}"], &["model.train=[merger]"], &["data.sensor=observation.sensor"]] {
+        let error = read(SMALL, &given(still)).expect_err("nothing moves").to_string();
+        assert!(error.contains("nothing would move"), "{still:?}: {error}");
+    }
+    for moves in [
+        ["lora={}", "optimizer.lr.lora=1e-5"],
+        ["model.train=[merger]", "optimizer.lr.base=1e-5"],
+        ["data.sensor=observation.sensor", "optimizer.lr.sensor=1e-4"],
+    ] {
+        small(&given(&moves));
+    }
+    // A rate is not enough: the group has to be there.
+    let error = read(SMALL, &given(&["optimizer.lr.lora=1e-5"])).expect_err("no LoRA").to_string();
+    assert!(error.contains("nothing would move"), "{error}");
+}
+
+#[test]
 fn cached_steps_that_rest_lora_would_not_rest_what_trains_in_full() {
     let error = read(SMALL, &["lora={}", "model.train=[merger]", "cache={mode: periodic}"]);
     let error = error.expect_err("they cannot be").to_string();
     assert!(error.contains("model.train") && error.contains("cache.mode: periodic"), "{error}");
+    let error = read(SMALL, &["model.train=[merger]", "cache={mode: periodic}"]);
+    let error = error.expect_err("without LoRA no more than with it").to_string();
+    assert!(error.contains("model.train") && !error.contains("nothing of the"), "{error}");
 }
 
 #[test]
