@@ -73,7 +73,7 @@ fn held_out(metrics: &[v1::Metric]) -> Option<String> {
     let of = |kind: &'static str| {
         let named =
             metrics.iter().filter_map(move |metric| Some((metric.name.strip_prefix(kind)?, metric.value)));
-        named.filter(|(name, _)| !name.contains('/'))
+        named.filter(|(name, _)| !name.strip_prefix("ema/").unwrap_or(name).contains('/'))
     };
     let measures: Vec<_> = of("eval/").map(|(name, value)| format!("{name} {value:.4}")).collect();
     let best: Vec<_> = of("best/")
@@ -225,6 +225,14 @@ mod tests {
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
              survived: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"
         );
+    }
+
+    #[test]
+    fn held_out_measures_are_those_of_the_weights_and_of_their_average_without_parts() {
+        let names = ["eval/mse", "eval/mse/dim0", "eval/ema/mse", "eval/ema/mse/dim0", "best/step"];
+        let metrics = names.map(|name| v1::Metric { name: name.into(), value: 2.0, ..v1::Metric::default() });
+        let told = held_out(&metrics).expect("there is something to tell");
+        assert_eq!(told, "held out: mse 2.0000, ema/mse 2.0000 · best after step 2");
     }
 
     #[test]

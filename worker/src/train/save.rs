@@ -319,7 +319,10 @@ pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result
     let mut flat = vec![0.0; layout.len()];
     for param in layout.params() {
         let tensor = tensors.tensor(&param.name).map_err(|_| {
-            damaged(format!("{} is missing: was it written with other lora.targets?", param.name))
+            damaged(format!(
+                "{} is missing: was it written with other lora.targets or model.train?",
+                param.name
+            ))
         })?;
         if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
             return Err(damaged(format!(

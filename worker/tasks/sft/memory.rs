@@ -299,7 +299,7 @@ impl Subject for ChatSizes {
     fn to_json(&self) -> Value {
         let ([frozen, lora, base], outline) = (self.elements, &self.outline);
         json!({
-            "parameters": {"pretrained": frozen, "trainable": lora + base, "lora": lora, "base": base},
+            "parameters": {"pretrained": frozen + base, "trainable": lora + base, "lora": lora, "base": base},
             "sample": {
                 "tokens": outline.tokens,
                 "learned": outline.learned,

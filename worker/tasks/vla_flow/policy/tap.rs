@@ -41,6 +41,8 @@ pub struct Adapted {
     pub vision: Option<String>,
     /// Decoder layers in which something trains, in order. The final norm counts as part of the last.
     pub layers: Vec<usize>,
+    /// Whether anything has an adapter.
+    pub adapted: bool,
     /// Whether anything trains in full, without an adapter.
     pub in_full: bool,
     /// Decoder layers in all.
@@ -68,7 +70,8 @@ impl Adapted {
         layers.dedup();
         let vision = names().find(|name| name.starts_with("model.visual.")).map(str::to_owned);
         let in_full = full.is_some_and(|full| !full.is_empty());
-        Self { vision, layers, in_full, of_layers: config.text.num_layers }
+        let adapted = lora.is_some_and(|plan| plan.adapters().next().is_some());
+        Self { vision, layers, adapted, in_full, of_layers: config.text.num_layers }
     }
 
     /// In words: what of the vision-language model trains.
@@ -81,7 +84,11 @@ impl Adapted {
             }
             [first, .., last] => format!("{} decoder layers from {first} to {last}", self.layers.len()),
         };
-        let what = if self.in_full { "LoRA and whole modules" } else { "LoRA" };
+        let what = match (self.adapted, self.in_full) {
+            (true, true) => "LoRA and whole modules",
+            (false, true) => "whole modules",
+            _ => "LoRA",
+        };
         match (&self.vision, layers.is_empty()) {
             (None, true) => "nothing of the vision-language model".into(),
             (None, false) => format!("{what} in {layers}"),
@@ -200,7 +207,7 @@ mod tests {
     }
 
     fn adapted(layers: &[usize]) -> Adapted {
-        Adapted { vision: None, layers: layers.into(), in_full: false, of_layers: 6 }
+        Adapted { vision: None, layers: layers.into(), adapted: true, in_full: false, of_layers: 6 }
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
@@ -255,6 +262,11 @@ mod tests {
         assert_eq!(tap, "features: the input of decoder layer 4 (pre-norm)");
         assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
         assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
+        for (is_adapted, what) in [(true, "LoRA and whole modules"), (false, "whole modules")] {
+            let whole = Adapted { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
+            let [_, _, steps] = Tap::Layer(4).describe(CacheMode::Exact, &whole);
+            assert!(steps.starts_with(&format!("every step: {what} in decoder layer 4")), "{steps}");
+        }
         let [_, _, steps] = Tap::Final.describe(CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
         assert!(
