@@ -37,9 +37,20 @@ const WHOLE: [&str; 4] = [
     r"language_model\.norm",
 ];
 
-/// What trains of the model: adapters, whole modules, both.
-fn variants() -> [Run; 3] {
-    [Run::new(), Run::of(None, &WHOLE), Run::of(Some(LORA), &WHOLE)]
+/// What trains of the model: adapters, whole modules, both; adapters with magnitudes of their own, alone and
+/// beside whole modules.
+fn variants() -> [Run; 5] {
+    let [adapters, magnitudes] = [false, true].map(|use_dora| Some(Adapters { targets: LORA, use_dora }));
+    let (none, whole) = (&[][..], &WHOLE[..]);
+    [(adapters, none), (None, whole), (adapters, whole), (magnitudes, none), (magnitudes, whole)]
+        .map(|(adapters, train)| Run::of(adapters, train))
+}
+
+/// Of the section `lora`.
+#[derive(Clone, Copy)]
+struct Adapters {
+    targets: &'static str,
+    use_dora: bool,
 }
 
 /// A run that has left everything, and what it was made of.
@@ -55,12 +66,12 @@ struct Run {
 impl Run {
     /// With adapters alone.
     fn new() -> Self {
-        Self::of(Some(LORA), &[])
+        Self::of(Some(Adapters { targets: LORA, use_dora: false }), &[])
     }
 
     /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32: with
     /// adapters of these targets, and modules that train in full.
-    fn of(targets: Option<&str>, train: &[&str]) -> Self {
+    fn of(adapters: Option<Adapters>, train: &[&str]) -> Self {
         let recording = Recording::default();
         let (data, dir) = (recording.write(), tempfile::tempdir().unwrap());
         let (like, model) = (assets().join("tiny-vla"), dir.path().join("model"));
@@ -68,7 +79,9 @@ impl Run {
         SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 }.write().unwrap();
         let mut spec = recording.spec(data.path());
         spec.vla_mut().model.path = model.display().to_string();
-        let lora = targets.map(|targets| json!({"rank": 2, "alpha": 4.0, "targets": targets}));
+        let lora = adapters.map(|Adapters { targets, use_dora }| {
+            json!({"rank": 2, "alpha": 4.0, "targets": targets, "use_dora": use_dora})
+        });
         spec.vla_mut().lora = lora.map(|lora| serde_json::from_value(lora).unwrap());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
