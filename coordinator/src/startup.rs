@@ -10,7 +10,7 @@ use std::{
 use coxswain_proto::{
     VERSION, document,
     ids::{Bytes, Step},
-    report::CheckpointState,
+    report::{CheckpointState, Skipped},
     run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
@@ -73,6 +73,9 @@ struct Manifest {
     /// Absent from manifests of versions that let nothing change.
     core_digest: Option<String>,
     files: BTreeMap<String, ManifestFile>,
+    /// Steps that were left out.
+    #[serde(default)]
+    skipped: BTreeMap<Step, Skipped>,
 }
 
 #[derive(Deserialize)]
@@ -104,7 +107,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
             source,
         })?;
     }
-    let checkpoints = scan(&output.join("checkpoints"), &options.spec)?;
+    let (checkpoints, skipped) = scan(&output.join("checkpoints"), &options.spec)?;
     for change in &memory.changed {
         tracing::info!(target: "coxswain::run", key = change.key, from = change.from, to = change.to, "{change}");
     }
@@ -127,6 +130,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         restarted: options.restarted,
         past: memory.past,
         checkpoints,
+        skipped,
     };
     Ok(Start { config, identity, journal: spawned? })
 }
@@ -155,12 +159,15 @@ fn open_journal(
     })
 }
 
+/// Checkpoints on disk, and the steps of which they say that they were left out.
+type Scanned = (Vec<CheckpointEntry>, BTreeMap<Step, Skipped>);
+
 /// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being
 /// written, or broken; nor do those with a name of their own: copies that people have made.
-fn scan(directory: &Path, spec: &RunSpec) -> Result<Vec<CheckpointEntry>, StartError> {
+fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
     let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
     let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Scanned::default()),
         other => other.map_err(failed)?,
     };
     let mut found = Vec::new();
@@ -186,7 +193,12 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Vec<CheckpointEntry>, StartE
         let (path, found) = (path.clone(), newest.spec_digest.clone());
         return Err(StartError::ForeignCheckpoint { path, found, own });
     }
-    Ok(found.into_iter().map(|(entry, ..)| entry).collect())
+    let mut skipped = BTreeMap::new();
+    let entries = found.into_iter().map(|(entry, _, manifest)| {
+        skipped.extend(manifest.skipped);
+        entry
+    });
+    Ok((entries.collect(), skipped))
 }
 
 fn manifest(path: &Path) -> Option<Manifest> {

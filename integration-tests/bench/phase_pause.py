@@ -3,7 +3,7 @@
 
     phase_pause.py COX [COX ...] [--rounds 1] [--changes 6] [--without-probes] [KEY=VALUE ...]
 
-configs/quickstart-cached.yaml as it is (live for 24 steps of 120), for `--changes` turns. Of each phase change three times in milliseconds:
+configs/quickstart-cached.yaml as it is (live for 24 steps of 120), for `--changes` phase changes. Of each phase change three times in milliseconds:
 
     gap     between the commits of the last live step and of the step that begins the generation, as the coordinator's log has them
     pause   what of it was not that step itself (its `total_ms`)

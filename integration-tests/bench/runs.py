@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What whole runs cost: two ranks against one, and the coordinator's share. Real `cox run`s, in turns: A B A B.
+"""What whole runs cost: two ranks against one, the coordinator's share, EMA, dropout and skipping. Real `cox run`s, in turns: A B A B.
 
     runs.py ranks COX [--rounds 3] [CONFIG] [KEY=VALUE ...]         2 ranks of 1 thread against 1 rank of 2 threads
     runs.py coordinator COX [--rounds 3] [CONFIG] [KEY=VALUE ...]   1 rank with a coordinator against `cox worker --config`, which has none
+    runs.py options COX [--rounds 2] [--before OLD] [CONFIG] [KEY=VALUE ...]    a step of `small` with EMA, dropout, and both,
+                                                                    over one without; and that over one of an older program (no skipping)
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
 The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
@@ -12,6 +14,8 @@ import argparse
 import json
 import os
 import pathlib
+import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -58,8 +62,10 @@ def measure(command, threads):
         reader.join()
         assert code == 0, "".join(printed)
         summary = json.load(open(f"{out}/run/summary.json"))
+        # Where the log is JSON: of each step, all of it and the optimizer's part. The first two do not count.
+        of_step = lambda field: [float(ms) for ms in re.findall(rf'"{field}":([0-9.e+-]+)', "".join(printed))][2:]
         return dict(
-            steps=summary["steps"], seconds=summary["train_seconds"], samples_per_second=summary["samples_per_second"],
+            step_ms=of_step("total_ms"), optimizer_ms=of_step("optimizer_ms"), steps=summary["steps"], seconds=summary["train_seconds"], samples_per_second=summary["samples_per_second"],
             peak_mib=[rank["driver"] / 2**20 for rank in summary["peak_memory"]], own=sum(own.values()), all=usage.ru_utime + usage.ru_stime)
 
 
@@ -92,18 +98,61 @@ def coordinator(a, train):
     print(f"wall time of a step, with against without: {100 * statistics.median(extra):+.1f} % ({', '.join(f'{100 * e:+.1f}' for e in extra)})")
 
 
+# What makes `small` of the checkpoint that ships.
+SMALL = {"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "max_window_layers": 12,
+         "num_attention_heads": 12, "num_key_value_heads": 4, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
+SMALL_VISION = {"depth": 6, "hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "out_hidden_size": 768}
+STEP = ["lora.rank=16", "lora.alpha=16", "expert.width=768", "expert.layers=16", "expert.heads=12", "expert.repeated_noise=1",
+        "data.holdout_episodes=[]", "eval.samples=0", "train.steps=12", "train.global_batch=2", "train.micro_batch=2",
+        "train.recompute=none", "train.checkpoint_every=0", "optimizer.warmup_steps=0", "--nproc-per-node", "1", "--log-format", "json"]
+EMA, DROPOUT = "optimizer.ema_decay=0.999", "lora.dropout=0.1"
+
+
+def make_small(cox, directory):
+    """A checkpoint of random weights with the sizes of `small`."""
+    like = ROOT / "configs/assets/tiny-vla"
+    shapes = directory / "shapes"
+    shutil.copytree(like, shapes, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((like / "config.json").read_text()) | SMALL
+    config["vision_config"] |= SMALL_VISION
+    (shapes / "config.json").write_text(json.dumps(config))
+    subprocess.run([cox, "data", "make-checkpoint", f"--like={shapes}", f"--out={directory / 'small'}", "--dtype=f32"], check=True)
+    return str(directory / "small")
+
+
+def options(a, _):
+    with tempfile.TemporaryDirectory() as directory:
+        fixed = ["run", a.config, f"model.path={make_small(a.cox, pathlib.Path(directory))}", *STEP, *a.overrides]
+        sides = {"plain": [a.cox], "EMA": [a.cox, EMA], "dropout": [a.cox, DROPOUT], "EMA and dropout": [a.cox, EMA, DROPOUT]}
+        if a.before:
+            sides["older program"] = [os.path.abspath(a.before)]
+        times = {name: [] for name in sides}
+        for _ in range(a.rounds):
+            for name, (cox, *keys) in sides.items():
+                run = show(name, measure([cox, *fixed, *keys], a.threads))
+                step, optimizer = (statistics.median(run[part]) for part in ("step_ms", "optimizer_ms"))
+                print(f"    median after two steps that do not count: {step:.1f} ms, of which the optimizer {optimizer:.1f}", flush=True)
+                times[name].append(step)
+    for name in [side for side in sides if side != "plain"]:
+        over, under = (times["plain"], times[name]) if name == "older program" else (times[name], times["plain"])
+        ratios = [one / other for one, other in zip(over, under)]
+        what = f"plain over {name}" if name == "older program" else f"{name} over plain"
+        print(f"{what}: {statistics.median(ratios):.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["ranks", "coordinator"])
+    parser.add_argument("what", choices=["ranks", "coordinator", "options"])
     parser.add_argument("cox")
     parser.add_argument("config", nargs="?", default="configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--before", help="a program of before steps could be left out, for `options`")
     a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
-    {"ranks": ranks, "coordinator": coordinator}[a.what](a, train)
+    {"ranks": ranks, "coordinator": coordinator, "options": options}[a.what](a, train)
 
 
 main()

@@ -6,6 +6,7 @@
 
 Fails (exit 1) if an action differs by more than 1e-4 in units of the action's spread in this data set.
 """
+import math
 import os
 import sys
 
@@ -19,13 +20,23 @@ import coxswain_policy
 TOLERANCE = 1e-4
 
 
+def shape(name, value):
+    """Of a value that is a part of a feature: all of its numbers but one for each other part."""
+    if "part_of" not in value:
+        return value["shape"]
+    names, of = value["part_of"]["names"], math.prod(value["part_of"]["shape"])
+    return [of - len(names) + 1] if name == names[0] else [1]
+
+
 def observation(metadata, seed):
-    draws, out = np.random.default_rng(seed), {"prompt": ["open the drawer", "push the button"][seed % 2], "seed": seed}
+    draws, out = np.random.default_rng(seed), {"seed": seed}
     for name, value in metadata["inputs"].items():
         if value["dtype"] == "uint8":
             out[name] = draws.integers(0, 256, value["shape"], np.uint8)
         elif value["dtype"] == "float32":
-            out[name] = draws.normal(size=value["shape"]).astype(np.float32)
+            out[name] = draws.normal(size=shape(name, value)).astype(np.float32)
+        else:
+            out[name] = ["open the drawer", "push the button"][seed % 2]
     return out
 
 

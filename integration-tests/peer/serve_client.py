@@ -3,6 +3,7 @@
 
     cox serve RUN_DIR --listen 127.0.0.1:8000
     python serve_client.py 127.0.0.1:8000 [TOKEN]          # needs openpi-client
+    SSL_CERT_FILE=cert.pem python serve_client.py wss://localhost:8000 [TOKEN]
 
 Sends random observations of the shapes that the server tells, several clients at once, then nonsense of every kind; fails (exit 1)
 if an answer has another shape, differs between equal seeds, or if nonsense is not refused in words.
@@ -52,6 +53,11 @@ def main():
         assert np.isfinite(answer["actions"]).all() and answer["server_timing"]["infer_ms"] > 0
     again = client.infer(observation(metadata, 2))["actions"]
     assert np.array_equal(again, alone[2]["actions"]), "the same seed and observation"
+    apart = observation(metadata, 2)
+    for name, value in metadata["inputs"].items():
+        if value["dtype"] == "uint8":
+            apart[name] = np.ascontiguousarray(apart[name].transpose(2, 0, 1))
+    assert np.array_equal(client.infer(apart)["actions"], again), "channels first, as PyTorch has them"
 
     errors = []
 
@@ -72,11 +78,11 @@ def main():
     height, width, _ = metadata["inputs"][camera]["shape"]
     refused(client, lambda o: o.pop(camera), f"{camera}: missing")
     refused(client, lambda o: o.update({camera: np.zeros((2, 2, 3), np.uint8)}), "found uint8 [2, 2, 3]")
-    refused(client, lambda o: o.update({camera: np.zeros((3, height, width), np.uint8)}), "(height, width, RGB)")
+    refused(client, lambda o: o.update({camera: np.zeros((height, width), np.uint8)}), "(height, width, RGB)")
     refused(client, lambda o: o.update({camera: np.zeros((height, width, 3), np.float32)}), "found numbers")
     refused(client, lambda o: o[numbers].put(0, np.nan), "NaN")
     refused(client, lambda o: o.pop("prompt"), "prompt: missing")
-    refused(client, lambda o: o.update({numbers: {"a": {"b": 1}}}), f"{numbers}: a map")
+    refused(client, lambda o: o.update({numbers: {"a": 1}}), f"{numbers}/a (1)")
     for thread in robots:
         thread.join()
     if errors:

@@ -88,7 +88,7 @@ fn a_second_launch_finds_what_the_first_has_computed() {
     let store = format!("cache.dir={}", first.output().join("store").display());
     let flags = [&PERIODIC[..], &[&store]].concat();
     let printed = assert_as_undisturbed(&first, first.start(&flags), &PERIODIC, "the first");
-    for line in ["step 2: cached: features of generation 1", "step 4: live", "features have moved by"] {
+    for line in ["step 2: cached: features of version 1", "step 4: live", "features have moved by"] {
         assert!(printed.contains(line), "{line}:\n{printed}");
     }
     assert_as_undisturbed(&second, second.start(&flags), &PERIODIC, "the second");
@@ -268,7 +268,7 @@ fn a_rebuild_that_is_asked_for_begins_where_the_leases_end_and_is_in_the_journal
     held.release();
     let (ended, printed) = running.finish();
     assert!(ended.success(), "{printed}");
-    assert!(printed.contains("features of generation 2 from step 6 on: asked for"), "{printed}");
+    assert!(printed.contains("features of version 2 from step 6 on: asked for"), "{printed}");
     let ranges = audit(&tiny.output())["cache"].clone();
     let cache_phases: Vec<_> =
         ranges.as_array().expect("an array").iter().map(|range| range["generation"].clone()).collect();

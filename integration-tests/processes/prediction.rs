@@ -187,6 +187,21 @@ fn what_cannot_fit_is_refused_with_rank_bytes_and_remedy() {
 }
 
 #[test]
+fn an_evaluation_that_would_find_nothing_is_told_beforehand() {
+    let check = |holdout: &str| {
+        let out = cox(&["check", "configs/quickstart.yaml", "eval.every=10", holdout]).output();
+        let out = out.expect("cox was built");
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let without = check("data.holdout_episodes=[]");
+    assert!(without.contains("0 held out: nothing will be evaluated"), "{without}");
+    assert!(without.contains("warning   eval.every is 10, and no sample is held out"), "{without}");
+    let with = check("data.holdout_episodes=[3]");
+    assert!(!with.contains("nothing"), "{with}");
+}
+
+#[test]
 fn a_machine_without_a_gpu_is_described_in_words() {
     let out = cox(&["gpu"]).output().expect("cox was built");
     if !out.status.success() {

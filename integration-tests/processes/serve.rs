@@ -14,6 +14,9 @@ use safetensors::SafeTensors;
 
 use super::support::{Running, cox, processes::signal, read_json, root, train};
 
+/// A certificate for localhost, and its key.
+const CERTIFICATES: &str = "worker/serve/src/tests/tls";
+
 /// A short run and its checkpoints, made once.
 fn trained() -> &'static Path {
     static RUN: OnceLock<tempfile::TempDir> = OnceLock::new();
@@ -40,12 +43,16 @@ fn done(arguments: &[&str]) -> String {
 
 /// A server, and where it listens.
 fn serve(dir: &Path) -> (Running, String) {
+    serve_with(dir, &[])
+}
+
+fn serve_with(dir: &Path, flags: &[&str]) -> (Running, String) {
     let arguments = ["serve", dir.to_str().expect("a readable path"), "--listen=127.0.0.1:0", "--device=cpu"];
-    let mut command = cox(&arguments);
+    let mut command = cox(&[&arguments, flags].concat());
     command.env_remove("COX_TOKEN");
     let mut running = Running::of(command);
-    let line = running.wait_for("serving at ws://");
-    let address = line.split("ws://").nth(1).and_then(|rest| rest.split(' ').next());
+    let line = running.wait_for("serving at ws");
+    let address = line.split("://").nth(1).and_then(|rest| rest.split(' ').next());
     (running, address.expect("an address").to_owned())
 }
 
@@ -67,6 +74,7 @@ fn python(modules: &str, script: &str, arguments: &[&str]) {
         return;
     }
     let mut command = Command::new(&interpreter);
+    command.env("SSL_CERT_FILE", root().join(CERTIFICATES).join("cert.pem"));
     command.arg(root().join("integration-tests/peer").join(script)).args(arguments).current_dir(root());
     let output = command.env("PYTHONPATH", root().join("launcher/python")).output().expect("it was asked");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -81,6 +89,31 @@ fn a_served_policy_is_healthy_counts_and_ends_by_a_signal() {
     signal(running.pid() as i32, Signal::SIGTERM);
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
+    // A line says how severe it is, and not in which module it was written.
+    assert!(printed.contains("  info    SIGTERM: answering what is under way"), "{printed}");
+    assert!(printed.contains("  info    warm: "), "{printed}");
+}
+
+#[test]
+fn openpis_own_client_is_answered_over_tls() {
+    let file = |name: &str| root().join(CERTIFICATES).join(name).display().to_string();
+    let (cert, key) = (format!("--tls-cert={}", file("cert.pem")), format!("--tls-key={}", file("key.pem")));
+    let (_running, address) = serve_with(trained(), &[&cert, &key]);
+    assert!(get(&address, "/healthz").contains("this port speaks TLS"));
+    let port = address.split(':').nth(1).expect("a port");
+    python("openpi_client, numpy", "serve_client.py", &[&format!("wss://localhost:{port}")]);
+}
+
+#[test]
+fn a_certificate_without_its_key_is_refused_in_words() {
+    let file = |name: &str| root().join(CERTIFICATES).join(name).display().to_string();
+    let dir = trained().to_str().expect("a readable path");
+    let cert = format!("--tls-cert={}", file("cert.pem"));
+    let (status, printed) = Running::start(&["serve", dir, &cert]).finish();
+    assert!(status.code() == Some(2) && printed.contains("--tls-key"), "{printed}");
+    let other = format!("--tls-key={}", file("other-key.pem"));
+    let (status, printed) = Running::start(&["serve", dir, &cert, &other]).finish();
+    assert!(status.code() == Some(2) && printed.contains("not the key of"), "{printed}");
 }
 
 #[test]
@@ -94,6 +127,36 @@ fn the_loader_in_pytorch_samples_what_the_server_answers() {
     let (_running, address) = serve(trained());
     let dir = trained().to_str().expect("a readable path");
     python("torch, transformers, peft, openpi_client", "check_policy.py", &[dir, &address]);
+}
+
+/// Modules that trained in full, without adapters, and observations under names of their own.
+#[test]
+fn the_loader_reads_whole_modules_and_names_on_the_wire() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let run = dir.path().join("run");
+    let whole = "model.train=['visual\\.merger', 'language_model\\.norm']";
+    let short = [
+        "train.steps=6",
+        "eval.samples=0",
+        "optimizer.warmup_steps=2",
+        "optimizer.lr.base=0.01",
+        "lora=",
+        whole,
+        "serve.cameras=[observation/image]",
+        "serve.state=[observation/joint_position, observation/gripper_position]",
+        "serve.prompt=instruction",
+    ];
+    train(&run, &short);
+    assert!(run.join("base.safetensors").exists());
+    let (_running, address) = serve(&run);
+    let dir = run.to_str().expect("a readable path");
+    python("torch, transformers, peft, openpi_client", "check_policy.py", &[dir, &address]);
+}
+
+#[test]
+fn lerobots_own_functions_find_the_policy() {
+    let dir = trained().to_str().expect("a readable path");
+    python("lerobot.policies, transformers, peft", "check_lerobot.py", &[dir]);
 }
 
 #[test]
@@ -117,6 +180,15 @@ fn any_checkpoint_is_exported_as_a_run_leaves_its_last() {
     // What was exported is served like a run.
     let (_running, address) = serve(&out);
     assert!(get(&address, "/healthz").ends_with("OK\n"));
+
+    // An untrained policy: the one that training began with.
+    let untrained = other.path().join("untrained");
+    done(&["export", dir, "--step=0", "--out", untrained.to_str().expect("a readable path")]);
+    assert_eq!(read_json(&untrained.join("manifest.json"))["steps"], 0);
+    let bytes = std::fs::read(untrained.join("expert.safetensors")).expect("written");
+    let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let last = tensors.tensor("expert.final.out.weight").expect("an expert has it");
+    assert!(last.data().iter().all(|byte| *byte == 0), "a new expert moves nothing");
 
     let told = serde_json::json!({
         "step": 3, "measure": "mae", "value": 0.5, "samples": 8, "seed": 0,

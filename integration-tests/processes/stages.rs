@@ -86,6 +86,77 @@ fn stage_two_goes_on_from_the_weights_of_stage_one_with_an_optimizer_of_its_own(
 }
 
 #[test]
+fn an_expert_that_does_not_train_comes_out_as_it_was_brought_and_has_no_optimizer_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (first_stage(), dir.path().join("two"));
+    let from = from(one);
+    let overrides = [&from, "expert.train=false", "train.steps=4", "train.checkpoint_every=2"];
+    let (_, printed) = trained("configs/vla-stage2.yaml", &two, &overrides);
+    assert!(printed.contains("what does not train comes from"), "{printed}");
+    let tensors = |path: &Path| {
+        let bytes = std::fs::read(path).expect("it was written");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("whole");
+        let mut all: Vec<_> =
+            file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(tensors(&two.join("expert.safetensors")), tensors(&one.join("expert.safetensors")));
+    let file = |name: &str| two.join("checkpoints/step-00000004").join(name);
+    let values = |name: &str| tensors(&file(name)).into_iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+    let expert: usize =
+        tensors(&one.join("expert.safetensors")).into_iter().map(|(_, bytes)| bytes.len()).sum();
+    let moments: usize =
+        (0..2).map(|rank| values(&format!("optimizer-rank{rank:04}-of-0002.safetensors"))).sum();
+    let learned = values("trainables.safetensors") - expert;
+    assert!((2 * learned..2 * learned + 1024).contains(&moments), "{moments} for {learned}");
+
+    // The expert is read again from where it was brought from.
+    let more = [&from, "expert.train=false", "train.steps=6"];
+    let (went_on, _) = trained("configs/vla-stage2.yaml", &two, &more);
+    assert_eq!(went_on["first_step"].as_u64(), Some(4));
+    let output_dir = format!("run.output_dir={}", two.display());
+    let arguments = ["eval", "configs/vla-stage2.yaml", &output_dir, &from, "expert.train=false"];
+    let evaluated = cox(&[&arguments[..], &SHORT].concat()).output().expect("cox was built");
+    assert!(evaluated.status.success(), "{}", String::from_utf8_lossy(&evaluated.stderr));
+}
+
+#[test]
+fn adapters_in_an_expert_that_is_brought_train_and_come_out_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (first_stage(), dir.path().join("two"));
+    let (from, targets) = (from(one), "lora.targets=[q_proj, v_proj, attn.q, attn.v, final.out]");
+    let of_run = [&from, "expert.train=false", targets, "train.steps=4"];
+    let (summary, printed) = trained("configs/vla-stage2.yaml", &two, &of_run);
+    assert!(printed.contains("expert: all 18 tensors start from their initial values"), "{printed}");
+    let (begun, ended) = (losses(&summary)[0], losses(&summary)[3]);
+    assert!(f64::from_bits(begun).is_finite() && begun != ended);
+    let names_and_values = |path: &Path| {
+        let bytes = std::fs::read(path.join("expert.safetensors")).expect("it was written");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("whole");
+        let mut all: Vec<_> =
+            file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+        all.sort();
+        all.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()
+    };
+    let ((brought, before), (left, after)) = (names_and_values(one), names_and_values(&two));
+    assert_eq!(left, brought);
+    let moved: Vec<_> = left.iter().zip(before.iter().zip(&after)).filter(|(_, (a, b))| a != b).collect();
+    let moved: Vec<_> = moved.into_iter().map(|(name, _)| name.as_str()).collect();
+    let adapted = |name: &&str| {
+        ["attn.q.weight", "attn.v.weight", "final.out.weight"].iter().any(|end| name.ends_with(end))
+    };
+    assert!(moved.len() == 9 && moved.iter().all(adapted), "{moved:?}");
+    // Merged it is an expert like any other, for a run that trains it in full.
+    let expert = two.join("expert.safetensors").display().to_string();
+    trained(
+        "configs/vla-stage2.yaml",
+        &dir.path().join("three"),
+        &[&format!("train.init_from={{expert: {expert}}}"), "train.steps=2"],
+    );
+}
+
+#[test]
 fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
     let dir = tempfile::tempdir().unwrap();
     let from = from(first_stage());

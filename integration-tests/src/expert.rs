@@ -7,6 +7,7 @@ use std::{collections::HashMap, fs};
 use burn::tensor::{Tensor, TensorData};
 use coxswain_nn::{
     kernels::{AttentionMask, Tape},
+    lora::{Lora, LoraPlan, LoraTargets},
     params::{FlatGrads, TrainableLayout, Trainables},
     recompute::{
         Retention,
@@ -15,7 +16,8 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 use coxswain_tasks::vla_flow::{
-    expert::{ActionExpert, Conditioning, Draws, ExpertShape},
+    adapters::modules,
+    expert::{ActionExpert, Conditioning, Draws, ExpertForm, ExpertShape, Learning},
     flow::{CleanActions, squared_error},
     sensor::{SensorEncoder, SensorShape},
 };
@@ -24,7 +26,7 @@ use safetensors::SafeTensors;
 use crate::{fixture, relative_error};
 
 /// All cases.
-pub const CASES: [&str; 2] = ["plain", "repeated-sensor-padded"];
+pub const CASES: [&str; 4] = ["plain", "repeated-sensor-padded", "adapted", "of-the-field"];
 const GRADIENT_TOLERANCE: f64 = 1e-3;
 
 /// A case: its sizes and its tensors, flat.
@@ -56,6 +58,28 @@ impl Case {
         upload(self.get(name), columns, device)
     }
 
+    /// What a case does not say it has not.
+    fn form(&self) -> ExpertForm {
+        let of = |name: &str| self.sizes.get(name).map_or(0, |value| value.parse().unwrap());
+        let some = |size: usize| (size > 0).then_some(size);
+        ExpertForm {
+            time_in_actions: of("time_in_actions") > 0,
+            state_hidden: some(of("state_hidden")),
+            decoder_hidden: some(of("decoder_hidden")),
+            feature_norm: of("feature_norm") > 0,
+            future_tokens: of("future_tokens"),
+            dropout: 0.0,
+        }
+    }
+
+    fn lora(&self, shape: ExpertShape) -> Option<LoraPlan> {
+        let targets = self.sizes.get("lora_targets")?;
+        let targets = LoraTargets::Suffixes(targets.split(' ').map(str::to_owned).collect());
+        let (rank, alpha) = (self.size("lora_r"), self.size("lora_alpha") as f64);
+        let lora = Lora { rank, alpha, targets, ..Lora::default() };
+        Some(LoraPlan::resolve(&lora, &modules(shape)).unwrap())
+    }
+
     fn register(&self, layout: &mut TrainableLayout) -> (Option<SensorEncoder>, ActionExpert) {
         let width = self.size("width");
         let sensor = (self.size("window") > 0).then(|| {
@@ -77,8 +101,10 @@ impl Case {
             sensor_tokens: self.size("sensor_tokens"),
             horizon: self.size("horizon"),
             action: self.size("action"),
+            form: self.form(),
         };
-        (sensor, ActionExpert::register(layout, shape))
+        let lora = self.lora(shape);
+        (sensor, ActionExpert::register(layout, shape, Learning::of(lora.is_none(), lora.as_ref())))
     }
 }
 
@@ -99,8 +125,7 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     let case = Case::read(name);
     let mut layout = TrainableLayout::default();
     let (sensor, expert) = case.register(&mut layout);
-    let values =
-        layout.params().iter().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
+    let values = layout.whole().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
     let trainables = Trainables::<B>::new(layout.clone(), values, device);
     let check = |what: &str, ours: &[f32], tolerance: f64| {
         let error = relative_error(&doubles(ours), &doubles(case.get(what)));
@@ -122,7 +147,8 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     };
     let action = case.size("action");
     let draws = Draws { times: case.get("in.times"), noisy_nc: case.tensor("in.noisy", action, device) };
-    let (velocity, trace) = expert.forward(&trainables, Retention::in_float32(mode), conditioning, draws);
+    let (velocity, trace) =
+        expert.forward(&trainables, Retention::in_float32(mode), conditioning, draws, None);
     let velocity = download(velocity);
     check("out.velocity", &velocity, tolerance);
 

@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use crate::{fixture, relative_error, repository};
 
 /// Cases with an adapter that is not on the head.
-pub const CASES: [&str; 4] = ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns"];
+pub const CASES: [&str; 5] =
+    ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16"];
 
 /// The run that goes on from a case's adapter.
 fn spec(case: &str, recompute: &str) -> RunSpec {

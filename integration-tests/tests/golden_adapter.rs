@@ -16,14 +16,18 @@ use coxswain_integration_tests::fixture;
 use coxswain_models::qwen2_5_vl::{
     config::QwenConfig,
     forward::{self, Job},
-    modules::modules,
+    modules::{has_bias, modules},
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::{
-    lora::{AdapterConfig, AdapterOrigin, LoraPlan, Module, ModuleKind, PeftAdapter, write_adapter},
+    lora::{
+        AdapterConfig, AdapterOrigin, LoraPlan, Module, ModuleKind, PeftAdapter, linear::magnitude_key,
+        write_adapter,
+    },
     params::{Group, Init, TrainableLayout},
 };
 use coxswain_proto::run_spec::RunSpec;
+use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
 const ORIGIN: AdapterOrigin<'_> = AdapterOrigin { base_model: "model", readme: "" };
@@ -143,8 +147,8 @@ fn adapters_of(theirs: &serde_json::Map<String, Value>) -> BTreeMap<String, (u64
     theirs.iter().map(|(name, found)| (name.clone(), spec(found))).collect()
 }
 
-/// The layout that loading a model with this adapter would give, without loading one.
-fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
+/// The layout that loading a model with a case's adapter would give, without loading one.
+fn layout_of(case: &str, adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
     let mut layout = TrainableLayout::default();
     for module in modules {
         if let (Some(spec), ModuleKind::Linear { inputs, outputs, .. }) =
@@ -153,9 +157,31 @@ fn layout_of(adapter: &PeftAdapter, modules: &[Module]) -> TrainableLayout {
             let [a, b] = coxswain_nn::lora::linear::peft_keys(&module.name);
             layout.add(a, &[spec.rank, inputs], Group::LORA, true, Init::Zeros);
             layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros);
+            if spec.dora {
+                layout.add(magnitude_key(&module.name), &[outputs], Group::LORA, false, Init::RowNorms);
+            }
+        }
+        let bias = format!("{}.bias", module.name);
+        if let ModuleKind::Linear { outputs, .. } = module.kind
+            && has_bias(&module.name)
+            && adapter.plan().trains_bias(&bias)
+        {
+            layout.add(bias, &[outputs], Group::LORA, false, Init::Zeros);
         }
     }
+    let tensors = PeftAdapter::read(&golden(case).join("adapter"), modules).unwrap().into_tensors();
+    for tensor in tensors.into_iter().filter(|tensor| adapter.saved().trains(&tensor.name)) {
+        layout.add(tensor.name, &tensor.shape, Group::BASE, true, Init::Pretrained);
+    }
     layout
+}
+
+/// Every tensor of an adapter's file, by its name.
+fn tensors_of(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = fs::read(dir.join("adapter_model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), view.data().to_vec()));
+    file.tensors().into_iter().map(of).collect()
 }
 
 #[test]
@@ -167,10 +193,15 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         "rslora-patterns",
         "text-only-f16",
         "dropout",
+        "bias-all",
+        "bias-lora-only",
+        "dora",
+        "dora-dropout",
+        "full",
     ] {
         let modules = modules_of(case);
         let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
-        let layout = layout_of(&adapter, &modules);
+        let layout = layout_of(case, &adapter, &modules);
         let mut values = vec![f32::NAN; layout.len()];
         adapter.fill(&layout, &mut values).unwrap();
         assert!(
@@ -183,6 +214,11 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         write_adapter(&dir, adapter.plan(), &layout, &values, &ORIGIN).unwrap();
         let again = PeftAdapter::read(&dir, &modules).unwrap();
         assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
+        assert_eq!(again.saved(), adapter.saved(), "{case}");
+        // These are in the newer spelling and in float32: PEFT's own file has the same tensors, bit for bit.
+        if ["dora", "dora-dropout", "full"].contains(&case) {
+            assert!(tensors_of(&dir) == tensors_of(&golden(case).join("adapter")), "{case}: other tensors");
+        }
         let mut repeated = vec![f32::NAN; layout.len()];
         again.fill(&layout, &mut repeated).unwrap();
         assert_eq!(values, repeated, "{case}");
@@ -202,7 +238,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
 #[test]
 fn a_written_configuration_has_every_field_that_peft_writes() {
-    for case in ["rslora-patterns", "dropout"] {
+    for case in ["rslora-patterns", "dropout", "bias-all", "bias-lora-only", "dora", "dora-dropout", "full"] {
         assert_configuration_is_whole(case);
     }
 }
@@ -210,7 +246,7 @@ fn a_written_configuration_has_every_field_that_peft_writes() {
 fn assert_configuration_is_whole(case: &str) {
     let modules = modules_of(case);
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
-    let layout = layout_of(&adapter, &modules);
+    let layout = layout_of(case, &adapter, &modules);
     let dir = tempfile::tempdir().unwrap();
     write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &ORIGIN).unwrap();
     let (ours, theirs) = (
@@ -222,6 +258,12 @@ fn assert_configuration_is_whole(case: &str) {
         // targets is a set.
         if field == "auto_mapping" || field == "target_modules" {
             assert!(ours.get(field).is_some(), "{field}");
+            continue;
+        }
+        // Which modules is the meaning of the ends of paths there, and of whole paths here.
+        if field == "modules_to_save" {
+            let saved: Vec<_> = adapter.saved().iter().collect();
+            assert_eq!(ours[field], if saved.is_empty() { Value::Null } else { saved.into() }, "{field}");
             continue;
         }
         assert_eq!(&ours[field], value, "{field}");

@@ -12,6 +12,20 @@ fn the_expert_computes_what_pytorch_computes() {
 }
 
 #[test]
+fn adapters_in_an_expert_get_the_gradients_that_peft_gives_them() {
+    for mode in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        hold::<Flex>("adapted", mode, &Default::default(), TOLERANCE);
+    }
+}
+
+#[test]
+fn time_in_actions_mlps_at_the_ends_future_tokens_and_normed_features_are_pytorchs() {
+    for mode in [Recompute::None, Recompute::Full] {
+        hold::<Flex>("of-the-field", mode, &Default::default(), TOLERANCE);
+    }
+}
+
+#[test]
 fn repeated_draws_sensor_tokens_and_padding_agree_with_repeating_everything() {
     for mode in [Recompute::None, Recompute::Full] {
         hold::<Flex>("repeated-sensor-padded", mode, &Default::default(), TOLERANCE);

@@ -27,6 +27,8 @@ golden_cases! {
     text_alone_from_float16_with_an_adapter_on_the_head: "text-only-f16";
     low_rank_dropout_with_the_masks_that_peft_was_given: "dropout";
     modules_of_every_kind_trained_in_full_beside_adapters: "full";
+    biases_of_adapted_modules_trained_beside_them: "bias-lora-only";
+    all_biases_trained_beside_adapters: "bias-all";
     magnitudes_and_directions_trained_apart: "dora";
     the_same_under_dropout: "dora-dropout";
     a_frozen_model_with_an_image_in_every_row: "frozen";

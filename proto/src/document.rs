@@ -4,7 +4,7 @@
 
 use crate::{
     config::ConfigError,
-    identity::{Identity, may_change},
+    identity::{Identity, TOLD, may_change},
     run_spec::RunSpec,
     v1,
 };
@@ -27,6 +27,8 @@ pub enum DocumentError {
     #[error("spec.json is no usable specification: {0}")]
     Invalid(#[from] ConfigError),
 }
+
+const ABSENT: &str = "(absent)";
 
 /// One key on which two specifications differ, with both values as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +77,7 @@ pub fn core_digest(spec: &RunSpec) -> String {
 pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
     let other_task = left.task != right.task;
     let (left, right) = (identity(left).keys(), identity(right).keys());
-    let absent = || "(absent)".to_owned();
+    let absent = || ABSENT.to_owned();
     let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     keys.into_iter()
         .filter(|key| left.get(*key) != right.get(*key))
@@ -86,6 +88,21 @@ pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
             right: right.get(key).cloned().unwrap_or_else(absent),
         })
         .collect()
+}
+
+/// The keys outside of what is learned whose changes are told where a run goes on.
+pub fn told_changes(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
+    let (left, right) = (left.document(), right.document());
+    let value = |document: &serde_json::Map<_, _>, key: &str| {
+        let (section, name) = key.split_once('.').expect("keys are a section's");
+        let value: Option<&serde_json::Value> = document.get(section).and_then(|section| section.get(name));
+        value.filter(|value| !value.is_null()).map_or_else(|| ABSENT.to_owned(), ToString::to_string)
+    };
+    let difference = |key: &&str| {
+        let (left, right) = (value(&left, key), value(&right, key));
+        (left != right).then(|| Difference { key: (*key).to_owned(), left, right })
+    };
+    TOLD.iter().filter_map(difference).collect()
 }
 
 impl From<&RunSpec> for v1::RunSpecDocument {

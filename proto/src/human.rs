@@ -24,6 +24,17 @@ pub fn bytes_closely(count: u64) -> String {
     if count < 1000 * MIB { bytes(count) } else { format!("{} MiB", grouped((count + MIB / 2) / MIB)) }
 }
 
+/// `812 FLOP`, `1.5 GFLOP`, `2.0 TFLOP`: multiplications and additions.
+pub fn flops(count: u64) -> String {
+    const UNITS: [&str; 6] = ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"];
+    let (mut amount, mut unit) = (count as f64, 0);
+    while amount >= 999.95 && unit + 1 < UNITS.len() {
+        amount /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} FLOP") } else { format!("{amount:.1} {}", UNITS[unit]) }
+}
+
 /// `4.2`, `950`, `12.3k`, `4.0M`.
 pub fn count(number: f64) -> String {
     match number {
@@ -84,6 +95,9 @@ mod tests {
         assert_eq!(bytes(2 << 30), "2.0 GiB");
         assert_eq!(bytes_closely(38 << 20), "38.0 MiB");
         assert_eq!(bytes_closely((24 << 30) - 1), "24,576 MiB");
+        assert_eq!(flops(812), "812 FLOP");
+        assert_eq!(flops(999_960), "1.0 MFLOP");
+        assert_eq!(flops(2_340_000_000_000), "2.3 TFLOP");
         assert_eq!(count(9.25), "9.2");
         assert_eq!(count(420.0), "420");
         assert_eq!(count(9_999.7), "10.0k");

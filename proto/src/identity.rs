@@ -67,6 +67,7 @@ pub const ENGINE: &Classes = &[
     ("optimizer.warmup_ratio", LearnedUntilChanged),
     ("optimizer.decay_steps", LearnedUntilChanged),
     ("optimizer.schedule", LearnedUntilChanged),
+    ("optimizer.schedule_over", LearnedUntilChanged),
     ("optimizer.min_lr_ratio", LearnedUntilChanged),
     ("optimizer.reduce_dtype", Learned),
     ("optimizer.ema_decay", LearnedUntilChanged),
@@ -106,6 +107,19 @@ pub(crate) fn may_change(key: &str) -> bool {
         |(known, class): &(&str, Class)| *class == LearnedUntilChanged && (*known == key || of_group(known));
     key.starts_with("optimizer.lr.") || ENGINE.iter().any(listed)
 }
+
+/// Keys that are no part of what names a run, and of which people want to read later that they were changed:
+/// how long it trains, what it leaves out, what is looked at, and places.
+pub(crate) const TOLD: &[&str] = &[
+    "run.output_dir",
+    "train.steps",
+    "train.epochs",
+    "train.skip_steps",
+    "train.init_from",
+    "eval.every",
+    "eval.batch",
+    "eval.seed",
+];
 
 /// What of a task's classes is not simply `Learned`, in the form that travels with a specification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -76,6 +76,9 @@ pub const MAX_QUARANTINED: usize = 64;
 pub const MAX_SAMPLES_OF_ROW: u64 = 65_536;
 /// Samples that are named for a step that was left out; a damaged one is among the first, or all are.
 pub const MAX_SKIPPED_SAMPLES: usize = 64;
+/// Steps that a checkpoint says were left out, the newest: more than may be done and told to nobody.
+pub const MAX_SKIPS_IN_CHECKPOINT: usize = 64;
+const _: () = assert!(MAX_SKIPS_IN_CHECKPOINT as u64 > LEASE_STEPS);
 /// Steps that a run file may name to be left out: more are another data set.
 pub const MAX_SKIPPED_STEPS: usize = 4096;
 /// Memberships that the journal lists: years of a machine that comes and goes every hour.

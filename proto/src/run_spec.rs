@@ -21,5 +21,7 @@ pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
-    training::{Data, Eval, InitFrom, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule, Train},
+    training::{
+        Data, Eval, InitFrom, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule, ScheduleOver, Train,
+    },
 };

@@ -18,14 +18,13 @@
 //! torch, transformers and peft (`integration-tests/bench/cached_step_torch.py`, in a process of its own that
 //! waits in between). A step is everything from the batch in memory to the updated weights, AdamW included;
 //! medians, and the fastest of each kind, which says more where others use the machine. `limit` is the ratio
-//! of multiplications and additions (`model::flops`), which leaves out everything else that both steps do;
+//! of multiplications and additions in products, which leaves out everything else that both steps do;
 //! `limit_beside_optimizer` is what it leaves if AdamW, which moves memory rather than multiplies, takes the
 //! time that it took. Threads: `RAYON_NUM_THREADS`.
 
 #[path = "support/prompts.rs"]
 mod prompts;
 
-use coxswain_tasks::vla_flow::config::VlaSpec;
 use std::{
     io::{BufRead, BufReader, Write},
     path::Path,
@@ -37,17 +36,19 @@ use anyhow::{Context, Result};
 use burn::backend::Flex;
 use coxswain_models::qwen2_5_vl::config::QwenConfig;
 use coxswain_nn::{
-    kernels::pool,
+    kernels::{
+        pool,
+        sizes::{Account, Sizes},
+    },
     params::{FlatGrads, Group, Trainables},
 };
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::{Optimizer, RunSpec},
 };
-use coxswain_task::{CachedFeatures, FrozenWeights, StageClock};
+use coxswain_task::{CachedFeatures, FrozenWeights, StageClock, dry_run::PassCost};
 use coxswain_tasks::vla_flow::{
     data::MicroBatch,
-    flops::Workload,
     policy::{Policy, Tap},
 };
 use coxswain_worker::{
@@ -146,7 +147,7 @@ struct Bench<'a> {
     prompts: Prompts,
     features: CachedFeatures,
     tap: Tap,
-    repeats: usize,
+    spec: &'a RunSpec,
     /// The group that rests in cached steps.
     resting: Option<Group>,
     /// Of live steps and of cached ones.
@@ -160,7 +161,7 @@ struct Bench<'a> {
 type Times = [f64; 6];
 
 impl<'a> Bench<'a> {
-    fn new(spec: &RunSpec, config: &'a QwenConfig, prompts: Prompts) -> Result<Self> {
+    fn new(spec: &'a RunSpec, config: &'a QwenConfig, prompts: Prompts) -> Result<Self> {
         let (policy, layout, values) = Policy::<Flex>::load(spec, DIMS, &Default::default())?;
         let trainables = Trainables::new(layout.clone(), values, &Default::default());
         let tap = policy.tap().context("the case has a cache")?;
@@ -168,7 +169,6 @@ impl<'a> Bench<'a> {
         let resting = (tap == Tap::Final).then_some(Group::LORA);
         let grads = FlatGrads::new(layout.len());
         let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
-        let repeats = spec.vla().expert.repeated_noise;
         let (times, peaks, step) = ([vec![], vec![]], [0; 2], 0);
         Ok(Self {
             policy,
@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
             prompts,
             features,
             tap,
-            repeats,
+            spec,
             resting,
             times,
             peaks,
@@ -207,7 +207,8 @@ impl<'a> Bench<'a> {
             .times
             .each_ref()
             .map(|times| times.iter().map(|times| times[0]).fold(f64::INFINITY, f64::min));
-        let limit = self.limit();
+        // The speed-up that arithmetic allows.
+        let limit = self.flops(false)? / self.flops(true)?;
         let (speedup, fastest) = (live / cached, least_live / least_cached);
         let optimizer = median(self.times[1].iter().map(|times| times[4]));
         let beside_optimizer = live / ((live - optimizer) / limit + optimizer);
@@ -271,21 +272,16 @@ impl<'a> Bench<'a> {
         Ok([all, vision, language, expert, optimizer, processor_ms()? - busy])
     }
 
-    /// The speed-up that arithmetic allows.
-    fn limit(&self) -> f64 {
-        let Prompts { images, side, .. } = self.prompts;
-        let batch = self.prompts.batch(self.config, Step(0));
-        let work = Workload {
-            config: self.config,
-            lora: self.policy.lora(),
-            full: self.policy.full(),
-            expert: *self.policy.expert_shape(),
-            rows: batch.len(),
-            tokens: batch.seq_len,
-            grids: &vec![[1, side as u32, side as u32]; images],
-            repeats: self.repeats,
-        };
-        work.step(None).total() as f64 / work.step(Some(self.tap)).total() as f64
+    /// Multiplications and additions of a live step or a cached one.
+    fn flops(&mut self, cached: bool) -> Result<f64> {
+        let account = Account::open();
+        let (policy, layout, values) = Policy::<Sizes>::load(self.spec, DIMS, account.device())?;
+        let trainables = Trainables::new(layout, values, account.device());
+        let batch = self.batch(cached);
+        let pass = PassCost::of(&account, |grads, clock| {
+            policy.forward_backward(&trainables, &batch, grads, clock).map(drop)
+        });
+        Ok(pass?.flops.total() as f64)
     }
 }
 

@@ -1,5 +1,6 @@
-//! What Coxswain trains, a folder each.
+//! What Coxswain trains, a folder each; and in `pretrained` what they have in common of the files they leave.
 
+mod pretrained;
 pub mod sft;
 pub mod vla_flow;
 

@@ -127,6 +127,8 @@ pub struct Assignment {
     pub members: Vec<Member>,
     /// Rows of the data set that are left out.
     pub left_out: Vec<DamagedRow>,
+    /// The run's last one: it writes a checkpoint, and trains no step.
+    pub closing: bool,
     /// Positions by worker: of `members`, the other way round.
     pub ranks: BTreeMap<WorkerId, Rank>,
 }
@@ -154,7 +156,7 @@ impl Assignment {
     ) -> Self {
         let ranks = members.iter().map(|member| member.worker).zip((0..).map(Rank)).collect();
         let left_out = quarantine.left_out().copied().collect();
-        Self { generation, checkpoint, members, left_out, ranks }
+        Self { generation, checkpoint, members, left_out, closing: false, ranks }
     }
 
     /// A worker's position, if it is a member.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use coxswain_proto::{
     ids::{Bytes, Step},
     limits::MAX_LISTED_CHECKPOINTS,
-    report::CheckpointState,
+    report::{CheckpointState, Skipped},
 };
 
 use super::event::CheckpointReport;
@@ -20,6 +20,8 @@ pub struct Checkpoints {
     entries: BTreeMap<Step, CheckpointEntry>,
     /// Complete ones that workers leave on disk.
     keep: usize,
+    /// Steps of which those say that were found on disk that they were left out.
+    skipped: BTreeMap<Step, Skipped>,
 }
 
 /// One checkpoint as it is shown.
@@ -40,7 +42,17 @@ impl Checkpoints {
     /// (`train.keep_checkpoints`).
     pub fn found(entries: impl IntoIterator<Item = CheckpointEntry>, keep: usize) -> Self {
         let entries = entries.into_iter().map(|entry| (entry.step, entry)).collect();
-        Self { entries, keep: keep.max(1) }
+        Self { entries, keep: keep.max(1), skipped: BTreeMap::new() }
+    }
+
+    /// The same, where these are the steps of which they say that they were left out.
+    pub fn saying(self, skipped: BTreeMap<Step, Skipped>) -> Self {
+        Self { skipped, ..self }
+    }
+
+    /// Why a step was left out, if a checkpoint found on disk says that it was.
+    pub fn skipped(&self, step: Step) -> Option<&Skipped> {
+        self.skipped.get(&step)
     }
 
     /// Takes a report; the entry when it is news for people (complete or failed, once each).

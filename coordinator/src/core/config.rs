@@ -1,6 +1,12 @@
 //! What a run is made from.
 
-use coxswain_proto::run_spec::{Cache, Train};
+use std::collections::BTreeMap;
+
+use coxswain_proto::{
+    ids::Step,
+    report::Skipped,
+    run_spec::{Cache, Train},
+};
 
 use super::{checkpoints::CheckpointEntry, past::Past};
 use crate::options::{Budgets, Patience, World};
@@ -32,4 +38,6 @@ pub struct Config {
     pub past: Past,
     /// Checkpoints on disk now; what was there once does not count.
     pub checkpoints: Vec<CheckpointEntry>,
+    /// Steps of which these say that they were left out.
+    pub skipped: BTreeMap<Step, Skipped>,
 }

@@ -77,16 +77,20 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`.
+    /// `rank 1 on node-b, forward of step 57, positions 12..14, 3.2 GiB in use: MESSAGE`. Where a lost worker
+    /// was is its last heartbeat's word, which may be some steps old.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(slot) = self.slot else { return f.write_str(&self.message) };
         write!(f, "rank {slot}")?;
         if !self.host.is_empty() {
             write!(f, " on {}", self.host)?;
         }
-        write!(f, ", {}", self.phase)?;
-        if !self.phase.is_before_steps() {
-            write!(f, " of step {}", self.step)?;
+        match self.phase.is_before_steps() {
+            true => write!(f, ", {}", self.phase)?,
+            false if self.kind == CauseKind::WorkerLost => {
+                write!(f, ", last heard of in {} of step {}", self.phase, self.step)?;
+            }
+            false => write!(f, ", {} of step {}", self.phase, self.step)?,
         }
         for positions in &self.positions {
             write!(f, ", positions {}..{}", positions.start, positions.end)?;
@@ -186,6 +190,9 @@ pub struct Spent {
     #[serde(default)]
     #[serde(rename = "barren_seats")]
     pub stalled_slots: BTreeSet<Slot>,
+    /// The failure that ends the run as soon as its survivors have written a checkpoint.
+    #[serde(default)]
+    pub closing: Option<Box<Failure>>,
 }
 
 /// Failures that are shared in memory, as serde sees them.
@@ -204,5 +211,22 @@ pub mod shared {
     /// As the failure itself.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Failure>, D::Error> {
         Failure::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_lost_worker_was_is_its_last_heartbeats_word() {
+        let told = |kind| {
+            let (phase, step) = (WorkerPhase::Forward, Step(12));
+            let of_run = Failure::of_run(kind, "why".into());
+            Failure { slot: Some(Slot(1)), host: "node-b".into(), phase, step, ..of_run }.to_string()
+        };
+        assert_eq!(told(CauseKind::Numeric), "rank 1 on node-b, forward of step 12: why");
+        let lost = "rank 1 on node-b, last heard of in forward of step 12: why";
+        assert_eq!(told(CauseKind::WorkerLost), lost);
     }
 }

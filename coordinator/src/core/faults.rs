@@ -15,6 +15,7 @@ use super::{
     action::{Action, Record},
     failure::{Failure, Incident, Spent},
     news::News,
+    past::Past,
     time::Timestamp,
 };
 use crate::options::{Budgets, CauseKind};
@@ -30,12 +31,15 @@ pub struct Faults {
     pub survived: Option<Arc<Failure>>,
     /// What there is to spend.
     pub budgets: Budgets,
+    /// Until when survivors may write a last checkpoint, where that is under way.
+    close_by: Timestamp,
 }
 
 impl Faults {
-    /// Those of earlier lives of the coordinator: what was spent, and what was survived.
-    pub fn new(budgets: Budgets, spent: Spent, survived: Option<Arc<Failure>>) -> Self {
-        Self { incident: None, spent, survived, budgets }
+    /// Those of earlier lives of the coordinator: what was spent, and what was survived. A last checkpoint
+    /// may be written until `close_by`.
+    pub fn new(budgets: Budgets, past: &Past, close_by: Timestamp) -> Self {
+        Self { incident: None, spent: past.spent.clone(), survived: past.fault.clone(), budgets, close_by }
     }
 
     /// The incident that is being dealt with, which begins now if there is none.
@@ -71,6 +75,22 @@ impl Faults {
             self.spend(|spent| spent.restarts += 1, out);
         }
         affordable
+    }
+
+    /// This ends the run, once its survivors have written a checkpoint, and by then at the latest.
+    pub fn close(&mut self, failure: Failure, by: Timestamp, out: &mut Vec<Action>) {
+        self.close_by = by;
+        self.spend(|spent| spent.closing = Some(Box::new(failure)), out);
+    }
+
+    /// The failure that ends the run as soon as its survivors have written a checkpoint.
+    pub fn closing(&self) -> Option<&Failure> {
+        self.spent.closing.as_deref()
+    }
+
+    /// Until when they may.
+    pub fn close_by(&self) -> Option<Timestamp> {
+        self.closing().map(|_| self.close_by)
     }
 
     /// A step was committed: generations do get on.

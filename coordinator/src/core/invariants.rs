@@ -14,9 +14,10 @@ type Named = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
-    let all: [Named; 14] = [
+    let all: [Named; 15] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
+        ("a run that closes trains no step", a_run_that_closes_trains_no_step),
         ("each worker stands at its slot", each_worker_stands_at_its_slot),
         ("one generation lives", one_generation_lives),
         ("no step is committed that was not leased", no_step_is_committed_that_was_not_leased),
@@ -46,10 +47,20 @@ fn no_generation_has_a_lost_member(run: &Run) -> bool {
     })
 }
 
-/// A fixed world trains with every slot; an elastic one with the fewest at least.
+/// A fixed world trains with every slot; an elastic one with the fewest at least. The last generation of a
+/// run that fails, which does not train, may be smaller.
 fn a_fixed_world_is_complete_or_waits(run: &Run) -> bool {
     let Phase::Running(running) = &run.phase else { return true };
-    (run.config.world.least()..=run.config.world.size()).contains(&running.assignment.world())
+    let least = if running.assignment.closing { 1 } else { run.config.world.least() };
+    (least..=run.config.world.size()).contains(&running.assignment.world())
+}
+
+/// Once it is decided that the run has failed, its last generation is told so, and is granted no steps.
+fn a_run_that_closes_trains_no_step(run: &Run) -> bool {
+    let closing = run.faults.closing().is_some();
+    let told = run.phase.running().is_none_or(|running| running.assignment.closing == closing);
+    let idle = run.progress.training().is_none() && !run.phase.is_over();
+    told && (idle || !closing)
 }
 
 /// Two workers never hold one slot, and a worker is found at the slot it claimed.
@@ -126,7 +137,7 @@ fn progress_is_what_the_ledger_says(run: &Run) -> bool {
 
 /// No more faults are survived than may be.
 fn budgets_are_kept(run: &Run) -> bool {
-    let over = matches!(run.phase, Phase::Over(_));
+    let over = matches!(run.phase, Phase::Over(_)) || run.faults.closing().is_some();
     run.faults.spent.restarts <= run.config.budgets.restarts
         && (over || run.faults.spent.stalled < limits::MAX_STALLED_GENERATIONS)
 }

@@ -66,6 +66,15 @@ pub struct Due {
     pub cache_generation: u64,
 }
 
+/// What is known of a step that no rank could report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Unseen {
+    /// The generation of the feature cache that its leases named; 0 for none.
+    pub cache_generation: u64,
+    /// Why it was left out, if a checkpoint says that it was.
+    pub skipped: Option<Skipped>,
+}
+
 /// Why a report cannot be true.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {
@@ -236,21 +245,22 @@ impl StepLedger {
 
     /// Commits all steps before `until`, which every rank has done, from the reports that are there; nothing
     /// if a step has none. With `blind`, steps without any report are committed, too: their totals stay
-    /// unknown, and `cache_generation` says where their features were from.
+    /// unknown, and `unseen` says what is known.
     pub fn settle(
         &mut self,
         until: Step,
         blind: bool,
-        cache_generation: impl Fn(Step) -> u64,
+        unseen: impl Fn(Step) -> Unseen,
     ) -> Option<Vec<Arc<CommittedStep>>> {
         let missing = until.0.saturating_sub(self.committed.0);
         if !blind && missing > self.open.len() as u64 {
             return None;
         }
         let steps = (0..missing).map(|_| {
-            let unseen =
-                OpenStep { cache_generation: cache_generation(self.committed), ..OpenStep::default() };
-            let open = self.open.pop_front().unwrap_or(unseen);
+            let open = self.open.pop_front().unwrap_or_else(|| {
+                let Unseen { cache_generation, skipped } = unseen(self.committed);
+                OpenStep { cache_generation, skipped, ..OpenStep::default() }
+            });
             self.committed_from(open)
         });
         let steps = steps.collect();
@@ -344,6 +354,6 @@ impl StepLedger {
 fn cached(number: &u64) -> String {
     match number {
         0 => "no cache".into(),
-        number => format!("generation {number} of the cache"),
+        number => format!("version {number} of the features"),
     }
 }

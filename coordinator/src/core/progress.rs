@@ -26,7 +26,7 @@ use super::{
     config::Config,
     event::{DataSet, WorkerClaim},
     leases::LeaseWindow,
-    ledger::{Due, Fault, StepLedger},
+    ledger::{Due, Fault, StepLedger, Unseen},
     news::News,
     past::{Past, PastGeneration},
     quarantine::Quarantine,
@@ -94,7 +94,8 @@ impl Progress {
     /// A run that begins, or goes on where its earlier lives were.
     pub fn new(config: &Config, past: &Past) -> Self {
         let train = &config.train;
-        let checkpoints = Checkpoints::found(config.checkpoints.iter().cloned(), train.keep_checkpoints);
+        let checkpoints = Checkpoints::found(config.checkpoints.iter().cloned(), train.keep_checkpoints)
+            .saying(config.skipped.clone());
         let committed = past.committed.unwrap_or_else(|| checkpoints.newest_complete());
         let plan = past.dataset.as_ref().and_then(|dataset| Plan::new(train, dataset.training_samples).ok());
         let (cache_phases, caches) = (past.cache_phases.values(), past.caches.values());
@@ -271,12 +272,15 @@ impl Progress {
         // A complete checkpoint of this step proves the steps before it, even if the ranks that did them are
         // gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
-        let serving = |step| self.cache.serving(step);
+        let unseen = |step| Unseen {
+            cache_generation: self.cache.serving(step),
+            skipped: self.checkpoints.skipped(step).cloned(),
+        };
         let steps = match &mut self.course {
             Some(Course { ledger, leases, .. }) => {
-                ledger.settle(first, saved || (blind && first <= leases.end()), serving)
+                ledger.settle(first, saved || (blind && first <= leases.end()), unseen)
             }
-            None if saved => StepLedger::new(plan, generation, &[], committed).settle(first, true, serving),
+            None if saved => StepLedger::new(plan, generation, &[], committed).settle(first, true, unseen),
             None => None,
         };
         let Some(steps) = steps else { return Ok(false) };
@@ -293,7 +297,7 @@ impl Progress {
             return;
         }
         // Nothing is committed blindly: its reports cover every step that is left.
-        let steps = ledger.settle(Step(plan.total_steps()), false, |_| 0).unwrap_or_default();
+        let steps = ledger.settle(Step(plan.total_steps()), false, |_| Unseen::default()).unwrap_or_default();
         steps.iter().for_each(|step| self.take(step, out));
     }
 
@@ -306,6 +310,9 @@ impl Progress {
             out.push(Action::Record(Record::Quarantine(self.quarantine.clone())));
         }
         self.cache.used(step, out);
+        if step.skipped.is_some() {
+            self.skipped.insert(step.step);
+        }
         // A step that no rank could report has nothing to show.
         if step.reports == 0 {
             return;
@@ -314,9 +321,7 @@ impl Progress {
             self.held_out = step.metrics.iter().filter(|metric| metric.is_held_out()).cloned().collect();
         }
         // One that was left out has taken two attempts, or none, and has no figures.
-        if step.skipped.is_some() {
-            self.skipped.insert(step.step);
-        } else {
+        if step.skipped.is_none() {
             self.pace.take(step);
             if let Some(course) = &mut self.course {
                 course.rhythm.take(step);

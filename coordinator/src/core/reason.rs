@@ -95,6 +95,8 @@ pub enum Reason {
     StopAsked(String),
     /// Every step is committed; checkpoint and export remain.
     StepsDone,
+    /// The run has failed; its survivors write a last checkpoint.
+    Closing,
     /// Every worker has left in order.
     AllLeft {
         /// Committed steps.
@@ -144,6 +146,7 @@ impl fmt::Display for Reason {
             Self::StopAsked(reason) if reason.is_empty() => f.write_str("stop asked for"),
             Self::StopAsked(reason) => write!(f, "stop asked for: {reason}"),
             Self::StepsDone => f.write_str("every step is committed; checkpoint and export remain"),
+            Self::Closing => f.write_str("the run has failed; a last checkpoint remains"),
             Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
             Self::Failed(cause) => cause.fmt(f),
         }

@@ -143,7 +143,7 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not begun: until a worker has opened the data set it is not known where its epochs end; the first generation of the cache begins by itself"
+        "the run has not begun: until a worker has opened the data set it is not known where its epochs end; the first version of the features begins by itself"
     )]
     NotPlanned,
     /// A new generation that would not be used.

@@ -5,6 +5,7 @@ use std::path::Path;
 use coxswain_proto::{order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
 use super::{History, JournalError, LedgerEntry, durable, reading::Contents};
+use crate::core::event::DataSet;
 
 /// Everything that a run has committed, and what it survived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,6 +14,10 @@ pub struct Chronicle {
     pub run_id: String,
     /// `run.name`.
     pub run_name: String,
+    /// What it trains on; absent if no worker ever opened it.
+    pub dataset: Option<DataSet>,
+    /// The specification of the newest launch; absent if it is of another version.
+    pub spec: Option<RunSpec>,
     /// Samples in an epoch; 0 if no worker ever opened the data set.
     pub training_samples: u64,
     /// Samples in a step that is not an epoch's last.
@@ -89,6 +94,8 @@ fn chronicle(contents: Contents) -> Chronicle {
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
         run_name: identity.map_or_else(String::new, |identity| identity.run_name),
+        dataset: past.dataset,
+        spec,
         training_samples: samples,
         global_batch: plan.map_or(0, |plan| plan.global_batch()),
         total_steps: plan.map(|plan| plan.total_steps()),

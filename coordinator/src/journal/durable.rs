@@ -84,13 +84,12 @@ impl Durable {
         spec: &RunSpec,
         step: Step,
     ) -> Result<Vec<Change>, JournalError> {
-        if theirs.spec_digest == ours.spec_digest {
-            return Ok(Vec::new());
-        }
         let difference = match serde_json::from_str::<RunSpec>(&theirs.spec) {
             Ok(other) => {
                 let mut differences = document::differences(&other, spec);
                 if differences.iter().all(Difference::may_change) {
+                    differences.extend(document::told_changes(&other, spec));
+                    differences.sort_by(|one, other| one.key.cmp(&other.key));
                     let change =
                         |Difference { key, left, right }| Change { step, key, from: left, to: right };
                     return Ok(differences.into_iter().map(change).collect());
@@ -99,6 +98,7 @@ impl Durable {
                 let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();
                 told.join(", ")
             }
+            Err(_) if theirs.spec_digest == ours.spec_digest => return Ok(Vec::new()),
             Err(_) => "its specification is of another version".to_owned(),
         };
         Err(JournalError::OtherRun {

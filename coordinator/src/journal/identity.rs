@@ -51,7 +51,8 @@ impl Identity {
 pub enum JournalError {
     /// It belongs to another run.
     #[error(
-        "state directory {} {}: {difference}. Give this run another run.output_dir, or remove that directory to begin anew",
+        "{} {}: {difference}. Give this run another run.output_dir; or to begin anew in this one, remove that directory and set \
+         train.resume=false",
         directory.display(), whose(theirs, ours)
     )]
     OtherRun {
@@ -65,7 +66,7 @@ pub enum JournalError {
         difference: String,
     },
     /// Another coordinator has it open.
-    #[error("state directory {} is in use: another coordinator runs this very run; stop it first", directory.display())]
+    #[error("state directory {} is in use: a coordinator of this run is there already; stop it first", directory.display())]
     InUse {
         /// Where it lies.
         directory: PathBuf,
@@ -104,7 +105,7 @@ pub enum JournalError {
 /// Which run's a state directory is that is not ours.
 fn whose(theirs: &Identity, ours: &Identity) -> String {
     match theirs.run_id == ours.run_id {
-        true => "was begun by this run with another configuration".to_owned(),
-        false => format!("belongs to run {}, but this is run {}", theirs.run_id, ours.run_id),
+        true => "is the journal of this run with another configuration".to_owned(),
+        false => format!("is the journal of run {}, but this is run {}", theirs.run_id, ours.run_id),
     }
 }

@@ -24,12 +24,12 @@ pub fn why(why: &Why) -> String {
     }
 }
 
-/// One sentence: `features of generation 2 from step 120 on: drift 0.08 is above 0.05`.
+/// One sentence: `features of version 2 from step 120 on: drift 0.08 is above 0.05`.
 pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!("everything trains from step {step} on; features of generation {kept} rest")
+            format!("everything trains from step {step} on; features of version {kept} rest")
         }
         CacheNews::Live(step, None) => format!("everything trains from step {step} on"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
@@ -41,17 +41,17 @@ pub fn line(news: &CacheNews) -> String {
 fn decided(decided: &Decided) -> String {
     let (number, first) = (decided.generation.number, decided.first);
     let still = if decided.begins() { "" } else { "still " };
-    format!("{still}features of generation {number} from step {first} on: {}", why(&decided.why))
+    format!("{still}features of version {number} from step {first} on: {}", why(&decided.why))
 }
 
 fn complete(entry: &GenerationEntry) -> String {
     let size = human::bytes(entry.bytes.0);
-    format!("generation {} is complete: features of {} samples, {size}", entry.number, entry.stored)
+    format!("version {} is complete: features of {} samples, {size}", entry.number, entry.stored)
 }
 
 fn lost(entry: &GenerationEntry) -> String {
     format!(
-        "the adapter of generation {} cannot be read any more: what is missing is computed with the present one, and the next cached \
+        "the adapter of version {} cannot be read any more: what is missing is computed with the present one, and the next cached \
          phase begins a new generation",
         entry.number
     )
@@ -60,7 +60,7 @@ fn lost(entry: &GenerationEntry) -> String {
 fn drift(entry: &DriftEntry) -> String {
     let of = &entry.drift;
     format!(
-        "features of generation {} before step {}: drift {}, cosine {:.4}, loss {} with them and {} with fresh ones ({} probes)",
+        "features of version {} before step {}: drift {}, cosine {:.4}, loss {} with them and {} with fresh ones ({} probes)",
         entry.generation,
         entry.at,
         short(of.relative_l2),
@@ -141,13 +141,13 @@ mod tests {
         let moved = Decided { first: Step(120), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(moved)),
-            "features of generation 2 from step 120 on: drift 0.08 is above 0.05"
+            "features of version 2 from step 120 on: drift 0.08 is above 0.05"
         );
         let why = Why::Stayed { drift: 0.0123, threshold: 0.05 };
         let stayed = Decided { first: Step(240), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(stayed)),
-            "still features of generation 2 from step 240 on: drift 0.0123 is not above 0.05"
+            "still features of version 2 from step 240 on: drift 0.0123 is not above 0.05"
         );
     }
 

@@ -5,7 +5,7 @@
 //! 14:03:44  workers rank 1 joined from node-b (process 4711, cpu) (2 of 2)
 //! 14:03:44  run     starting: generation 1 is complete and starts at step 0
 //! 14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4 ...
-//! 14:03:52  fail    warning: lost: rank 1 on node-b, forward of step 12: its process was killed by signal 9
+//! 14:03:52  fail    warning: lost: rank 1 on node-b, last heard of in forward of step 12: its process ...
 //! ```
 //!
 //! A day's first line follows one with the date, for a log is written for days, and continued by the next
@@ -26,8 +26,8 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
-/// Formats events of this project as `TIME  TAG  LINE`, and all others as `TIME  LEVEL  LINE key=value`, with
-/// the fields of the spans that they were written in.
+/// Formats events that name a tag of ours as `TIME  TAG  LINE`, and all others as
+/// `TIME  LEVEL  LINE key=value`, with the fields of the spans that they were written in.
 ///
 /// Colours follow the writer: `tracing_subscriber::fmt().with_ansi(..).event_format(Human::new(..))`.
 #[derive(Debug)]
@@ -68,7 +68,9 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let meta = event.metadata();
-        let ours = meta.target().strip_prefix(OURS);
+        // A crate is called `coxswain`, too: what only says where it was written names no tag.
+        let named = meta.module_path() != Some(meta.target());
+        let ours = meta.target().strip_prefix(OURS).filter(|_| named);
         let tag = ours.unwrap_or(level_name(*meta.level()));
         let now = Zoned::now();
         if let Some(day) = self.day(&now) {

@@ -88,6 +88,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             peers: neighbours(&assignment, rank),
             checkpoint_step: assignment.checkpoint.0,
             quarantined: assignment.left_out.iter().map(damaged_row).collect(),
+            closing: assignment.closing,
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
             lease_id: lease.id.0,

@@ -197,7 +197,7 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
 fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
     sheet.gauge(
         "cache_serving",
-        "Generation that serves the next step; 0: live",
+        "Version of the kept features that the next step uses; 0: live",
         None,
         cache.serving as f64,
     )?;

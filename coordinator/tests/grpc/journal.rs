@@ -270,7 +270,7 @@ async fn the_state_directory_of_another_run_is_refused_with_what_differs() {
     );
     let text = error.to_string();
     let parts = [
-        "begun by this run with another configuration",
+        "the journal of this run with another configuration",
         "train.global_batch (8 there, 16 here)",
         "run.output_dir",
         "remove that directory",

@@ -2,7 +2,7 @@
 //! reference says of commands, exit codes, metrics and calls is what the sources say.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -122,6 +122,8 @@ fn the_summary_lists_every_page_of_the_book() {
     let pages = files("docs", "md").into_iter().map(|page| page["docs/".len()..].to_owned());
     let missing: Vec<_> = pages.filter(|page| page != "SUMMARY.md" && !listed.contains(page)).collect();
     assert_none("pages that docs/SUMMARY.md does not list", &missing);
+    // With mdbook's own, READMEs of the book become `index.html`, and links to them lead nowhere.
+    assert!(read("docs/book.toml").contains("\nuse-default-preprocessors = false\n"));
 }
 
 #[test]
@@ -146,30 +148,66 @@ fn what_is_read_first_stays_short() {
     }
 }
 
+/// Walks through the code.
+const WALKS: [&str; 3] =
+    ["docs/develop/life-of-a-step.md", "docs/develop/life-of-a-fault.md", "docs/develop/life-of-a-sample.md"];
+/// Most files that the main line of one opens.
+const FILES_OF_A_WALK: usize = 10;
+const MAIN_LINE: &str = "## The main line";
+
+/// A row of a walk's tables.
+struct Hop {
+    line: usize,
+    /// Under the heading of the main line.
+    is_main: bool,
+    file: String,
+    function: String,
+}
+
+fn hops(page: &str) -> Vec<Hop> {
+    let (mut hops, mut is_main) = (Vec::new(), false);
+    for (line, text) in prose(&read(page)) {
+        if text.starts_with("## ") {
+            is_main = text == MAIN_LINE;
+        }
+        let cells: Vec<_> = text.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let [_, file, function, ..] = cells[..] else { continue };
+        if file.contains('/') {
+            hops.push(Hop { line, is_main, file: file.to_owned(), function: function.to_owned() });
+        }
+    }
+    hops
+}
+
 #[test]
-fn functions_that_the_walks_name_exist_in_their_crates() {
-    let mut sources = BTreeMap::<String, String>::new();
+fn functions_that_the_walks_name_exist_in_their_files() {
     let mut missing = Vec::new();
-    let mut hops = 0;
-    for page in ["docs/develop/life-of-a-step.md", "docs/develop/life-of-a-fault.md"] {
-        for (at, line) in prose(&read(page)) {
-            let cells: Vec<_> = line.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
-            let [_, folder, function, ..] = cells[..] else { continue };
-            if !root().join(folder).is_dir() || folder.is_empty() {
-                continue;
-            }
-            hops += 1;
-            let text = sources
-                .entry(folder.to_owned())
-                .or_insert_with(|| files(folder, "rs").iter().map(|file| read(file)).collect());
-            let name = function.rsplit("::").next().expect("a name");
-            if !text.contains(&format!("fn {name}(")) && !text.contains(&format!("fn {name}<")) {
-                missing.push(format!("{page}:{at}: {folder} has no function {name}"));
+    for page in WALKS {
+        let hops = hops(page);
+        assert!(hops.len() > 15, "{page}: only {} hops were found: are the tables still tables?", hops.len());
+        for Hop { line, file, function, .. } in hops {
+            let text = fs::read_to_string(root().join(&file)).unwrap_or_default();
+            let (of, name) = function.rsplit_once("::").unwrap_or(("", &function));
+            let is_there = text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<"));
+            if !is_there || !text.contains(of) {
+                missing.push(format!("{page}:{line}: {file} has no function {function}"));
             }
         }
     }
-    assert!(hops > 40, "only {hops} hops were found: are the tables still tables?");
     assert_none("functions that are gone", &missing);
+}
+
+#[test]
+fn the_main_line_of_a_walk_opens_few_files() {
+    for page in WALKS {
+        let main: BTreeSet<_> =
+            hops(page).into_iter().filter(|hop| hop.is_main).map(|hop| hop.file).collect();
+        assert!(
+            !main.is_empty() && main.len() <= FILES_OF_A_WALK,
+            "{page}: its main line opens {} files, {FILES_OF_A_WALK} are the most: {main:#?}",
+            main.len()
+        );
+    }
 }
 
 #[test]

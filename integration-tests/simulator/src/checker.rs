@@ -32,6 +32,8 @@ pub struct Checker {
     /// Steps whose every gradient reached its neighbour, by generation: they were executed, even if no rank
     /// could say so.
     executed: BTreeSet<(Generation, u64)>,
+    /// The last generations of runs that have failed.
+    closing: BTreeSet<Generation>,
     steps: BTreeMap<u64, CommittedStep>,
     /// The generation of the feature cache that each step was leased with first, by whichever coordinator; 0
     /// for none.
@@ -99,6 +101,7 @@ impl Checker {
             plan: Plan::new(&train, script.samples)
                 .expect("scripts are checked: steps, samples and batch are there"),
             executed: BTreeSet::new(),
+            closing: BTreeSet::new(),
             steps: BTreeMap::new(),
             cache_phases: BTreeMap::new(),
             newest: Generation(0),
@@ -126,8 +129,16 @@ impl Checker {
     }
 
     /// A step was done by every rank of a generation.
-    pub fn executed(&mut self, generation: Generation, step: u64) {
+    pub fn executed(&mut self, now: Duration, generation: Generation, step: u64) {
         self.executed.insert((generation, step));
+        if self.closing.contains(&generation) {
+            self.violated(now, format!("generation {generation} was only to save, and has done step {step}"));
+        }
+    }
+
+    /// This generation is to write a checkpoint, and nothing else.
+    pub fn closes(&mut self, generation: Generation) {
+        self.closing.insert(generation);
     }
 
     /// A rank may run these steps: one that repeats a step takes the cache phase that it had then.
@@ -254,6 +265,9 @@ impl Checker {
 
     /// The end of a run that ended.
     pub fn close(mut self, now: Duration, outcome: Outcome, script: &Script) -> Report {
+        if !self.closing.is_empty() && !matches!(outcome, Outcome::Failed(_)) {
+            self.violated(now, "a run that had failed has ended in another way".into());
+        }
         if let Outcome::Finished { steps } = &outcome
             && (steps.0 != script.steps || self.committed != script.steps)
         {
@@ -377,8 +391,8 @@ impl fmt::Display for Fault {
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
-            Kind::RebuildCache => write!(f, "a generation of the cache is asked for"),
-            Kind::CutLine => write!(f, "rank {rank}'s line breaks"),
+            Kind::RebuildCache => write!(f, "a version of the features is asked for"),
+            Kind::CutLine => write!(f, "rank {rank}'s stream to the coordinator breaks"),
             Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
             Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),
             Kind::KillLauncher => {

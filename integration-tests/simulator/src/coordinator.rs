@@ -133,6 +133,7 @@ fn config(script: &Script) -> Config {
         restarted: true,
         past: Past::default(),
         checkpoints: Vec::new(),
+        skipped: Default::default(),
     }
 }
 
@@ -341,6 +342,9 @@ impl World {
             self.checker.leased(self.now, lease);
         }
         if let Directive::Assignment(assignment, _) = &directive {
+            if assignment.closing {
+                self.checker.closes(assignment.generation);
+            }
             let workers = &self.coordinator.workers;
             let members = assignment.members.iter().map(|member| workers[&member.worker]).collect();
             self.rings.entry(assignment.generation).or_insert_with(|| Ring::new(members));

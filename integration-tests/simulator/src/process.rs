@@ -310,6 +310,7 @@ impl World {
                 next: String::new(),
                 quarantined: Vec::new(),
                 checkpoint_step: assignment.checkpoint,
+                closing: assignment.closing,
             }),
             Directive::Lease(lease) => Told::Grant(Lease {
                 generation: lease.generation,

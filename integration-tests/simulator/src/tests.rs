@@ -203,6 +203,41 @@ fn workers_that_are_lost_while_their_launcher_is_stopped_come_back_with_it() {
 }
 
 #[test]
+fn survivors_of_a_spent_budget_write_a_checkpoint_before_the_end() {
+    // The third loss is one too many; the coordinator is killed while survivors save, or is not.
+    for coordinator_killed in [false, true] {
+        let mut script = quiet(12, 1, 3, 200);
+        (script.max_restarts, script.save_ms) = (2, 400.0);
+        script.faults = (0..3u8).map(|i| fault(4.0 + 4.0 * f64::from(i), Kind::Kill, u32::from(i))).collect();
+        if coordinator_killed {
+            script.faults.push(Fault { for_s: 0.5, ..fault(12.3, Kind::KillCoordinator, 0) });
+        }
+        let report = play(&script);
+        assert!(report.violations.is_empty(), "{report}");
+        let Some(Outcome::Failed(cause)) = &report.outcome else { panic!("{report}") };
+        let saved = format!("launch again to go on from checkpoints/step-{:08}", report.committed);
+        assert!(cause.message.contains("signal 9") && cause.message.contains(&saved), "{report}");
+        assert!(report.took.as_secs_f64() < 16.0, "{report}");
+    }
+}
+
+#[test]
+fn runs_with_a_small_budget_come_to_an_end_whatever_happens_while_they_save() {
+    let (mut failed, mut saved) = (0, 0);
+    for seed in 0..1500 {
+        let script = Script { max_restarts: (seed % 3) as u32, ..Script::drawn(seed) };
+        let report = play(&script);
+        assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
+        if let Some(Outcome::Failed(cause)) = &report.outcome {
+            failed += 1;
+            let (from, missed) = ("launch again to go on from checkpoints/", "was not written");
+            saved += u32::from(cause.message.contains(from) && !cause.message.contains(missed));
+        }
+    }
+    assert!(failed > 200 && saved > 100, "{failed} have failed, {saved} of them with a checkpoint");
+}
+
+#[test]
 fn a_killed_coordinator_is_no_event_for_its_workers() {
     let mut script = quiet(5, 1, 4, 60);
     script.faults = vec![Fault { for_s: 2.0, ..fault(4.0, Kind::KillCoordinator, 0) }];

@@ -148,7 +148,7 @@ impl World {
         }
         let members = ring.members.clone();
         if at == At::Shifting {
-            self.checker.executed(generation, self.processes[pid].own.newest);
+            self.checker.executed(self.now, generation, self.processes[pid].own.newest);
         }
         for member in members {
             let delay = self.delay();
@@ -293,6 +293,12 @@ impl World {
         let (total, every) = (self.script.steps, self.script.checkpoint_every);
         let process = &mut self.processes[pid];
         let step = process.own.newest;
+        if process.assignment.as_ref().is_some_and(|assignment| assignment.closing) {
+            return match step > 0 && process.saved != step {
+                true => self.pause(pid, At::Saving, self.script.save_ms),
+                false => self.wait_for_another(pid, String::new()),
+            };
+        }
         let due = step > 0 && (step == total || (every > 0 && step.is_multiple_of(every)));
         if due && process.saved != step {
             return self.pause(pid, At::Saving, self.script.save_ms);

@@ -66,6 +66,8 @@ struct Run {
     notes: Vec<String>,
     /// By step: the generation that served, and what the cache did.
     steps: Vec<(Step, u64, CacheUse)>,
+    /// By step: the learning rate of LoRA.
+    rates: Vec<f64>,
     /// Steps that computed features, or compared some.
     built: Vec<u64>,
 }
@@ -213,15 +215,19 @@ fn watched(spec: &RunSpec, first_step: u64, before: Before) -> Run {
 
 fn collected(spec: &RunSpec, heard: &Heard) -> Run {
     let (output, summary) = (PathBuf::from(&spec.run.output_dir), summary(spec));
-    let (mut notes, mut steps) = (Vec::new(), Vec::new());
+    let (mut notes, mut steps, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for report in heard.reports.lock().expect("nobody panics with it").drain(..) {
         match report {
             Report::Note(note) => notes.push(note),
-            Report::Step(done) => steps.push((done.step, done.cache_generation, done.cache)),
+            Report::Step(done) => {
+                steps.push((done.step, done.cache_generation, done.cache));
+                let rate = done.metrics.iter().find(|metric| metric.name == "lr/lora");
+                rates.extend(rate.map(|rate| rate.value));
+            }
             _ => {}
         }
     }
-    Run { output, summary, notes, steps, built: heard.built() }
+    Run { output, summary, notes, steps, rates, built: heard.built() }
 }
 
 /// Names of all parts below a store, and their paths.

@@ -56,6 +56,26 @@ fn the_adapter_moves_in_live_steps_and_rests_with_its_moments_in_cached_ones() {
 }
 
 #[test]
+fn the_adapters_schedule_may_run_over_its_live_steps_alone() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let shape = ["optimizer.schedule=linear", "optimizer.warmup_steps=1", "optimizer.min_lr_ratio=0"];
+    let over_live = [&shape[..], &["optimizer.schedule_over=live"]].concat();
+    let all = solo(&periodic(&dir.path().join("all"), &shape));
+    let live = solo(&periodic(&dir.path().join("live"), &over_live));
+    let in_live_steps = |run: &Run| -> Vec<f64> {
+        let rates = run.rates.iter().zip(CACHE_PHASES);
+        rates.filter(|(_, generation)| *generation == 0).map(|(rate, _)| rate / 1e-3).collect()
+    };
+    // Eight of the eighteen steps are live: one of warm-up, and a line over the other seven.
+    let due = [0.5, 1.0, 6.0 / 7.0, 5.0 / 7.0, 4.0 / 7.0, 3.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0];
+    for (found, due) in in_live_steps(&live).into_iter().zip(due) {
+        assert!((found - due).abs() < 1e-12, "{found} for {due}");
+    }
+    assert!((in_live_steps(&all)[7] - 1.0 / 17.0).abs() < 1e-12, "{:?}", all.rates);
+    assert_ne!(all.losses(), live.losses());
+}
+
+#[test]
 fn a_cold_store_and_a_warm_one_give_the_same_bits() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for dtype in ["float32", "int8"] {
@@ -80,7 +100,7 @@ fn drift_is_measured_where_a_live_phase_ends_and_told() {
     assert!(drift.relative_l2 > 0.0 && drift.relative_l2 < 1.0 && drift.cosine > 0.5, "{drift:?}");
     assert!(drift.loss_fresh > 0.0 && drift.loss_fresh != drift.loss_cached, "{drift:?}");
     assert_eq!(run.notes_with("features have moved by"), 1, "{:?}", run.notes);
-    assert_eq!(run.notes_with("cached: features of generation 2"), 1, "{:?}", run.notes);
+    assert_eq!(run.notes_with("cached: features of version 2"), 1, "{:?}", run.notes);
 }
 
 #[test]

@@ -1,21 +1,24 @@
-//! What a rank of a run will hold, from the run file and the table's footer alone.
+//! What a rank of a run will hold and compute, from the run file and the table's footer alone: the network's
+//! own pass, run where tensors are sizes.
 
 use std::{fs::File, path::Path};
 
 use coxswain_data::DataError;
-use coxswain_proto::{
-    human,
-    memory::Category,
-    run_spec::{Recompute, RunSpec},
-};
+use coxswain_nn::{kernels::sizes, params::Trainables};
+use coxswain_proto::{human, ids::Step, memory::Category, run_spec::RunSpec};
 use coxswain_task::{
-    TaskError,
+    Objective, TaskError,
+    dry_run::PassCost,
     memory::{Ask, Place, Prediction, Subject, Suggestion},
 };
 use parquet::file::metadata::ParquetMetaDataReader;
 use serde_json::{Value, json};
 
-use crate::{network::layout, settings::Settings};
+use crate::{
+    batch::Rows,
+    network::{Regression, layout},
+    settings::Settings,
+};
 
 /// Of a value.
 const FLOAT: u64 = 4;
@@ -50,17 +53,23 @@ impl Sizes {
         self.settings.data.inputs.len() as u64 + 1
     }
 
-    /// What a pass over so many rows holds: in the forward pass, between the two, in the backward pass.
-    fn pass(&self, rows: u64) -> Prediction {
-        let inputs = FLOAT * rows * (self.columns() - 1);
-        let hidden = FLOAT * rows * self.settings.network.width as u64;
-        // Before the activation and after it; recompute keeps the latter, which the head's weight asks for.
-        let (forward, kept) = match self.spec.train.recompute {
-            Recompute::None => (inputs + 2 * hidden, inputs + 2 * hidden),
-            _ => (inputs + 2 * hidden, inputs + hidden),
+    /// A pass over so many rows.
+    fn pass(&self, rows: u64) -> PassCost {
+        let account = sizes::Account::open();
+        let (network, layout) = Regression::<sizes::Sizes>::new(&self.spec, account.device());
+        let values = vec![0.0; layout.len()];
+        let trainables = Trainables::new(layout, values, account.device());
+        let zeros = |each: u64| vec![0.0; (rows * each) as usize];
+        let batch = Rows {
+            step: Step(1),
+            indices: (0..rows).collect(),
+            inputs: zeros(self.columns() - 1),
+            targets: zeros(1),
         };
-        // One gradient beside the values before and after the activation: the next is written over it.
-        Prediction::of_pass(forward, kept, inputs + 3 * hidden)
+        let pass = PassCost::of(&account, |grads, clock| {
+            network.forward_backward(&trainables, &batch, grads, clock).map(drop)
+        });
+        pass.expect("errors of zero are finite")
     }
 }
 
@@ -74,10 +83,9 @@ impl Subject for Sizes {
     }
 
     fn predict(&self, ask: Ask) -> Prediction {
-        let Prediction { forward, kept, backward, .. } = self.pass(ask.micro_batch);
-        let mut prediction = Prediction::of_engine(&self.spec, self.trainables, ask);
-        (prediction.forward, prediction.kept, prediction.backward) = (forward, kept, backward);
-        prediction.set(Category::Activations, forward.max(backward));
+        let engine = Prediction::of_engine(&self.spec, self.trainables, ask);
+        let mut prediction = engine.with_pass(&self.pass(ask.micro_batch), |_| 0);
+        prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
         let batch = FLOAT * ask.micro_batch * self.columns();
         prediction.set(
             Category::Input,
@@ -124,5 +132,30 @@ impl Subject for Sizes {
         let mut spec = self.spec.clone();
         change(&mut spec);
         Ok(Box::new(Self::of(&spec, self.rows)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coxswain_proto::config::{TaskSchema, Tasks};
+    use coxswain_task::dry_run::Flops;
+
+    use super::*;
+
+    const TASKS: Tasks = Tasks(&[TaskSchema::of::<Settings>()]);
+
+    #[test]
+    fn a_pass_multiplies_and_adds_what_its_layers_must() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("table.yaml");
+        let flops = |recompute: &str| {
+            let overrides = [format!("train.recompute={recompute}")];
+            let spec = RunSpec::load(&file, &overrides, TASKS).expect("the toy's run");
+            Sizes::of(&spec, 100).pass(16).flops
+        };
+        // Three inputs, 32 units, one output. Nobody wants the gradient of the rows.
+        let (hidden, head) = (2 * 16 * 3 * 32, 2 * 16 * 32);
+        let kept = Flops { forward: hidden + head, backward: 2 * head + hidden };
+        assert_eq!(flops("none"), kept);
+        assert_eq!(flops("full"), Flops { backward: kept.backward + hidden, ..kept });
     }
 }

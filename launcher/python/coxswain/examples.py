@@ -8,6 +8,7 @@ reference of all keys, the files for Slurm and Kubernetes. Then, from that direc
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -22,8 +23,10 @@ def write(directory: str | Path = ".") -> Path:
 
 def main(arguments: list[str]) -> int:
     """The command; exits with 2 where there is a ``configs/`` already."""
+    parser = argparse.ArgumentParser("python -m coxswain.examples", description="Writes configs/ below a directory.")
+    parser.add_argument("directory", nargs="?", default=".")
     try:
-        target = write(*arguments[:1])
+        target = write(parser.parse_args(arguments).directory)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

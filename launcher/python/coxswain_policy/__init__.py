@@ -88,6 +88,16 @@ class Expert:
     ``expert.final.ada``                    condition to (shift, scale): the other order than in blocks
     ``expert.final.out``                    the last h tokens to velocities
     ======================================  ===================================================================================
+
+    What a run may have had beside, by the tensors that are there:
+
+    ======================================  ===================================================================================
+    ``expert.state.{in,out}``               instead of ``expert.state``: two layers with a ReLU
+    ``expert.action_time.{in,out}``         each action token with sinusoids of the flow time, two layers with a SiLU
+    ``expert.future [n, d]``                learned tokens between the state's and the actions', without positions
+    ``expert.features.{weight,bias}``       gain and bias of a layer norm on the hidden states
+    ``expert.decoder.{in,out}``             behind ``expert.final.out``: two layers with a ReLU
+    ======================================  ===================================================================================
     """
 
     def __init__(self, weights: Weights, heads: int, horizon: int) -> None:
@@ -98,26 +108,50 @@ class Expert:
         """``noisy [b, h, a]`` to velocities of the same shape."""
         w = self.weights
         condition = F.silu(w.linear("expert.time.out", F.silu(w.linear("expert.time.in", sinusoids(time, noisy.device)))))
-        tokens = [w.linear("expert.state", seen.state)[:, None]]
+        tokens = [self.state(seen.state)[:, None]]
         if seen.sensor is not None:
             tokens.append(seen.sensor)
-        x = torch.cat([*tokens, w.linear("expert.action", noisy)], 1) + w["expert.positions"]
+        x = torch.cat([*tokens, self.actions(noisy, time)], 1) + w["expert.positions"]
+        if "expert.future" in w.tensors:
+            future = w["expert.future"].expand(len(x), -1, -1)
+            x = torch.cat([x[:, : -self.horizon], future, x[:, -self.horizon :]], 1)
+        hidden = seen.hidden
+        if "expert.features.weight" in w.tensors:
+            hidden = F.layer_norm(hidden, hidden.shape[-1:], w["expert.features.weight"], w["expert.features.bias"], 1e-5)
         for index in range(self.layers):
-            x = self.block(index, x, condition, seen)
+            x = self.block(index, x, condition, hidden, seen.mask)
         shift, scale = w.linear("expert.final.ada", condition).chunk(2, -1)
         x = F.layer_norm(x[:, -self.horizon :], x.shape[-1:], eps=1e-6) * (1 + scale) + shift
-        return w.linear("expert.final.out", x)
+        velocity = w.linear("expert.final.out", x)
+        if "expert.decoder.in.weight" in w.tensors:
+            velocity = w.linear("expert.decoder.out", F.relu(w.linear("expert.decoder.in", velocity)))
+        return velocity
 
-    def block(self, index: int, x: Tensor, condition: Tensor, seen: Seen) -> Tensor:
+    def state(self, state: Tensor) -> Tensor:
+        if "expert.state.weight" in self.weights.tensors:
+            return self.weights.linear("expert.state", state)
+        return self.weights.linear("expert.state.out", F.relu(self.weights.linear("expert.state.in", state)))
+
+    def actions(self, noisy: Tensor, time: float) -> Tensor:
+        tokens = self.weights.linear("expert.action", noisy)
+        if "expert.action_time.in.weight" not in self.weights.tensors:
+            return tokens
+        half = tokens.shape[-1] // 2
+        angle = 1000 * time * torch.exp(-math.log(10_000) * torch.arange(half, dtype=torch.float64) / half)
+        mixed = torch.cat([angle.sin(), angle.cos()]).float().to(tokens.device).expand_as(tokens)
+        mixed = F.silu(self.weights.linear("expert.action_time.in", torch.cat([tokens, mixed], -1)))
+        return self.weights.linear("expert.action_time.out", mixed)
+
+    def block(self, index: int, x: Tensor, condition: Tensor, hidden: Tensor, attended: Tensor) -> Tensor:
         w, at, cross = self.weights, f"expert.blocks.{index}", index % 2 == 0
         scale, shift = w.linear(f"{at}.ada", condition).chunk(2, -1)
         y = F.layer_norm(x, x.shape[-1:], eps=1e-5) * (1 + scale) + shift
-        source = seen.hidden if cross else y
+        source = hidden if cross else y
 
         def by_head(name: str, x: Tensor) -> Tensor:
             return w.linear(f"{at}.attn.{name}", x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        mask = seen.mask if cross else None
+        mask = attended if cross else None
         mixed = F.scaled_dot_product_attention(by_head("q", y), by_head("k", source), by_head("v", source), attn_mask=mask)
         x = x + w.linear(f"{at}.attn.o", mixed.transpose(1, 2).flatten(2))
         return x + w.mlp(f"{at}.mlp.in", f"{at}.mlp.out", F.layer_norm(x, x.shape[-1:], eps=1e-5))
@@ -129,6 +163,21 @@ class Seen:
     def __init__(self, hidden: Tensor, attended: Tensor, state: Tensor, sensor: Tensor | None) -> None:
         self.hidden, self.state, self.sensor = hidden, state, sensor
         self.mask = attended.bool()[:, None, None]
+
+
+def read_about(directory: Path) -> dict[str, Any]:
+    """What ``policy.json`` says."""
+    about = json.loads((directory / "policy.json").read_text())
+    if about["format"] != FORMAT:
+        raise ValueError(f"{directory / 'policy.json'}: format {about['format']}, this file reads {FORMAT}")
+    return about
+
+
+def names(about: dict[str, Any]) -> dict[str, Any]:
+    """Under which names an observation has its values: those of the run file's section ``serve``, else those of the features."""
+    own = {"cameras": [c["name"] for c in about["cameras"]], "state": [about["state"]["name"]], "prompt": "prompt"}
+    own["sensor"] = about["sensor"]["name"] if about["sensor"] else None
+    return about.get("observation") or own
 
 
 def sinusoids(time: float, device: torch.device) -> Tensor:
@@ -237,9 +286,8 @@ class Policy:
         import tokenizers
         import transformers
 
-        self.about = json.loads((directory / "policy.json").read_text())
-        if self.about["format"] != FORMAT:
-            raise ValueError(f"{directory / 'policy.json'}: format {self.about['format']}, this file reads {FORMAT}")
+        self.about = read_about(directory)
+        self.names = names(self.about)
         stats = json.loads((directory / "stats.json").read_text())
         features = [self.about[kind] for kind in ("state", "sensor", "action") if self.about[kind]]
         self.normalizers = {f["name"]: Normalizer(f["normalization"], stats.get(f["name"], {})) for f in features}
@@ -312,12 +360,15 @@ class Policy:
         pixels, grids, prompts = [], [], []
         for observation in observations:
             cells = []
-            for camera in self.about["cameras"]:
-                patches, grid = self.images(np.asarray(observation[camera["name"]], np.uint8))
+            for camera, name in zip(self.about["cameras"], self.names["cameras"]):
+                image = np.asarray(observation[name], np.uint8)
+                # Channels may come first, as PyTorch has them.
+                channels_first = image.shape == (3, camera["height"], camera["width"])
+                patches, grid = self.images(image.transpose(1, 2, 0) if channels_first else image)
                 pixels.append(patches)
                 grids.append(grid)
                 cells.append(math.prod(grid) // self.images.merge**2)
-            prompts.append(self.tokens(observation["prompt"], cells))
+            prompts.append(self.tokens(observation[self.names["prompt"]], cells))
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)
         attended = torch.zeros_like(ids)
@@ -344,8 +395,13 @@ class Policy:
 
     def numbers(self, kind: str, observations: list[dict[str, Any]]) -> Tensor:
         """A feature of all observations, normalised: ``[b, size]``, of the sensor ``[b, window, channels]``."""
-        feature = self.about[kind]
-        values = np.stack([np.asarray(o[feature["name"]], np.float32).reshape(feature["shape"]) for o in observations])
+        feature, parts = self.about[kind], self.names[kind]
+        parts = [parts] if isinstance(parts, str) else parts
+
+        def side_by_side(observation: dict[str, Any]) -> np.ndarray:
+            return np.concatenate([np.asarray(observation[name], np.float32).reshape(-1) for name in parts]).reshape(feature["shape"])
+
+        values = np.stack([side_by_side(o) for o in observations])
         values = self.normalizers[feature["name"]].apply(values)
         if kind == "sensor" and values.ndim == 2:
             values = values[:, None]

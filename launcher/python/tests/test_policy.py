@@ -27,7 +27,7 @@ def fixture(name: str) -> tuple[dict[str, int], dict[str, torch.Tensor], coxswai
 
 class Definition(unittest.TestCase):
     def test_expert_and_sensor_are_those_of_the_definition(self) -> None:
-        for name in ("plain", "repeated-sensor-padded"):
+        for name in ("plain", "repeated-sensor-padded", "of-the-field"):
             sizes, tensors, weights = fixture(name)
             expert = coxswain_policy.Expert(weights, sizes["heads"], sizes["horizon"])
             self.assertEqual(expert.layers, sizes["layers"])
@@ -53,6 +53,18 @@ class Definition(unittest.TestCase):
             np.testing.assert_allclose(normalizer.invert(normalizer.apply(values)), values, rtol=1e-5)
         window = np.zeros((1, 3, 2), np.float32)
         self.assertEqual(coxswain_policy.Normalizer("mean_std", stats).apply(window).shape, window.shape)
+
+    def test_values_are_found_under_the_names_that_the_policy_tells(self) -> None:
+        state = {"name": "observation.state", "shape": [3], "normalization": "identity"}
+        about = {"cameras": [{"name": "front"}], "state": state, "sensor": None}
+        own = {"cameras": ["front"], "state": ["observation.state"], "sensor": None, "prompt": "prompt"}
+        self.assertEqual(coxswain_policy.names(about), own)
+        told = {**own, "state": ["joints", "gripper"]}
+        policy = coxswain_policy.Policy.__new__(coxswain_policy.Policy)
+        policy.about, policy.names = about, coxswain_policy.names({**about, "observation": told})
+        policy.normalizers, policy.device = {"observation.state": coxswain_policy.Normalizer("identity", {})}, torch.device("cpu")
+        seen = policy.numbers("state", [{"joints": np.array([1.0, 2.0]), "gripper": 3.0}])
+        self.assertEqual(seen.tolist(), [[1.0, 2.0, 3.0]])
 
     def test_noise_is_normal_and_keyed(self) -> None:
         drawn = coxswain_policy.noise(7, 3, 10_001)

@@ -114,7 +114,13 @@ fn enter(records: &mut RunRecords, kind: Kind) {
         Kind::Change(SettingChanged { step, key, from, to }) => {
             records.changes.push(Change { step, key, from, to });
         }
-        Kind::Fault(failure) => records.faults.push(fault(&failure)),
+        Kind::Fault(failure) => {
+            // Where several workers were lost together, the first cause is written once more when training
+            // goes on and its victims are known.
+            let earlier = fault(&v1::Failure { victims: Vec::new(), ..failure.clone() });
+            records.faults.retain(|fault| *fault != earlier);
+            records.faults.push(fault(&failure));
+        }
     }
 }
 
@@ -146,5 +152,24 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         cache_hits: row.cache_hits,
         cache_misses: row.cache_misses,
         skipped: row.skipped.clone().and_then(|skipped| Skipped::try_from(skipped).ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_is_written_again_with_its_victims_counts_once() {
+        let lost = |rank, victims| {
+            Kind::Fault(v1::Failure { generation: 1, rank: Some(rank), victims, ..v1::Failure::default() })
+        };
+        let mut records = RunRecords::default();
+        for kind in [lost(1, vec![]), lost(0, vec![]), lost(1, vec![2])] {
+            enter(&mut records, kind);
+        }
+        let found: Vec<_> =
+            records.faults.iter().map(|fault| (fault.rank, fault.victims.as_slice())).collect();
+        assert_eq!(found, [(Some(0), &[][..]), (Some(1), &[2][..])]);
     }
 }

@@ -54,7 +54,7 @@ pub struct StopArgs {
     #[command(flatten)]
     target: Target,
     /// Kept in the run's log
-    #[arg(long, default_value = "asked for with cox stop")]
+    #[arg(long, default_value = "cox stop")]
     reason: String,
 }
 

@@ -22,7 +22,7 @@ pub struct ExportArgs {
     /// Changes to the run as it was trained: model.path=... at another place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Which checkpoint: its step, or `best` as evaluation while training has found it [default: the last]
+    /// Which checkpoint: its step, 0 for what training began with, or `best` [default: the last]
     #[arg(long, value_name = "N|best", value_parser = which)]
     step: Option<WhichCheckpoint>,
     /// Also write the pretrained model with the adapter merged in, for programs that know no adapters

@@ -18,6 +18,7 @@ mod plan;
 mod rebuild_cache;
 mod run;
 mod runtime;
+mod same_data;
 mod selftest;
 mod serve;
 mod simulate;
@@ -86,7 +87,7 @@ enum Command {
     Checkpoint(control::CheckpointArgs),
     /// Let one node of an elastic world go at the next step boundary; the rest trains on
     Drain(control::DrainArgs),
-    /// Begin a generation of the feature cache with the present adapter
+    /// Begin a version of the kept features with the present adapter
     RebuildCache(rebuild_cache::RebuildCacheArgs),
     /// Finish the step in flight, write a checkpoint, export the adapter, end
     Stop(control::StopArgs),

@@ -27,7 +27,7 @@ pub fn execute(args: &RebuildCacheArgs) -> Outcome {
         let (generation, from_step) = (answer.generation, answer.from_step);
         match args.json {
             true => say(json!({"generation": generation, "from_step": from_step})),
-            false => say(format_args!("generation {generation} of the cache begins at step {from_step}")),
+            false => say(format_args!("version {generation} of the features begins at step {from_step}")),
         };
         Ok(())
     })

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use coxswain_proto::run_spec::DeviceChoice;
-use coxswain_serve::{Model, Port, ServeError, Server};
+use coxswain_serve::{Door, Model, Port, ServeError, Server, Tls};
 use coxswain_worker::device;
 
 use crate::{
@@ -38,8 +38,14 @@ pub struct ServeArgs {
     /// File of the token that clients must bring (openpi's api_key) [default: COX_TOKEN, or none on loopback]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Speak TLS (wss://): the certificate, PEM, with those that lead to its issuer's behind it
+    #[arg(long, value_name = "FILE", env = "COX_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key, PEM, without a passphrase
+    #[arg(long, value_name = "FILE", env = "COX_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Listen off loopback without TLS: the token and everything the robot sees travel in clear
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tls_cert")]
     plaintext: bool,
     /// Most observations in one forward pass
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -49,8 +55,9 @@ pub struct ServeArgs {
 /// Serves until a signal arrives.
 pub fn execute(args: &ServeArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
-    let token = args.token()?;
-    let port = Port::bind(args.address(token.is_some())?)?;
+    let door = args.door()?;
+    let port = Port::bind(args.address(&door)?)?;
+    let scheme = if door.tls.is_some() { "wss" } else { "ws" };
     let wanted = args.device.unwrap_or(spec.launch.device);
     let device = device::choose(wanted, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
@@ -61,8 +68,9 @@ pub fn execute(args: &ServeArgs) -> Outcome {
             let responder = tasks().responder(&spec, &dir, device)?;
             responder.ok_or_else(|| Failed::usage(format!("task {kind} answers no observations")))
         })?;
-        Server::start(port, model, token).map_err(Failed::from)
+        Server::start(port, model, door).map_err(Failed::from)
     };
+    tracing::info!("loading the policy of {} on {device}", args.run_dir.display());
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     // A thread of its own: a signal that arrives while a large model is read does not wait for it.
     let (tell, started) = tokio::sync::oneshot::channel();
@@ -74,9 +82,9 @@ pub fn execute(args: &ServeArgs) -> Outcome {
             number = signals.next() => return Err(Failed::silent(Exit::Signal(number))),
             started = started => started.map_err(|_| Failed::new(Exit::Internal, "the server did not start"))??,
         };
-        say(format_args!("serving at ws://{} on {device}", server.address()));
+        say(format_args!("serving at {scheme}://{} on {device}", server.address()));
         let number = signals.next().await;
-        tracing::info!(signal = number, "answering what is under way");
+        tracing::info!("{}: answering what is under way, then ending", signals::name(number));
         let left = server.stop();
         if left > 0 {
             tracing::warn!(clients = left, "clients had not gone in time");
@@ -86,6 +94,14 @@ pub fn execute(args: &ServeArgs) -> Outcome {
 }
 
 impl ServeArgs {
+    fn door(&self) -> Result<Door, Failed> {
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(Tls::load(cert, key)?),
+            _ => None,
+        };
+        Ok(Door { token: self.token()?, tls })
+    }
+
     fn token(&self) -> Result<Option<String>, Failed> {
         let Some(path) = &self.token_file else { return Ok(process_env("COX_TOKEN")) };
         let text = fs::read_to_string(path)
@@ -97,23 +113,23 @@ impl ServeArgs {
     }
 
     /// Where to listen, if strangers there are kept out.
-    fn address(&self, has_token: bool) -> Result<SocketAddr, Failed> {
+    fn address(&self, door: &Door) -> Result<SocketAddr, Failed> {
         let refused = |problem: &str| Failed::usage(format!("--listen {}: {problem}", self.listen));
         let found = self.listen.to_socket_addrs().map_err(|error| refused(&error.to_string()))?.next();
         let address = found.ok_or_else(|| refused("no address"))?;
         if address.ip().is_loopback() {
             return Ok(address);
         }
-        if !has_token {
+        if door.token.is_none() {
             return Err(refused(
                 "without a token any machine that reaches it could use the policy; give --token-file or COX_TOKEN, for instance \
                  COX_TOKEN=$(openssl rand -hex 16)",
             ));
         }
-        if !self.plaintext {
+        if door.tls.is_none() && !self.plaintext {
             return Err(refused(
-                "there is no TLS: listen on 127.0.0.1 behind a proxy or a tunnel that has it, or say --plaintext where the network is \
-                 trusted",
+                "token and pictures would travel in clear: give --tls-cert and --tls-key, or say --plaintext where the network is trusted, \
+                 or listen on 127.0.0.1 behind a proxy or a tunnel that encrypts",
             ));
         }
         Ok(address)
@@ -123,7 +139,7 @@ impl ServeArgs {
 impl From<ServeError> for Failed {
     fn from(error: ServeError) -> Self {
         match error {
-            ServeError::Port { .. } => Self::usage(error),
+            ServeError::Port { .. } | ServeError::Tls { .. } | ServeError::WithoutTls => Self::usage(error),
             ServeError::Thread(_) => Self::new(Exit::Internal, error),
             ServeError::WarmUp(_) => Self::new(Exit::BadInput, error),
         }
@@ -134,26 +150,31 @@ impl From<ServeError> for Failed {
 mod tests {
     use super::*;
 
-    fn address(listen: &str, plaintext: bool, has_token: bool) -> Result<SocketAddr, String> {
+    fn address(listen: &str, plaintext: bool, token: Option<&str>) -> Result<SocketAddr, String> {
         let args = ServeArgs {
             run_dir: PathBuf::new(),
             overrides: Vec::new(),
             device: None,
             listen: listen.into(),
             token_file: None,
+            tls_cert: None,
+            tls_key: None,
             plaintext,
             max_batch: 1,
         };
-        args.address(has_token).map_err(|failed| failed.message.unwrap_or_default())
+        let door = Door { token: token.map(str::to_owned), tls: None };
+        args.address(&door).map_err(|failed| failed.message.unwrap_or_default())
     }
 
     #[test]
     fn off_loopback_there_is_a_token_and_plaintext_is_asked_for() {
-        assert!(address("127.0.0.1:0", false, false).is_ok());
-        assert!(address("[::1]:0", false, false).is_ok());
-        assert!(address("0.0.0.0:0", true, false).is_err_and(|problem| problem.contains("COX_TOKEN")));
-        assert!(address("0.0.0.0:0", false, true).is_err_and(|problem| problem.contains("--plaintext")));
-        assert!(address("0.0.0.0:0", true, true).is_ok());
-        assert!(address("nowhere", true, true).is_err_and(|problem| problem.contains("--listen nowhere")));
+        let token = Some("secret");
+        assert!(address("127.0.0.1:0", false, None).is_ok());
+        assert!(address("[::1]:0", false, None).is_ok());
+        assert!(address("0.0.0.0:0", true, None).is_err_and(|problem| problem.contains("COX_TOKEN")));
+        let in_clear = address("0.0.0.0:0", false, token).unwrap_err();
+        assert!(in_clear.contains("--tls-cert") && in_clear.contains("--plaintext"), "{in_clear}");
+        assert!(address("0.0.0.0:0", true, token).is_ok());
+        assert!(address("nowhere", true, token).is_err_and(|problem| problem.contains("--listen nowhere")));
     }
 }

@@ -4,7 +4,7 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::memory::{
     Category,
     prediction::{
-        Ask, Place, Prediction, Subject, Suggestion,
+        Ask, Flops, Place, Prediction, Subject, Suggestion,
         fit::{self, Fit, FitVerdict, Split},
         recorded::{Calibration, RecordedRuns},
     },
@@ -100,6 +100,13 @@ impl Question {
     /// The run file's micro-batch, as far as a rank has samples for it.
     pub fn micro_batch(&self) -> u64 {
         (self.subject.spec().train.micro_batch as u64).min(self.samples().max(1))
+    }
+
+    /// Multiplications and additions of a step, on all ranks together.
+    pub fn flops(&self) -> Flops {
+        // Of a sample, which is the same wherever it is.
+        let ask = Ask { micro_batch: 1, world: self.world, rank: 0, place: Place::Gpu };
+        self.subject.predict(ask).flops.times(self.subject.spec().train.global_batch as u64)
     }
 
     fn place(&self, memory: &Memory) -> Place {

@@ -115,7 +115,7 @@ fn cache(ranges: &[CacheRange]) -> String {
     let rows = ranges.iter().rev().take(MOST_RANGES).rev().map(|range| {
         let generation = match range.generation {
             0 => "computed".to_owned(),
-            generation => format!("generation {generation}"),
+            generation => format!("version {generation}"),
         };
         [
             format!("{}..{}", range.steps.start, range.steps.end),
@@ -269,7 +269,7 @@ mod tests {
         let shown = text(&records, &records.audit());
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let shown: Vec<_> = shown.lines().map(words).collect();
-        for line in ["steps features hits", "0..1 computed -", "1..2 generation 3 75 %"] {
+        for line in ["steps features hits", "0..1 computed -", "1..2 version 3 75 %"] {
             assert!(shown.iter().any(|shown| shown == line), "{line}\n  in\n{shown:#?}");
         }
     }

@@ -13,7 +13,7 @@ pub fn text(status: &CacheStatus) -> String {
     let mut parts = vec![headline(status)];
     if !status.generations.is_empty() {
         let rows: Vec<_> = status.generations.iter().map(row).collect();
-        let head = ["generation", "from step", "state", "stored", "bytes", "hits", "damaged", "because"];
+        let head = ["version", "from step", "state", "stored", "bytes", "hits", "damaged", "because"];
         parts.push(table(head, &rows));
     }
     parts.extend(status.drifts.iter().map(drift));
@@ -26,7 +26,7 @@ fn headline(status: &CacheStatus) -> String {
     parts.push(match (status.serving, status.waits_at) {
         (_, Some(step)) => format!("waits for the drift at step {step}"),
         (0, None) => "everything trains".to_owned(),
-        (serving, None) => format!("generation {serving} serves"),
+        (serving, None) => format!("version {serving} is used"),
     });
     if let Some(end) = status.cache_phase_ends.filter(|_| status.waits_at.is_none()) {
         parts.push(format!("until step {end}"));
@@ -62,10 +62,10 @@ fn drift(record: &CacheDriftRecord) -> String {
     let of = record.drift.unwrap_or_default();
     let then = match record.then {
         0 => String::new(),
-        then => format!(" · then generation {then}: {}", record.why),
+        then => format!(" · then version {then}: {}", record.why),
     };
     format!(
-        "drift of generation {} before step {}: {:.4}, cosine {:.4}, loss {:.4} with its features and {:.4} with fresh ones{then}",
+        "drift of version {} before step {}: {:.4}, cosine {:.4}, loss {:.4} with its features and {:.4} with fresh ones{then}",
         record.generation, of.at_step, of.relative_l2, of.cosine, of.loss_cached, of.loss_fresh
     )
 }
@@ -163,12 +163,12 @@ mod tests {
     fn the_section_says_what_serves_how_far_it_is_and_why() {
         assert_eq!(
             text(&status()),
-            "cache periodic, tap auto · generation 2 serves · until step 300\n\
-             generation  from step  state       stored    bytes  hits  damaged  because\n         \
-             1        100  retired   40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n         \
+            "cache periodic, tap auto · version 2 is used · until step 300\n\
+             version  from step  state       stored    bytes  hits  damaged  because\n      \
+             1        100  retired   40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n      \
              2        200  building  12 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n\
-             drift of generation 1 before step 200: 0.0800, cosine 0.9900, loss 0.0000 with its features and 0.0000 with fresh \
-             ones · then generation 2: drift 0.08 is above 0.05"
+             drift of version 1 before step 200: 0.0800, cosine 0.9900, loss 0.0000 with its features and 0.0000 with fresh \
+             ones · then version 2: drift 0.08 is above 0.05"
         );
     }
 

@@ -111,6 +111,13 @@ fn subject(question: &Question) -> String {
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
         if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
     ));
+    let flops = question.flops();
+    lines.push(format!(
+        "products   {} a step: {} forward, {} backward",
+        human::flops(flops.total()),
+        human::flops(flops.forward),
+        human::flops(flops.backward)
+    ));
     lines.join("\n")
 }
 
@@ -241,6 +248,7 @@ pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
         "world": question.world,
         "samples_of_a_rank": question.samples(),
         "micro_batch": question.micro_batch(),
+        "flops": question.flops(),
         "memories": memories.collect::<Vec<_>>(),
     });
     if let (Some(plan), Value::Object(sizes)) = (plan.as_object_mut(), subject.to_json()) {

@@ -6,8 +6,8 @@ use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
     v1::{
-        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
-        WorkerPhase,
+        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse, LeavingNode,
+        RankStatus, WorkerPhase,
     },
 };
 
@@ -73,7 +73,7 @@ fn held_out(metrics: &[v1::Metric]) -> Option<String> {
     let of = |kind: &'static str| {
         let named =
             metrics.iter().filter_map(move |metric| Some((metric.name.strip_prefix(kind)?, metric.value)));
-        named.filter(|(name, _)| !name.contains('/'))
+        named.filter(|(name, _)| !name.strip_prefix("ema/").unwrap_or(name).contains('/'))
     };
     let measures: Vec<_> = of("eval/").map(|(name, value)| format!("{name} {value:.4}")).collect();
     let best: Vec<_> = of("best/")
@@ -138,6 +138,9 @@ pub fn failure(failure: &Failure) -> String {
             Ok(
                 WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
             ) => format!("in {phase}"),
+            _ if failure.kind == FailureKind::WorkerLost as i32 => {
+                format!("last heard of in {phase} of step {}", failure.step)
+            }
             _ => format!("in {phase} of step {}", failure.step),
         });
     }
@@ -168,7 +171,7 @@ pub fn memory(memory: &GetMemoryResponse) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{self, FailureKind, PhaseMemory, RunPhase};
+    use coxswain_proto::v1::{self, PhaseMemory, RunPhase};
 
     use super::*;
 
@@ -225,6 +228,14 @@ mod tests {
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
              survived: rank 1 on n4, out of memory, in backward of step 4, 1.0 GiB in use: cannot allocate"
         );
+    }
+
+    #[test]
+    fn held_out_measures_are_those_of_the_weights_and_of_their_average_without_parts() {
+        let names = ["eval/mse", "eval/mse/dim0", "eval/ema/mse", "eval/ema/mse/dim0", "best/step"];
+        let metrics = names.map(|name| v1::Metric { name: name.into(), value: 2.0, ..v1::Metric::default() });
+        let told = held_out(&metrics).expect("there is something to tell");
+        assert_eq!(told, "held out: mse 2.0000, ema/mse 2.0000 · best after step 2");
     }
 
     #[test]

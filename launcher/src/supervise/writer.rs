@@ -120,7 +120,9 @@ fn show(mut screen: impl Screen, entries: &Receiver<Entry>, dropped: &AtomicU64)
         let missing = dropped.swap(0, Ordering::Relaxed);
         if missing > 0 {
             let what = if missing == 1 { "1 line was" } else { &format!("{missing} lines were") };
-            screen.show(Piece::Line(format!("{what} not shown here, where nobody read; the logs have them")));
+            screen.show(Piece::Line(format!(
+                "{what} not shown here, because the terminal was not read; the logs have them"
+            )));
         }
     }
 }

@@ -47,6 +47,12 @@ impl CacheSchedule {
         if step.0 % self.interval < self.live { CachePhaseKind::Live } else { CachePhaseKind::Cached }
     }
 
+    /// Live steps before `step`.
+    pub fn live_before(&self, step: Step) -> u64 {
+        let live = self.live.min(self.interval);
+        step.0 / self.interval * live + (step.0 % self.interval).min(live)
+    }
+
     /// The first step after `step` whose cache phase is another than that of the step before it; saturates at
     /// `u64::MAX`.
     pub fn next_change(&self, step: Step) -> Step {
@@ -137,6 +143,17 @@ mod tests {
         assert_eq!(cache_phases[..3], [CachePhaseKind::Live; 3]);
         assert_eq!(cache_phases[3..10], [CachePhaseKind::Cached; 7]);
         assert_eq!(cache_phases[..10], cache_phases[10..]);
+    }
+
+    #[test]
+    fn live_steps_are_counted_without_going_through_them() {
+        for (interval, live) in [(10, 3), (4, 4), (7, 1), (3, 9)] {
+            let schedule = CacheSchedule { interval, live };
+            for step in 0..40 {
+                let is_live = |step: &u64| schedule.cache_phase(Step(*step)) == CachePhaseKind::Live;
+                assert_eq!(schedule.live_before(Step(step)), (0..step).filter(is_live).count() as u64);
+            }
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ use super::{error::ConfigError, findings::Findings};
 use crate::{
     limits::{MAX_SKIPPED_STEPS, MAX_WORLD},
     run_spec::{
-        Cache, Collectives, Data, DeviceChoice, InitFrom, Launch, Memory, Recompute, Run, RunSpec, Train,
+        Cache, CacheMode, Collectives, Data, DeviceChoice, InitFrom, Launch, Memory, Recompute, Run, RunSpec,
+        ScheduleOver, Train,
     },
 };
 
@@ -184,6 +185,12 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         "optimizer.decay_steps",
         "leaves no step after the warm-up",
         "it counts from the first step of the run: raise it",
+    );
+    f.require(
+        optimizer.schedule_over == ScheduleOver::All || spec.cache.mode == CacheMode::Periodic,
+        "optimizer.schedule_over",
+        "is `live`, and all steps are live where `cache.mode` is not `periodic`",
+        "remove it, or switch such a cache on",
     );
     let decay = optimizer.ema_decay.unwrap_or(0.0);
     f.in_range("optimizer.ema_decay", decay, (0.0..1.0).contains(&decay), "from 0 to below 1");

@@ -42,6 +42,22 @@ fn a_run_keeps_its_digest_when_it_is_prolonged_or_cut_otherwise() {
     longer.data.threads = Some(3);
     assert_eq!(digest(&longer), digest(&spec()));
     assert_eq!(differences(&longer, &spec()), vec![]);
+    longer.eval.every = 5;
+    let told: Vec<_> = told_changes(&spec(), &longer).iter().map(Difference::to_string).collect();
+    let due = ["run.output_dir", "train.steps", "train.epochs ((absent) there, 3 here)", "eval.every"];
+    assert_eq!(told.len(), due.len(), "{told:?}");
+    for (told, due) in told.iter().zip(due) {
+        assert!(told.starts_with(due), "{told} for {due}");
+    }
+    assert_eq!(told_changes(&longer, &longer), vec![]);
+}
+
+#[test]
+fn every_key_whose_change_is_told_is_one_and_names_no_run() {
+    for key in crate::identity::TOLD {
+        let class = crate::identity::ENGINE.iter().find(|(known, _)| known == key).map(|(_, class)| class);
+        assert!(matches!(class, Some(crate::identity::Class::Outside(_))), "{key}: {class:?}");
+    }
 }
 
 #[test]

@@ -154,6 +154,9 @@ pub struct Optimizer {
     pub schedule: Schedule,
     /// Steps, warm-up included, after which the schedule is at its end; those of the run when absent.
     pub decay_steps: Option<u64>,
+    /// Which steps the schedule of a group counts that does not train in all of them.
+    #[serde(skip_serializing_if = "ScheduleOver::is_all")]
+    pub schedule_over: ScheduleOver,
     /// No schedule goes below this fraction of the peak; the cosine and the line end there.
     pub min_lr_ratio: f64,
     /// What gradients travel in between ranks.
@@ -179,6 +182,7 @@ impl Default for Optimizer {
             warmup_ratio: None,
             schedule: Schedule::Cosine,
             decay_steps: None,
+            schedule_over: ScheduleOver::All,
             min_lr_ratio: 0.1,
             reduce_dtype: ReduceDtype::Float32,
             ema_decay: None,
@@ -247,6 +251,24 @@ pub enum Schedule {
     InverseSqrt,
     /// The peak, unchanged.
     Constant,
+}
+
+/// Which steps a schedule counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleOver {
+    /// All of the run's.
+    #[default]
+    All,
+    /// Of a group that rests where kept features serve (`cache.mode: periodic`) those in which it trains: its
+    /// warm-up counts them, and it ends with those of `decay_steps`, or of the run. Other groups count all.
+    Live,
+}
+
+impl ScheduleOver {
+    fn is_all(&self) -> bool {
+        *self == Self::All
+    }
 }
 
 /// What gradients travel in between ranks. They are added up, clipped and applied in fp32 on either side.

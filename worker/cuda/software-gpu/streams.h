@@ -8,7 +8,7 @@
 // another stream is still waited for. With GPU_LATE it is done as late as can be: when somebody waits for it
 // or asks whether it is done. So what does not wait for a stream and should, finds the work not done.
 //
-// Whoever calls holds the lock of the counts; waiting for an errand lends it out.
+// The caller holds the lock of the counts; waiting for an errand gives it up meanwhile.
 #pragma once
 
 #include <deque>
@@ -40,7 +40,7 @@ struct Errand {
     bool over = false;
 };
 
-// Gives a stream work. What goes wrong later is told by whoever waits for the stream, as a GPU does it.
+// Gives a stream work. What goes wrong later is reported to the call that waits for the stream, as on a GPU.
 // No stream: the GPU's own.
 Code give(void* stream, Task work);
 void give(void* stream, std::shared_ptr<Errand> errand);

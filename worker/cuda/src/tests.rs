@@ -10,7 +10,7 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
 use coxswain_nn::kernels::{
-    AdaNorm, AttentionMask, LinearLayer, LowRank, ModelBackend, Residual,
+    AdaNorm, AttentionMask, AttentionOps, LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps,
     flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
 };
 use coxswain_proto::run_spec::Recompute;
@@ -108,36 +108,34 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let name = |what: &str| format!("{what} of width {width}");
         let one = [[6, width]];
         all.extend(pulled::<B, 1, 2, 2>(&name("rms_norm"), device, one, |[x]| {
-            ModelBackend::rms_norm(x, frozen(width, 1), 1e-6)
+            RowOps::rms_norm(x, frozen(width, 1), 1e-6)
         }));
-        all.extend(pulled::<B, 1, 2, 2>(&name("layer_norm"), device, one, |[x]| {
-            ModelBackend::layer_norm(x, 1e-5)
-        }));
+        all.extend(pulled::<B, 1, 2, 2>(&name("layer_norm"), device, one, |[x]| RowOps::layer_norm(x, 1e-5)));
         all.extend(pulled::<B, 1, 2, 2>(&name("x + layer_norm"), device, one, |[x]| {
-            x.clone() + <Autodiff<B> as ModelBackend>::layer_norm(x, 1e-5)
+            x.clone() + <Autodiff<B> as RowOps>::layer_norm(x, 1e-5)
         }));
         for shift_first in [false, true] {
             let (what, how) =
                 (format!("ada_layer_norm, shift {shift_first}"), AdaNorm { shift_first, eps: 1e-5 });
             let modulated = [[6, width], [3, 2 * width]];
             all.extend(pulled::<B, 2, 2, 2>(&name(&what), device, modulated, |[x, ada]| {
-                ModelBackend::ada_layer_norm(x, ada, how)
+                RowOps::ada_layer_norm(x, ada, how)
             }));
             all.extend(pulled::<B, 2, 2, 2>(&name(&format!("x + {what}")), device, modulated, |[x, ada]| {
-                x.clone() + <Autodiff<B> as ModelBackend>::ada_layer_norm(x, ada, how)
+                x.clone() + <Autodiff<B> as RowOps>::ada_layer_norm(x, ada, how)
             }));
         }
         all.extend(pulled::<B, 2, 2, 2>(&name("swiglu"), device, [[6, width]; 2], |[gate, up]| {
-            ModelBackend::swiglu(gate, up)
+            RowOps::swiglu(gate, up)
         }));
         all.extend(pulled::<B, 2, 2, 2>(&name("rounded_sum"), device, [[6, width]; 2], |[x, y]| {
-            ModelBackend::rounded_sum(x, y)
+            RowOps::rounded_sum(x, y)
         }));
-        all.extend(pulled::<B, 1, 2, 2>(&name("rounded"), device, one, |[x]| ModelBackend::rounded(x)));
-        all.extend(pulled::<B, 1, 2, 2>(&name("gelu_tanh"), device, one, |[x]| ModelBackend::gelu_tanh(x)));
-        all.extend(pulled::<B, 1, 2, 2>(&name("gelu_erf"), device, one, |[x]| ModelBackend::gelu_erf(x)));
+        all.extend(pulled::<B, 1, 2, 2>(&name("rounded"), device, one, |[x]| RowOps::rounded(x)));
+        all.extend(pulled::<B, 1, 2, 2>(&name("gelu_tanh"), device, one, |[x]| RowOps::gelu_tanh(x)));
+        all.extend(pulled::<B, 1, 2, 2>(&name("gelu_erf"), device, one, |[x]| RowOps::gelu_erf(x)));
         all.extend(pulled::<B, 2, 2, 2>(&name("linear"), device, [[6, width], [5, width]], |[x, w]| {
-            ModelBackend::linear(x, w, Some(frozen(5, 2)))
+            LinearOps::linear(x, w, Some(frozen(5, 2)))
         }));
     }
     all.extend(low_rank_updates::<B>(device));
@@ -147,20 +145,20 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let table = |seed| Tensor::from_inner(tensor::<B, 3>([rows, 3, 8], seed, device));
         let what = format!("rotary by tables of {rows} rows");
         all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 5, 8]], |[x]| {
-            ModelBackend::rotary(x, table(3), table(4))
+            AttentionOps::rotary(x, table(3), table(4))
         }));
         let what = format!("attention of turned slices, tables of {rows} rows");
         all.extend(pulled::<B, 1, 4, 4>(&what, device, [[2, 3, 8, 8]], |[qkv]| {
             let part = |start, heads| qkv.clone().narrow(2, start, heads);
             let mask = AttentionMask::Causal([0..3, 1..3].into());
             let inputs = [part(0, 4), part(4, 2), part(6, 2)];
-            ModelBackend::rope_attention(inputs, [table(3), table(4)], &mask, 0.35)
+            AttentionOps::rope_attention(inputs, [table(3), table(4)], &mask, 0.35)
         }));
     }
     // Heads of an odd width, one behind the other in a row.
     all.extend(pulled::<B, 1, 4, 4>("attention by odd heads", device, [[2, 6, 9, 15]], |[qkv]| {
         let part = |start| qkv.clone().narrow(2, start, 3);
-        <Autodiff<B> as ModelBackend>::attention(part(0), part(3), part(6), &AttentionMask::Full, 0.35)
+        <Autodiff<B> as AttentionOps>::attention(part(0), part(3), part(6), &AttentionMask::Full, 0.35)
     }));
     for (what, [queries, keys], mask) in [
         ("full", [40, 50], AttentionMask::Full),
@@ -197,17 +195,17 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("a layer of {i} to {o} with an update of rank {rank}");
         all.extend(pulled::<B, 3, 2, 2>(&what, device, [[n, i], [rank, i], [o, rank]], |[x, a_ri, b_or]| {
             let (w, bias) = (Tensor::from_inner(frozen.clone()), Tensor::from_inner(bias.clone()));
-            ModelBackend::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5, dropout: None })
+            LinearOps::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
     // A bfloat16 weight: of an input that rounding does not change, the value is exact.
     for (rank, [n, i, o]) in [(8, [37, 264, 520]), (32, [33, 520, 260]), (64, [17, 1028, 132])] {
-        let x = ModelBackend::rounded(tensor::<B, 2>([n, i], 3, device));
+        let x = RowOps::rounded(tensor::<B, 2>([n, i], 3, device));
         let w = tensor::<B, 2>([o, i], 1, device).cast(DType::BF16);
         let what = format!("a bfloat16 layer of {i} to {o} with an update of rank {rank}");
         all.extend(pulled::<B, 2, 2, 2>(&what, device, [[rank, i], [o, rank]], |[a_ri, b_or]| {
             let (x, w) = (Tensor::from_inner(x.clone()), Tensor::from_inner(w.clone()));
-            ModelBackend::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5, dropout: None })
+            LinearOps::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
     all
@@ -229,13 +227,13 @@ fn layers_of_one_input<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let [r, q] = ranks;
         let shapes = [[n, width], [r, width], [width, r], [q, width], [width, q]];
         all.extend(pulled::<B, 5, 2, 2>(&what, device, shapes, |[x, a, b, c, d]| {
-            let y = ModelBackend::rms_norm(x.clone(), gain(), 1e-6);
+            let y = RowOps::rms_norm(x.clone(), gain(), 1e-6);
             let layer = |seed, a_ri, b_or| LinearLayer {
                 w_oi: frozen(seed),
                 bias_o: Some(gain()),
                 update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64, dropout: None }),
             };
-            let outputs = ModelBackend::linears(y, vec![layer(1, a, b), layer(2, c, d)]);
+            let outputs = LinearOps::linears(y, vec![layer(1, a, b), layer(2, c, d)]);
             outputs.into_iter().fold(x, |x, y| x + y)
         }));
     }
@@ -260,7 +258,7 @@ fn finished_sums<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             let what = format!("a sum onto {n} rows of {o}, rank {rank}, rounded {rounded}");
             let (sum, down) =
                 B::lora_linear_residual_saving(residual(), x.clone(), w.clone(), bias.clone(), &update);
-            let plain = <B as ModelBackend>::linear_residual(residual(), x, w, bias);
+            let plain = <B as LinearOps>::linear_residual(residual(), x, w, bias);
             for (part, value) in [("sum", sum), ("inner product", down), ("without an update", plain)] {
                 all.push((format!("{what}: {part}"), numbers(value)));
             }
@@ -297,7 +295,7 @@ fn attended<B: ModelBackend>(
 ) -> Vec<Outcome> {
     let inputs = [[batch, queries, 4, 8], [batch, keys, kv_heads, 8], [batch, keys, kv_heads, 8]];
     pulled::<B, 3, 4, 4>(what, device, inputs, |[q, k, v]| {
-        <Autodiff<B> as ModelBackend>::attention(q, k, v, mask, 0.35)
+        <Autodiff<B> as AttentionOps>::attention(q, k, v, mask, 0.35)
     })
 }
 
@@ -383,13 +381,13 @@ fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
     let w = if bf16 { w.cast(DType::BF16) } else { w };
     let gain = tensor::<B, 1>([64], 5, device);
     let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.5, dropout: None };
-    let normed = <Autodiff<B> as ModelBackend>::rms_norm(x.clone(), Tensor::from_inner(gain), 1e-6);
-    let qkv = <Autodiff<B> as ModelBackend>::lora_linear(normed, Tensor::from_inner(w), None, update);
+    let normed = <Autodiff<B> as RowOps>::rms_norm(x.clone(), Tensor::from_inner(gain), 1e-6);
+    let qkv = <Autodiff<B> as LinearOps>::lora_linear(normed, Tensor::from_inner(w), None, update);
     let qkv = qkv.reshape([2, 64, 12, 16]);
     let part = |start| qkv.clone().narrow(2, start, 4);
     let mask = AttentionMask::Causal([0..64, 5..64].into());
-    let out = <Autodiff<B> as ModelBackend>::attention(part(0), part(4), part(8), &mask, 0.25);
-    let y = <Autodiff<B> as ModelBackend>::gelu_tanh(out.reshape([128, 64]));
+    let out = <Autodiff<B> as AttentionOps>::attention(part(0), part(4), part(8), &mask, 0.25);
+    let y = <Autodiff<B> as RowOps>::gelu_tanh(out.reshape([128, 64]));
     let dy = tensor::<B, 2>([128, 64], 6, device);
     let gradients = (y.clone() * Tensor::from_inner(dy)).sum().backward();
     let gradient = |leaf: &Tensor<Autodiff<B>, 2>| numbers(leaf.grad(&gradients).expect("tracked"));

@@ -238,7 +238,8 @@ impl fmt::Display for Report {
             "  {} episodes of {min} to {max} frames (median {median}), {} frames",
             self.episodes, self.frames
         )?;
-        writeln!(f, "  {} data files, {}", self.files, human::bytes(self.bytes))?;
+        let files = if self.files == 1 { "1 data file" } else { &format!("{} data files", self.files) };
+        writeln!(f, "  {files}, {}", human::bytes(self.bytes))?;
         if self.videos > 0 {
             writeln!(f, "  {} videos, {}", self.videos, human::bytes(self.video_bytes))?;
         }

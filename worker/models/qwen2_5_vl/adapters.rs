@@ -10,7 +10,16 @@ use coxswain_nn::{
     pulse,
 };
 
-use super::{checkpoint::Checkpoint, error::ModelError, model::Trains};
+use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
+
+/// Whether a task's LM head takes an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadAdapter {
+    /// It does.
+    Taken,
+    /// It does not, for this reason.
+    Refused(&'static str),
+}
 
 /// Which linears are adapted, and the adapter to start from, if there is one.
 pub struct Adapters {
@@ -20,12 +29,18 @@ pub struct Adapters {
 }
 
 impl Adapters {
-    /// From the section `lora` and the model's modules. `why_not_head` says why the LM head takes none.
-    pub fn resolve(lora: &Lora, modules: &[Module], why_not_head: &str) -> Result<Self, ModelError> {
+    /// From the section `lora` and the model's modules. `head` says whether the LM head takes one.
+    pub fn resolve(lora: &Lora, modules: &[Module], head: HeadAdapter) -> Result<Self, ModelError> {
         let plan = LoraPlan::resolve(lora, modules)?;
-        if plan.adapter("lm_head").is_some() {
-            let problem = format!("matches `lm_head`, {why_not_head}; leave it out");
-            return Err(setting("lora.targets", problem));
+        let refused = match (plan.adapter("lm_head"), head) {
+            (Some(_), HeadAdapter::Refused(why)) => Some(why),
+            (Some(adapter), _) if adapter.dora => {
+                Some("which is run in chunks, and lora.use_dora needs all of its weight at once")
+            }
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return Err(setting("lora.targets", format!("matches `lm_head`, {why}; leave it out")));
         }
         let Some(dir) = &lora.init_from else { return Ok(Self { plan, start: None }) };
         let start = PeftAdapter::read(Path::new(dir), modules)?;
@@ -55,20 +70,17 @@ impl Tuned {
         lora: Option<&Lora>,
         train: &[String],
         modules: &[Module],
-        why_not_head: &str,
+        head: HeadAdapter,
     ) -> Result<Self, ModelError> {
-        let adapters = lora.map(|lora| Adapters::resolve(lora, modules, why_not_head)).transpose()?;
+        let adapters = lora.map(|lora| Adapters::resolve(lora, modules, head)).transpose()?;
         let plan = adapters.as_ref().map(|adapters| &adapters.plan);
         let full = TrainedModules::resolve(train, modules, plan)?;
         let start = adapters.as_ref().and_then(|adapters| adapters.start.as_ref());
         if let (Some(start), Some(lora)) = (start, lora)
-            && let Some(module) = start.saved().beyond(&full).next()
+            && let Some(problem) = start.brings_more_than(&full)
         {
             let dir = lora.init_from.as_deref().unwrap_or_default();
-            let problem = format!(
-                "{dir} brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
-            );
-            return Err(setting("lora.init_from", problem));
+            return Err(setting("lora.init_from", format!("{dir} {problem}")));
         }
         Ok(Self { adapters, full })
     }

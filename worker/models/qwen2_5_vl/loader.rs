@@ -5,11 +5,11 @@ use std::{cell::Cell, sync::Arc};
 use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_nn::dtypes::WeightsDtype;
 
-use super::{checkpoint::Checkpoint, error::ModelError};
+use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
 use coxswain_nn::{
     kernels::ModelBackend,
-    lora::{Adapter, LoraLinear, LoraPlan, TrainedModules, linear::frozen},
-    params::{BaseWeight, Group, Init, ParamId, TrainableLayout},
+    lora::{Adapter, LoraLinear, linear::frozen},
+    params::{BaseWeight, Init, ParamId, TrainableLayout},
     pulse,
 };
 
@@ -26,10 +26,8 @@ pub struct Loader<'a, B: ModelBackend> {
     pub dtype: WeightsDtype,
     /// Whether repeated blocks are left in their files, to be read when they run.
     pub streamed: bool,
-    /// Which linears have adapters.
-    pub lora: Option<&'a LoraPlan>,
-    /// Which modules train in full.
-    pub full: &'a TrainedModules,
+    /// What of it trains.
+    pub trains: Trains<'a>,
     /// Where what trains is registered.
     pub layout: &'a mut TrainableLayout,
     /// Where weights go.
@@ -64,16 +62,15 @@ impl<B: ModelBackend> Loader<'_, B> {
         }
     }
 
-    /// Registers a tensor of the checkpoint under its own name, if its module trains in full.
+    /// Registers a tensor of the checkpoint under its own name, if it trains itself.
     pub fn trained(&mut self, tensor: &str, shape: &[usize]) -> Option<ParamId> {
-        let decay = shape.len() > 1;
-        let trains = self.full.trains(tensor);
-        trains.then(|| self.layout.add(tensor.to_owned(), shape, Group::BASE, decay, Init::Pretrained))
+        let (group, decay) = (self.trains.group(tensor)?, shape.len() > 1);
+        Some(self.layout.add(tensor.to_owned(), shape, group, decay, Init::Pretrained))
     }
 
     /// Registers the adapter of a linear of these features, if it has one.
     pub fn adapter(&mut self, module: &str, features: [usize; 2]) -> Option<Adapter> {
-        Adapter::register(module, features, self.lora, self.layout)
+        Adapter::register(module, features, self.trains.lora, self.layout)
     }
 
     /// A matrix, by the tensor's full name.

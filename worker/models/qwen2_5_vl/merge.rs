@@ -14,7 +14,7 @@ use std::{
 
 use coxswain_nn::{
     lora::{
-        LoraPlan,
+        LoraError, LoraPlan,
         linear::{magnitude_key, peft_keys},
     },
     params::TrainableLayout,
@@ -25,6 +25,7 @@ use safetensors::{Dtype, SafeTensors, View, tensor::TensorView};
 
 use super::{
     checkpoint::{Checkpoint, canonical_name},
+    config::QwenConfig,
     error::ModelError,
     mapping,
 };
@@ -73,6 +74,12 @@ pub fn write_merged(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), 
 }
 
 fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
+    let head = trained.plan.is_some_and(|plan| plan.adapter("lm_head").is_some());
+    if head && QwenConfig::read(dir)?.tie_word_embeddings {
+        let problem = "matches `lm_head`, which in this model is the embedding table (tie_word_embeddings): merged, the adapter would change what tokens mean; take the PEFT directory instead";
+        let field = "lora.targets".into();
+        return Err(LoraError::Setting { field, problem: problem.into() }.into());
+    }
     let checkpoint = Checkpoint::open(dir)?;
     let shards: Vec<&Path> = checkpoint.files().collect();
     for shard in &shards {

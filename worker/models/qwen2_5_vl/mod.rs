@@ -44,13 +44,15 @@ pub mod synthetic;
 mod tests;
 pub mod text;
 mod tokens;
+mod trains;
 pub mod vision;
 pub mod windows;
 
 pub use self::{
     embed::ImageRows,
     error::ModelError,
-    model::{LoadOptions, QwenVl, Trains},
+    model::{LoadOptions, QwenVl},
     text::{DecoderLayer, TextContext, TextModel},
+    trains::Trains,
     vision::{VisionBlock, VisionContext, VisionTower},
 };

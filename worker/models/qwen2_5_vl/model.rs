@@ -13,11 +13,12 @@ use super::{
     loader::Loader,
     rope::RopeIndex,
     text::TextModel,
+    trains::Trains,
     vision::VisionTower,
 };
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, precision},
-    lora::{LoraLinear, LoraPlan, TrainedModules},
+    lora::{Adapter, LoraLinear},
     params::{ParamScope, TrainableLayout},
 };
 
@@ -37,22 +38,6 @@ impl From<WeightsDtype> for LoadOptions {
     /// Without the head, which the action loss does not need; everything held in memory.
     fn from(dtype: WeightsDtype) -> Self {
         Self { dtype, head: false, streamed: false }
-    }
-}
-
-/// What of the model trains: nothing, unless said.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Trains<'a> {
-    /// Which linears have adapters.
-    pub lora: Option<&'a LoraPlan>,
-    /// Which modules train in full.
-    pub full: Option<&'a TrainedModules>,
-}
-
-impl<'a> From<Option<&'a LoraPlan>> for Trains<'a> {
-    /// Adapters, and nothing in full.
-    fn from(lora: Option<&'a LoraPlan>) -> Self {
-        Self { lora, full: None }
     }
 }
 
@@ -78,9 +63,7 @@ impl<B: ModelBackend> QwenVl<B> {
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let (options, Trains { lora, full }) = (options.into(), trains.into());
-        let nothing = TrainedModules::default();
-        let full = full.unwrap_or(&nothing);
+        let (options, trains) = (options.into(), trains.into());
         let config = QwenConfig::read(dir)?;
         let LoadOptions { dtype, streamed, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
@@ -88,11 +71,11 @@ impl<B: ModelBackend> QwenVl<B> {
             precision::follow(dtype);
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
-        let mut loader = Loader { checkpoint, dtype, streamed, lora, full, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
-        let adapted = lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
+        let adapted = trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
         let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
         Ok(Self { config, vision, text, embedding, head })
     }
@@ -132,6 +115,11 @@ impl<B: ModelBackend> QwenVl<B> {
     /// The head's frozen weight, `[vocab, d]`; none if the model was loaded without its head.
     pub fn head_weight(&self) -> Option<Tensor<B, 2>> {
         self.head.as_ref().and_then(LoraLinear::weight)
+    }
+
+    /// The head's adapter, if it has one.
+    pub fn head_adapter(&self) -> Option<&Adapter> {
+        self.head.as_ref().and_then(LoraLinear::adapter)
     }
 
     fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {

@@ -1,17 +1,20 @@
-//! A trainable linear layer: two entries of the flat parameter buffer and their product with an input.
+//! A trainable linear layer: two entries of the flat parameter buffer and their product with an input. Or a
+//! constant one, which may have a low-rank adapter.
 
 use burn::tensor::Tensor;
 
 use crate::{
-    kernels::Tape,
-    params::{Group, Init, ParamId, ParamScope, TrainableLayout},
+    kernels::{LinearLayer, Tape},
+    lora::{Adapter, LoraPlan},
+    params::{Group, Init, Keep, LinearInputs, NotedLinear, ParamId, ParamScope, TrainableLayout},
 };
 
-/// `y = x w^T + b`, both trained.
+/// `y = x w^T + b`, both trained, or both constants.
 #[derive(Clone, Copy, Debug)]
 pub struct Dense {
     weight: ParamId,
     bias: Option<ParamId>,
+    adapter: Option<Adapter>,
 }
 
 /// Sizes and initial values of a [`Dense`].
@@ -59,12 +62,35 @@ impl Dense {
         let bias = shape
             .bias
             .then(|| layout.add(format!("{name}.bias"), &[shape.outputs], group, false, Init::Zeros));
-        Self { weight, bias }
+        Self { weight, bias, adapter: None }
+    }
+
+    /// Adds the same tensors as constants, whose values are brought, and the adapter that `plan` has for them
+    /// as a trainable.
+    pub fn register_constant(
+        layout: &mut TrainableLayout,
+        group: Group,
+        name: &str,
+        shape: DenseShape,
+        plan: Option<&LoraPlan>,
+    ) -> Self {
+        let DenseShape { inputs, outputs, .. } = shape;
+        let weight = layout.add_constant(format!("{name}.weight"), &[outputs, inputs], group);
+        let bias = shape.bias.then(|| layout.add_constant(format!("{name}.bias"), &[outputs], group));
+        let adapter = Adapter::register_in(group, name, [inputs, outputs], plan, layout);
+        Self { weight, bias, adapter }
+    }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        self.adapter.is_some() || matches!(self.weight, ParamId::Trained(_))
     }
 
     /// The product. `x_ni`; returns `[n, o]`.
     pub fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
-        params.linear(x_ni, self.weight, self.bias)
+        let Some(adapter) = &self.adapter else { return params.linear(x_ni, self.weight, self.bias) };
+        let [y_no] = params.noted_linears(x_ni, [(Keep::Never, self.adapted(params, adapter))]);
+        y_no
     }
 
     /// `residual` plus the product: the output of half a block.
@@ -74,6 +100,18 @@ impl Dense {
         residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        params.linear_residual(residual_no, x_ni, self.weight, self.bias)
+        match &self.adapter {
+            None => params.linear_residual(residual_no, x_ni, self.weight, self.bias),
+            Some(adapter) => {
+                let layer = self.adapted(params, adapter);
+                params.noted_residual(residual_no, LinearInputs { x_ni, layer })
+            }
+        }
+    }
+
+    fn adapted<T: Tape>(&self, params: &ParamScope<'_, T>, adapter: &Adapter) -> NotedLinear<T> {
+        let bias_o = self.bias.map(|bias| params.get::<1>(bias));
+        let update = Some(adapter.update(params));
+        NotedLinear::from(LinearLayer { w_oi: params.get::<2>(self.weight), bias_o, update })
     }
 }

@@ -75,18 +75,27 @@ pub fn floats(view: &TensorView<'_>) -> Option<Vec<f32>> {
     })
 }
 
-/// Writes the trainables that `wanted` picks as a safetensors file.
+/// Writes the tensors that `wanted` picks as a safetensors file; constants only if `values` has them.
 pub fn write_tensors(
     path: &Path,
     layout: &TrainableLayout,
     values: &[f32],
     wanted: impl Fn(&ParamSpec) -> bool,
 ) -> io::Result<()> {
-    let views = layout.params().iter().filter(|param| wanted(param)).map(|param| {
+    let there = layout.whole().filter(|param| param.range().end <= values.len());
+    let views = there.filter(|param| wanted(param)).map(|param| {
         let values = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
         (param.name.clone(), view.expect("shape and values come from one layout"))
     });
+    write_views(path, views)
+}
+
+/// Writes tensors as a safetensors file, without a copy of them.
+pub(crate) fn write_views<'a>(
+    path: &Path,
+    views: impl Iterator<Item = (String, TensorView<'a>)>,
+) -> io::Result<()> {
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
         // As the system said it: of a full disk there is something to say.

@@ -6,11 +6,15 @@
 //! because the loss is a sum: its gradient by the hidden states needs nothing from above, so it is made at
 //! once, forward and backward in one.
 //!
-//! What this file does not do: know which tokens are learned, or train the head (its weight is frozen).
+//! A head may have a low-rank adapter. What this file does not do: know which tokens are learned, or train
+//! the head's weight.
 
 use burn::tensor::Tensor;
 
-use crate::{kernels::ModelBackend, memory};
+use crate::{
+    kernels::{LinearOps, LowRank, LowRankSaved, ModelBackend},
+    memory,
+};
 
 /// Logits of a chunk, in host memory: 64 MiB.
 const CHUNK_ON_HOST: usize = 16 << 20;
@@ -23,6 +27,16 @@ pub struct NextTokens<B: ModelBackend> {
     pub rows: Vec<[f32; 2]>,
     /// The gradient of the losses' sum by the hidden states, `[m, d]`, if it was asked for.
     pub dhidden_md: Option<Tensor<B, 2>>,
+    /// The same by the two matrices of the head's update, if it has one.
+    pub dupdate: Option<[Tensor<B, 2>; 2]>,
+}
+
+/// What makes logits of hidden states.
+pub struct Head<B: ModelBackend> {
+    /// Its weight, `[v, d]`.
+    pub w_vd: Tensor<B, 2>,
+    /// What an adapter adds; its dropout's rows are those of the hidden states.
+    pub update: Option<LowRank<B>>,
 }
 
 /// Rows whose logits over a vocabulary of so many entries are held at once.
@@ -31,23 +45,40 @@ pub fn chunk_rows(vocab: usize, on_host: bool) -> usize {
     (values / vocab.max(1)).max(1)
 }
 
-/// Predicts one target from each row of `hidden` `[m, d]` by the head's weight `[v, d]`.
+/// Predicts one target from each row of `hidden` `[m, d]`.
 pub fn next_tokens<B: ModelBackend>(
     hidden_md: Tensor<B, 2>,
-    head_vd: &Tensor<B, 2>,
+    head: &Head<B>,
     targets: &[u32],
     gradient: bool,
 ) -> NextTokens<B> {
-    let rows_at_once = chunk_rows(head_vd.dims()[0], B::ON_HOST);
+    let Head { w_vd, update } = head;
+    let rows_at_once = chunk_rows(w_vd.dims()[0], B::ON_HOST);
     let (mut rows, mut gradients) = (Vec::with_capacity(targets.len()), Vec::new());
+    let mut dupdate: Option<[Tensor<B, 2>; 2]> = None;
     for (chunk, targets) in targets.chunks(rows_at_once).enumerate() {
         memory::check();
-        let hidden_cd = hidden_md.clone().narrow(0, chunk * rows_at_once, targets.len());
-        let logits_cv = <B as ModelBackend>::linear(hidden_cd, head_vd.clone(), None);
+        let first = chunk * rows_at_once;
+        let hidden_cd = hidden_md.clone().narrow(0, first, targets.len());
+        let Some(update) = update.as_ref().map(|update| update.of_rows(first, targets.len())) else {
+            let logits_cv = <B as LinearOps>::linear(hidden_cd, w_vd.clone(), None);
+            let found = B::cross_entropy(logits_cv, targets, gradient);
+            rows.extend(found.rows);
+            let dhidden = found.dlogits_nv.map(|dlogits| B::linear_input_gradient(dlogits, w_vd.clone()));
+            gradients.extend(dhidden);
+            continue;
+        };
+        let (logits_cv, down_nr) = B::lora_linear_saving(hidden_cd.clone(), w_vd.clone(), None, &update);
         let found = B::cross_entropy(logits_cv, targets, gradient);
         rows.extend(found.rows);
-        let dhidden = found.dlogits_nv.map(|dlogits| B::linear_input_gradient(dlogits, head_vd.clone()));
-        gradients.extend(dhidden);
+        let Some(dlogits_cv) = found.dlogits_nv else { continue };
+        let saved = LowRankSaved { x_ni: hidden_cd, down_nr, w_oi: w_vd.clone(), update };
+        let found = B::lora_linear_backward(saved, dlogits_cv, true);
+        gradients.extend(found.dx_ni);
+        dupdate = Some(match dupdate {
+            Some([da_ri, db_or]) => [da_ri + found.da_ri, db_or + found.db_or],
+            None => [found.da_ri, found.db_or],
+        });
     }
     drop(hidden_md);
     let dhidden_md = match gradients.len() {
@@ -55,7 +86,7 @@ pub fn next_tokens<B: ModelBackend>(
         1 => gradients.pop(),
         _ => Some(Tensor::cat(gradients, 0)),
     };
-    NextTokens { rows, dhidden_md }
+    NextTokens { rows, dhidden_md, dupdate }
 }
 
 #[cfg(test)]
@@ -66,6 +97,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::kernels::RowOps;
     use crate::kernels::reference;
 
     type A = Autodiff<Flex>;
@@ -86,10 +118,29 @@ mod tests {
         let (m, d, v) = (37, 24, CHUNK_ON_HOST / 16);
         let (hidden, head) = (drawn([m, d], 1.0), drawn([v, d], 0.3));
         let targets: Vec<u32> = (0..m as u32).map(|row| row * 7919 % v as u32).collect();
-        let found = next_tokens(hidden.clone(), &head, &targets, true);
+        let [a, b] = [drawn([2, d], 0.3), drawn([v, 2], 0.3)];
+        let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.7, dropout: None };
+        let adapted = Head { w_vd: head.clone(), update: Some(update) };
+        let head = Head { w_vd: head, update: None };
+        chunks_are_one(&hidden, &head, None, &targets);
+        chunks_are_one(&hidden, &adapted, Some([a, b]), &targets);
+    }
+
+    fn chunks_are_one(
+        hidden: &Tensor<Flex, 2>,
+        head: &Head<Flex>,
+        update: Option<[Tensor<Flex, 2>; 2]>,
+        targets: &[u32],
+    ) {
+        let m = targets.len();
+        let found = next_tokens(hidden.clone(), head, targets, true);
 
         let leaf = Tensor::<A, 2>::from_inner(hidden.clone()).require_grad();
-        let logits = leaf.clone().matmul(Tensor::from_inner(head.clone()).transpose());
+        let mut logits = leaf.clone().matmul(Tensor::from_inner(head.w_vd.clone()).transpose());
+        let leaves = update.map(|both| both.map(|matrix| Tensor::<A, 2>::from_inner(matrix).require_grad()));
+        if let Some([a, b]) = &leaves {
+            logits = logits + leaf.clone().matmul(a.clone().transpose()).matmul(b.clone().transpose()) * 0.7;
+        }
         let ids: Vec<i32> = targets.iter().map(|&id| id as i32).collect();
         let ids: Tensor<A, 2, Int> = Tensor::from_data(TensorData::new(ids, [m, 1]), &Default::default());
         let losses = activation::log_softmax(logits, 1).gather(1, ids).neg();
@@ -100,8 +151,11 @@ mod tests {
         let gradients = losses.sum().backward();
         let dhidden = found.dhidden_md.expect("it was asked for");
         assert!(off(dhidden, leaf.grad(&gradients).expect("tracked")) < 1e-4);
+        for (leaf, found) in leaves.iter().flatten().zip(found.dupdate.into_iter().flatten()) {
+            assert!(off(found, leaf.grad(&gradients).expect("tracked")) < 1e-4);
+        }
 
-        let alone = next_tokens(hidden, &head, &targets, false);
+        let alone = next_tokens(hidden.clone(), head, targets, false);
         assert!(alone.dhidden_md.is_none());
         for (row, wanted) in alone.rows.iter().zip(&found.rows) {
             assert!((row[0] - wanted[0]).abs() < 1e-5 && row[1] == wanted[1], "{row:?} is not {wanted:?}");
@@ -115,7 +169,7 @@ mod tests {
             logits.clone().argmax(1).into_data().convert::<i32>().into_vec().expect("i32");
         let mut targets: Vec<u32> = likeliest.iter().map(|&id| id as u32).collect();
         targets[4] = (targets[4] + 1) % 1003;
-        let found = <Flex as ModelBackend>::cross_entropy(logits.clone(), &targets, true);
+        let found = <Flex as RowOps>::cross_entropy(logits.clone(), &targets, true);
         let wanted = reference::cross_entropy(logits, &targets, true);
         for (row, (found, wanted)) in found.rows.iter().zip(&wanted.rows).enumerate() {
             assert!((found[0] - wanted[0]).abs() < 1e-4 * wanted[0].max(1.0), "{found:?} is not {wanted:?}");
@@ -127,7 +181,8 @@ mod tests {
 
     #[test]
     fn nothing_to_predict_is_no_loss() {
-        let found = next_tokens(drawn([0, 4], 1.0), &drawn([8, 4], 1.0), &[], true);
+        let head = Head { w_vd: drawn([8, 4], 1.0), update: None };
+        let found = next_tokens(drawn([0, 4], 1.0), &head, &[], true);
         assert!(found.rows.is_empty() && found.dhidden_md.is_none());
     }
 }

@@ -1,11 +1,14 @@
 //! One client, from its first frame to its last.
 
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::SocketAddr,
+};
 
 use coxswain_task::{Named, Value, answers::SEED};
 use tungstenite::{
     Error, Message, WebSocket,
-    error::CapacityError,
+    error::{CapacityError, ProtocolError},
     protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
 };
 
@@ -16,18 +19,40 @@ use crate::{
     model::Model,
 };
 
+/// The frame that says that the server ends.
+const GOING_AWAY: [u8; 4] = [0x88, 2, 0x03, 0xe9];
+
 /// Answers a client until it goes. `rest` is what was read of its frames already.
-pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, model: &Model) -> Result<(), Error> {
+pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, model: &Model) {
     let config = WebSocketConfig::default()
         .max_message_size(Some(MAX_OBSERVATION_BYTES))
         .max_frame_size(Some(MAX_OBSERVATION_BYTES));
     let socket = WebSocket::from_partially_read(stream, rest, Role::Server, Some(config));
     model.metrics().came();
-    let ended = Client { socket, model, observations: 0, last_total_ms: None }.attend();
+    tracing::info!(%from, "a client has come");
+    let mut client = Client { socket, model, from, observations: 0, refused: 0, last_total_ms: None };
+    let ended = client.attend();
     model.metrics().went();
+    let Client { mut socket, observations, refused, .. } = client;
     match ended {
-        Err(Error::ConnectionClosed | Error::AlreadyClosed) => Ok(()),
-        ended => ended,
+        Ok(()) | Err(Error::ConnectionClosed | Error::AlreadyClosed) => {}
+        // Where it is this server that ends, its clients hear so; one that has gone does not.
+        Err(error) if is_end(&error) => drop(socket.get_mut().write_all(&GOING_AWAY)),
+        Err(error) => {
+            tracing::info!(%from, observations, refused, "a client was lost: {error}");
+            return;
+        }
+    }
+    tracing::info!(%from, observations, refused, "a client has gone");
+}
+
+/// Whether the connection has ended without a good-bye.
+fn is_end(error: &Error) -> bool {
+    match error {
+        Error::Protocol(problem) => *problem == ProtocolError::ResetWithoutClosingHandshake,
+        // The same, of TLS.
+        Error::Io(error) => error.kind() == ErrorKind::UnexpectedEof,
+        _ => false,
     }
 }
 
@@ -35,8 +60,11 @@ pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, model: &Model) -> Resul
 struct Client<'m, S> {
     socket: WebSocket<S>,
     model: &'m Model,
+    from: SocketAddr,
     /// Received so far.
     observations: i64,
+    /// Of those, without an answer.
+    refused: u64,
     /// From the last observation read to its answer written.
     last_total_ms: Option<f64>,
 }
@@ -85,7 +113,13 @@ impl<S: Read + Write> Client<'_, S> {
 
     fn refuse(&mut self, problem: String) -> Result<(), Error> {
         self.model.metrics().failed();
-        tracing::debug!(problem, "refused");
+        self.refused += 1;
+        match self.refused {
+            1 => {
+                tracing::info!(from = %self.from, problem, "an observation was refused, the first of this client")
+            }
+            _ => tracing::debug!(from = %self.from, problem, "an observation was refused"),
+        }
         self.socket.send(Message::text(problem))
     }
 

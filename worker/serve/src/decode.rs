@@ -3,11 +3,15 @@
 //! ```text
 //! {b"__ndarray__": true, b"data": bytes, b"dtype": "<f4", b"shape": [16, 4]}       an array, C order
 //! {b"__npgeneric__": true, b"data": number, b"dtype": "<f4"}                       a scalar of NumPy
+//! {"images": {"cam_high": ..}}                                                     as "images/cam_high"
 //! ```
 //!
 //! Nothing is built that was not asked for: what is no named value is refused or skipped while it is read, so
 //! that a message costs no more memory than its own bytes and the arrays in it. There are no objects to
 //! revive: the types of an array are those of [`numbers`], and any other is refused.
+
+#[cfg(test)]
+mod tests;
 
 use coxswain_task::{Array, Named, Value};
 use rmp::Marker;
@@ -16,6 +20,10 @@ use rmp::Marker;
 const MAX_DEPTH: usize = 16;
 /// Most values of an observation: each costs more memory than it has bytes.
 const MAX_ENTRIES: u32 = 256;
+/// Longest name, as it is repeated where maps are nested.
+const MAX_NAME_BYTES: usize = 256;
+/// Maps within each other that are taken apart.
+const MAX_NESTED: usize = 2;
 /// Most numbers of a list, for the same reason.
 const MAX_LISTED: u32 = 64 << 10;
 /// Most axes of an array.
@@ -42,6 +50,9 @@ pub enum WireError {
     /// More values than an observation has.
     #[error("{0} entries in a map; an observation has at most {MAX_ENTRIES}")]
     Entries(u32),
+    /// A name that is none.
+    #[error("a name of {0} bytes; at most {MAX_NAME_BYTES} are taken")]
+    Name(usize),
     /// Not a map of named values.
     #[error("an observation is a map from names to values; found {0}")]
     NoMap(&'static str),
@@ -195,12 +206,31 @@ pub fn decode(message: &[u8]) -> Result<Named, WireError> {
         return Err(WireError::Entries(count));
     }
     let mut named = Named::new();
+    entries(&mut unread, count, &[], &mut named)?;
+    match unread.0.len() {
+        0 => Ok(named),
+        rest => Err(WireError::Trailing(rest)),
+    }
+}
+
+/// Takes the entries of a map that is found under these names, each in the one before it.
+fn entries<'m>(
+    unread: &mut Unread<'m>,
+    count: u32,
+    within: &[&'m str],
+    named: &mut Named,
+) -> Result<(), WireError> {
+    if count.saturating_add(named.len() as u32) > MAX_ENTRIES {
+        return Err(WireError::Entries(count));
+    }
     for _ in 0..count {
-        let name = match unread.next()? {
+        let own = match unread.next()? {
+            Token::Text(name) if name.len() > MAX_NAME_BYTES => return Err(WireError::Name(name.len())),
             Token::Text(name) => name,
             other => return Err(WireError::NoMap(other.kind())),
         };
-        let refused = |problem: String| WireError::Value { name: name.to_owned(), problem };
+        let path = [within, &[own]].concat();
+        let refused = |problem: String| WireError::Value { name: path.join("/"), problem };
         let value = match unread.next()? {
             Token::Nil => continue,
             Token::Text(text) => Value::Text(text.to_owned()),
@@ -210,19 +240,28 @@ pub fn decode(message: &[u8]) -> Result<Named, WireError> {
             Token::List(count) if count > MAX_LISTED => {
                 return Err(refused(format!("a list of {count}; send a NumPy array")));
             }
-            Token::List(count) => list(&mut unread, count)?
+            Token::List(count) => list(unread, count)?
                 .map_err(|found| refused(format!("a list with {found} in it; send a NumPy array")))?,
-            Token::Map(count) => map(&mut unread, count)?.map_err(refused)?,
+            Token::Map(count) => {
+                let mut again = Unread(unread.0);
+                match map(unread, count)? {
+                    Some(value) => value.map_err(refused)?,
+                    None if within.len() == MAX_NESTED => {
+                        return Err(refused("maps nested deeper than any policy's; send a flat map".into()));
+                    }
+                    None => {
+                        entries(&mut again, count, &path, named)?;
+                        continue;
+                    }
+                }
+            }
             found @ (Token::Bytes(_) | Token::Extension) => {
                 return Err(refused(format!("{}; send text, a number or a NumPy array", found.kind())));
             }
         };
-        named.insert(name.to_owned(), value);
+        named.insert(path.join("/"), value);
     }
-    match unread.0.len() {
-        0 => Ok(named),
-        rest => Err(WireError::Trailing(rest)),
-    }
+    Ok(())
 }
 
 fn scalar(value: f64) -> Value {
@@ -257,8 +296,8 @@ struct Parts<'m> {
     shape: Option<Vec<usize>>,
 }
 
-/// A map that stands for an array or a scalar of NumPy, or why it does not.
-fn map(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, String>, WireError> {
+/// A map that stands for an array or a scalar of NumPy, or why it does not; none if it stands for neither.
+fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, String>>, WireError> {
     let mut parts = Parts::default();
     for _ in 0..count {
         let key = match unread.next()? {
@@ -287,14 +326,15 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, String>, Wir
         }
         unread.skip_entries(&token, 1)?;
     }
-    Ok(match parts {
+    Ok(Some(match parts {
         Parts { is_scalar: true, number: Some(number), .. } => Ok(scalar(number)),
         Parts { is_array: true, data: Some(data), dtype: Some(dtype), shape: Some(shape), .. } => {
             array(data, dtype, shape)
         }
         Parts { is_array: true, .. } => Err("an array without data, dtype and shape (at most 8 axes)".into()),
-        _ => Err("a map that is no NumPy array; send a flat map of named values".into()),
-    })
+        Parts { is_scalar: true, .. } => Err("a scalar of NumPy that is no number".into()),
+        _ => return Ok(None),
+    }))
 }
 
 fn array(data: &[u8], dtype: &str, shape: Vec<usize>) -> Result<Value, String> {
@@ -348,113 +388,4 @@ pub fn decode_answer(message: &[u8]) -> Named {
     // A map of fewer than 16 entries has their number in its first byte.
     flat[0] -= 1;
     decode(&flat).expect("a flat map")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::encode::{Message, encode, encode_flat};
-
-    fn named(entries: &[(&str, Value)]) -> Named {
-        entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
-    }
-
-    fn array_of(dtype: &str, shape: &[usize], data: &[u8]) -> Vec<u8> {
-        let mut out = Message::default();
-        out.map(1);
-        out.text("x");
-        out.array(dtype, shape, data);
-        out.0
-    }
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let values = named(&[
-            ("prompt", Value::Text("open the drawer".into())),
-            ("seed", Value::Integer(-7)),
-            ("camera", Value::Bytes(Array { shape: vec![1, 2, 3], values: vec![0, 1, 2, 3, 4, 255] })),
-            ("state", Value::Numbers(Array { shape: vec![2], values: vec![0.5, -1.5] })),
-        ]);
-        assert_eq!(decode(&encode_flat(&values)).unwrap(), values);
-        let answer = encode(&values, &[("infer_ms", 1.5)]);
-        assert_eq!(decode_answer(&answer), values);
-    }
-
-    #[test]
-    fn numbers_of_every_type_become_float32() {
-        let cases: [(&str, Vec<u8>); 9] = [
-            ("|i1", vec![0xfe]),
-            ("<i2", (-2i16).to_le_bytes().to_vec()),
-            ("<i4", (-2i32).to_le_bytes().to_vec()),
-            ("<i8", (-2i64).to_le_bytes().to_vec()),
-            ("<f4", (-2f32).to_le_bytes().to_vec()),
-            ("<f8", (-2f64).to_le_bytes().to_vec()),
-            ("<u2", 2u16.to_le_bytes().to_vec()),
-            ("<u4", 2u32.to_le_bytes().to_vec()),
-            ("<u8", 2u64.to_le_bytes().to_vec()),
-        ];
-        for (dtype, data) in cases {
-            let wanted = if dtype.contains('u') { 2.0 } else { -2.0 };
-            let found = decode(&array_of(dtype, &[1, 1], &data)).unwrap();
-            let expected = Value::Numbers(Array { shape: vec![1, 1], values: vec![wanted] });
-            assert_eq!(found["x"], expected, "{dtype}");
-        }
-    }
-
-    #[test]
-    fn a_python_list_of_numbers_is_an_array() {
-        let message = b"\x81\xa1x\x93\x01\xcb\x3f\xe0\0\0\0\0\0\0\xff";
-        let expected = Value::Numbers(Array { shape: vec![3], values: vec![1.0, 0.5, -1.0] });
-        assert_eq!(decode(message).unwrap()["x"], expected);
-    }
-
-    #[test]
-    fn arrays_that_are_not_what_they_say_are_refused_by_name() {
-        for (message, wanted) in [
-            (array_of("|O", &[1], &[0; 8]), "dtype |O"),
-            (array_of("<f2", &[1], &[0; 2]), "dtype <f2"),
-            (array_of("<f4", &[2], &[0; 4]), "4 bytes for an array [2]"),
-            (array_of("<f8", &[usize::MAX / 2, 9], &[0; 8]), "8 bytes"),
-            (b"\x81\xa1x\x81\xc4\x0b__ndarray__\xc3".to_vec(), "without data"),
-            (b"\x81\xa1x\x80".to_vec(), "no NumPy array"),
-            (b"\x81\xa1x\xc4\x01a".to_vec(), "bytes; send"),
-            (b"\x81\xa1x\x91\xa1a".to_vec(), "a list with text"),
-        ] {
-            let refused = decode(&message).unwrap_err().to_string();
-            assert!(refused.starts_with("x: ") && refused.contains(wanted), "{refused}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_map_of_named_values_is_refused() {
-        let deep = [b"\x81\xa1x".as_slice(), &[0x91; 40], b"\x01"].concat();
-        for (message, wanted) in [
-            (&b""[..], WireError::Truncated),
-            (b"\x81", WireError::Truncated),
-            (b"\x81\xa1x\xdd\x00\x00\xff\xff", WireError::Truncated),
-            (b"\xdf\xff\xff\xff\xff", WireError::Entries(u32::MAX)),
-            (b"\xc1", WireError::Garbled(0xc1)),
-            (b"\x81\xa1\xff\x01", WireError::Text),
-            (b"\x80\x01", WireError::Trailing(1)),
-            (b"\x93\x01\x02\x03", WireError::NoMap("a list")),
-            (b"\x81\x01\x02", WireError::NoMap("a whole number")),
-            (&deep, WireError::Deep),
-        ] {
-            assert_eq!(decode(message), Err(wanted), "{message:?}");
-        }
-    }
-
-    #[test]
-    fn no_prefix_of_a_message_is_one_and_no_flipped_byte_ends_the_process() {
-        let whole = array_of("<f4", &[2, 2], &[1; 16]);
-        (0..whole.len()).for_each(|end| assert!(decode(&whole[..end]).is_err(), "{end}"));
-        for at in 0..whole.len() {
-            for byte in 0..=255 {
-                let mut message = whole.clone();
-                message[at] = byte;
-                // Whatever it says of it, it comes back.
-                let _ = decode(&message);
-            }
-        }
-    }
 }

@@ -7,10 +7,12 @@
 //! | any other path, with an upgrade to WebSocket | 101; wants the token |
 //! | anything else | 400, 401, 404 or 426, with a sentence |
 //!
-//! The token is `Authorization: Api-Key TOKEN`, as openpi's clients send it.
+//! The token is `Authorization: Api-Key TOKEN`, as openpi's clients send it. A client that speaks in clear
+//! where TLS is wanted is told so in clear.
 
 use std::{
     io::{self, Read, Write},
+    net::TcpStream,
     time::Duration,
 };
 
@@ -23,8 +25,10 @@ use crate::{clock::Stopwatch, metrics::Metrics};
 const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
-/// A request is there by then.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The first byte of a client that speaks TLS.
+const TLS_HANDSHAKE: u8 = 0x16;
+/// A request is there by then, and so is TLS's handshake before it.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a client is told, and what becomes of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,16 +63,37 @@ pub fn greet(
             Ok(Some(rest))
         }
         Reply::Once { status, text } => {
-            write!(
-                stream,
-                "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
-                 Connection: close\r\n\r\n{text}",
-                text.len()
-            )?;
-            stream.flush()?;
+            tell(stream, status, &text)?;
             Ok(None)
         }
     }
+}
+
+/// Whether a client's first byte is none of TLS's handshake; waits for it.
+pub fn is_in_clear(stream: &TcpStream) -> io::Result<bool> {
+    let mut first = [TLS_HANDSHAKE];
+    stream.peek(&mut first)?;
+    Ok(first != [TLS_HANDSHAKE])
+}
+
+/// Answers a request that came in clear where it must not.
+pub fn refuse_in_clear(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    // Read as a whole: closing a connection with something unread takes the answer along.
+    match read_head(stream)? {
+        Some(_) => tell(stream, "400 Bad Request", "this port speaks TLS; connect to wss:// or https://\n"),
+        None => Ok(()),
+    }
+}
+
+/// An answer after which nothing follows.
+fn tell(stream: &mut impl Write, status: &str, text: &str) -> io::Result<()> {
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{text}",
+        text.len()
+    )?;
+    stream.flush()
 }
 
 /// The bytes up to the empty line, and those after it; none if the client has gone or sends something else.

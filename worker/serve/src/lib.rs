@@ -1,7 +1,7 @@
 //! A trained policy behind a port: openpi's WebSocket protocol, so that its clients need not change.
 //!
 //! ```text
-//! a thread a client       http -> [101] -> metadata -> (observation -> answer, or text with an error)*
+//! a thread a client       tls? -> http -> [101] -> metadata -> (observation -> answer, or text: an error)*
 //!     decode              msgpack to named values        RequestReader      named values to samples
 //!                              │  ▲
 //!                 a queue of one observation a client
@@ -14,6 +14,7 @@
 //! | [`model`] | the thread that computes; warm-up; batches |
 //! | [`server`] | the port, its threads, and their end |
 //! | [`connection`] | one client, from its first byte to its last |
+//! | [`tls`] | a certificate of one's own, and the handshake; with the feature `tls` |
 //! | [`http`] | what comes before frames: health, metrics, the token, the upgrade |
 //! | [`decode`], [`encode`] | msgpack, with arrays as NumPy's clients write them |
 //! | [`metrics`] | latencies and counts |
@@ -36,9 +37,15 @@ mod model;
 mod server;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls_absent.rs"]
+mod tls;
 
 pub use self::{
     error::ServeError,
     model::Model,
-    server::{Port, Server},
+    server::{Door, Port, Server},
+    tls::Tls,
 };

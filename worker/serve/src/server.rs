@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::{self, ErrorKind},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
@@ -10,7 +11,14 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::{connection, error::ServeError, http, limits::MAX_CLIENTS, model::Model};
+use crate::{
+    connection,
+    error::ServeError,
+    http,
+    limits::MAX_CLIENTS,
+    model::Model,
+    tls::{self, Tls},
+};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -18,6 +26,8 @@ const BACKLOG: i32 = 128;
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Sending a request, or taking an answer, may pause for this long.
 const STALL: Duration = Duration::from_secs(10);
+/// Between two observations a client may be silent for as long as it lives.
+const SILENCE: Option<Duration> = None;
 /// How long answers under way are waited for at the end.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -40,6 +50,15 @@ impl Port {
         };
         bound().map_err(|source| ServeError::Port { address, source })
     }
+}
+
+/// How clients come in.
+#[derive(Clone, Default)]
+pub struct Door {
+    /// They must bring it.
+    pub token: Option<String>,
+    /// They must speak TLS.
+    pub tls: Option<Tls>,
 }
 
 /// A server that answers.
@@ -67,8 +86,8 @@ struct Connected {
 }
 
 impl Server {
-    /// Opens the port. With a token, clients must bring it.
-    pub fn start(port: Port, model: Model, token: Option<String>) -> Result<Self, ServeError> {
+    /// Opens the port.
+    pub fn start(port: Port, model: Model, door: Door) -> Result<Self, ServeError> {
         let Port { socket, address } = port;
         let failed = |source| ServeError::Port { address, source };
         socket.listen(BACKLOG).map_err(failed)?;
@@ -76,7 +95,7 @@ impl Server {
         let clients = Arc::new(Clients::default());
         let accepted = clients.clone();
         let listener: TcpListener = socket.into();
-        let body = move || accept(&listener, &accepted, &model, &token.map(Arc::from));
+        let body = move || accept(&listener, &accepted, &model, &Arc::new(door));
         let accepting =
             thread::Builder::new().name("accept".into()).spawn(body).map_err(ServeError::Thread)?;
         Ok(Self { address, listening, clients, accepting })
@@ -138,7 +157,7 @@ impl Drop for Leaves {
     }
 }
 
-fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, token: &Option<Arc<str>>) {
+fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &Arc<Door>) {
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -156,12 +175,17 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, token: 
             continue;
         };
         let leaves = Leaves { clients: clients.clone(), number };
-        let (model, token) = (model.clone(), token.clone());
+        let (model, door) = (model.clone(), door.clone());
         let body = move || {
             let _leaves = leaves;
-            match attend(stream, token.as_deref(), &model) {
-                Ok(()) => tracing::debug!(%from, "a client has gone"),
-                Err(error) => tracing::info!(%from, %error, "a client was lost"),
+            match attend(&stream, from, &door, &model) {
+                Ok(()) => {}
+                // It has gone: what asks whether a port is open does that.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    tracing::info!(%from, "turned away: nothing came from it for {} s", STALL.as_secs());
+                }
+                Err(error) => tracing::info!(%from, "turned away: {error}"),
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("client-{number}")).spawn(body) {
@@ -170,16 +194,31 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, token: 
     }
 }
 
-/// One client, from its first byte to its last.
-fn attend(mut stream: TcpStream, token: Option<&str>, model: &Model) -> Result<(), tungstenite::Error> {
+/// One client, from its first byte to its last. Fails if it could not be let in.
+fn attend(stream: &TcpStream, from: SocketAddr, door: &Door, model: &Model) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
-    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)?;
     // Answers are small, and waited for.
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(STALL))?;
     stream.set_read_timeout(Some(STALL))?;
-    let Some(rest) = http::greet(&mut stream, token, model.metrics())? else { return Ok(()) };
-    // Between two observations it may be silent for as long as it lives.
-    stream.set_read_timeout(None)?;
-    connection::attend(stream, rest, model)
+    let mut in_clear = stream;
+    let token = door.token.as_deref();
+    let Some(tls) = &door.tls else {
+        let Some(rest) = http::greet(&mut in_clear, token, model.metrics())? else { return Ok(()) };
+        stream.set_read_timeout(SILENCE)?;
+        connection::attend(in_clear, rest, from, model);
+        return Ok(());
+    };
+    if http::is_in_clear(stream)? {
+        tracing::info!(%from, "turned away: it speaks in clear");
+        return http::refuse_in_clear(&mut in_clear);
+    }
+    let mut decrypted = tls.accept(in_clear, http::PATIENCE)?;
+    if let Some(rest) = http::greet(&mut decrypted, token, model.metrics())? {
+        stream.set_read_timeout(SILENCE)?;
+        connection::attend(&mut decrypted, rest, from, model);
+    }
+    tls::close(&mut decrypted);
+    Ok(())
 }

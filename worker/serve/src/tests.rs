@@ -13,9 +13,11 @@ use std::{
 use coxswain_task::{
     Array, BadRequest, Named, RequestReader, Responder, Sample, TaskError, Value, answers::SEED,
 };
-use tungstenite::{Message, WebSocket, client::IntoClientRequest};
+use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::frame::coding::CloseCode};
 
-use crate::{Model, Port, ServeError, Server, decode::decode_answer, encode::encode_flat};
+use crate::{Door, Model, Port, ServeError, Server, decode::decode_answer, encode::encode_flat};
+
+mod tls;
 
 /// A number to add to, and the number of its request.
 #[derive(Clone, Debug)]
@@ -102,6 +104,10 @@ fn number(value: f32) -> Named {
 
 /// A server and the sizes of its passes, those of its warm-up taken out.
 fn start(token: Option<&str>, permits: Option<Receiver<()>>) -> (Server, Receiver<usize>) {
+    start_behind(Door { token: token.map(str::to_owned), tls: None }, permits)
+}
+
+fn start_behind(door: Door, permits: Option<Receiver<()>>) -> (Server, Receiver<usize>) {
     let (passes, sizes) = channel();
     let permits = Mutex::new(permits);
     let make = move || -> Result<Box<dyn Responder>, ServeError> {
@@ -111,7 +117,7 @@ fn start(token: Option<&str>, permits: Option<Receiver<()>>) -> (Server, Receive
     let model = Model::start(4, make).unwrap();
     assert_eq!(sizes.try_iter().collect::<Vec<_>>(), [1, 1, 4, 4]);
     let port = Port::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    (Server::start(port, model, token.map(str::to_owned)).unwrap(), sizes)
+    (Server::start(port, model, door).unwrap(), sizes)
 }
 
 /// As many permits as the warm-up takes, and a hand that gives more.
@@ -121,7 +127,7 @@ fn permits() -> (Sender<()>, Receiver<()>) {
     (give, permits)
 }
 
-struct Client(WebSocket<TcpStream>);
+struct Client<S = TcpStream>(WebSocket<S>);
 
 impl Client {
     fn connect(address: SocketAddr) -> Self {
@@ -129,8 +135,13 @@ impl Client {
     }
 
     fn with_token(address: SocketAddr, token: Option<&str>) -> Result<Self, u16> {
-        let stream = TcpStream::connect(address).unwrap();
-        let mut request = format!("ws://{address}/").into_client_request().unwrap();
+        Self::over(TcpStream::connect(address).unwrap(), token)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    fn over(stream: S, token: Option<&str>) -> Result<Self, u16> {
+        let mut request = "ws://localhost/".into_client_request().unwrap();
         if let Some(token) = token {
             request.headers_mut().insert("authorization", format!("Api-Key {token}").parse().unwrap());
         }
@@ -296,10 +307,25 @@ fn stopping_answers_what_is_under_way() {
     // Whether the observation was read before the end or not, its client is not left waiting.
     match client.0.read() {
         Ok(Message::Binary(_)) => assert_eq!(sizes.try_iter().collect::<Vec<_>>(), [1]),
-        Ok(other) => panic!("{other}"),
-        Err(_) => assert_eq!(sizes.try_iter().count(), 0),
+        Ok(Message::Close(told)) => {
+            assert_eq!(told.map(|told| told.code), Some(CloseCode::Away));
+            assert_eq!(sizes.try_iter().count(), 0);
+        }
+        other => panic!("{other:?}"),
     }
     assert_eq!(stopping.join().unwrap(), 0);
+}
+
+#[test]
+fn clients_hear_that_the_server_ends() {
+    let (server, _sizes) = start(None, None);
+    let mut client = Client::connect(server.address());
+    assert_eq!(client.ask(&number(1.0)), Ok(2.0));
+    assert_eq!(server.stop(), 0);
+    match client.0.read() {
+        Ok(Message::Close(Some(told))) => assert_eq!(told.code, CloseCode::Away),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

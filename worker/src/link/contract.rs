@@ -28,6 +28,8 @@ pub struct Assignment {
     /// The step of the newest complete checkpoint, 0 without one: where to start if no rank still has the
     /// training state.
     pub checkpoint_step: Step,
+    /// The run has failed: this generation writes a checkpoint and trains no step.
+    pub closing: bool,
 }
 
 /// A sample that cannot be used, on a rank that is well.

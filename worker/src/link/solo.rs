@@ -47,7 +47,7 @@ impl SoloLink {
         let evidence = Evidence { drift: drift.map(|drift| drift.drift), lost, given_up };
         if let Some(decided) = self.cache_phases.decide(step, &evidence) {
             let number = decided.generation.number;
-            tracing::info!(step = step.0, number, why = ?decided.why, "features of generation {number}");
+            tracing::info!(step = step.0, number, why = ?decided.why, "features of version {number}");
         }
     }
 
@@ -73,6 +73,7 @@ impl Link for SoloLink {
             next: String::new(),
             quarantined: Vec::new(),
             checkpoint_step: self.first_step,
+            closing: false,
         })
     }
 

@@ -236,6 +236,7 @@ mod tests {
             next: "b".into(),
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
+            closing: false,
         }));
     }
 

@@ -44,6 +44,7 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         next,
         quarantined: wire.quarantined.into_iter().map(damaged_row).collect(),
         checkpoint_step: Step(wire.checkpoint_step),
+        closing: wire.closing,
     })
 }
 

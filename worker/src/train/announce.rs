@@ -1,15 +1,18 @@
 //! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
 
-use coxswain_proto::{human, run_spec::Offload};
+use coxswain_proto::{
+    human,
+    run_spec::{Offload, RunSpec},
+};
 
 use super::{TrainError, training::Training};
 use crate::{
     collective::Computes,
     link::{Report, Start, StateSource},
-    zero::{LearningRateSchedule, Rates},
+    zero::Rates,
 };
 use coxswain_nn::kernels::Tape;
-use coxswain_task::Module;
+use coxswain_task::{Module, Samples};
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.
@@ -38,7 +41,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             );
         }
         lines.extend(self.learner.objective.notes());
-        lines.extend(self.feed.samples.warnings().into_iter().map(|what| format!("warning: {what}")));
+        let warnings = warnings(self.run.spec, &*self.feed.samples);
+        lines.extend(warnings.into_iter().map(|what| format!("warning: {what}")));
         lines.extend(self.run.starts.iter().cloned());
         if self.run.spec.memory.offload == Offload::Optimizer {
             lines.push(match self.members.computes {
@@ -80,11 +84,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 }
 
+/// What is probably not meant so: of the data, and of what is asked of it.
+pub(super) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<String> {
+    let every = spec.eval.every;
+    let without = (every > 0 && samples.holdout().is_empty()).then(|| {
+        format!(
+            "eval.every is {every}, and no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
+             instance with data.holdout_episodes"
+        )
+    });
+    samples.warnings().into_iter().chain(without).collect()
+}
+
 /// What becomes of the rates where the run was prolonged, or cut short.
 fn replanned<B: Tape<Base = B>>(training: &Training<'_, B>) -> Option<String> {
     let (now, before) = (training.run.plan.total_steps(), training.stats.planned_before?);
-    let rates = LearningRateSchedule::new(&training.run.spec.optimizer, Rates::default(), before);
-    // Groups differ in their warm-up alone: the first speaks for all.
+    let rates = training.run.rates(&*training.learner.objective, Rates::default(), before);
+    // Groups differ in their warm-up, and in which steps they count: the first speaks for all.
     let group = training.learner.trainables.layout().groups().first()?.to_string();
     let [was, is] =
         [&rates, &training.learner.rates].map(|rates| 100.0 * rates.multiplier(training.next.0, &group));

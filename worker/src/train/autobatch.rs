@@ -26,7 +26,7 @@ use coxswain_proto::{human, ids::Rank};
 
 use coxswain_nn::kernels::Tape;
 
-use super::{TrainError, step::Spent, training::Training};
+use super::{TrainError, tally::Spent, training::Training};
 use crate::{
     collective::{Buf, BufMut},
     link::{Phase, Report},

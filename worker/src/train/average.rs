@@ -6,25 +6,24 @@
 //! RUN/best/ema/..   the same of the best checkpoint, which is chosen by the weights themselves
 //! ```
 //!
-//! Every rank puts its part of the average where its part of the weights is, and all gather. Its own weights
-//! wait beside, a part and not the whole, and are put back whatever has happened meanwhile: they are the only
-//! copy of this version that recovery asks this rank for.
+//! Every rank exchanges its part of the average with its part of the weights, and all gather. Its own weights
+//! wait where the average was, and are put back whatever has happened meanwhile: they are the only copy of
+//! this version that recovery asks this rank for.
 
 use std::{fs, io, path::Path};
 
 use coxswain_nn::kernels::{Tape, flat::Flat};
+use coxswain_proto::ids::{Rank, Step};
 
 use super::{
     TrainError,
-    checkpoint::SPEC_FILE,
-    export::{ExportManifest, pretty, write_text},
+    export::{ExportManifest, texts},
     held_out::HeldOutError,
     learner::Learner,
     members::Members,
     training::Training,
 };
-use crate::link::Phase;
-use coxswain_task::TextFile;
+use crate::{link::Phase, memory};
 
 /// The directory of the artifacts of the weights' average, below that of the weights'.
 pub(super) const AVERAGE_DIR: &str = "ema";
@@ -34,11 +33,17 @@ pub(super) fn with_average<B: Tape<Base = B>, R>(
     training: &mut Training<'_, B>,
     work: impl FnOnce(&mut Training<'_, B>) -> Result<R, TrainError>,
 ) -> Result<Option<R>, TrainError> {
-    let Some(weights) = training.learner.lend_to_average() else { return Ok(None) };
-    let outcome = training.learner.gather(&mut training.members).and_then(|()| work(training));
-    training.learner.put_own_part(&weights);
+    if !training.learner.exchange_average() {
+        return Ok(None);
+    }
+    let (step, learner) = (training.next, &mut training.learner);
+    let lent = learner.gather(&mut training.members).and_then(|()| learner.settled(step));
+    let outcome = lent.and_then(|()| work(training));
+    training.learner.exchange_average();
+    training.learner.settled(step)?;
     let outcome = outcome?;
     training.learner.gather(&mut training.members)?;
+    training.learner.settled(step)?;
     Ok(Some(outcome))
 }
 
@@ -49,59 +54,42 @@ pub(super) fn evaluate<B: Tape<Base = B>>(
     Ok(with_average(training, |training| training.evaluate())?.flatten())
 }
 
-/// Lets rank 0 write the average's artifacts, with what says what they are. All ranks come here.
+/// Lets rank 0 write the average's artifacts, with what says what they are; where none is kept, those of an
+/// earlier launch go, which are not of this end. All ranks come here.
 pub(super) fn export<B: Tape<Base = B>>(training: &mut Training<'_, B>) -> Result<(), TrainError> {
     training.enter(Phase::Checkpoint, training.next)?;
     let dir = training.run.output_dir.join(AVERAGE_DIR);
-    with_average(training, |training| match training.members.rank().0 {
-        0 => write(training, &dir),
-        _ => Ok(()),
-    })?;
-    Ok(())
-}
-
-/// Writes them to a directory that is nobody's yet.
-pub(super) fn stage<B: Tape<Base = B>>(training: &mut Training<'_, B>, dir: &Path) -> Result<(), TrainError> {
-    match fs::remove_dir_all(dir) {
+    let is_writer = training.members.rank() == Rank(0);
+    let kept = with_average(training, |training| if is_writer { write(training, &dir) } else { Ok(()) })?;
+    if kept.is_some() || !is_writer {
+        return Ok(());
+    }
+    match fs::remove_dir_all(&dir) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(TrainError::Io { action: "clear", path: dir.to_owned(), source })
+            Err(TrainError::Io { action: "remove", path: dir, source })
         }
-        _ => write(training, dir),
+        _ => Ok(()),
     }
 }
 
-fn write<B: Tape<Base = B>>(training: &mut Training<'_, B>, dir: &Path) -> Result<(), TrainError> {
+/// Writes them to a directory, which is made.
+pub(super) fn write<B: Tape<Base = B>>(training: &mut Training<'_, B>, dir: &Path) -> Result<(), TrainError> {
     let refused = |source| TrainError::Io { action: "create", path: dir.to_owned(), source };
     fs::create_dir_all(dir).map_err(refused)?;
-    let written = training.export_artifacts(dir)?;
-    let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
-    for TextFile { path, what, text } in training.feed.samples.files() {
-        write_text(&dir.join(path), &text)?;
-        files.push((path, what));
-    }
-    write_text(&dir.join(SPEC_FILE), &pretty(training.run.spec))?;
-    files.push((SPEC_FILE, "the run"));
-    ExportManifest::of(training).write(dir, &files)
+    let artifacts = training.export_artifacts(dir)?;
+    let texts = texts(&*training.feed.samples, training.run.spec);
+    ExportManifest::of(training).write(dir, artifacts, texts)
 }
 
 impl<B: Tape<Base = B>> Learner<B> {
-    /// Puts this rank's part of the average in the place of its part of the weights, which it returns; none
-    /// if no average is kept.
-    fn lend_to_average(&mut self) -> Option<Vec<f32>> {
-        let (own, average) = self.held.as_ref()?.optimizer.average()?;
+    /// Puts this rank's part of the average in the place of its part of the weights, or back; whether one is
+    /// kept.
+    fn exchange_average(&mut self) -> bool {
+        let Some(held) = &mut self.held else { return false };
         let mut flat: B::Flat = self.trainables.take();
-        let weights = flat.read(own.clone()).into_owned();
-        let average = average.read(0..average.len());
-        flat.edit(|values| values[own].copy_from_slice(&average));
+        let kept = held.optimizer.exchange_average(&mut flat);
         self.trainables.put(flat);
-        Some(weights)
-    }
-
-    fn put_own_part(&mut self, weights: &[f32]) {
-        let Some((own, _)) = self.held.as_ref().and_then(|held| held.optimizer.average()) else { return };
-        let mut flat: B::Flat = self.trainables.take();
-        flat.edit(|values| values[own].copy_from_slice(weights));
-        self.trainables.put(flat);
+        kept
     }
 
     /// All parts from the ranks that own them.
@@ -110,5 +98,15 @@ impl<B: Tape<Base = B>> Learner<B> {
         let gathered = members.comm.all_gather_in_place(flat.lend().into());
         self.trainables.put(flat);
         Ok(gathered?)
+    }
+
+    /// Waits for the device: refused now, memory is missing where weights should be, and what this rank holds
+    /// is its neighbour's replica's to give ([`Learner::update`]).
+    fn settled(&self, step: Step) -> Result<(), TrainError> {
+        let settled = B::sync(&self.trainables.device()).map_err(|error| error.to_string());
+        match memory::refused().or(settled.err()) {
+            Some(detail) => Err(TrainError::Device { step, detail }),
+            None => Ok(()),
+        }
     }
 }

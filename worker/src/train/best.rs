@@ -70,16 +70,22 @@ impl Best {
         checkpoint::Store::new(output_dir).open(best.step).is_ok().then_some(best)
     }
 
-    /// Puts the artifacts that `export` writes into the directory it is given in the place of those before,
-    /// then says so.
+    /// An empty directory, for the artifacts that are to be published.
+    pub(super) fn stage(output_dir: &Path) -> io::Result<PathBuf> {
+        let staged = staging(output_dir);
+        clear(&staged)?;
+        fs::create_dir_all(&staged)?;
+        Ok(staged)
+    }
+
+    /// Puts the artifacts that are staged, and those that `export` writes beside them, in the place of those
+    /// before, then says so. Whatever happens, nothing stays staged.
     pub(super) fn publish(
         &self,
         output_dir: &Path,
         export: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
-        let staged = output_dir.join(format!(".tmp-{}", Self::ARTIFACTS));
-        clear(&staged)?;
-        fs::create_dir_all(&staged)?;
+        let staged = staging(output_dir);
         let exported = export(&staged).and_then(|()| {
             checkpoint::take_place(&staged, &self.artifacts(output_dir))?;
             let text = serde_json::to_vec_pretty(self).expect("a plain struct of numbers and strings");
@@ -93,6 +99,10 @@ impl Best {
     fn artifacts(&self, output_dir: &Path) -> PathBuf {
         output_dir.join(&self.artifacts)
     }
+}
+
+fn staging(output_dir: &Path) -> PathBuf {
+    output_dir.join(format!(".tmp-{}", Best::ARTIFACTS))
 }
 
 fn clear(directory: &Path) -> io::Result<()> {
@@ -112,6 +122,7 @@ mod tests {
         let publish = |step: u64, fails: bool| {
             let found = serde_json::json!({ "samples": 8, "mse": 1.0 / step as f64 });
             let found = serde_json::from_value(found).unwrap();
+            fs::write(Best::stage(dir.path()).unwrap().join("beside"), step.to_string()).unwrap();
             Best::of(Step(step), &found, 7).unwrap().publish(dir.path(), |into| {
                 fs::write(into.join("weights"), step.to_string())?;
                 if fails { Err(io::Error::other("a full disk")) } else { Ok(()) }
@@ -119,7 +130,10 @@ mod tests {
         };
         let there = || {
             let told: Best = serde_json::from_slice(&fs::read(dir.path().join(Best::FILE)).unwrap()).unwrap();
-            (told.step, fs::read_to_string(dir.path().join("best/weights")).unwrap())
+            let [weights, beside] = ["best/weights", "best/beside"]
+                .map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
+            assert_eq!(weights, beside, "what was staged belongs to it");
+            (told.step, weights)
         };
         publish(2, false).unwrap();
         assert_eq!(there(), (2, "2".into()));

@@ -11,7 +11,12 @@ use coxswain_proto::{
 };
 use serde::Serialize;
 
-use super::{TrainError, announce::describe, checkpoint::Store, features, init_from};
+use super::{
+    TrainError,
+    announce::{describe, warnings},
+    checkpoint::Store,
+    features, init_from,
+};
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Built, Module, TaskOn};
@@ -57,6 +62,7 @@ pub fn check<B: Tape<Base = B>>(
     let data = samples.describe()?;
     let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;
+    init_from::bring(task, spec, &layout, &mut initial)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;
@@ -71,8 +77,10 @@ pub fn check<B: Tape<Base = B>>(
         modules: objective.modules(&layout),
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
-        warnings: samples.warnings(),
-        checkpoint_bytes: (3 + u64::from(spec.optimizer.ema_decay.is_some())) * 4 * layout.len() as u64,
+        warnings: warnings(spec, &*samples),
+        checkpoint_bytes: 4
+            * ((2 + u64::from(spec.optimizer.ema_decay.is_some())) * layout.len() as u64
+                + layout.whole_len() as u64),
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })
@@ -110,7 +118,11 @@ fn check_writable(dir: &Path) -> io::Result<()> {
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "data      {} training samples, {} held out", self.training_samples, self.holdout_samples)?;
+        write!(f, "data      {} training samples, ", self.training_samples)?;
+        match self.holdout_samples {
+            0 => write!(f, "0 held out: nothing will be evaluated")?,
+            held_out => write!(f, "{held_out} held out")?,
+        }
         self.data.iter().try_for_each(|(_, text)| write!(f, ", {text}"))?;
         writeln!(f)?;
         writeln!(f, "steps     {} an epoch, {} in all", self.steps_per_epoch, self.total_steps)?;

@@ -152,7 +152,8 @@ impl TrainError {
             | Self::NoGradient(_)
             | Self::Plan(_)
             | Self::Settings(_)
-            | Self::Features(_) => FailureKind::BadInput,
+            | Self::Features(_)
+            | Self::Checkpoint(CheckpointError::Foreign { .. }) => FailureKind::BadInput,
             Self::Optimizer(zero::StepError::NonFinite { .. })
             | Self::NotFinite { .. }
             | Self::TooManySkipped { .. } => FailureKind::Numeric,

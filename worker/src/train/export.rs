@@ -12,18 +12,19 @@
 
 use std::{fs, io::Write, path::Path};
 
-use coxswain_proto::VERSION;
+use coxswain_proto::{VERSION, run_spec::RunSpec};
 use serde::Serialize;
 
 use super::{
     TrainError,
     checkpoint::{FileEntry, SPEC_FILE},
+    facts::Facts,
     held_out::HeldOutError,
     summary::{RankPeak, SCOPES, SUMMARY_FILE, Summary},
     training::Training,
 };
 use coxswain_nn::{files::replace, kernels::Tape, pulse};
-use coxswain_task::{Artifact, TextFile};
+use coxswain_task::{Artifact, Samples, TextFile};
 
 use crate::{
     collective::{Buf, BufMut},
@@ -82,18 +83,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(())
     }
 
-    /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated
-    /// before the run has ended.
-    pub(super) fn write_spec(&self) -> Result<(), TrainError> {
-        let dir = &self.run.output_dir;
-        fs::create_dir_all(dir).map_err(|source| TrainError::Io {
-            action: "create",
-            path: dir.clone(),
-            source,
-        })?;
-        write_text(&dir.join(SPEC_FILE), &pretty(self.run.spec))
-    }
-
     fn gather(&mut self, summary: &mut Summary) -> Result<(), TrainError> {
         const PEAKS: usize = SCOPES * Phase::ALL.len();
         const CACHE: usize = PEAKS + 2;
@@ -130,7 +119,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let bytes = self.learner.checkpoint_bytes().0;
         let mut write = || {
             pulse::allow(bytes);
-            self.learner.trainables.lend(|layout, values| objective.export(dir, layout, values))
+            self.learner.trainables.lend_whole(|layout, values| objective.export(dir, layout, values))
         };
         // On a host nothing is refused: what has been written is there.
         if B::ON_HOST {
@@ -147,22 +136,31 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
         let dir = self.run.output_dir.clone();
-        let written = self.export_artifacts(&dir)?;
-        let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
-        for TextFile { path, what, text } in self.feed.samples.files() {
-            write_text(&dir.join(path), &text)?;
-            files.push((path, what));
-        }
-        let texts = [
-            (SPEC_FILE, "the run", pretty(self.run.spec)),
-            (SUMMARY_FILE, "losses, errors, speed and memory", pretty(summary)),
-        ];
-        for (file, what, text) in texts {
-            write_text(&dir.join(file), &text)?;
-            files.push((file, what));
-        }
-        ExportManifest::of(self).write(&dir, &files)
+        let artifacts = self.export_artifacts(&dir)?;
+        let what = "losses, errors, speed and memory";
+        let mut texts = texts(&*self.feed.samples, self.run.spec);
+        texts.push(TextFile { path: SUMMARY_FILE, what, text: pretty(summary) });
+        ExportManifest::of(self).write(&dir, artifacts, texts)
     }
+}
+
+/// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated before
+/// the run has ended.
+pub(super) fn write_spec<B: Tape<Base = B>>(run: &Facts<'_, B>) -> Result<(), TrainError> {
+    let dir = &run.output_dir;
+    fs::create_dir_all(dir).map_err(|source| TrainError::Io {
+        action: "create",
+        path: dir.clone(),
+        source,
+    })?;
+    write_text(&dir.join(SPEC_FILE), &pretty(run.spec))
+}
+
+/// What artifacts are not to be without: what samples are read with, and the run.
+pub(super) fn texts(samples: &dyn Samples, spec: &RunSpec) -> Vec<TextFile> {
+    let mut texts = samples.files();
+    texts.push(TextFile { path: SPEC_FILE, what: "the run", text: pretty(spec) });
+    texts
 }
 
 impl<'t> ExportManifest<'t> {
@@ -178,13 +176,15 @@ impl<'t> ExportManifest<'t> {
         }
     }
 
-    /// Describes these files of `dir` there, each with its checksum.
+    /// Writes these texts beside the artifacts that are in `dir`, then what all of them are, each with its
+    /// checksum.
     pub(super) fn write(
         mut self,
         dir: &Path,
-        files: &[(&'static str, &'static str)],
+        artifacts: Vec<Artifact>,
+        texts: Vec<TextFile>,
     ) -> Result<(), TrainError> {
-        let describe = |&(path, what): &(&str, &'static str)| {
+        let describe = |path: &'static str, what| {
             let full = dir.join(path);
             let entry = FileEntry::of(&full).map_err(|source| TrainError::Io {
                 action: "read",
@@ -193,7 +193,12 @@ impl<'t> ExportManifest<'t> {
             })?;
             Ok(ManifestFile { path: path.to_owned(), what, entry })
         };
-        self.files = files.iter().map(describe).collect::<Result<_, TrainError>>()?;
+        for TextFile { path, text, .. } in &texts {
+            write_text(&dir.join(path), text)?;
+        }
+        let files = artifacts.into_iter().map(|Artifact { path, what }| (path, what));
+        let files = files.chain(texts.into_iter().map(|TextFile { path, what, .. }| (path, what)));
+        self.files = files.map(|(path, what)| describe(path, what)).collect::<Result<_, TrainError>>()?;
         write_text(&dir.join("manifest.json"), &pretty(&self))
     }
 }

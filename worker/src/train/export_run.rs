@@ -2,6 +2,8 @@
 //!
 //! The files of a run's end ([`export`](super::export)), but for its summary, which is of training. The
 //! model's own weights are not needed for them and are streamed past if they must be read at all.
+//!
+//! Step 0 has no checkpoint: what a run begins with is made again, as its first launch made it.
 
 use std::{
     fs,
@@ -14,14 +16,14 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{Built, TaskOn, TextFile};
+use coxswain_task::{Built, TaskOn};
 
 use super::{
     TrainError,
     best::Best,
-    checkpoint::{CheckpointError, Found, SPEC_FILE, Store},
-    export::{ExportManifest, pretty, write_text},
-    save,
+    checkpoint::{CheckpointError, Found, Store},
+    export::{ExportManifest, texts},
+    init_from, save,
 };
 
 /// Of a run, one of its checkpoints.
@@ -32,7 +34,7 @@ pub enum WhichCheckpoint {
     Newest,
     /// That of `best.json`.
     Best,
-    /// That of so many steps.
+    /// That of so many steps; of none: what the run began with.
     Of(Step),
 }
 
@@ -70,14 +72,25 @@ pub fn export_run<B: Tape<Base = B>>(
     pool::join();
     let run_dir = Path::new(&spec.run.output_dir);
     let found = find(run_dir, job.which)?;
-    let step = Step(found.manifest.step);
+    let step = Step(found.as_ref().map_or(0, |found| found.manifest.step));
     let samples = task.open(spec)?;
     let mut light = spec.clone();
     light.memory.offload = Offload::Layers;
-    let Built { objective, layout, .. } = task.build(&light, &*samples, device)?;
-    let (values, kind) = match job.ema {
-        true => (save::read_average_of(&found, &layout)?, "-ema"),
-        false => (save::read_trainables(&found, &layout)?, ""),
+    let Built { objective, layout, mut initial } = task.build(&light, &*samples, device)?;
+    let kind = if job.ema { "-ema" } else { "" };
+    let values = match &found {
+        Some(found) => {
+            let mut values = save::read_trainables(found, &layout)?;
+            if job.ema {
+                values.splice(..layout.len(), save::read_average_of(found, &layout)?);
+            }
+            values
+        }
+        // Their average begins with them.
+        None => {
+            init_from::take(task, spec, &layout, &mut initial)?;
+            initial
+        }
     };
     let of_step = || run_dir.join(format!("export/{}{kind}", step.checkpoint_dir()));
     let dir = job.out.clone().unwrap_or_else(of_step);
@@ -91,14 +104,7 @@ pub fn export_run<B: Tape<Base = B>>(
         let detail = "is there already; remove it, or name another --out".into();
         return Err(CheckpointError::Foreign { path: merged, detail }.into());
     }
-    let written = objective.export(&dir, &layout, &values)?;
-    let mut files: Vec<_> = written.into_iter().map(|artifact| (artifact.path, artifact.what)).collect();
-    for TextFile { path, what, text } in samples.files() {
-        write_text(&dir.join(path), &text)?;
-        files.push((path, what));
-    }
-    write_text(&dir.join(SPEC_FILE), &pretty(spec))?;
-    files.push((SPEC_FILE, "the run"));
+    let artifacts = objective.export(&dir, &layout, &values)?;
     let merged = match job.merged.then(|| objective.export_merged(&merged, &layout, &values)).flatten() {
         Some(outcome) => outcome.map(|()| Some(merged))?,
         None => None,
@@ -111,21 +117,23 @@ pub fn export_run<B: Tape<Base = B>>(
         steps: step.0,
         files: Vec::new(),
     };
-    manifest.write(&dir, &files)?;
+    manifest.write(&dir, artifacts, texts(&*samples, spec))?;
     Ok(Exported { step, dir, merged })
 }
 
-fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Found, CheckpointError> {
+/// The checkpoint; none if it is what the run began with that is wanted.
+fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Option<Found>, CheckpointError> {
     let store = Store::new(run_dir);
     let step = match which {
-        WhichCheckpoint::Newest => return store.newest(),
+        WhichCheckpoint::Newest => return store.newest().map(Some),
+        WhichCheckpoint::Of(Step(0)) => return Ok(None),
         WhichCheckpoint::Of(step) => step.0,
         WhichCheckpoint::Best => best(run_dir)?,
     };
     let complete = store.complete()?;
     let steps: Vec<_> = complete.iter().map(|found| found.manifest.step.to_string()).collect();
     let found = complete.into_iter().find(|found| found.manifest.step == step);
-    found.ok_or_else(|| CheckpointError::Foreign {
+    found.map(Some).ok_or_else(|| CheckpointError::Foreign {
         path: store.path(step),
         detail: format!("there is no such checkpoint; those of steps {} are there", steps.join(", ")),
     })

@@ -3,10 +3,16 @@
 use std::path::PathBuf;
 
 use coxswain_nn::kernels::Tape;
-use coxswain_proto::{cache_plan::CacheSchedule, ids::Step, plan::Plan, run_spec::RunSpec};
-use coxswain_task::TaskOn;
+use coxswain_proto::{
+    cache_plan::CacheSchedule,
+    ids::Step,
+    plan::Plan,
+    run_spec::{RunSpec, ScheduleOver},
+};
+use coxswain_task::{Objective, TaskOn};
 
 use super::advice::advice;
+use crate::zero::{LearningRateSchedule, Rates};
 
 /// What does not change while a rank trains.
 pub(super) struct Facts<'a, B: Tape<Base = B>> {
@@ -31,6 +37,17 @@ impl<B: Tape<Base = B>> Facts<'_, B> {
     /// When kept features serve and are compared; none if they serve always or never.
     pub fn cache_schedule(&self) -> Option<CacheSchedule> {
         CacheSchedule::new(&self.spec.cache, &self.plan)
+    }
+
+    /// The rates of this run if it has `total` steps.
+    pub fn rates(&self, objective: &dyn Objective<B>, peak: Rates, total: u64) -> LearningRateSchedule {
+        let rates = LearningRateSchedule::new(&self.spec.optimizer, peak, total);
+        let resting = objective.extractor().map(|extractor| extractor.resting());
+        let over_live = self.spec.optimizer.schedule_over == ScheduleOver::Live;
+        match resting.zip(self.cache_schedule()).filter(|_| over_live) {
+            Some((resting, schedule)) => rates.over_live(resting, schedule),
+            None => rates,
+        }
     }
 
     /// Samples of the largest slice of a step, with so many ranks.

@@ -10,6 +10,10 @@
 //! is refused, tensor by tensor, before anything runs; what is here and not there keeps its drawn value, and
 //! that is said.
 //!
+//! Constants ([`TrainableLayout::constants`]) have no other values than those that are brought: every worker
+//! that builds the model reads them here ([`bring`]), at a resume, too. Checkpoints have them all the same:
+//! one is all that another run needs.
+//!
 //! What this file does not do: resume. A checkpoint of this run itself goes before all of this.
 
 use std::{
@@ -53,6 +57,14 @@ pub enum InitError {
         list: String,
         /// What to do.
         remedy: &'static str,
+    },
+    /// What does not train has to come from somewhere.
+    #[error(
+        "train.init_from brings no values for what this run does not train:{list}\nname a place that has them, or let them train"
+    )]
+    NotBrought {
+        /// One line each, every one after a line break.
+        list: String,
     },
     /// Other weights than those that the run was launched with.
     #[error(
@@ -146,27 +158,71 @@ pub(super) fn take(
     layout: &TrainableLayout,
     values: &mut [f32],
 ) -> Result<Vec<String>, InitError> {
-    let Some(init) = &spec.train.init_from else { return Ok(Vec::new()) };
+    let taken = fill(task, spec, layout, |param, tensor| {
+        // Constants are there already, or are not asked for.
+        if param.range().end <= layout.len() {
+            values[param.range()].copy_from_slice(&tensor);
+        }
+    })?;
+    Ok(if spec.train.init_from.is_some() { described(layout, &taken) } else { Vec::new() })
+}
+
+/// Puts what this run does not train behind the values of what it trains, which may be there already.
+pub(super) fn bring(
+    task: &dyn Task,
+    spec: &RunSpec,
+    layout: &TrainableLayout,
+    values: &mut Vec<f32>,
+) -> Result<(), InitError> {
+    if layout.constants().is_empty() {
+        return Ok(());
+    }
+    values.resize(layout.whole_len(), 0.0);
+    let taken = fill(task, spec, layout, |param, tensor| {
+        if param.range().start >= layout.len() {
+            values[param.range()].copy_from_slice(&tensor);
+        }
+    })?;
+    let missing: Vec<String> = layout
+        .constants()
+        .iter()
+        .filter(|constant| !taken.contains_key(&constant.name))
+        .map(|constant| format!("{}: {:?}", constant.name, constant.shape))
+        .collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(InitError::NotBrought { list: lines(&missing) }),
+    }
+}
+
+/// Hands every tensor that has a place here to `put`; where each came from, by its name.
+fn fill(
+    task: &dyn Task,
+    spec: &RunSpec,
+    layout: &TrainableLayout,
+    mut put: impl FnMut(&ParamSpec, Vec<f32>),
+) -> Result<BTreeMap<String, PathBuf>, InitError> {
+    let mut taken = BTreeMap::new();
+    let Some(init) = &spec.train.init_from else { return Ok(taken) };
     let found = content_digest(task, spec)?;
     if let (Some(found), Some(launched)) = (found, &spec.train.init_digest)
         && !found.eq_ignore_ascii_case(launched)
     {
         return Err(InitError::Changed { found, launched: launched.clone() });
     }
-    let mut taken = BTreeMap::new();
     for (group, path) in init.places() {
         let path = Path::new(path);
-        pulse::allow(4 * layout.len() as u64);
+        pulse::allow(4 * layout.whole_len() as u64);
         let tensors = WeightSource::find(task, path)?.read(task, spec)?;
-        let placed = Placed::of(layout, tensors, group);
+        let placed = Placed::of(task, layout, tensors, group);
         placed.refuse_misfits(path, group)?;
         refuse_other_meaning(task, spec, path, &placed.groups())?;
         for (param, tensor) in placed.fits {
-            values[param.range()].copy_from_slice(&tensor.values);
+            put(param, tensor.values);
             taken.insert(param.name.clone(), path.to_owned());
         }
     }
-    Ok(described(layout, &taken))
+    Ok(taken)
 }
 
 /// Tensors of one place, by whether they have a place here.
@@ -174,14 +230,21 @@ struct Placed<'l> {
     fits: Vec<(&'l ParamSpec, StoredTensor)>,
     /// A line each.
     misfits: Vec<String>,
+    /// The groups of those that misfit, where they are known.
+    misfitting: Vec<Group>,
 }
 
 impl<'l> Placed<'l> {
     /// If only one group is wanted, tensors of others are passed over.
-    fn of(layout: &'l TrainableLayout, tensors: Vec<StoredTensor>, wanted: Option<&str>) -> Self {
+    fn of(
+        task: &dyn Task,
+        layout: &'l TrainableLayout,
+        tensors: Vec<StoredTensor>,
+        wanted: Option<&str>,
+    ) -> Self {
         let params: BTreeMap<&str, &ParamSpec> =
-            layout.params().iter().map(|param| (param.name.as_str(), param)).collect();
-        let mut placed = Self { fits: Vec::new(), misfits: Vec::new() };
+            layout.whole().map(|param| (param.name.as_str(), param)).collect();
+        let mut placed = Self { fits: Vec::new(), misfits: Vec::new(), misfitting: Vec::new() };
         for tensor in tensors {
             let StoredTensor { name, shape, .. } = &tensor;
             match params.get(name.as_str()).copied() {
@@ -190,11 +253,15 @@ impl<'l> Placed<'l> {
                 Some(param) => {
                     placed.misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
                 }
-                // Without a place here its group is not known, unless its name begins with that.
-                None => match wanted {
-                    Some(group) if !name.starts_with(&format!("{group}.")) => {}
-                    _ => placed.misfits.push(format!("{name}: {shape:?} there, not here")),
-                },
+                // Its group is what the task says, or what its name begins with.
+                None => {
+                    let known = task.group_of(name);
+                    let of = known.map_or_else(|| name.split('.').next().unwrap_or_default(), |of| of.0);
+                    if wanted.is_none_or(|group| group == of) {
+                        placed.misfits.push(format!("{name}: {shape:?} there, not here"));
+                        placed.misfitting.extend(known);
+                    }
+                }
             }
         }
         placed
@@ -209,10 +276,14 @@ impl<'l> Placed<'l> {
     fn refuse_misfits(&self, path: &Path, wanted: Option<&str>) -> Result<(), InitError> {
         let refused = |list, remedy| Err(InitError::Misfits { path: path.into(), list, remedy });
         if !self.misfits.is_empty() {
-            return refused(
-                lines(&self.misfits),
-                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`",
-            );
+            let remedy = if self.misfitting.contains(&Group::BASE) {
+                "name the modules of the pretrained model in model.train, or merge them into a checkpoint (`cox export --merged`) and use that as model.path"
+            } else if self.misfitting.contains(&Group::LORA) {
+                "set lora.targets, lora.rank and lora.use_dora as they were there, or take some groups only: `train.init_from: {GROUP: PATH}`"
+            } else {
+                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`"
+            };
+            return refused(lines(&self.misfits), remedy);
         }
         if self.fits.is_empty() {
             let what = wanted.map_or("no tensor that trains here".to_owned(), |group| {
@@ -283,5 +354,8 @@ fn described(layout: &TrainableLayout, taken: &BTreeMap<String, PathBuf>) -> Vec
             ),
         }
     };
-    layout.groups().into_iter().map(line).collect()
+    let brought = layout.constants().iter().filter_map(|constant| taken.get(&constant.name));
+    let brought: std::collections::BTreeSet<_> = brought.map(|path| path.display().to_string()).collect();
+    let constants = brought.into_iter().map(|path| format!("what does not train comes from {path}"));
+    layout.groups().into_iter().map(line).chain(constants).collect()
 }

@@ -89,10 +89,11 @@ impl<B: Tape<Base = B>> Learner<B> {
         .into()
     }
 
-    /// Bytes of one checkpoint: fp32 values of everything that trains, both moments, and the average where
-    /// one is kept.
+    /// Bytes of one checkpoint: fp32 values of everything that trains and of constants, both moments, and the
+    /// average where one is kept.
     pub fn checkpoint_bytes(&self) -> Bytes {
         let averaged = self.held.as_ref().is_some_and(|held| held.optimizer.average().is_some());
-        Bytes((3 + u64::from(averaged)) * 4 * self.trainables.layout().len() as u64)
+        let layout = self.trainables.layout();
+        Bytes(4 * ((2 + u64::from(averaged)) * layout.len() as u64 + layout.whole_len() as u64))
     }
 }

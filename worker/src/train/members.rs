@@ -47,6 +47,7 @@ impl Members {
             next: String::new(),
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
+            closing: false,
         };
         Self { assignment, link, comm: Box::new(Solo::default()), computes, transport }
     }

@@ -8,9 +8,10 @@
 //!   recovery   where a generation starts: state kept by living ranks, replicated, or from a checkpoint
 //!   autobatch  the largest micro-batch that fits, found by trying
 //!   ahead      what the next steps consume, leased and asked of the data threads
-//!   step       one step as a transaction: accumulate, vote, then update or shrink or end
+//!   step       one step as a transaction: accumulate, vote, then reduce, clip, AdamW and gather, or shrink,
+//!              or end
 //!     vote     the one small all-gather in which all ranks decide
-//!     update   all were well: reduce, clip, AdamW, gather
+//!     tally    what a step has come to, and its report
 //!     skip     what follows when numbers are not finite: once more, then without the step
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
@@ -54,15 +55,16 @@ pub mod recovery;
 mod run;
 mod save;
 mod skip;
+mod skips;
 mod stats;
 mod step;
 mod summary;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod trainer;
 mod training;
 mod unknown_task;
-mod update;
 mod validation;
 mod vote;
 mod warm_up;

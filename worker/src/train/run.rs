@@ -13,8 +13,8 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, average, recovery::is_the_generations, skip, stats::STEPS_OBSERVED, training::Training,
-    validation,
+    TrainError, average, export::write_spec, recovery::is_the_generations, skip, stats::STEPS_OBSERVED,
+    training::Training, validation,
 };
 use crate::{
     collective::{Computes, RingListener},
@@ -72,6 +72,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Connecting, self.next)?;
         self.members.connect(listener, &self.run.spec_digest, self.run.spec.launch.collectives)?;
         let start = self.settle()?;
+        if self.members.assignment.closing {
+            return Ok(self.members.link.report(Report::Started(start))?);
+        }
         if self.run.spec.train.auto_micro_batch && !self.feed.searched {
             self.find_micro_batch()?;
         }
@@ -80,7 +83,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.members.link.report(Report::Started(start))?;
         if !std::mem::replace(&mut self.announced, true) {
             if self.members.rank().0 == 0 {
-                self.write_spec()?;
+                write_spec(&self.run)?;
             }
             self.announce(&start)?;
         }
@@ -88,8 +91,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and
-    /// exports.
+    /// exports. The last generation of a run that has failed only saves.
     fn run(&mut self) -> Result<Ended, TrainError> {
+        if self.members.assignment.closing {
+            if self.next > Step(0) && self.saved != Some(self.next) {
+                self.save()?;
+            }
+            return Ok(Ended::Regroup);
+        }
         let seen = if self.before.is_none() { Some(self.evaluate()?) } else { None };
         self.before = self.before.take().or_else(|| seen.clone());
         if validation::is_validated(self, self.next) {
@@ -102,7 +111,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         while self.next < total && !self.stopped {
             self.request_ahead(total)?;
             let step = self.next;
-            let (done, verdict) = self.transaction(step)?;
+            let (mut done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
             if done.skipped.is_none() {
                 self.learner.gradients.verdict(self.learner.trainables.layout())?;
@@ -112,7 +121,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
             let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
             let warm_up = compares.then(|| self.stats.warm_up.add(done.times.total)).flatten();
-            validation::report(self, done)?;
+            let best = validation::behind(self, &mut done);
+            self.members.link.report(Report::Step(done))?;
+            if let Some(best) = best? {
+                validation::keep(self, &best)?;
+            }
             if let Some(error) = too_many {
                 if self.saved != Some(self.next) {
                     self.save()?;
@@ -142,8 +155,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         // Before this run is among those that the prediction learns from.
         self.report_memory()?;
-        average::export(self)?;
+        // The results first: what keeps the average's from being written costs those alone.
         self.export(after, of_average)?;
+        average::export(self)?;
         self.members.link.at(Phase::Done, self.next);
         Ok(Ended::Done)
     }

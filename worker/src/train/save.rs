@@ -6,6 +6,7 @@
 //! one rank costs the checkpoint, not the run, and leaves nothing behind.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{BufWriter, Write},
     path::Path,
@@ -14,6 +15,7 @@ use std::{
 use coxswain_proto::{
     VERSION, document,
     ids::{Bytes, Step},
+    report::Skipped,
     run_spec::RunSpec,
 };
 use safetensors::{Dtype, SafeTensors};
@@ -60,6 +62,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             feed: &self.feed,
             meter: &self.stats.meter,
             step,
+            skipped: &self.skips.newest,
             mark: self.features.as_ref().and_then(Features::mark),
         };
         match saver.write_together()? {
@@ -79,7 +82,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.enter(Phase::Checkpoint, step)?;
         let found = self.store.open(step.0)?;
         check_origin(&found, self.run.spec, &self.feed.samples.fingerprint().to_string())?;
-        let weights = read_trainables(&found, self.learner.trainables.layout())?;
+        let mut weights = read_trainables(&found, self.learner.trainables.layout())?;
+        // Constants are there since the model was built.
+        weights.truncate(self.learner.trainables.layout().len());
         let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
         let (optimizer, begins) = read_optimizer(empty, &found, &weights)?;
         if begins {
@@ -91,6 +96,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.learner.trainables.set(weights);
         self.learner.hold(optimizer, &self.members);
         self.next = step;
+        self.skips.newest.clone_from(&found.manifest.skipped);
         self.feed.searched = self.run.spec.train.auto_micro_batch;
         self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
             true => found.manifest.micro_batch,
@@ -114,6 +120,8 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
     meter: &'s Meter,
     /// Steps done.
     step: Step,
+    /// Steps that were left out.
+    skipped: &'s BTreeMap<Step, Skipped>,
     /// What the checkpoint says of kept features.
     mark: Option<Mark>,
 }
@@ -191,7 +199,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             pulse::allow(self.learner.checkpoint_bytes().0);
             self.learner
                 .trainables
-                .lend(|layout, values| write_tensors(&path, layout, values, |_| true))
+                .lend_whole(|layout, values| write_tensors(&path, layout, values, |_| true))
                 .map_err(io_error("write", &path))?;
             bytes += staging.sync(TRAINABLES)?;
         }
@@ -212,6 +220,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             micro_batch: self.feed.micro_batch,
             cache: self.mark,
             cache_phase: self.members.link.decided(self.step),
+            skipped: self.skipped.clone(),
             files: Default::default(),
         };
         let world = self.members.comm.world();
@@ -310,16 +319,19 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     bytes
 }
 
-/// Reads the flat values of a checkpoint back, by name.
+/// Reads the flat values of a checkpoint back, constants behind them, by name.
 pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
     let path = found.verified(TRAINABLES)?;
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
     let bytes = read_whole(&path)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
-    let mut flat = vec![0.0; layout.len()];
-    for param in layout.params() {
+    let mut flat = vec![0.0; layout.whole_len()];
+    for param in layout.whole() {
         let tensor = tensors.tensor(&param.name).map_err(|_| {
-            damaged(format!("{} is missing: was it written with other lora.targets?", param.name))
+            damaged(format!(
+                "{} is missing: was it written with other lora.targets or model.train?",
+                param.name
+            ))
         })?;
         if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
             return Err(damaged(format!(

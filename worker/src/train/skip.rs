@@ -132,17 +132,14 @@ pub(super) fn leave_out<B: Tape<Base = B>>(
     Ok(())
 }
 
-/// Counts a step that is done; whether more in a row were left out for their numbers than may be.
+/// Counts a step that is done, and keeps for checkpoints that it was left out; whether more in a row were
+/// left out for their numbers than may be.
 pub(super) fn count<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     done: &StepReport,
 ) -> Option<TrainError> {
-    training.skipped_in_a_row = match done.skipped.as_ref().map(|skipped| skipped.cause) {
-        None => 0,
-        Some(SkipCause::Asked) => training.skipped_in_a_row,
-        Some(SkipCause::Loss | SkipCause::Gradient) => training.skipped_in_a_row + 1,
-    };
-    let (in_a_row, allowed) = (training.skipped_in_a_row, training.run.spec.train.max_skipped);
+    training.skips.book(done.step, done.skipped.as_ref());
+    let (in_a_row, allowed) = (training.skips.in_a_row, training.run.spec.train.max_skipped);
     (in_a_row > allowed).then_some(TrainError::TooManySkipped { step: done.step, in_a_row, allowed })
 }
 
@@ -158,7 +155,7 @@ pub(super) fn tell_cleared<B: Tape<Base = B>>(
     let what = if cause == SkipCause::Gradient { "gradient" } else { "loss" };
     let line = format!(
         "step {step}: the {what} is finite the second time, from the same samples and draws: if this comes back, look at \
-         the memory and the GPU of the rank that was first to tell"
+         the memory and the GPU of the rank that reported it first"
     );
     Ok(training.members.link.report(Report::Note(line))?)
 }

@@ -21,13 +21,9 @@
 //! the step before went over. A rank whose system swaps it out, step after step, says so in its ballot, too;
 //! that step counts, and the next one takes less.
 
-use std::sync::Arc;
-
 use coxswain_proto::{
-    cache_plan::CacheUse,
     ids::{Bytes, Rank, Step},
-    plan::Batch,
-    report::{Merge, Metric, SkipCause, Skipped, Totals},
+    report::{SkipCause, Skipped, Totals},
     run_spec::CacheMode,
 };
 
@@ -37,76 +33,23 @@ use super::{
     learner::Learner,
     skip::{self, Doubt},
     stats::STEPS_OBSERVED,
+    tally::{Norms, Share, Spent, Tried},
     training::Training,
-    update::Norms,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{
     kernels::{Tape, free_broken_off},
     params::Group,
 };
-use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock, StageTimes};
+use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock};
 
 use crate::{
     clock,
     feeder::Prepared,
     link::{CachePhase, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
-    zero::{GroupNorm, StepInput},
+    zero::StepInput,
 };
-
-/// Sums over this rank's micro-batches.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    loss_sum: f64,
-    valid_count: f64,
-    tokens: u64,
-    cache: CacheUse,
-}
-
-/// Where the time of a step went.
-#[derive(Debug, Default)]
-pub(super) struct Spent {
-    times: StepTimes,
-    stages: StageTimes,
-    /// Of the newest attempt.
-    figures: Figures,
-}
-
-impl Spent {
-    /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0
-    /// speaks for all where all know the same.
-    fn metrics<B: Tape<Base = B>>(
-        &self,
-        step: Step,
-        rank: Rank,
-        learner: &Learner<B>,
-        norms: &[GroupNorm],
-    ) -> Vec<Metric> {
-        let mut metrics: Vec<_> =
-            self.stages.iter().map(|(stage, time)| Metric::stage_time(stage, time)).collect();
-        let speaks = |figure: &&Metric| figure.merge != Merge::FromRankZero || rank.0 == 0;
-        metrics.extend(self.figures.iter().filter(speaks).cloned());
-        if rank.0 == 0 {
-            let rates = learner.rates.rates(step.0);
-            let rate = |group: Group| Metric::learning_rate(&group.to_string(), rates.of(group));
-            let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
-            metrics.extend(norms.iter().map(norm));
-            metrics.extend(learner.trainables.layout().groups().into_iter().map(rate));
-        }
-        metrics
-    }
-}
-
-/// What all attempts of a step have come to so far.
-#[derive(Debug, Default)]
-pub(super) struct Tried {
-    pub spent: Spent,
-    /// Attempts that were voted down.
-    retries: u32,
-    /// An attempt had numbers that were not finite: which.
-    pub doubt: Option<SkipCause>,
-}
 
 /// What the last attempt of a step came to.
 enum Ending {
@@ -238,8 +181,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let entered = self.enter(Phase::Optimizer, step);
         let scale = 1.0 / verdict.valid_count.max(1.0);
         let input = StepInput { scale, rates: self.learner.rates.rates(step.0), resting: self.resting() };
-        let update = |()| self.learner.update(step, &input, &mut self.members, times);
-        match entered.and_then(update) {
+        match entered.and_then(|()| self.update(step, &input, times)) {
             Ok(norms) => Ok((norms, None)),
             Err(error @ TrainError::Device { .. }) => Err(error),
             Err(error) => {
@@ -250,6 +192,29 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     }
                     None => Err(error),
                 }
+            }
+        }
+    }
+
+    /// Reduce, clip, AdamW on this rank's shard, gather.
+    fn update(&mut self, step: Step, input: &StepInput, times: &mut StepTimes) -> Result<Norms, TrainError> {
+        let (learner, members) = (&mut self.learner, &mut self.members);
+        let (updating, busy) = (clock::now(), members.communicating());
+        let mut weights: B::Flat = learner.trainables.take();
+        let held = learner.held.as_mut().expect("a generation begins with a state");
+        let grads = learner.grads.values_but(input.resting, learner.trainables.layout());
+        let outcome = held.optimizer.step(grads, &mut weights, input, members.comm.as_mut());
+        learner.trainables.put(weights);
+        let communication = members.communicating() - busy;
+        times.communication += communication;
+        times.optimizer += updating.elapsed().saturating_sub(communication);
+        // Refused here, memory is missing in the middle of a step that others may have taken: what this rank
+        // holds is not to be trusted, and its part is its neighbour's replica's to give.
+        match memory::refused() {
+            Some(detail) => Err(TrainError::Device { step, detail }),
+            None => {
+                let outcome = outcome?;
+                Ok(Norms { all: outcome.grad_norm, groups: outcome.group_norms })
             }
         }
     }
@@ -392,35 +357,5 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             matches!(self.feed.claimed.front(), Some(Claim { cache_phase: CachePhase::Cached(_), .. }));
         let periodic = cached && self.run.spec.cache.mode == CacheMode::Periodic;
         self.learner.objective.extractor().filter(|_| periodic).map(|extractor| extractor.resting())
-    }
-
-    fn done(
-        &mut self,
-        step: Step,
-        batch: &Batch,
-        share: Share,
-        totals: Totals,
-        times: StepTimes,
-    ) -> StepReport {
-        let claim = self.feed.claimed.pop_front();
-        let cache = match &mut self.features {
-            Some(features) => features.book(share.cache, &times),
-            None => share.cache,
-        };
-        StepReport {
-            generation: self.members.assignment.generation,
-            step,
-            epoch: batch.epoch,
-            cache_generation: claim.as_ref().map_or(0, |claim| claim.cache_phase.number()),
-            cache,
-            positions: claim.map_or(Vec::new(), |claim| claim.positions),
-            totals,
-            times,
-            metrics: Arc::default(),
-            tokens: share.tokens,
-            retries: 0,
-            memory_peak: Bytes(0),
-            skipped: None,
-        }
     }
 }

@@ -17,8 +17,8 @@ use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
     TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
-    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, learner::Learner, members::Members,
-    stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
+    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from, learner::Learner,
+    members::Members, stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
@@ -26,7 +26,7 @@ use crate::{
     link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
-    zero::{LearningRateSchedule, Rates},
+    zero::Rates,
 };
 
 /// Threads that read samples, unless `data.threads` says otherwise: as many as this rank computes with, since
@@ -136,7 +136,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
     }
 
     /// Loads the model while the world gathers.
-    fn prepare<'a>(
+    pub(super) fn prepare<'a>(
         &mut self,
         spec: &'a RunSpec,
         mut link: Box<dyn Link + Send>,
@@ -146,7 +146,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let samples = self.samples(spec)?;
         let plan = Plan::new(&spec.train, samples.training_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
-        let Built { objective, layout, initial } = self.load(spec, &*samples, &meter)?;
+        let Built { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
+        init_from::bring(self.task, spec, &layout, &mut initial)?;
         snapshots.loaded = memory::in_use();
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
@@ -156,8 +157,17 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
         let peak = Rates::from(spec.learning_rates());
+        let run = Facts {
+            spec,
+            spec_digest: document::digest(spec),
+            plan,
+            task: self.task,
+            output_dir,
+            starts: Vec::new(),
+            records: self.records.clone(),
+        };
         let learner = Learner {
-            rates: LearningRateSchedule::new(&spec.optimizer, peak.clone(), plan.total_steps()),
+            rates: run.rates(&*objective, peak.clone(), plan.total_steps()),
             grads: FlatGrads::at(&B::Flat::place(&self.options.device), layout.len()),
             gradients: GradientWatch::new(&layout, &peak),
             trainables: Trainables::new(layout, initial, &self.options.device),
@@ -172,16 +182,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let (requested, claimed) = (Step(0), Default::default());
         let (summary, warm_up) = (Summary::default(), WarmUp::default());
         Ok(Training {
-            store: Store::new(&output_dir),
-            run: Facts {
-                spec,
-                spec_digest: document::digest(spec),
-                plan,
-                task: self.task,
-                output_dir,
-                starts: Vec::new(),
-                records: self.records.clone(),
-            },
+            store: Store::new(&run.output_dir),
+            run,
             members: Members::alone(link, self.computes, self.transport.take()),
             learner,
             feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
@@ -200,7 +202,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             before: None,
             validation: Validation::default(),
             stopped: false,
-            skipped_in_a_row: 0,
+            skips: Default::default(),
             announced: false,
         })
     }

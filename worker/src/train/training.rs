@@ -21,6 +21,7 @@ use super::{
     held_out::{HeldOutError, Validation},
     learner::Learner,
     members::Members,
+    skips::Skips,
     stats::RunStats,
 };
 use crate::link::{Commands, Phase};
@@ -48,8 +49,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub validation: Validation,
     /// Whether all ranks have agreed to stop before the last step.
     pub stopped: bool,
-    /// Steps in a row that were left out for their numbers, up to the newest.
-    pub skipped_in_a_row: u32,
+    /// Steps that were left out.
+    pub skips: Skips,
     /// Whether the run was described in the log.
     pub announced: bool,
 }

@@ -17,8 +17,7 @@ use super::{
     TrainError,
     average::{self, AVERAGE_DIR},
     best::Best,
-    checkpoint::SPEC_FILE,
-    export::pretty,
+    export::texts,
     held_out::HeldOutError,
     training::Training,
 };
@@ -94,27 +93,23 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
         return Ok(());
     }
     training.enter(Phase::Checkpoint, step)?;
-    // All ranks lend their part of the average; what the file system refuses is told below.
-    let output_dir = training.run.output_dir.clone();
-    let aside = output_dir.join(".tmp-best-ema");
-    let averaged = average::with_average(training, |training| match training.members.rank().0 {
-        0 => Ok(average::stage(training, &aside)),
-        _ => Ok(Ok(())),
-    })?;
-    if training.members.rank().0 != 0 {
-        return Ok(());
-    }
-    let (files, spec) = (training.feed.samples.files(), pretty(training.run.spec));
-    let exported = best.publish(&output_dir, |into| {
-        match averaged {
-            Some(Ok(())) => fs::rename(&aside, into.join(AVERAGE_DIR))?,
-            Some(Err(error)) => return Err(io::Error::other(error)),
-            None => {}
+    // All ranks lend their part of the average; what the file system refuses rank 0 is told below.
+    let (output_dir, is_writer) = (training.run.output_dir.clone(), training.members.rank() == Rank(0));
+    let mut staged = is_writer.then(|| Best::stage(&output_dir));
+    average::with_average(training, |training| {
+        if let Some(Ok(into)) = &staged
+            && let Err(error) = average::write(training, &into.join(AVERAGE_DIR))
+        {
+            staged = Some(Err(io::Error::other(error)));
         }
+        Ok(())
+    })?;
+    let Some(staged) = staged else { return Ok(()) };
+    let texts = texts(&*training.feed.samples, training.run.spec);
+    let exported = best.publish(&output_dir, |into| {
+        staged?;
         training.export_artifacts(into).map_err(io::Error::other)?;
-        let texts =
-            files.iter().map(|file| (file.path, file.text.as_str())).chain([(SPEC_FILE, spec.as_str())]);
-        texts.into_iter().try_for_each(|(path, text)| fs::write(into.join(path), text))
+        texts.iter().try_for_each(|file| fs::write(into.join(file.path), &file.text))
     });
     if let Err(error) = exported {
         tracing::error!(step = step.0, %error, "the best checkpoint is not exported; training goes on");
@@ -122,21 +117,18 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
     Ok(())
 }
 
-/// Reports a step that is done, after what is looked at behind it, and whatever becomes of that.
-pub(super) fn report<B: Tape<Base = B>>(
+/// Looks at held-out samples behind a step that is done, if that is due. Their figures go with its report,
+/// whatever else becomes of this.
+pub(super) fn behind<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
-    mut done: StepReport,
-) -> Result<(), TrainError> {
+    done: &mut StepReport,
+) -> Result<Option<Best>, TrainError> {
     let validated = if is_validated(training, training.next) { validate(training, None) } else { Ok(None) };
     let figures = std::mem::take(&mut training.validation.unreported);
     if training.members.rank().0 == 0 && !figures.is_empty() {
         done.metrics = done.metrics.iter().cloned().chain(figures).collect();
     }
-    training.members.link.report(Report::Step(done))?;
-    match validated? {
-        Some(best) => keep(training, &best),
-        None => Ok(()),
-    }
+    validated
 }
 
 /// The measures, those of the average, and beside them the best, if another step's is.

@@ -205,6 +205,15 @@ impl<F: Flat> ReplicatedAdamW<F> {
         Some((self.own.partition().own(), &self.own.average.as_ref()?.values))
     }
 
+    /// Puts the average of this rank's part in its place in `weights`, and that part where the average was;
+    /// or back; whether one is kept. In between this rank has no state to give away.
+    pub fn exchange_average(&mut self, weights: &mut F) -> bool {
+        let start = self.own.partition().own().start;
+        let Some(average) = &mut self.own.average else { return false };
+        weights.exchange(start, &mut average.values);
+        true
+    }
+
     /// Whether some of the elements `range` of the flat parameter buffer are in a part that this rank keeps.
     pub fn keeps_of(&self, range: &Range<usize>) -> bool {
         let replicated = self.replica.as_ref().map(Replica::range);

@@ -11,12 +11,17 @@
 //! constant  1
 //! ```
 //!
-//! `warmup_ratio` gives `w` as a fraction of the run's steps, rounded up, as Transformers does.
+//! `warmup_ratio` gives `w` as a fraction of the run's steps, rounded up, as Transformers does. A group that
+//! trains in live steps alone may have `s` and `T` counted in those ([`LearningRateSchedule::over_live`]).
 
-use coxswain_nn::params::Group;
 use std::collections::BTreeMap;
 
-use coxswain_proto::run_spec::{Optimizer, PerGroup, Schedule};
+use coxswain_nn::params::Group;
+use coxswain_proto::{
+    cache_plan::CacheSchedule,
+    ids::Step,
+    run_spec::{Optimizer, PerGroup, Schedule},
+};
 
 /// Steps after which an inverse root without warm-up has fallen to `sqrt(1/2)`.
 const TIMESCALE: f64 = 10_000.0;
@@ -54,9 +59,15 @@ impl<N: Into<String>, const GROUPS: usize> From<[(N, f64); GROUPS]> for Rates {
 pub struct LearningRateSchedule {
     peak: Rates,
     warmup: PerGroup<u64>,
+    warmup_ratio: Option<f64>,
+    /// Steps of the run.
     total: u64,
+    /// The step after which it is at its end.
+    end: u64,
     shape: Schedule,
     min_ratio: f64,
+    /// The group that counts its live steps alone.
+    live: Option<(Group, CacheSchedule)>,
 }
 
 impl LearningRateSchedule {
@@ -64,24 +75,36 @@ impl LearningRateSchedule {
     pub fn new(optimizer: &Optimizer, peak: Rates, total: u64) -> Self {
         Self {
             peak,
-            warmup: match optimizer.warmup_ratio {
-                Some(ratio) => PerGroup::All((ratio * total as f64).ceil() as u64),
-                None => optimizer.warmup_steps.clone(),
-            },
-            total: optimizer.decay_steps.unwrap_or(total),
+            warmup: optimizer.warmup_steps.clone(),
+            warmup_ratio: optimizer.warmup_ratio,
+            total,
+            end: optimizer.decay_steps.unwrap_or(total),
             shape: optimizer.schedule,
             min_ratio: optimizer.min_lr_ratio,
+            live: None,
         }
+    }
+
+    /// The same, where this group counts its live steps alone, of those that there are before `step`, before
+    /// the schedule's end and in the run.
+    pub fn over_live(self, group: Group, schedule: CacheSchedule) -> Self {
+        Self { live: Some((group, schedule)), ..self }
     }
 
     /// The fraction of a group's peak at `step`, counted from 0. Steps beyond the end keep the last value.
     pub fn multiplier(&self, step: u64, group: &str) -> f64 {
-        let warmup = self.warmup.of(group);
+        let live = self.live.as_ref().filter(|(of, _)| of.0 == group);
+        let count = |steps| live.map_or(steps, |(_, schedule)| schedule.live_before(Step(steps)));
+        let (step, end) = (count(step), count(self.end));
+        let warmup = match self.warmup_ratio {
+            Some(ratio) => (ratio * count(self.total) as f64).ceil() as u64,
+            None => self.warmup.of(group),
+        };
         if step < warmup {
             return (step + 1) as f64 / (warmup + 1) as f64;
         }
         let after = (step - warmup) as f64;
-        let progress = || (after / self.total.saturating_sub(warmup).max(1) as f64).min(1.0);
+        let progress = || (after / end.saturating_sub(warmup).max(1) as f64).min(1.0);
         let from_peak = |left: f64| self.min_ratio + (1.0 - self.min_ratio) * left;
         match self.shape {
             Schedule::Constant => 1.0,
@@ -192,6 +215,50 @@ mod tests {
         let rates = schedule.rates(4);
         assert_eq!(rates.of(Group("adapter")), 0.5 * peak().of(Group("adapter")));
         assert_eq!(rates.of(Group("head")), peak().of(Group("head")), "no warm-up is named for it");
+    }
+
+    #[test]
+    fn a_group_that_trains_in_live_steps_has_the_curve_of_a_run_of_those() {
+        use coxswain_proto::{
+            plan::Plan,
+            run_spec::{Cache, CacheMode, Span, Train},
+        };
+        let steps = |steps| Span { epochs: None, steps: Some(steps) };
+        let cache =
+            Cache { mode: CacheMode::Periodic, interval: steps(10), live: steps(3), ..Cache::default() };
+        let train: Train =
+            serde_json::from_value(serde_json::json!({"steps": 200, "global_batch": 4, "micro_batch": 1}))
+                .expect("complete");
+        let plan = Plan::new(&train, 64).expect("a plan");
+        let live = CacheSchedule::new(&cache, &plan).expect("it is periodic");
+        let shapes = [Schedule::Cosine, Schedule::Linear, Schedule::InverseSqrt, Schedule::Constant];
+        for (shape, ratio) in shapes.into_iter().flat_map(|shape| [(shape, None), (shape, Some(0.1))]) {
+            for decay_steps in [None, Some(100)] {
+                let warmup_steps = PerGroup::All(if ratio.is_some() { 0 } else { 4 });
+                let optimizer = Optimizer {
+                    schedule: shape,
+                    warmup_steps,
+                    warmup_ratio: ratio,
+                    decay_steps,
+                    ..Optimizer::default()
+                };
+                let all = LearningRateSchedule::new(&optimizer, peak(), 200);
+                let over_live = all.clone().over_live(Group("adapter"), live);
+                // Of 200 steps 60 are live, of the first 100 thirty.
+                let alone = Optimizer { decay_steps: decay_steps.map(|_| 30), ..optimizer };
+                let alone = LearningRateSchedule::new(&alone, peak(), 60);
+                let taken = (0..200).filter(|step| step % 10 < 3).zip(0..);
+                for (step, counted) in taken {
+                    let (found, due) =
+                        (over_live.multiplier(step, "adapter"), alone.multiplier(counted, "adapter"));
+                    assert!(
+                        (found - due).abs() < 1e-15,
+                        "{shape:?} {ratio:?} at step {step}: {found}, {due}"
+                    );
+                    assert_eq!(over_live.multiplier(step, "head"), all.multiplier(step, "head"));
+                }
+            }
+        }
     }
 
     #[test]

@@ -157,23 +157,12 @@ impl<F: Flat> ShardedAdamW<F> {
     /// On an error nothing has changed. Returns whether everything is there that this run keeps: files of a
     /// run that kept no average of its weights have none, and the average here is as it was.
     pub fn import(&mut self, files: &[&[u8]]) -> Result<bool, StateError> {
-        let mut pieces = Vec::new();
-        let mut steps = None;
-        for (file, bytes) in files.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-            let found = read_file(file, bytes, &self.layout, &mut pieces)?;
-            let expected = *steps.get_or_insert(found);
-            if found != expected {
-                return Err(StateError::Steps { file, expected: expected.0, found: found.0 });
-            }
-        }
-        let Some(steps) = steps else {
-            return Err(StateError::Unreadable { file: 0, detail: "no files were given".into() });
-        };
+        let (steps, pieces) = read_files(files, &self.layout)?;
         let averaged = pieces.iter().any(|piece| piece.kind == AVERAGE);
         let kept = self.buffers().count();
         let there = if averaged { kept } else { kept.min(AVERAGE) };
         for (kind, name) in KINDS.into_iter().enumerate().take(there) {
-            self.check_coverage(kind, name, &pieces)?;
+            check_coverage(name, self.own_pieces(), pieces.iter().filter(|piece| piece.kind == kind))?;
         }
         let own = self.partition.own();
         // Field by field: the pieces are of the layout beside them.
@@ -232,68 +221,76 @@ impl<F: Flat> ShardedAdamW<F> {
         bytes.resize(bytes.len().next_multiple_of(8), b' ');
         bytes
     }
+}
 
-    /// Every element of this rank's part must be in exactly one piece.
-    fn check_coverage(
-        &self,
-        kind: usize,
-        name: &'static str,
-        pieces: &[Piece<'_>],
-    ) -> Result<(), StateError> {
-        let mut by_param: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
-        for piece in pieces.iter().filter(|piece| piece.kind == kind && !piece.range.is_empty()) {
-            by_param.entry(piece.param.offset).or_default().push(piece.range.clone());
-        }
-        for (param, wanted) in self.own_pieces() {
-            let error = |begin, end, copies| StateError::Coverage {
-                kind: name,
-                parameter: param.name.clone(),
-                begin,
-                end,
-                copies,
-            };
-            let mut ranges = by_param.remove(&param.offset).unwrap_or_default();
-            ranges.sort_by_key(|range| range.start);
-            let mut next = wanted.start;
-            for range in
-                ranges.iter().map(|range| intersect(range, &wanted)).filter(|range| !range.is_empty())
-            {
-                if range.start > next {
-                    return Err(error(next, range.start, 0));
-                }
-                if range.start < next {
-                    return Err(error(range.start, next.min(range.end), 2));
-                }
-                next = range.end;
-            }
-            if next < wanted.end {
-                return Err(error(next, wanted.end, 0));
-            }
-        }
-        Ok(())
+/// Every element that is wanted, parameter by parameter, must be in exactly one piece.
+fn check_coverage<'a>(
+    kind: &'static str,
+    wanted: impl Iterator<Item = (&'a ParamSpec, Range<usize>)>,
+    pieces: impl Iterator<Item = &'a Piece<'a>>,
+) -> Result<(), StateError> {
+    let mut by_param: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
+    for piece in pieces.filter(|piece| !piece.range.is_empty()) {
+        by_param.entry(piece.param.offset).or_default().push(piece.range.clone());
     }
+    for (param, wanted) in wanted {
+        let error = |begin, end, copies| StateError::Coverage {
+            kind,
+            parameter: param.name.clone(),
+            begin,
+            end,
+            copies,
+        };
+        let mut ranges = by_param.remove(&param.offset).unwrap_or_default();
+        ranges.sort_by_key(|range| range.start);
+        let mut next = wanted.start;
+        for range in ranges.iter().map(|range| intersect(range, &wanted)).filter(|range| !range.is_empty()) {
+            if range.start > next {
+                return Err(error(next, range.start, 0));
+            }
+            if range.start < next {
+                return Err(error(range.start, next.min(range.end), 2));
+            }
+            next = range.end;
+        }
+        if next < wanted.end {
+            return Err(error(next, wanted.end, 0));
+        }
+    }
+    Ok(())
 }
 
 /// The average of all weights, from the contents of all files of a checkpoint; none if its run kept none.
 pub fn read_average(files: &[&[u8]], layout: &TrainableLayout) -> Result<Option<Vec<f32>>, StateError> {
     // An optimizer of one rank would hold the moments, too.
-    let (mut pieces, mut covered) = (Vec::new(), 0);
-    for (file, bytes) in files.iter().enumerate() {
-        read_file(file, bytes, layout, &mut pieces)?;
+    let (_, mut pieces) = read_files(files, layout)?;
+    pieces.retain(|piece| piece.kind == AVERAGE);
+    if pieces.is_empty() {
+        return Ok(None);
     }
+    let whole = layout.params().iter().map(|param| (param, 0..param.len()));
+    check_coverage(KINDS[AVERAGE], whole, pieces.iter())?;
     let mut average = vec![0.0; layout.len()];
-    for piece in pieces.iter().filter(|piece| piece.kind == AVERAGE) {
-        piece.copy_to(&mut average, &(0..layout.len()));
-        covered += piece.range.len();
+    pieces.iter().for_each(|piece| piece.copy_to(&mut average, &(0..layout.len())));
+    Ok(Some(average))
+}
+
+/// Reads all files that are not empty, which must be of one step: that step and how many were left out before
+/// it, and what is in them.
+fn read_files<'a>(
+    files: &[&'a [u8]],
+    layout: &'a TrainableLayout,
+) -> Result<((u64, u64), Vec<Piece<'a>>), StateError> {
+    let (mut steps, mut pieces) = (None, Vec::new());
+    for (file, bytes) in files.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
+        let found = read_file(file, bytes, layout, &mut pieces)?;
+        let expected = *steps.get_or_insert(found);
+        if found != expected {
+            return Err(StateError::Steps { file, expected: expected.0, found: found.0 });
+        }
     }
-    match covered {
-        0 => Ok(None),
-        _ if covered == layout.len() => Ok(Some(average)),
-        _ => Err(StateError::Unreadable {
-            file: 0,
-            detail: format!("all files have {covered} of {} elements of the average", layout.len()),
-        }),
-    }
+    let none = || StateError::Unreadable { file: 0, detail: "no files were given".into() };
+    Ok((steps.ok_or_else(none)?, pieces))
 }
 
 /// Reads one file's tensors; returns its step, and how many steps were left out before it.

@@ -1,4 +1,4 @@
-//! What a pass holds, counted by running it on the backend that knows sizes alone
+//! What a pass holds and computes, counted by running it on the backend that knows sizes alone
 //! ([`kernels::sizes`](coxswain_nn::kernels::sizes)).
 
 use std::{
@@ -10,9 +10,13 @@ use std::{
 
 use burn::tensor::Tensor;
 use coxswain_nn::{
-    kernels::sizes::{Account, Sizes},
+    kernels::{
+        GradientSlot, LinearOps,
+        sizes::{Account, Sizes},
+    },
     params::{GradientSums, ParamSpec},
 };
+use serde::Serialize;
 
 use crate::{Pass, StageClock};
 
@@ -27,18 +31,42 @@ pub struct StagePeak {
     pub bytes: u64,
 }
 
-/// What one micro-batch holds, in bytes beyond what is there before it.
+/// Multiplications and additions of products, by direction. What is computed again in the backward pass
+/// counts there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Flops {
+    /// Forward.
+    pub forward: u64,
+    /// Backward.
+    pub backward: u64,
+}
+
+impl Flops {
+    /// Both.
+    pub fn total(self) -> u64 {
+        self.forward + self.backward
+    }
+
+    /// Of so many alike.
+    pub fn times(self, count: u64) -> Self {
+        Self { forward: count * self.forward, backward: count * self.backward }
+    }
+}
+
+/// What one micro-batch holds, in bytes beyond what is there before it, and what it computes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PassBytes {
+pub struct PassCost {
     /// Stages in the order in which they run.
     pub stages: Vec<StagePeak>,
     /// What the forward pass leaves for the backward pass.
     pub kept: u64,
     /// The largest buffer that a compute thread keeps for itself.
     pub scratch: u64,
+    /// Products.
+    pub flops: Flops,
 }
 
-impl PassBytes {
+impl PassCost {
     /// Runs a forward and a backward pass, which tells its clock of both and of its stages.
     pub fn of<E>(
         account: &Account,
@@ -57,13 +85,19 @@ impl PassBytes {
                 leave("");
                 let (found, now) = &mut *found.borrow_mut();
                 (found.kept, *now) = (account.in_use() - before, pass);
+                found.flops.forward = account.flops();
             }
         })
         .on_lap(leave);
         run(&mut Forget, &mut clock)?;
         drop(clock);
         leave("");
-        Ok(Self { scratch: account.scratch(), ..found.into_inner().0 })
+        let (mut found, pass) = found.into_inner();
+        match pass {
+            Pass::Forward => found.flops.forward = account.flops(),
+            Pass::Backward => found.flops.backward = account.flops() - found.flops.forward,
+        }
+        Ok(Self { scratch: account.scratch(), ..found })
     }
 
     /// The most that a direction holds, with `beside(stage)` bytes more in each stage.
@@ -78,11 +112,12 @@ impl PassBytes {
         let before = account.in_use();
         let result = run();
         let stage = StagePeak { pass: Pass::Forward, stage: "", bytes: account.peak() - before };
-        (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch() })
+        let flops = Flops { forward: account.flops(), backward: 0 };
+        (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops })
     }
 
     /// The same at `micro_batch` samples, on the line through what was found at two smaller micro-batches:
-    /// what a pass holds grows by the sample.
+    /// what a pass holds and computes grows by the sample.
     fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {
         let (apart, further) = ((other.0 - one.0).max(1), micro_batch.saturating_sub(other.0));
         let line = |from: u64, to: u64| to + to.saturating_sub(from) / apart * further;
@@ -91,27 +126,31 @@ impl PassBytes {
             stages: stages.map(|(a, b)| StagePeak { bytes: line(a.bytes, b.bytes), ..*b }).collect(),
             kept: line(one.1.kept, other.1.kept),
             scratch: other.1.scratch,
+            flops: Flops {
+                forward: line(one.1.flops.forward, other.1.flops.forward),
+                backward: line(one.1.flops.backward, other.1.flops.backward),
+            },
         }
     }
 }
 
-/// Micro-batches up to here are run as they are; what larger ones hold is on the line through this one and
+/// Micro-batches up to here are run as they are; what larger ones take is on the line through this one and
 /// half of it. Their inputs are host memory, which a search for the largest that fits must not take.
 const LARGEST_RUN: u64 = 4;
 
-/// What passes of one model were found to hold, by kind (settings that a pass depends on among it) and
+/// What passes of one model were found to take, by kind (settings that a pass depends on among it) and
 /// micro-batch. Copies share it.
 #[derive(Clone, Debug)]
-pub struct Passes<K>(Arc<Mutex<HashMap<(K, u64), PassBytes>>>);
+pub struct Passes<K>(Arc<Mutex<HashMap<(K, u64), PassCost>>>);
 
 impl<K: Clone + Eq + Hash> Passes<K> {
-    /// What a pass of this kind holds; `run` runs one with so many samples.
+    /// What a pass of this kind takes; `run` runs one with so many samples.
     pub fn at<E>(
         &self,
         kind: &K,
         micro_batch: u64,
-        run: impl Fn(u64) -> Result<PassBytes, E>,
-    ) -> Result<PassBytes, E> {
+        run: impl Fn(u64) -> Result<PassCost, E>,
+    ) -> Result<PassCost, E> {
         let found = |samples| {
             let at = (kind.clone(), samples);
             let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&at).cloned();
@@ -126,7 +165,7 @@ impl<K: Clone + Eq + Hash> Passes<K> {
             return found(micro_batch);
         }
         let (half, whole) = (found(LARGEST_RUN / 2)?, found(LARGEST_RUN)?);
-        Ok(PassBytes::beyond((LARGEST_RUN / 2, &half), (LARGEST_RUN, &whole), micro_batch))
+        Ok(PassCost::beyond((LARGEST_RUN / 2, &half), (LARGEST_RUN, &whole), micro_batch))
     }
 }
 
@@ -136,13 +175,17 @@ impl<K> Default for Passes<K> {
     }
 }
 
-/// Gradients have no values to add up.
+/// Gradients have no values to add up; those that are products still to be made are made.
 struct Forget;
 
 impl GradientSums<Sizes> for Forget {
     fn add(&mut self, _: Vec<(&ParamSpec, Tensor<Sizes, 2>)>) {}
 
-    fn add_weight_gradients(&mut self, _: Vec<(&ParamSpec, [Tensor<Sizes, 2>; 2])>) {}
+    fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<Sizes, 2>; 2])>) {
+        for (_, [dy_no, x_ni]) in makings {
+            Sizes::add_linear_weight_gradient(dy_no, x_ni, GradientSlot { values: &mut [], stale: false });
+        }
+    }
 }
 
 #[cfg(test)]
@@ -150,11 +193,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_of_two_stages_holds_what_its_tensors_take() {
+    fn a_pass_of_two_stages_holds_what_its_tensors_take_and_counts_its_products() {
         let account = Account::open();
         let device = account.device();
         let weights = Tensor::<Sizes, 2>::zeros([64, 64], device);
-        let bytes = PassBytes::of(&account, |_, clock| {
+        let cost = PassCost::of(&account, |_, clock| {
             clock.enter(Pass::Forward);
             let x = Tensor::<Sizes, 2>::zeros([8, 64], device);
             let y = x.clone().matmul(weights.clone());
@@ -166,22 +209,25 @@ mod tests {
             clock.lap("back");
             Ok::<_, ()>(())
         });
-        let bytes = bytes.expect("it has no error");
+        let cost = cost.expect("it has no error");
         let one = 4 * 8 * 64;
-        assert_eq!(bytes.peak(Pass::Forward, |_| 0), 2 * one);
-        assert_eq!(bytes.kept, one);
-        assert_eq!(bytes.peak(Pass::Backward, |_| 0), 2 * one);
+        assert_eq!(cost.peak(Pass::Forward, |_| 0), 2 * one);
+        assert_eq!(cost.kept, one);
+        assert_eq!(cost.peak(Pass::Backward, |_| 0), 2 * one);
         let beside = |stage: &str| if stage == "wide" { 100 } else { 0 };
-        assert_eq!(bytes.peak(Pass::Forward, beside), 2 * one + 100);
+        assert_eq!(cost.peak(Pass::Forward, beside), 2 * one + 100);
         assert_eq!(account.in_use(), 4 * 64 * 64, "the weights alone are left");
+        let product = 2 * 8 * 64 * 64;
+        assert_eq!(cost.flops, Flops { forward: product, backward: product });
     }
 
     #[test]
     fn larger_micro_batches_are_on_the_line_through_two_smaller_ones() {
-        let at = |rows: u64| PassBytes {
+        let at = |rows: u64| PassCost {
             stages: vec![StagePeak { pass: Pass::Forward, stage: "", bytes: 100 + 10 * rows }],
             kept: 7 * rows,
             scratch: 3,
+            flops: Flops { forward: 11 * rows, backward: 13 * rows },
         };
         let passes = Passes::default();
         let run = |rows| if rows <= LARGEST_RUN { Ok(at(rows)) } else { Err("too many") };

@@ -1,4 +1,5 @@
-//! What a rank of a run will hold, as far as its task has to say it: before launch, from sizes alone.
+//! What a rank of a run will hold and compute, as far as its task has to say it: before launch, from sizes
+//! alone.
 
 use coxswain_nn::params::chunk;
 use coxswain_proto::{
@@ -7,7 +8,10 @@ use coxswain_proto::{
 };
 use serde::Serialize;
 
-use crate::TaskError;
+use crate::{
+    Pass, TaskError,
+    dry_run::{Flops, PassCost},
+};
 
 /// Bytes for each element of a shard that the optimizer's state of it takes: both moments, and the average of
 /// the weights where one is kept.
@@ -55,7 +59,7 @@ pub struct Ask {
     pub place: Place,
 }
 
-/// What one rank will hold at its worst moment, by category.
+/// What one rank will hold at its worst moment, by category, and what a micro-batch computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prediction {
     by: [u64; Category::ALL.len()],
@@ -65,12 +69,17 @@ pub struct Prediction {
     pub kept: u64,
     /// Peak of activations in the backward pass.
     pub backward: u64,
+    /// Products of a micro-batch.
+    pub flops: Flops,
 }
 
 impl Prediction {
-    /// What a pass holds, and nothing else yet.
-    pub fn of_pass(forward: u64, kept: u64, backward: u64) -> Self {
-        Self { forward, kept, backward, ..Self::default() }
+    /// With what a pass takes; `beside(stage)` bytes more are held in each stage. Booking them is left to
+    /// the task.
+    pub fn with_pass(self, pass: &PassCost, beside: impl Fn(&str) -> u64) -> Self {
+        let [forward, backward] =
+            [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, &beside));
+        Self { forward, kept: pass.kept, backward, flops: pass.flops, ..self }
     }
 
     /// What the engine itself holds on a rank for so many trainables, whatever the task: everything but

@@ -63,6 +63,12 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
+    /// The group that a tensor of this name is of, where the name does not begin with the group's: of weights
+    /// for which a run has no place.
+    fn group_of(&self, _tensor: &str) -> Option<Group> {
+        None
+    }
+
     /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has
     /// none.
     fn known_losses(&self) -> &'static [f64] {

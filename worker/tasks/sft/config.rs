@@ -102,6 +102,7 @@ impl TaskSettings for SftSettings {
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", Learned),
         ("lora.use_dora", LearnedSince("false")),
+        ("lora.bias", LearnedSince("\"none\"")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", Learned),
         ("lora.layers_pattern", Learned),
@@ -125,6 +126,14 @@ impl TaskSettings for SftSettings {
             "lora",
             "is missing, and `model.train` names nothing either, so nothing would train",
             "add a section `lora`, or patterns of modules to `model.train`",
+        );
+        let Rates { lora, base } = self.optimizer.lr;
+        let (adapted, whole) = (self.lora.is_some(), !self.model.train.is_empty());
+        f.require(
+            !(adapted || whole) || adapted && lora != 0.0 || whole && base != 0.0,
+            if adapted { "optimizer.lr.lora" } else { "optimizer.lr.base" },
+            "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+            "give a group that is there a rate above 0",
         );
         check_data(&self.data, f);
         f.learning_rate("lora", self.optimizer.lr.lora);

@@ -1,11 +1,12 @@
 //! What a rank of a run will hold: from configuration, headers and the file of chats. No weight is read.
 //!
-//! What a step holds is counted by running it on the backend that knows sizes alone.
+//! What a step holds and computes is counted by running it on the backend that knows sizes alone.
 
 use std::path::Path;
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::{
+    Trains,
     config::QwenConfig,
     error::ModelError,
     modules::{FrozenBytes, frozen_tensors, head_tensor, modules},
@@ -26,8 +27,8 @@ use coxswain_proto::{
     run_spec::{Offload, Recompute, RunSpec},
 };
 use coxswain_task::{
-    Pass, TaskError,
-    dry_run::{PassBytes, Passes},
+    TaskError,
+    dry_run::{PassCost, Passes},
     memory::{Ask, Place, Prediction, Subject, Suggestion},
 };
 use serde_json::{Value, json};
@@ -111,7 +112,7 @@ impl ChatSizes {
 
     /// A training pass over so many of the longest chats, its frozen weights held: what of streamed ones is
     /// in memory is counted with the weights.
-    fn pass(&self, micro_batch: u64) -> Result<PassBytes, SizesError> {
+    fn pass(&self, micro_batch: u64) -> Result<PassCost, SizesError> {
         let kind = format!("{:?} {:?}", self.settings, self.spec.train.recompute);
         self.passes.at(&kind, micro_batch, |chats| {
             let account = Account::open();
@@ -122,10 +123,10 @@ impl ChatSizes {
             let (model, layout, values) = ChatModel::<Sizes>::load(&held, account.device())?;
             let trainables = Trainables::new(layout, values, account.device());
             let batch = self.longest(chats as usize);
-            let bytes = PassBytes::of(&account, |grads, clock| {
+            let cost = PassCost::of(&account, |grads, clock| {
                 model.forward_backward(&trainables, &batch, grads, clock).map(|_| ())
             });
-            Ok(bytes?)
+            Ok(cost?)
         })
     }
 
@@ -177,7 +178,8 @@ fn of_weights(settings: &SftSettings, config: &QwenConfig) -> Result<(Frozen, [u
     let lora = settings.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules)).transpose()?;
     let full = TrainedModules::resolve(&settings.model.train, &modules, lora.as_ref())?;
     let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
-    tensors.retain(|tensor| !full.trains(&tensor.name));
+    let trains = Trains { lora: lora.as_ref(), full: Some(&full) };
+    tensors.retain(|tensor| trains.group(&tensor.name).is_none());
     let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
     let adapted = lora.map_or(0, |plan| adapters(config, &plan));
     let frozen = Frozen::read(Path::new(&settings.model.path), &tensors)?;
@@ -200,10 +202,8 @@ impl Subject for ChatSizes {
             let blocks = self.streamed(ask.place).map_or(0, |frozen| streamed_during(stage, frozen));
             blocks + if stage == HEAD_STAGE { self.further_logits(ask) } else { 0 }
         };
-        let mut prediction = Prediction::of_engine(&self.spec, self.trained(), ask);
-        prediction.forward = pass.peak(Pass::Forward, beside);
-        prediction.backward = pass.peak(Pass::Backward, beside);
-        prediction.kept = pass.kept;
+        let engine = Prediction::of_engine(&self.spec, self.trained(), ask);
+        let mut prediction = engine.with_pass(&pass, beside);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.held(ask.place).in_memory(self.streamed(ask.place).is_some());
         prediction.set(Category::FrozenWeights, held);
@@ -299,7 +299,7 @@ impl Subject for ChatSizes {
     fn to_json(&self) -> Value {
         let ([frozen, lora, base], outline) = (self.elements, &self.outline);
         json!({
-            "parameters": {"pretrained": frozen, "trainable": lora + base, "lora": lora, "base": base},
+            "parameters": {"pretrained": frozen + base, "trainable": lora + base, "lora": lora, "base": base},
             "sample": {
                 "tokens": outline.tokens,
                 "learned": outline.learned,

@@ -13,7 +13,7 @@ use std::path::Path;
 use burn::tensor::{Int, Tensor, TensorData};
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
-    adapters::{Adapters, Tuned},
+    adapters::{Adapters, HeadAdapter, Tuned},
     config::QwenConfig,
     dropout::{ModelRows, RowsOf},
     error::{ModelError, TokenError, UnreadableWeights},
@@ -23,8 +23,8 @@ use coxswain_models::qwen2_5_vl::{
 use coxswain_nn::{
     kernels::Tape,
     lora::{LoraPlan, TrainedModules},
-    next_token::{NextTokens, next_tokens},
-    params::{GradientSums, TrainableLayout, Trainables},
+    next_token::{Head, NextTokens, next_tokens},
+    params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
 };
 use coxswain_proto::{
@@ -38,10 +38,6 @@ use super::{
     config::SftSettings,
     data::{ChatBatch, Targets},
 };
-
-/// Why the LM head takes no adapter.
-const HEAD_IS_FROZEN: &str =
-    "which is run in chunks without ever holding all logits, and has no adapter there";
 
 /// Head and loss, as their time is shown.
 pub(super) const HEAD_STAGE: &str = "head";
@@ -182,13 +178,18 @@ impl<B: Tape<Base = B>> ChatModel<B> {
             retention: self.retention,
             dropout: self.dropout(batch),
         };
+        let head = self.head(trainables, vl.dropout.as_ref(), &targets);
         let mut lap = |stage| clock.lap(stage);
         let (hidden_nd, trace) = vl.forward(batch.prompts(), Entry::Pixels, &mut lap).map_err(failed)?;
-        let NextTokens { rows, dhidden_md } = self.predicted(hidden_nd, &targets, true);
+        let NextTokens { rows, dhidden_md, dupdate } = self.predicted(hidden_nd, &head, &targets, true);
         let loss = answers(batch, &targets, &rows)?;
         clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
+        if let (Some(gradients), Some(adapter)) = (dupdate, self.model.head_adapter()) {
+            let params = adapter.matrices().map(|id| trainables.layout().get(id));
+            grads.add(params.into_iter().zip(gradients).collect());
+        }
         if let Some(dhidden_md) = dhidden_md {
             let dhidden_nd = self.scattered(dhidden_md, &targets, batch.input_ids.len());
             clock.lap(HEAD_STAGE);
@@ -211,7 +212,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let retention = Retention { recompute: Recompute::None, ..self.retention };
         let vl = VlRun { model: &self.model, context: &context, trainables, retention, dropout: None };
         let hidden_nd = vl.features(batch.prompts(), Entry::Pixels, Until::Hidden).map_err(failed)?;
-        answers(batch, &targets, &self.predicted(hidden_nd, &targets, false).rows)
+        let head = self.head(trainables, None, &targets);
+        answers(batch, &targets, &self.predicted(hidden_nd, &head, &targets, false).rows)
     }
 
     /// The rows that the adapters of a training pass drop from; none where they drop nothing.
@@ -221,10 +223,24 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
     }
 
+    /// The head with its adapter, which drops some of the rows that predict something if `dropout` says so.
+    fn head(&self, trainables: &Trainables<B>, dropout: Option<&ModelRows<B>>, targets: &Targets) -> Head<B> {
+        let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
+        let params = ParamScope::<B>::frozen(trainables).dropping(rows);
+        let update = self.model.head_adapter().map(|adapter| adapter.update(&params));
+        Head { w_vd: self.head_vd.clone(), update }
+    }
+
     /// Head and loss of the rows that predict something.
-    fn predicted(&self, hidden_nd: Tensor<B, 2>, targets: &Targets, gradient: bool) -> NextTokens<B> {
+    fn predicted(
+        &self,
+        hidden_nd: Tensor<B, 2>,
+        head: &Head<B>,
+        targets: &Targets,
+        gradient: bool,
+    ) -> NextTokens<B> {
         let hidden_md = hidden_nd.select(0, self.indices(&targets.rows));
-        next_tokens(hidden_md, &self.head_vd, &targets.ids, gradient)
+        next_tokens(hidden_md, head, &targets.ids, gradient)
     }
 
     /// `dhidden_md` at its rows of `n`, zero at the others: every row is taken from one place, so that no sum
@@ -249,7 +265,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
 /// What trains of the model, by a run's settings.
 pub(super) fn tuned(settings: &SftSettings) -> Result<Tuned, ModelError> {
     let modules = modules(&QwenConfig::read(Path::new(&settings.model.path))?);
-    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, HEAD_IS_FROZEN)
+    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, HeadAdapter::Taken)
 }
 
 fn answers(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<Answers, ChatStepError> {

@@ -92,7 +92,8 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
             Module { module: module.into(), tensors, parameters: elements, trains: false, dtype: name, bytes }
         });
         let parts = [Group::LORA, Group::BASE].into_iter().flat_map(|group| {
-            [("vision", ".visual."), ("language", ".language_model.")].map(|part| (group, part))
+            [("vision", ".visual."), ("language", ".language_model."), ("head", ".lm_head.")]
+                .map(|part| (group, part))
         });
         let trained = parts.map(|(group, (part, path))| {
             let of_part = |param: &&ParamSpec| param.group == group && param.name.contains(path);

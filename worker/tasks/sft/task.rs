@@ -1,12 +1,16 @@
 //! Its place among tasks.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_data::DataError;
 use coxswain_nn::{
     dtypes::{ActivationsDtype, WeightsDtype},
-    files::replace,
+    files::{StoredTensor, replace},
     kernels::Tape,
+    params::Group,
 };
 use coxswain_proto::{
     config::TaskSchema,
@@ -22,6 +26,10 @@ use super::{
     model::ChatModel,
     objective::SftObjective,
 };
+use crate::pretrained::{self, Tuning};
+
+/// What a run leaves beside its adapter.
+const RESULTS: [&str; 1] = ["base.safetensors"];
 
 /// Fine-tunes a vision-language model with LoRA on chats.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +68,25 @@ impl Task for Sft {
         }
         settings.push(format!("data.max_tokens below {}", sft.data.max_tokens));
         settings
+    }
+
+    fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
+        pretrained::files(path, &RESULTS)
+    }
+
+    fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+        let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+        let here = Tuning { model: &model.path, lora: lora.as_ref(), train: &model.train };
+        pretrained::read(path, &RESULTS, here)
+    }
+
+    fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
+        let Ok(here) = SftSettings::of(here) else { return Vec::new() };
+        pretrained::other_meaning(here.lora.as_ref(), there, groups)
+    }
+
+    fn group_of(&self, tensor: &str) -> Option<Group> {
+        pretrained::group_of(tensor)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

@@ -1,15 +1,16 @@
 //! The task on the checkpoint and the chats that ship with the repository.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
 use burn::backend::Flex;
 use coxswain_data::DataError;
-use coxswain_nn::params::{FlatGrads, Trainables};
+use coxswain_nn::params::{FlatGrads, Group, Trainables};
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
-use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageClock, TaskOn};
+use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageClock, Task, TaskOn};
 use serde_json::{Value, json};
 
 use super::{Sft, config::SCHEMA, data::Chats};
@@ -126,6 +127,36 @@ fn a_batch_in_parts_has_the_same_answers_and_gradients_up_to_rounding() {
 fn gradients_are_derivatives() {
     are_derivatives(&Fixture::new(&[("lora.targets", json!("all-linear"))]));
     are_derivatives(&Fixture::new(&whole_modules()));
+    are_derivatives(&Fixture::new(&[("lora.targets", json!(["q_proj", "lm_head"]))]));
+}
+
+#[test]
+fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
+    let head = ("lora.targets", json!(["lm_head"]));
+    let alone = Fixture::new(std::slice::from_ref(&head));
+    let names: Vec<_> = alone.trainables.layout().params().iter().map(|param| param.name.clone()).collect();
+    let of_head = ["A", "B"].map(|matrix| format!("base_model.model.lm_head.lora_{matrix}.weight"));
+    assert_eq!(names, of_head);
+    let (loss, gradients) = alone.run(&[0, 1]);
+    assert!(gradients.iter().any(|gradient| *gradient != 0.0));
+    assert!(alone.objective.modules(alone.trainables.layout()).iter().any(|row| row.module == "head.lora"));
+    let dropping = Fixture::new(&[head.clone(), ("lora.dropout", json!(0.5))]);
+    let (dropped, _) = dropping.run(&[0, 1]);
+    assert_ne!(dropped.loss_sum, loss.loss_sum);
+    let parts = [&[0][..], &[1]].map(|part| dropping.run(part).0.loss_sum);
+    assert!((parts.iter().sum::<f64>() - dropped.loss_sum).abs() < 1e-5 * loss.loss_sum);
+
+    let spec = spec(&assets().join("shapes/chats.jsonl"), &[head, ("lora.use_dora", json!(true))]);
+    let samples = Chats::open(&spec).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let message = built.err().expect("refused").to_string();
+    assert!(message.contains("lm_head") && message.contains("use_dora"), "{message}");
+    // The head of this model is its embedding table.
+    let dir = tempfile::tempdir().expect("a directory");
+    let merged =
+        alone.objective.export_merged(&dir.path().join("merged"), alone.trainables.layout(), &alone.values);
+    let message = merged.expect("there is an adapter").expect_err("refused").to_string();
+    assert!(message.contains("tie_word_embeddings"), "{message}");
 }
 
 #[test]
@@ -141,6 +172,41 @@ fn a_run_in_which_nothing_would_train_is_refused() {
     let error = read(&[]).expect_err("nothing trains").to_string();
     assert!(error.contains("lora") && error.contains("model.train"), "{error}");
     assert!(read(&["model.train=[merger]"]).is_ok() && read(&["lora={}"]).is_ok());
+    for (there, rate) in [("lora={}", "optimizer.lr.lora"), ("model.train=[merger]", "optimizer.lr.base")] {
+        let error = read(&[there, &format!("{rate}=0")]).expect_err("nothing moves").to_string();
+        assert!(error.contains(rate) && error.contains("nothing would move"), "{error}");
+    }
+    assert!(read(&["lora={}", "model.train=[merger]", "optimizer.lr.lora=0"]).is_ok());
+}
+
+#[test]
+fn what_a_run_leaves_another_one_may_start_from_if_it_means_the_same_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let donor = Fixture::new(&whole_modules());
+    let layout = donor.trainables.layout();
+    donor.objective.export(dir.path(), layout, &donor.values).expect("it has space");
+    let here = |changes: &[(&str, Value)]| {
+        spec(&assets().join("shapes/chats.jsonl"), &[&whole_modules()[..], changes].concat())
+    };
+    assert_eq!(Sft.weight_files(dir.path()).len(), 3);
+    let read = Sft.read_weights(&here(&[]), dir.path()).expect("the same run");
+    for tensor in &read {
+        let param = layout.get(layout.find(&tensor.name).expect("of its run"));
+        assert_eq!(tensor.values, donor.values[param.range()], "{}", tensor.name);
+        assert_eq!(Sft.group_of(&tensor.name), Some(param.group));
+    }
+    let found: BTreeSet<_> = read.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(found.len(), layout.params().len());
+    let changed = [("lora.alpha", json!(8.0)), ("lora.use_dora", json!(true))];
+    for change in changed {
+        let changed = here(std::slice::from_ref(&change));
+        let message = Sft.read_weights(&changed, dir.path()).expect_err("another function").to_string();
+        assert!(message.contains(change.0), "{message}");
+        let problems = Sft.other_meaning(&changed, &here(&[]), &[Group::LORA]);
+        assert!(problems.len() == 1 && problems[0].starts_with(change.0), "{problems:?}");
+        assert_eq!(Sft.other_meaning(&changed, &here(&[]), &[Group::BASE]), Vec::<String>::new());
+    }
+    assert_eq!(Sft.other_meaning(&here(&[]), &here(&[]), &[Group::LORA]), Vec::<String>::new());
 }
 
 fn are_derivatives(fixture: &Fixture) {

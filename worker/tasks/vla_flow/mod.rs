@@ -1,10 +1,10 @@
 //! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow
 //! matching.
 
+pub mod adapters;
 pub mod config;
 pub mod data;
 pub mod expert;
-pub mod flops;
 pub mod flow;
 mod groups;
 pub mod memory;

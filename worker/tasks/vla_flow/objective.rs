@@ -13,7 +13,7 @@ use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
     lora::{AdapterOrigin, LoraError, write_adapter},
-    params::{GradientSums, Group, TrainableLayout, Trainables},
+    params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
@@ -22,7 +22,7 @@ use coxswain_task::{
 };
 
 use super::{
-    EXPERT, SENSOR,
+    EXPERT, SENSOR, adapters,
     data::{Dataset, MicroBatch},
     policy::{Policy, StepError, Tap},
 };
@@ -128,11 +128,15 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
-        let trained = |group| layout.params().iter().any(|param| param.group == group);
+        let there = |group| layout.whole().any(|param| param.group == group);
         let mut written = Vec::new();
-        for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| trained(*group)) {
+        for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| there(*group)) {
             let path = dir.join(artifact.path);
-            replace(&path, |path| write_tensors(path, layout, values, |param| param.group == group))
+            let adapters = self.policy.expert_lora().filter(|_| group == EXPERT);
+            let merged = adapters.map(|plan| adapters::merged(plan, layout, values));
+            let values = merged.as_deref().unwrap_or(values);
+            let wanted = |param: &ParamSpec| param.group == group && !adapters::is_beside(param);
+            replace(&path, |path| write_tensors(path, layout, values, wanted))
                 .map_err(|error| unwritten(&path, &error))?;
             written.push(artifact);
         }

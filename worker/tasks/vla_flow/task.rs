@@ -1,6 +1,6 @@
 //! Its place among tasks.
 
-use crate::vla_flow::config::VlaSettings;
+use crate::{pretrained, vla_flow::config::VlaSettings};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -112,6 +112,10 @@ impl Task for VlaFlow {
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
         start::other_meaning(here, there, groups)
+    }
+
+    fn group_of(&self, tensor: &str) -> Option<Group> {
+        pretrained::group_of(tensor)
     }
 
     fn known_losses(&self) -> &'static [f64] {

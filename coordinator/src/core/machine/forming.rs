@@ -5,13 +5,14 @@
 //! elastic   every slot of every node that is there; without the slots whose successors do not come in time,
 //!           but with the fewest at least; when the run begins, more nodes than the fewest are waited for
 //!           until the last call is over
+//! last      see `closing`
 //! ```
 //!
 //! A worker is ready when it has said so and its line is open: a generation never begins with the dead.
 
 use coxswain_proto::ids::Slot;
 
-use super::run::Run;
+use super::{closing, run::Run};
 use crate::{
     core::{
         failure::Failure,
@@ -29,11 +30,14 @@ pub(super) enum Forming {
     OpenLastCall,
     /// Of the workers at these slots.
     Of(Vec<Slot>),
+    /// It is the run's last one, and none is left for it.
+    Never,
 }
 
 /// Whether the next generation can be formed now.
 pub(super) fn decide(run: &Run) -> Forming {
     match &run.phase {
+        Phase::Gathering(_) if run.faults.closing().is_some() => last(run),
         Phase::Gathering(gathering) if run.config.world.elastic() => elastic(run, gathering),
         Phase::Gathering(_) => {
             let mut slots = (0..run.fleet.roster.size()).map(Slot);
@@ -44,6 +48,19 @@ pub(super) fn decide(run: &Run) -> Forming {
             }
         }
         Phase::Running(_) | Phase::Over(_) => Forming::Wait,
+    }
+}
+
+/// The last generation of a run that has failed: all that hold a part of the state, once none of them is
+/// still leaving the one before.
+fn last(run: &Run) -> Forming {
+    let mut holders = closing::holders(run).peekable();
+    match holders.peek() {
+        None => Forming::Never,
+        Some(_) if closing::holders(run).all(Worker::assignable) => {
+            Forming::Of(holders.map(Worker::slot).collect())
+        }
+        Some(_) => Forming::Wait,
     }
 }
 
@@ -76,14 +93,16 @@ pub(super) fn widens(run: &Run) -> bool {
     let newcomers = || run.fleet.roster.living().filter(outside);
     let within_budget = run.faults.budgets.rescales.is_none_or(|most| run.faults.spent.rescales < most);
     let all_ready = newcomers().next().is_some() && newcomers().all(|worker| worker.ready);
-    !running.regroup && !run.steps_done() && within_budget && all_ready
+    let goes_on = !run.steps_done() && run.faults.closing().is_none();
+    !running.regroup && goes_on && within_budget && all_ready
 }
 
 /// Whether a generation with members that are to go is to end at the next boundary.
 pub(super) fn lets_go(run: &Run) -> bool {
     let Some(running) = run.phase.running() else { return false };
     let some_go = running.assignment.members.iter().any(|member| run.drained(member.slot));
-    some_go && !running.regroup && !run.steps_done() && run.orders.stop.is_none()
+    let goes_on = !run.steps_done() && run.orders.stop.is_none() && run.faults.closing().is_none();
+    some_go && !running.regroup && goes_on
 }
 
 /// The rendezvous took too long. If a fault began it, that is the cause.

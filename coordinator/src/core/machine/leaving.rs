@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coxswain_proto::ids::{Slot, WorkerId};
 
-use super::{losing, run::Run};
+use super::{losing, run::Run, transitions};
 use crate::{
     core::{
         action::{Action, Record, Reply},
@@ -119,7 +119,7 @@ impl Departures<'_> {
         run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
         run.publish(News::Sample(sample, verdict, Arc::new(failure.clone())));
         if matches!(verdict, SampleVerdict::TooMany | SampleVerdict::WorkerAtFault) {
-            run.fatal(failure);
+            transitions::close(run, failure);
             return Ok(Reply::Done);
         }
         let incident = run.faults.incident(run.now);
@@ -156,7 +156,7 @@ impl Departures<'_> {
                 return Ok(Reply::Done);
             }
             Phase::Gathering(_) => false,
-            Phase::Running(_) => at_the_end,
+            Phase::Running(_) => at_the_end && run.faults.closing().is_none(),
             Phase::Over(_) => true,
         };
         if in_order {

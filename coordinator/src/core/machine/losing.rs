@@ -10,6 +10,8 @@ use crate::{core::roster::Worker, options::CauseKind};
 pub(super) enum Loss {
     /// Nothing: the run is over, or its results are safe.
     Farewell,
+    /// The end of the run, if it was to write a part of the last checkpoint; else nothing.
+    Closing,
     /// The end of the run: the same would happen to any worker.
     Fatal,
     /// Nothing: it was to go, and was in no generation any more.
@@ -29,6 +31,7 @@ pub(super) fn judge(run: &Run, slot: Slot, kind: CauseKind) -> Loss {
     let outside = run.phase.running().is_some() && !run.is_member(slot);
     match () {
         () if run.phase.is_over() || run.progress.result_is_safe() => Loss::Farewell,
+        () if run.faults.closing().is_some() => Loss::Closing,
         () if is_final(run, kind, run.is_member(slot)) => Loss::Fatal,
         () if run.drained(slot) && outside => Loss::ExpectedOutside,
         () if run.drained(slot) => Loss::Expected,

@@ -14,11 +14,13 @@
 //!
 //! losing       what a loss means                             standstill   ranks that hold others up
 //! forming      the members of the next generation            showing      the run at this moment
+//! closing      the checkpoint before the end of a run that fails
 //!
 //! run          the owners of the run's state, and questions that concern several of them
 //! ```
 
 mod asking;
+mod closing;
 mod forming;
 mod joining;
 mod leaving;

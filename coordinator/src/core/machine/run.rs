@@ -53,7 +53,7 @@ impl Run {
         let (world, patience) = (config.world, config.patience);
         let fleet = Fleet::new(world, patience, config.life, !config.restarted);
         Self {
-            faults: Faults::new(config.budgets, past.spent.clone(), past.fault.clone()),
+            faults: Faults::new(config.budgets, past, now.after(patience.rendezvous)),
             orders: past.orders.clone(),
             voice: Voice::new(fleet.incomplete()),
             memory: Memory::default(),
@@ -90,7 +90,9 @@ impl Run {
                 End::Finished(_) | End::Stopped(..) => RunPhase::Finished,
             },
             (Phase::Running(_), Reason::AllWait) => RunPhase::Paused,
-            (Phase::Running(_), Reason::StopAsked(_) | Reason::StepsDone) => RunPhase::Stopping,
+            (Phase::Running(_), Reason::StopAsked(_) | Reason::StepsDone | Reason::Closing) => {
+                RunPhase::Stopping
+            }
             (Phase::Running(_), _) => match self.progress.training() {
                 Some(course) if course.ledger.committed() > course.first_step => RunPhase::Training,
                 _ => RunPhase::Starting,

@@ -6,6 +6,7 @@
 //! a world is complete     try_form ─▶ forming::decide ─▶ form ─▶ Connecting
 //! ranks agree             try_start ─▶ start ─▶ Training
 //! nothing is left to do   finish ─▶ end ─▶ Over
+//! the run has failed      close ─▶ break_up, try_form, form ─▶ conclude ─▶ end ─▶ Over; or fatal ─▶ end
 //! ```
 //!
 //! Where a generation starts, at step t, while c is the first step that is not committed:
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use coxswain_proto::ids::{Generation, Slot, Step};
 
 use super::{
+    closing,
     forming::{self, Forming},
     losing::{self, Loss},
     run::Run,
@@ -53,6 +55,13 @@ impl Run {
             Loss::Farewell => {
                 self.publish(News::Consequence(failure));
                 self.finish();
+            }
+            Loss::Closing => {
+                self.publish(News::Consequence(failure.clone()));
+                match self.is_member(slot) {
+                    true => conclude(self, &format!("rank {slot} is lost: {}", failure.message)),
+                    false => self.try_form(),
+                }
             }
             Loss::ExpectedOutside => self.publish(News::Consequence(failure)),
             Loss::Dispensable => self.faults.outside(&failure, &mut self.out),
@@ -89,7 +98,10 @@ impl Run {
     fn spend_or_end(&mut self, failure: &Failure) -> bool {
         let paid = self.faults.pay(&mut self.out);
         if !paid {
-            self.fatal(failure.clone());
+            let budget = self.config.budgets.restarts;
+            let message =
+                format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
+            close(self, Failure { message, ..failure.clone() });
         }
         paid
     }
@@ -97,6 +109,9 @@ impl Run {
     /// Running to Gathering: the generation is over, its workers get ready for the next.
     pub(super) fn break_up(&mut self, because: &str, abort: bool) {
         let Some(running) = self.phase.running() else { return };
+        if self.faults.closing().is_some() {
+            return conclude(self, because);
+        }
         let (assignment, relieved) = (running.assignment.clone(), running.hand_over && !abort);
         let (generation, because) = (assignment.generation, because.to_owned());
         let course = self.progress.training();
@@ -168,9 +183,11 @@ impl Run {
             Forming::OpenLastCall => {
                 gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
+            Forming::Never => conclude(self, "no rank is left that has the state"),
+            Forming::Of(slots) if self.faults.closing().is_some() => self.form(slots),
             Forming::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
                 Ok(()) => self.form(slots),
-                Err(failure) => self.fatal(*failure),
+                Err(failure) => close(self, *failure),
             },
         }
     }
@@ -182,7 +199,8 @@ impl Run {
         progress.quarantine.rotate(&mut slots);
         let members = self.fleet.members(&slots);
         let checkpoint = progress.checkpoints.newest_complete();
-        let assignment = Arc::new(Assignment::new(generation, checkpoint, members, &progress.quarantine));
+        let assignment = Assignment::new(generation, checkpoint, members, &progress.quarantine);
+        let assignment = Arc::new(Assignment { closing: self.faults.closing().is_some(), ..assignment });
         for member in &assignment.members {
             if let Ok(worker) = self.fleet.roster.get_mut(member.worker) {
                 (worker.generation, worker.ready) = (generation, false);
@@ -233,7 +251,12 @@ impl Run {
             self.faults.got_on(&mut self.out);
         }
         let message = match settled {
-            Ok(true) => return self.start(first, source),
+            Ok(true) if self.faults.closing().is_none() => return self.start(first, source),
+            // Nothing is trained from here, so nothing is leased, and nothing is rolled back.
+            Ok(true) if first >= committed => return self.say(Reason::Closing),
+            Ok(true) => {
+                return conclude(self, &format!("the ranks that are left have the state of step {first}"));
+            }
             Ok(false) if !last => return,
             Ok(false) => format!(
                 "all ranks start at step {first}, but step {committed} is next, and what lies between was never leased"
@@ -287,14 +310,13 @@ impl Run {
     }
 
     /// To Over, for a failure that nothing can be done about.
-    pub(super) fn fatal(&mut self, mut failure: Failure) {
-        if self.phase.is_over() {
-            return self.publish(News::Consequence(Arc::new(failure)));
+    pub(super) fn fatal(&mut self, failure: Failure) {
+        if self.phase.is_over() || self.faults.closing().is_some() {
+            let message = failure.message.clone();
+            self.publish(News::Consequence(Arc::new(failure)));
+            return conclude(self, &message);
         }
-        failure.fatal = true;
-        if let Some(incident) = &self.faults.incident {
-            failure.victims.extend(&incident.victims);
-        }
+        let failure = final_failure(self, failure);
         self.end(End::Failed(Arc::new(failure)));
     }
 
@@ -326,6 +348,9 @@ impl Run {
         };
         self.tell_all(&Directive::Abort { generation: self.generation, reason: told, over: true });
         let deadline = self.now.after(self.config.patience.farewell);
+        if self.faults.closing().is_some() {
+            self.faults.spend(|spent| spent.closing = None, &mut self.out);
+        }
         self.out.push(Action::Record(Record::Over(end.clone())));
         self.phase = Phase::Over(Over { end, deadline, expired: false });
         self.progress.close();
@@ -335,4 +360,39 @@ impl Run {
             self.publish(News::Memory(self.memory.table(&self.fleet.roster)));
         }
     }
+}
+
+/// As [`Run::fatal`], for a failure that leaves the state intact: survivors write a checkpoint first, if
+/// there is anything to save.
+pub(super) fn close(run: &mut Run, failure: Failure) {
+    if !closing::is_worth_it(run) {
+        return run.fatal(failure);
+    }
+    let failure = final_failure(run, failure);
+    let because = format!("the run has failed, and survivors write a last checkpoint: {failure}");
+    run.break_up(&because, true);
+    let by = run.now.after(run.config.patience.rendezvous);
+    if let Phase::Gathering(gathering) = &mut run.phase {
+        gathering.deadline = by;
+    }
+    run.faults.close(failure, by, &mut run.out);
+    run.say(Reason::Regathering { generation: run.generation, because });
+    run.try_form();
+}
+
+/// To Over, for the failure that was to be followed by a last checkpoint; `hindrance` says why that is not
+/// there, if it is not.
+pub(super) fn conclude(run: &mut Run, hindrance: &str) {
+    let Some(failure) = run.faults.closing().filter(|_| !run.phase.is_over()) else { return };
+    let failure = closing::told(run, failure, hindrance);
+    run.end(End::Failed(Arc::new(failure)));
+}
+
+/// It ends the run, with the victims so far.
+fn final_failure(run: &Run, mut failure: Failure) -> Failure {
+    failure.fatal = true;
+    if let Some(incident) = &run.faults.incident {
+        failure.victims.extend(&incident.victims);
+    }
+    failure
 }

@@ -7,6 +7,7 @@ use super::{
     forming, losing,
     run::Run,
     standstill::{self, LateStep},
+    transitions,
 };
 use crate::{
     core::{
@@ -30,7 +31,7 @@ pub(super) struct Watch<'a> {
 pub(super) fn next_deadline(run: &Run) -> Option<Timestamp> {
     let phase = match &run.phase {
         Phase::Gathering(gathering) => Some(gathering.next()),
-        Phase::Running(_) => None,
+        Phase::Running(_) => run.faults.close_by(),
         Phase::Over(over) => (!over.expired).then_some(over.deadline),
     };
     let look_at = (!run.phase.is_over()).then_some(run.fleet.motion.look_at);
@@ -159,8 +160,13 @@ impl Watch<'_> {
     fn phase_deadline(&mut self) {
         let now = self.run.now;
         match &mut self.run.phase {
+            Phase::Gathering(_) | Phase::Running(_)
+                if self.run.faults.close_by().is_some_and(|by| by <= now) =>
+            {
+                transitions::conclude(self.run, "it took too long");
+            }
             Phase::Gathering(gathering) if gathering.deadline <= now => {
-                self.run.fatal(forming::failed(self.run))
+                transitions::close(self.run, forming::failed(self.run))
             }
             Phase::Gathering(gathering) => {
                 let due = |at: Option<Timestamp>| at.is_some_and(|at| at <= now);

@@ -2,10 +2,10 @@
 
 use coxswain_proto::{
     cache_plan::CacheReport,
-    ids::{Bytes, Slot, WorkerId},
+    ids::{Bytes, Rank, Slot, WorkerId},
 };
 
-use super::{forming, run::Run};
+use super::{forming, run::Run, transitions};
 use crate::{
     core::{
         action::Reply,
@@ -42,8 +42,14 @@ impl Reports<'_> {
             // Said before it was assigned, and heard again.
             return Ok(Reply::Done);
         }
-        worker.ready = true;
         let slot = worker.slot();
+        if run.faults.closing().is_some() && run.is_member(slot) {
+            self.closed(ready);
+            return Ok(Reply::Done);
+        }
+        if let Ok(worker) = run.fleet.roster.get_mut(ready.worker) {
+            worker.ready = true;
+        }
         match &run.phase {
             // The worker that has left in order was its neighbour, and that is all that it lost.
             Phase::Running(_) if run.is_member(slot) && run.progress.result_is_safe() => {
@@ -57,6 +63,17 @@ impl Reports<'_> {
         self.run.dismiss(ready.worker);
         self.run.try_form();
         Ok(Reply::Done)
+    }
+
+    /// A member of the last generation is through, or has lost the others. The first rank tells of the
+    /// checkpoint, before it says this.
+    fn closed(&mut self, ready: &Readiness) {
+        let rank = self.run.phase.running().and_then(|running| running.rank_of(ready.worker));
+        match ready.reason.as_str() {
+            "" if rank != Some(Rank(0)) => {}
+            "" => transitions::conclude(self.run, "the log says why"),
+            reason => transitions::conclude(self.run, reason),
+        }
     }
 
     /// A member has left the generation by itself: its peers are gone for it, or all were asked to leave.

@@ -71,7 +71,7 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
     };
     assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the GPU may come back");
     assert_eq!(exit(2101), (RunPhase::WaitingForWorkers, 3));
-    assert_eq!(exit(3101), (RunPhase::Failed, 3), "it does not");
+    assert_eq!(exit(3101), (RunPhase::WaitingForWorkers, 3), "it does not, and rank 0 is to save");
     run.wait(Duration::from_secs(30));
     let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!("it goes on") };
     assert_eq!(cause.kind, CauseKind::BadInput);

@@ -1,6 +1,7 @@
 //! Transcripts of the core: events in, expected actions out. No clock but the one in `At`.
 
 mod cache;
+mod closing;
 mod control;
 mod draining;
 mod elastic;
@@ -98,6 +99,7 @@ pub(crate) fn config(world: u32) -> Config {
         restarted: false,
         past: Past::default(),
         checkpoints: Vec::new(),
+        skipped: BTreeMap::new(),
     }
 }
 

@@ -1,7 +1,15 @@
 //! Faults that are survived: who is lost, where the next generation starts, what it costs.
 
 use super::*;
-use crate::core::{action::Record, event::Ended, invariants, reason::Reason, roster::Respawn};
+use crate::core::{
+    action::Record,
+    checkpoints::CheckpointEntry,
+    event::{CheckpointState, Ended},
+    invariants,
+    reason::Reason,
+    report::{SkipCause, Skipped},
+    roster::Respawn,
+};
 use crate::options::{CauseKind, Outcome};
 
 pub(super) fn survived(actions: &[Action]) -> Option<String> {
@@ -143,7 +151,7 @@ fn several_losses_at_once_are_one_fault_and_roll_back_to_the_checkpoint() {
 
 #[test]
 fn a_complete_checkpoint_proves_steps_whose_reports_are_gone() {
-    use crate::core::event::{CheckpointReport, CheckpointState};
+    use crate::core::event::CheckpointReport;
     let mut run = at_step_ten();
     let report = CheckpointReport {
         step: Step(12),
@@ -158,6 +166,33 @@ fn a_complete_checkpoint_proves_steps_whose_reports_are_gone() {
     run.replace(1, 1);
     run.start_all(2, 12, StateSource::Checkpoint);
     assert_eq!((run.committed(), run.phase()), (12, RunPhase::Starting));
+}
+
+#[test]
+fn a_step_that_a_checkpoint_alone_proves_is_left_out_if_it_says_so() {
+    let skipped = Skipped { cause: SkipCause::Loss, samples: vec![4] };
+    let mut config = config(1);
+    config.checkpoints = vec![CheckpointEntry {
+        step: Step(12),
+        path: String::new(),
+        bytes: Bytes(0),
+        state: CheckpointState::Complete,
+    }];
+    config.skipped = [(Step(3), skipped.clone()), (Step(11), skipped.clone())].into();
+    config.past.committed = Some(Step(10));
+    let mut run = Run::new(config);
+    run.gather(1);
+    run.get_ready(0, 0, "");
+    let actions = run.start_all(1, 12, StateSource::Checkpoint);
+    let proven: Vec<_> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Record(Record::Step(step)) => Some((step.step.0, step.skipped.clone())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(proven, [(10, None), (11, Some(skipped))]);
+    assert!(run.machine.run.progress.skipped.contains(&Step(11)));
 }
 
 #[test]
@@ -213,7 +248,9 @@ fn the_budget_is_kept_and_the_last_fault_named() {
             run.steps(rank, 9 + u64::from(life)..10 + u64::from(life));
         }
     }
-    let last = run.kill(1);
+    run.kill(1);
+    run.get_ready(0, 4, "");
+    let last = run.get_ready(0, 5, "");
     assert!(matches!(told(&last, 0)[..], [Directive::Abort { over: true, .. }]));
     let [News::Failure(failure, _), ..] = news(&last)[..] else { panic!("{last:?}") };
     assert!(failure.fatal && failure.message.contains("signal 9"));
@@ -234,7 +271,7 @@ fn a_worker_that_dies_again_before_it_is_ready_counts_again() {
     }
     let ended = Ended::Code(1);
     run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(3101), ended });
-    assert_eq!(run.phase(), RunPhase::Failed);
+    assert!(run.machine.run.faults.closing().is_some());
 }
 
 #[test]

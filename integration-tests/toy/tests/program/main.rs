@@ -119,6 +119,8 @@ fn the_plan_says_what_the_run_then_takes() {
     }
     let told = Toy::new(6_000).plan(&[]);
     assert!(told.contains("161 parameters trained") && told.contains("6,000 rows of 3 inputs"), "{told}");
+    // 64 rows; two products of 3 x 32 and three of 32 x 1.
+    assert!(told.contains("36.9 kFLOP a step: 16.4 kFLOP forward, 20.5 kFLOP backward"), "{told}");
 }
 
 #[test]

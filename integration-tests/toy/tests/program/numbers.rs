@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    processes::{signal, wait_for, worker_of},
+    processes::{coordinator_of, signal, wait_for, wait_until_gone, worker_of},
     support::{Toy, read_json},
 };
 
@@ -65,8 +65,7 @@ fn a_huge_row_is_left_out(value: f64, cause: &str, network: &str) {
     assert!(toy.network("killed") == toy.network("run"), "it learned something else\n{printed}");
     assert_eq!(skipped(&toy.assert_audited("killed", 16)), steps);
 
-    // Or is killed as a whole, and resumed from a checkpoint behind it. Of a step that was reported to nobody
-    // the checkpoint alone would be left, which proves it and does not say that it was left out.
+    // Or is killed as a whole, and resumed from a checkpoint behind it.
     let held = toy.hold(0, "forward", 15);
     let mut running = toy.start("halves", &[&RUN[..], &[network]].concat());
     running.wait_until_held(&held);
@@ -100,6 +99,60 @@ fn a_slip_that_does_not_come_back_changes_no_bit() {
     assert!(toy.network("slipped") == toy.network("undisturbed"), "it learned something else");
     let audit = toy.assert_audited("slipped", 16);
     assert_eq!((skipped(&audit), &audit["retried_steps"]), (vec![], &json!(1)), "{audit:#}");
+}
+
+#[test]
+fn a_step_that_was_left_out_and_told_to_nobody_is_known_from_its_checkpoint() {
+    let toy = Toy::new(ROWS);
+    let mut command = toy.command("run", &RUN);
+    command.env("COX_FAULT_LOSS", "rank=1 step=4 times=2");
+    let held = toy.hold(0, "forward", 3);
+    let mut running = toy.start_of(command);
+    running.wait_until_held(&held);
+    // The coordinator hears nothing any more, and workers go on, past a checkpoint at step 6.
+    let coordinator = coordinator_of(running.pid()).expect("it lives");
+    signal(coordinator, Signal::SIGSTOP);
+    let later = toy.hold(0, "backward", 7);
+    std::fs::remove_file(&held).expect("it is held");
+    running.wait_until_held(&later);
+    let workers = [0, 1].map(|rank| worker_of(running.pid(), rank).expect("it lives"));
+    drop(running);
+    wait_until_gone(&[workers[0], workers[1], coordinator]);
+    assert!(skipped(&toy.audit("run").1).is_empty(), "nobody has told");
+    std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    let (summary, printed) = toy.train("run", &RUN);
+    assert_eq!(summary["first_step"], 6, "{printed}");
+    let audit = toy.assert_audited("run", 16);
+    assert_eq!((skipped(&audit), &audit["skipped"][0]["cause"]), (vec![4], &json!("loss")), "{audit:#}");
+}
+
+#[test]
+fn survivors_of_a_spent_budget_save_what_they_have_and_a_resume_goes_on_from_there() {
+    let toy = Toy::new(ROWS);
+    let sparse = [&RUN[..], &["train.checkpoint_every=0"]].concat();
+    // Two kills, and one may be survived.
+    let limited = [&["--nproc-per-node=3", "--max-restarts=1"], &sparse[..]].concat();
+    toy.train("undisturbed", &limited);
+    let held = [(1, 4), (2, 9)].map(|(rank, step)| toy.hold(rank, "backward", step));
+    let mut running = toy.start("run", &limited);
+    for (rank, held) in [1, 2].into_iter().zip(&held) {
+        running.wait_until_held(held);
+        signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);
+    }
+    let (status, printed) = running.finish();
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("checkpoint at step 9"), "{printed}");
+    assert!(printed.contains("launch again to go on from checkpoints/step-00000009"), "{printed}");
+    let audit = toy.audit("run").1;
+    assert_eq!((&audit["committed_steps"], &audit["missing"]), (&json!(9), &json!(0)), "{audit:#}");
+    std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    let (summary, printed) = toy.train("run", &limited);
+    assert_eq!(summary["first_step"], 9, "{printed}");
+    toy.assert_audited("run", 16);
+    assert!(
+        toy.network("run") == toy.network("undisturbed"),
+        "two ranks have saved something else than three had"
+    );
 }
 
 #[test]

@@ -101,9 +101,13 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
     let moved = toy.path("moved.parquet");
     std::fs::rename(toy.path("table.parquet"), &moved).expect("a file");
     let path = format!("data.path={}", moved.display());
-    let changed = ["optimizer.lr.network=0.0005", "eval.samples=5", &path];
+    let changed = ["optimizer.lr.network=0.0005", "eval.samples=5", "eval.every=4", &path];
     let (_, printed) = toy.train("run", &with(&changed));
-    for line in ["changed at step 6: optimizer.lr.network from ", "changed at step 6: data.path from "] {
+    for line in [
+        "changed at step 6: optimizer.lr.network from ",
+        "changed at step 6: data.path from ",
+        "changed at step 6: train.steps from 6 to 12",
+    ] {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     assert!(
@@ -115,7 +119,8 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
         let changes = audit["changes"].as_array().expect("an array").clone();
         changes.into_iter().map(|change| (change["step"].clone(), change["key"].clone())).collect::<Vec<_>>()
     };
-    let due = ["data.path", "eval.samples", "optimizer.lr.network"].map(|key| (json!(6), json!(key)));
+    let due = ["data.path", "eval.every", "eval.samples", "optimizer.lr.network", "train.steps"]
+        .map(|key| (json!(6), json!(key)));
     assert_eq!(keys(&audit), due, "{audit:#}");
     // Said again, nothing changes any more.
     toy.train("run", &with(&changed));
@@ -126,6 +131,48 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(printed.contains("train.global_batch (64 there, 32 here)"), "{printed}");
     assert!(!printed.contains("optimizer.lr.network"), "what may change is no reason: {printed}");
+}
+
+#[test]
+fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
+    let toy = Toy::new(500);
+    toy.train("run", &with(&["train.steps=6"]));
+    let records = std::fs::read(toy.path("run/logs/coordinator.log")).expect("a file");
+    let (other, before) = (Toy::new(400), toy.path("table.parquet"));
+    let path = format!("data.path={}", other.path("table.parquet").display());
+    let (code, printed) = refused(toy.command("run", &with(&[&path])));
+    assert_eq!(code, Some(3), "{printed}");
+    for told in [
+        &format!("{}: another data set than the one that this run has trained on", path.replace('=', " ")),
+        "training samples here",
+        &format!("training samples in {} before", before.display()),
+        "Name the data set that it was begun with, which may have been moved",
+    ] {
+        assert!(printed.contains(told), "{told}: {printed}");
+    }
+    let after = std::fs::read(toy.path("run/logs/coordinator.log")).expect("a file");
+    assert!(after == records, "a coordinator was started: {printed}");
+    toy.train("run", &with(&[]));
+}
+
+#[test]
+fn a_run_and_what_it_began_with_may_be_moved_and_the_content_may_not_change() {
+    let toy = Toy::new(500);
+    let from = |name: &str| format!("train.init_from={}", toy.path(name).display());
+    toy.train("first", &with(&["train.steps=4"]));
+    toy.train("other", &with(&["train.steps=4", "run.seed=99"]));
+    toy.train("run", &with(&["train.steps=6", &from("first")]));
+    let (code, printed) = refused(toy.command("run", &with(&[&from("other")])));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("train.init_digest ("), "{printed}");
+    std::fs::rename(toy.path("first"), toy.path("one")).expect("a directory");
+    std::fs::rename(toy.path("run"), toy.path("moved")).expect("a directory");
+    let (summary, printed) = toy.train("moved", &with(&[&from("one")]));
+    assert_eq!(summary["first_step"], 6, "{printed}");
+    for key in ["run.output_dir", "train.init_from", "train.steps"] {
+        assert!(printed.contains(&format!("changed at step 6: {key} from ")), "{key}: {printed}");
+    }
+    toy.assert_audited("moved", 12);
 }
 
 /// The average, of artifacts below `name`.
@@ -147,11 +194,20 @@ fn the_average_of_the_weights_has_the_same_bits_whatever_befalls_the_ranks() {
     assert!(summary["error_after_ema"]["mse"].is_number(), "{summary:#}");
     assert_eq!(read_json(&toy.path("undisturbed/ema/manifest.json"))["steps"], 12);
     assert!(toy.path("undisturbed/ema/run_spec.json").is_file(), "it can be served by itself");
-    averaged(&toy, "undisturbed/best/ema");
-    let answer =
-        toy.cox(&["export", "--ema"]).arg(toy.path("undisturbed")).output().expect("cox-toy was built");
-    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
-    assert!(averaged(&toy, "undisturbed/export/step-00000012-ema") == due, "a checkpoint has another one");
+    let exported = |more: &[&str], to: &str| {
+        let mut command = toy.cox(&[&["export", "--ema"][..], more].concat());
+        let answer = command.arg("--out").arg(toy.path(to)).arg(toy.path("undisturbed"));
+        let answer = answer.output().expect("cox-toy was built");
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        averaged(&toy, to)
+    };
+    assert!(exported(&[], "newest") == due, "a checkpoint has another one");
+    let best = averaged(&toy, "undisturbed/best/ema");
+    assert!(best == exported(&["--step", "best"], "the-best"), "that of the best checkpoint is another one");
+    assert!(!toy.path("undisturbed/.tmp-best").exists());
+    // Without one at the end nothing is left of the one before.
+    toy.train("undisturbed", &with(&[EVERY, "optimizer.ema_decay="]));
+    assert!(!toy.path("undisturbed/ema").exists(), "an average of another end");
 
     let same = |name: &str, printed: &str| {
         assert!(averaged(&toy, &format!("{name}/ema")) == due, "{name}: another average\n{printed}");

@@ -180,7 +180,7 @@ struct Entry<Function> {
         (kernel.*Function)(argument<std::remove_cvref_t<Arguments>>(arguments[Position])...);
     }
 
-    // Whoever launches aligns arguments as a GPU needs them, which may be less than a host does.
+    // The caller aligns arguments as a GPU needs them, which may be less than a host does.
     template <class T>
     static __forceinline__ T argument(const void* place) {
         T value;

@@ -1,6 +1,6 @@
 // The ranks of a communicator: a socket to each of them, on this machine.
 //
-// Whoever waits here waits for the stop as well.
+// Every wait here waits for the stop as well.
 #pragma once
 
 #include <atomic>

@@ -205,7 +205,7 @@ struct Wanted {
 fn wanted<B: ModelBackend>(loader: &Loader<'_, B>, manifest: &Manifest) -> Result<Vec<Wanted>, ModelError> {
     let mut wanted = Vec::new();
     let mut find = |name: &str, shape: &[usize], dtype| -> Result<(), ModelError> {
-        if !loader.full.trains(name) {
+        if loader.trains.group(name).is_none() {
             wanted.push(Wanted { at: loader.checkpoint.locate(name, shape)?, dtype });
         }
         Ok(())

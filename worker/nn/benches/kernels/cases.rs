@@ -4,7 +4,7 @@ use burn::{
     backend::{Autodiff, Flex},
     tensor::{Distribution, Tensor},
 };
-use coxswain_nn::kernels::{AttentionMask, LowRank, ModelBackend};
+use coxswain_nn::kernels::{AttentionMask, AttentionOps, LinearOps, LowRank, RowOps};
 
 use crate::{Case, decoder::Decoder};
 
@@ -104,13 +104,13 @@ fn linear() -> Vec<Case> {
         let (x, w) = (random([n, i]), random([o, i]));
         cases.push(case(name, {
             let (x, w) = (x.clone(), w.clone());
-            move || drop(<F as ModelBackend>::linear(x.clone(), w.clone(), None))
+            move || drop(<F as LinearOps>::linear(x.clone(), w.clone(), None))
         }));
-        cases.push(case(both, move || backward(<A as ModelBackend>::linear(leaf(&x), constant(&w), None))));
+        cases.push(case(both, move || backward(<A as LinearOps>::linear(leaf(&x), constant(&w), None))));
     }
     let (x, w, bias) = (random([34, HIDDEN]), random([4 * HIDDEN, HIDDEN]), random([4 * HIDDEN]));
     cases.push(case("linear 34x768x3072 trained", move || {
-        backward(<A as ModelBackend>::linear(leaf(&x), leaf(&w), Some(leaf(&bias))));
+        backward(<A as LinearOps>::linear(leaf(&x), leaf(&w), Some(leaf(&bias))));
     }));
     let (x, w) = (random([TOKENS, HIDDEN]), random([INTER, HIDDEN]));
     let (a, b) = (random([RANK, HIDDEN]), random([INTER, RANK]));
@@ -141,10 +141,10 @@ fn attention() -> Vec<Case> {
         let (q, k, v, mask2) = (random(q), random(k), random(k), mask.clone());
         cases.push(case(name, {
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
-            move || drop(<F as ModelBackend>::attention(q.clone(), k.clone(), v.clone(), &mask, 0.125))
+            move || drop(<F as AttentionOps>::attention(q.clone(), k.clone(), v.clone(), &mask, 0.125))
         }));
         cases.push(case(both, move || {
-            backward(<A as ModelBackend>::attention(leaf(&q), leaf(&k), leaf(&v), &mask2, 0.125));
+            backward(<A as AttentionOps>::attention(leaf(&q), leaf(&k), leaf(&v), &mask2, 0.125));
         }));
     }
     cases

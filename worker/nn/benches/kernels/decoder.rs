@@ -1,7 +1,7 @@
 //! A Qwen2.5 language model of the `small` preset, made of the operations directly.
 
 use burn::tensor::Tensor;
-use coxswain_nn::kernels::{AttentionMask, LowRank, ModelBackend, Tape};
+use coxswain_nn::kernels::{AttentionMask, AttentionOps, LowRank, Tape};
 
 use crate::cases::{A, BATCH, F, HEAD, HEADS, HIDDEN, INTER, KV_HEADS, RANK, SEQ, backward, leaf, random};
 
@@ -86,7 +86,7 @@ impl Layer {
         let q_bshk = rotated(heads(q.forward(y_nd.clone()), HEADS));
         let k_bshk = rotated(heads(k.forward(y_nd.clone()), KV_HEADS));
         let v_bshk = heads(v.forward(y_nd), KV_HEADS);
-        let y_bshk = <T as ModelBackend>::attention(q_bshk, k_bshk, v_bshk, &shared.mask, 0.125);
+        let y_bshk = <T as AttentionOps>::attention(q_bshk, k_bshk, v_bshk, &shared.mask, 0.125);
         let x_nd = x_nd + o.forward(y_bshk.reshape([BATCH * SEQ, HIDDEN]));
 
         let [gate, up, down] = &self.gate_up_down;

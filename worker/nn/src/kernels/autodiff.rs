@@ -23,7 +23,10 @@ use self::{
     linear::{linear_node, lora_linear_node},
     node::{Node, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked},
 };
-use super::{AdaNorm, AttentionMask, AttentionSaved, LinearLayer, LowRank, ModelBackend, Residual};
+use super::{
+    AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
+    ModelBackend, Residual, RowOps,
+};
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
 /// (`cleanup_orphaned_entries` in burn-autodiff 0.21), so the smallest one is run.
@@ -31,9 +34,7 @@ pub fn free_broken_off<B: ModelBackend>(device: &B::Device) {
     Tensor::<Autodiff<B>, 1>::zeros([1], device).require_grad().backward();
 }
 
-impl<B: ModelBackend> ModelBackend for Autodiff<B> {
-    type Flat = Vec<f32>;
-
+impl<B: ModelBackend> RowOps for Autodiff<B> {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
         let (x, gain) = (tracked(x_nd), tracked(gain_d));
         let (x_nd, gain_d) = (plain::<B, 2>(&x), plain::<B, 1>(&gain));
@@ -64,6 +65,79 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         })
     }
 
+    fn sum_unread(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let (x, y) = (tracked(x_nd), tracked(y_nd));
+        record([&x, &y], plain::<B, 2>(&x), |dy_nd| {
+            [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd)))
+        })
+    }
+
+    fn modulated_layer_norm(
+        x_nd: Tensor<Self, 2>,
+        scale_bd: Tensor<Self, 2>,
+        shift_bd: Tensor<Self, 2>,
+        eps: f64,
+    ) -> Tensor<Self, 2> {
+        let inputs = [tracked(x_nd), tracked(scale_bd), tracked(shift_bd)];
+        let [x_nd, scale_bd, shift_bd] = inputs.each_ref().map(plain::<B, 2>);
+        let y_nd = B::modulated_layer_norm(x_nd.clone(), scale_bd.clone(), shift_bd, eps);
+        record(inputs.each_ref(), y_nd, move |dy_nd| {
+            B::modulated_layer_norm_backward(x_nd, scale_bd, dy_nd, eps)
+                .map(|gradient| Some(primitive(gradient)))
+        })
+    }
+
+    fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        let x = tracked(x_nd);
+        let x_nd = plain::<B, 2>(&x);
+        let y_nd = <B as RowOps>::layer_norm(x_nd.clone(), eps);
+        record_residual([&x], y_nd, move |dy_nd, sum| {
+            [Some(primitive(match sum {
+                Some(sum_nd) => B::layer_norm_backward_residual(sum_nd, x_nd, dy_nd, eps),
+                None => B::layer_norm_backward(x_nd, dy_nd, eps),
+            }))]
+        })
+    }
+
+    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
+        let inputs = [tracked(x_nd), tracked(ada_be)];
+        let [x_nd, ada_be] = inputs.each_ref().map(plain::<B, 2>);
+        let y_nd = B::ada_layer_norm(x_nd.clone(), ada_be.clone(), how);
+        record_residual(inputs.each_ref(), y_nd, move |dy_nd, sum| {
+            B::ada_layer_norm_backward(sum, x_nd, ada_be, dy_nd, how)
+                .map(|gradient| Some(primitive(gradient)))
+        })
+    }
+
+    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nd);
+        let node = Node.prepare([x.node]);
+        finish(node, B::rounded(from_primitive(x.primitive)), |dy_nd| [Some(primitive(dy_nd))])
+    }
+
+    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let (x, y) = (tracked(x_nd), tracked(y_nd));
+        let node = Node.prepare([x.node, y.node]);
+        let sum_nd = B::rounded_sum(from_primitive(x.primitive), from_primitive(y.primitive));
+        finish(node, sum_nd, |dy_nd| [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd))))
+    }
+
+    fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nf);
+        let x_nf = plain::<B, 2>(&x);
+        let y_nf = B::gelu_tanh(x_nf.clone());
+        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_tanh_backward(x_nf, dy_nf)))])
+    }
+
+    fn gelu_erf(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let x = tracked(x_nf);
+        let x_nf = plain::<B, 2>(&x);
+        let y_nf = B::gelu_erf(x_nf.clone());
+        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_erf_backward(x_nf, dy_nf)))])
+    }
+}
+
+impl<B: ModelBackend> AttentionOps for Autodiff<B> {
     fn rotary(
         x_bshk: Tensor<Self, 4>,
         cos_bsk: Tensor<Self, 3>,
@@ -115,14 +189,16 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         drop(places);
         out_bshk
     }
+}
 
+impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         let (x, w, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
-        let y_no = <B as ModelBackend>::linear(plain(&x), plain(&w), bias.as_ref().map(plain));
+        let y_no = <B as LinearOps>::linear(plain(&x), plain(&w), bias.as_ref().map(plain));
         linear_node(x, w, bias, y_no)
     }
 
@@ -144,9 +220,9 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         if is_tracked(&w_oi) || bias_o.as_ref().is_some_and(is_tracked) {
             // Rare: the weight trains beside its update.
             let read_ni = update.input(x_ni.clone());
-            let down_nr = <Self as ModelBackend>::linear(read_ni, update.a_ri, None) * update.scale;
-            return <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
-                + <Self as ModelBackend>::linear(down_nr, update.b_or, None);
+            let down_nr = <Self as LinearOps>::linear(read_ni, update.a_ri, None) * update.scale;
+            return <Self as LinearOps>::linear(x_ni, w_oi, bias_o)
+                + <Self as LinearOps>::linear(down_nr, update.b_or, None);
         }
         let (w_oi, bias_o) = (w_oi.inner(), bias_o.map(Tensor::inner));
         let inputs = [tracked(x_ni), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
@@ -179,13 +255,6 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         residual.plus(Self::lora_linear(x_ni, w_oi, bias_o, update))
     }
 
-    fn sum_unread(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let (x, y) = (tracked(x_nd), tracked(y_nd));
-        record([&x, &y], plain::<B, 2>(&x), |dy_nd| {
-            [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd)))
-        })
-    }
-
     fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
         let trains_beside = |layer: &LinearLayer<Self>| {
             layer.update.is_some()
@@ -194,7 +263,7 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         if layers.iter().any(trains_beside) {
             let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
                 Some(update) => Self::lora_linear(x_ni.clone(), w_oi, bias_o, update),
-                None => <Self as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o),
+                None => <Self as LinearOps>::linear(x_ni.clone(), w_oi, bias_o),
             });
             return each.collect();
         }
@@ -217,71 +286,13 @@ impl<B: ModelBackend> ModelBackend for Autodiff<B> {
         });
         nodes.collect()
     }
-
-    fn modulated_layer_norm(
-        x_nd: Tensor<Self, 2>,
-        scale_bd: Tensor<Self, 2>,
-        shift_bd: Tensor<Self, 2>,
-        eps: f64,
-    ) -> Tensor<Self, 2> {
-        let inputs = [tracked(x_nd), tracked(scale_bd), tracked(shift_bd)];
-        let [x_nd, scale_bd, shift_bd] = inputs.each_ref().map(plain::<B, 2>);
-        let y_nd = B::modulated_layer_norm(x_nd.clone(), scale_bd.clone(), shift_bd, eps);
-        record(inputs.each_ref(), y_nd, move |dy_nd| {
-            B::modulated_layer_norm_backward(x_nd, scale_bd, dy_nd, eps)
-                .map(|gradient| Some(primitive(gradient)))
-        })
-    }
-
-    fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
-        let x = tracked(x_nd);
-        let x_nd = plain::<B, 2>(&x);
-        let y_nd = <B as ModelBackend>::layer_norm(x_nd.clone(), eps);
-        record_residual([&x], y_nd, move |dy_nd, sum| {
-            [Some(primitive(match sum {
-                Some(sum_nd) => B::layer_norm_backward_residual(sum_nd, x_nd, dy_nd, eps),
-                None => B::layer_norm_backward(x_nd, dy_nd, eps),
-            }))]
-        })
-    }
-
-    fn ada_layer_norm(x_nd: Tensor<Self, 2>, ada_be: Tensor<Self, 2>, how: AdaNorm) -> Tensor<Self, 2> {
-        let inputs = [tracked(x_nd), tracked(ada_be)];
-        let [x_nd, ada_be] = inputs.each_ref().map(plain::<B, 2>);
-        let y_nd = B::ada_layer_norm(x_nd.clone(), ada_be.clone(), how);
-        record_residual(inputs.each_ref(), y_nd, move |dy_nd, sum| {
-            B::ada_layer_norm_backward(sum, x_nd, ada_be, dy_nd, how)
-                .map(|gradient| Some(primitive(gradient)))
-        })
-    }
-
-    fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let x = tracked(x_nd);
-        let node = Node.prepare([x.node]);
-        finish(node, B::rounded(from_primitive(x.primitive)), |dy_nd| [Some(primitive(dy_nd))])
-    }
-
-    fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let (x, y) = (tracked(x_nd), tracked(y_nd));
-        let node = Node.prepare([x.node, y.node]);
-        let sum_nd = B::rounded_sum(from_primitive(x.primitive), from_primitive(y.primitive));
-        finish(node, sum_nd, |dy_nd| [dy_nd.clone(), dy_nd].map(|dy_nd| Some(primitive(dy_nd))))
-    }
-
-    fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let x = tracked(x_nf);
-        let x_nf = plain::<B, 2>(&x);
-        let y_nf = B::gelu_tanh(x_nf.clone());
-        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_tanh_backward(x_nf, dy_nf)))])
-    }
-
-    fn gelu_erf(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let x = tracked(x_nf);
-        let x_nf = plain::<B, 2>(&x);
-        let y_nf = B::gelu_erf(x_nf.clone());
-        record([&x], y_nf, move |dy_nf| [Some(primitive(B::gelu_erf_backward(x_nf, dy_nf)))])
-    }
 }
+
+impl<B: ModelBackend> FlatOps for Autodiff<B> {
+    type Flat = Vec<f32>;
+}
+
+impl<B: ModelBackend> ModelBackend for Autodiff<B> {}
 
 /// An update without its graph.
 fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {

@@ -16,7 +16,7 @@ use super::{AttentionMask, AttentionSaved, LowRankGradients, LowRankSaved, refer
 
 type Gradients<B> = <Autodiff<B> as AutodiffBackend>::Gradients;
 
-/// See [`ModelBackend::rms_norm_backward`](super::ModelBackend::rms_norm_backward).
+/// See [`RowOps::rms_norm_backward`](super::RowOps::rms_norm_backward).
 pub fn rms_norm<B: Backend>(
     x_nd: Tensor<B, 2>,
     gain_d: Tensor<B, 1>,
@@ -28,7 +28,7 @@ pub fn rms_norm<B: Backend>(
     gradient(&x_nd, &pull(y_nd, dy_nd))
 }
 
-/// See [`ModelBackend::swiglu_backward`](super::ModelBackend::swiglu_backward).
+/// See [`RowOps::swiglu_backward`](super::RowOps::swiglu_backward).
 pub fn swiglu<B: Backend>(
     gate_nf: Tensor<B, 2>,
     up_nf: Tensor<B, 2>,
@@ -39,7 +39,7 @@ pub fn swiglu<B: Backend>(
     (gradient(&gate_nf, &gradients), gradient(&up_nf, &gradients))
 }
 
-/// See [`ModelBackend::rotary_backward`](super::ModelBackend::rotary_backward). The operation is linear: any
+/// See [`AttentionOps::rotary_backward`](super::AttentionOps::rotary_backward). The operation is linear: any
 /// `x` does.
 pub fn rotary<B: Backend>(
     dy_bshk: Tensor<B, 4>,
@@ -51,7 +51,7 @@ pub fn rotary<B: Backend>(
     gradient(&x_bshk, &pull(y_bshk, dy_bshk))
 }
 
-/// See [`ModelBackend::attention_backward`](super::ModelBackend::attention_backward).
+/// See [`AttentionOps::attention_backward`](super::AttentionOps::attention_backward).
 pub fn attention<B: Backend>(
     saved: AttentionSaved<B>,
     mask: &AttentionMask,
@@ -64,23 +64,23 @@ pub fn attention<B: Backend>(
     inputs.map(|input| gradient(&input, &gradients))
 }
 
-/// See [`ModelBackend::linear_input_gradient`](super::ModelBackend::linear_input_gradient).
+/// See [`LinearOps::linear_input_gradient`](super::LinearOps::linear_input_gradient).
 pub fn linear_input<B: Backend>(dy_no: Tensor<B, 2>, w_oi: Tensor<B, 2>) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
     dy_no.matmul(reference::same_dtype(w_oi, dtype))
 }
 
-/// See [`ModelBackend::linear_weight_gradient`](super::ModelBackend::linear_weight_gradient).
+/// See [`LinearOps::linear_weight_gradient`](super::LinearOps::linear_weight_gradient).
 pub fn linear_weight<B: Backend>(dy_no: Tensor<B, 2>, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
     dy_no.transpose().matmul(x_ni)
 }
 
-/// See [`ModelBackend::linear_bias_gradient`](super::ModelBackend::linear_bias_gradient).
+/// See [`RowOps::linear_bias_gradient`](super::RowOps::linear_bias_gradient).
 pub fn linear_bias<B: Backend>(dy_no: Tensor<B, 2>) -> Tensor<B, 1> {
     dy_no.sum_dim(0).squeeze_dim(0)
 }
 
-/// See [`ModelBackend::lora_linear_backward`](super::ModelBackend::lora_linear_backward).
+/// See [`LinearOps::lora_linear_backward`](super::LinearOps::lora_linear_backward).
 pub fn lora_linear<B: Backend>(
     saved: LowRankSaved<B>,
     dy_no: Tensor<B, 2>,
@@ -108,7 +108,7 @@ pub fn low_rank<B: Backend>(
     }
 }
 
-/// See [`ModelBackend::modulated_layer_norm_backward`](super::ModelBackend::modulated_layer_norm_backward).
+/// See [`RowOps::modulated_layer_norm_backward`](super::RowOps::modulated_layer_norm_backward).
 pub fn modulated_layer_norm<B: Backend>(
     x_nd: Tensor<B, 2>,
     scale_bd: Tensor<B, 2>,
@@ -121,14 +121,14 @@ pub fn modulated_layer_norm<B: Backend>(
     inputs.map(|input| gradient(&input, &gradients))
 }
 
-/// See [`ModelBackend::layer_norm_backward`](super::ModelBackend::layer_norm_backward).
+/// See [`RowOps::layer_norm_backward`](super::RowOps::layer_norm_backward).
 pub fn layer_norm<B: Backend>(x_nd: Tensor<B, 2>, dy_nd: Tensor<B, 2>, eps: f64) -> Tensor<B, 2> {
     let x_nd = leaf(x_nd);
     let y_nd = reference::layer_norm(x_nd.clone(), eps);
     gradient(&x_nd, &pull(y_nd, dy_nd))
 }
 
-/// See [`ModelBackend::gelu_tanh_backward`](super::ModelBackend::gelu_tanh_backward).
+/// See [`RowOps::gelu_tanh_backward`](super::RowOps::gelu_tanh_backward).
 pub fn gelu_tanh<B: Backend>(x_nf: Tensor<B, 2>, dy_nf: Tensor<B, 2>) -> Tensor<B, 2> {
     let x_nf = leaf(x_nf);
     let y_nf = reference::gelu_tanh(x_nf.clone());

@@ -89,7 +89,7 @@ pub struct Seen<B: Backend> {
     pub scale: f64,
 }
 
-/// See [`ModelBackend::attention_saving`](super::ModelBackend::attention_saving).
+/// See [`AttentionOps::attention_saving`](super::AttentionOps::attention_saving).
 pub fn attention<B: Scores>(
     q_bshk: Tensor<B, 4>,
     k_bshk: Tensor<B, 4>,
@@ -100,7 +100,7 @@ pub fn attention<B: Scores>(
     attention_in_tiles(TiledInputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE }, mask)
 }
 
-/// See [`ModelBackend::attention_backward`](super::ModelBackend::attention_backward).
+/// See [`AttentionOps::attention_backward`](super::AttentionOps::attention_backward).
 pub fn attention_backward<B: Scores>(
     saved: AttentionSaved<B>,
     mask: &AttentionMask,

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
+use rayon::prelude::*;
 
 /// Odd, and nearly 2^32 divided by the golden ratio.
 pub(super) const STRIDE: u32 = 0x9e37_79b9;
@@ -35,6 +36,11 @@ impl<B: Backend> DropoutRows<B> {
         let mut rows = Self { words: words.into(), on_device: None };
         rows.on_device = device.map(|device| rows.words_on(device));
         rows
+    }
+
+    /// Some of these rows, in this order.
+    pub fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
+        Self { words: rows.map(|row| self.words[row]).collect(), on_device: None }
     }
 
     /// The same rows on another backend, whose tensors `change` makes.
@@ -99,16 +105,19 @@ impl<B: Backend> Dropout<B> {
     }
 
     /// An input with the dropped elements zero and all others scaled up, in its own type.
-    pub(super) fn of(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
-        let ([rows, columns], dtype) = (x_ni.dims(), x_ni.dtype());
-        let mask = self.mask();
-        let mut factors = vec![1.0; rows * columns];
-        for (row, factors) in factors.chunks_exact_mut(columns.max(1)).enumerate() {
-            mask.row(row).apply(0, factors);
-        }
-        let factors: Tensor<B, 2> =
-            Tensor::from_data(TensorData::new(factors, [rows, columns]), &x_ni.device());
-        x_ni * factors.cast(dtype)
+    pub fn of(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
+        let (shape, dtype, device) = (x_ni.dims(), x_ni.dtype(), x_ni.device());
+        let factors_ni: Tensor<B, 2> =
+            Tensor::from_data(TensorData::new(self.factors(shape), shape), &device);
+        x_ni * factors_ni.cast(dtype)
+    }
+
+    /// What each element is multiplied with, row by row on as many threads as there are.
+    fn factors(&self, [rows, columns]: [usize; 2]) -> Vec<f32> {
+        let (mask, mut factors) = (self.mask(), vec![1.0; rows * columns]);
+        let by_row = factors.par_chunks_exact_mut(columns.max(1)).enumerate();
+        by_row.for_each(|(row, factors)| mask.row(row).apply(0, factors));
+        factors
     }
 }
 

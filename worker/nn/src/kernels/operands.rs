@@ -36,6 +36,15 @@ pub struct LowRank<B: Backend> {
 }
 
 impl<B: Backend> LowRank<B> {
+    /// The same for so many rows of its input from `first` on.
+    pub fn of_rows(&self, first: usize, count: usize) -> Self {
+        let dropout = self
+            .dropout
+            .as_ref()
+            .map(|dropout| Dropout { rows: dropout.rows.select(first..first + count), ..dropout.clone() });
+        Self { dropout, ..self.clone() }
+    }
+
     /// The input of `a`.
     pub fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         match &self.dropout {
@@ -45,7 +54,7 @@ impl<B: Backend> LowRank<B> {
     }
 }
 
-/// What [`ModelBackend::attention_saving`](super::ModelBackend::attention_saving) returns.
+/// What [`AttentionOps::attention_saving`](super::AttentionOps::attention_saving) returns.
 #[derive(Clone, Debug)]
 pub struct AttentionOutput<B: Backend> {
     /// The output, `[b, sq, heads, k]`.
@@ -92,7 +101,7 @@ pub struct LowRankSaved<B: Backend> {
     pub update: LowRank<B>,
 }
 
-/// Gradients of [`ModelBackend::lora_linear`](super::ModelBackend::lora_linear).
+/// Gradients of [`LinearOps::lora_linear`](super::LinearOps::lora_linear).
 #[derive(Clone, Debug)]
 pub struct LowRankGradients<B: Backend> {
     /// Of the input, if asked for.
@@ -161,7 +170,7 @@ impl GradientSlot<'_> {
     }
 }
 
-/// What [`cross_entropy`](super::ModelBackend::cross_entropy) says of rows of logits.
+/// What [`cross_entropy`](super::RowOps::cross_entropy) says of rows of logits.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<B: Backend> {
     /// Of each row its loss and its target's margin, `[n, 2]`.

@@ -5,13 +5,13 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation,
 
 use super::{AttentionMask, CrossEntropy, LowRank};
 
-/// See [`ModelBackend::rms_norm`](super::ModelBackend::rms_norm).
+/// See [`RowOps::rms_norm`](super::RowOps::rms_norm).
 pub fn rms_norm<B: Backend>(x_nd: Tensor<B, 2>, gain_d: Tensor<B, 1>, eps: f64) -> Tensor<B, 2> {
     let mean_square_n1 = (x_nd.clone() * x_nd.clone()).mean_dim(1);
     x_nd * (mean_square_n1 + eps).sqrt().recip() * gain_d.unsqueeze()
 }
 
-/// See [`ModelBackend::cross_entropy`](super::ModelBackend::cross_entropy).
+/// See [`RowOps::cross_entropy`](super::RowOps::cross_entropy).
 pub fn cross_entropy<B: Backend>(
     logits_nv: Tensor<B, 2>,
     targets: &[u32],
@@ -32,12 +32,12 @@ pub fn cross_entropy<B: Backend>(
     CrossEntropy { rows: rows.as_chunks().0.to_vec(), dlogits_nv }
 }
 
-/// See [`ModelBackend::swiglu`](super::ModelBackend::swiglu).
+/// See [`RowOps::swiglu`](super::RowOps::swiglu).
 pub fn swiglu<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>) -> Tensor<B, 2> {
     activation::silu(gate_nf) * up_nf
 }
 
-/// See [`ModelBackend::rotary`](super::ModelBackend::rotary).
+/// See [`AttentionOps::rotary`](super::AttentionOps::rotary).
 pub fn rotary<B: Backend>(
     x_bshk: Tensor<B, 4>,
     cos_bsk: Tensor<B, 3>,
@@ -50,7 +50,7 @@ pub fn rotary<B: Backend>(
     x_bshk * cos_bsk.unsqueeze_dim(2) + rotated_bshk * sin_bsk.unsqueeze_dim(2)
 }
 
-/// See [`ModelBackend::attention`](super::ModelBackend::attention).
+/// See [`AttentionOps::attention`](super::AttentionOps::attention).
 pub fn attention<B: Backend>(
     q_bshk: Tensor<B, 4>,
     k_bshk: Tensor<B, 4>,
@@ -104,7 +104,7 @@ fn repeat_heads<B: Backend>(x_bhsk: Tensor<B, 4>, group: usize) -> Tensor<B, 4> 
     ])
 }
 
-/// See [`ModelBackend::linear`](super::ModelBackend::linear).
+/// See [`LinearOps::linear`](super::LinearOps::linear).
 pub fn linear<B: Backend>(
     x_ni: Tensor<B, 2>,
     w_oi: Tensor<B, 2>,
@@ -118,7 +118,7 @@ pub fn linear<B: Backend>(
     }
 }
 
-/// See [`ModelBackend::lora_linear`](super::ModelBackend::lora_linear).
+/// See [`LinearOps::lora_linear`](super::LinearOps::lora_linear).
 pub fn lora_linear<B: Backend>(
     x_ni: Tensor<B, 2>,
     w_oi: Tensor<B, 2>,
@@ -128,7 +128,7 @@ pub fn lora_linear<B: Backend>(
     lora_linear_saving(x_ni, w_oi, bias_o, &update).0
 }
 
-/// See [`ModelBackend::lora_linear_saving`](super::ModelBackend::lora_linear_saving).
+/// See [`LinearOps::lora_linear_saving`](super::LinearOps::lora_linear_saving).
 pub fn lora_linear_saving<B: Backend>(
     x_ni: Tensor<B, 2>,
     w_oi: Tensor<B, 2>,
@@ -153,20 +153,20 @@ pub(super) fn same_dtype<B: Backend>(w: Tensor<B, 2>, dtype: DType) -> Tensor<B,
     if w.dtype() == dtype { w } else { w.cast(dtype) }
 }
 
-/// See [`ModelBackend::rounded`](super::ModelBackend::rounded).
+/// See [`RowOps::rounded`](super::RowOps::rounded).
 pub fn rounded<B: Backend>(x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
     let dtype = x_nd.dtype();
     x_nd.cast(DType::BF16).cast(dtype)
 }
 
-/// See [`ModelBackend::layer_norm`](super::ModelBackend::layer_norm).
+/// See [`RowOps::layer_norm`](super::RowOps::layer_norm).
 pub fn layer_norm<B: Backend>(x_nd: Tensor<B, 2>, eps: f64) -> Tensor<B, 2> {
     let centred_nd = x_nd.clone() - x_nd.mean_dim(1);
     let variance_n1 = (centred_nd.clone() * centred_nd.clone()).mean_dim(1);
     centred_nd * (variance_n1 + eps).sqrt().recip()
 }
 
-/// See [`ModelBackend::modulated_layer_norm`](super::ModelBackend::modulated_layer_norm).
+/// See [`RowOps::modulated_layer_norm`](super::RowOps::modulated_layer_norm).
 pub fn modulated_layer_norm<B: Backend>(
     x_nd: Tensor<B, 2>,
     scale_bd: Tensor<B, 2>,
@@ -180,7 +180,7 @@ pub fn modulated_layer_norm<B: Backend>(
     y_bsd.reshape([rows, dim])
 }
 
-/// See [`ModelBackend::gelu_tanh`](super::ModelBackend::gelu_tanh).
+/// See [`RowOps::gelu_tanh`](super::RowOps::gelu_tanh).
 pub fn gelu_tanh<B: Backend>(x_nf: Tensor<B, 2>) -> Tensor<B, 2> {
     let cube = x_nf.clone() * x_nf.clone() * x_nf.clone();
     let inner = (x_nf.clone() + cube * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();

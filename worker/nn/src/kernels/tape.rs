@@ -9,7 +9,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use super::{DropoutRows, ModelBackend, Residual, autodiff};
+use super::{DropoutRows, LinearOps, ModelBackend, Residual, autodiff};
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of
 /// one.
@@ -26,9 +26,9 @@ pub trait Tape: ModelBackend {
     /// Rows of an input of the plain backend as rows of this tape.
     fn lift_rows(rows: DropoutRows<Self::Base>) -> DropoutRows<Self>;
 
-    /// [`linear`](ModelBackend::linear) with a weight that is a leaf. Its gradient is not computed in the
+    /// [`linear`](LinearOps::linear) with a weight that is a leaf. Its gradient is not computed in the
     /// backward pass: `leave` is given what it is made of, `dy` and `x` of
-    /// [`linear_weight_gradient`](ModelBackend::linear_weight_gradient). A tape that records nothing leaves
+    /// [`linear_weight_gradient`](LinearOps::linear_weight_gradient). A tape that records nothing leaves
     /// nothing.
     fn linear_leaving_weight(
         x_ni: Tensor<Self, 2>,
@@ -36,7 +36,7 @@ pub trait Tape: ModelBackend {
         bias_o: Option<Tensor<Self, 1>>,
         _leave: impl FnOnce(Tensor<Self::Base, 2>, Tensor<Self::Base, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
-        <Self as ModelBackend>::linear(x_ni, w_oi, bias_o)
+        <Self as LinearOps>::linear(x_ni, w_oi, bias_o)
     }
 
     /// `residual` plus such a layer.
@@ -98,7 +98,7 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
         bias_o: Option<Tensor<Self, 1>>,
         leave: impl FnOnce(Tensor<B, 2>, Tensor<B, 2>) + Send + 'static,
     ) -> Tensor<Self, 2> {
-        let y_no = <B as ModelBackend>::linear(
+        let y_no = <B as LinearOps>::linear(
             Self::lower(x_ni.clone()),
             Self::lower(w_oi.clone()),
             bias_o.clone().map(Self::lower),

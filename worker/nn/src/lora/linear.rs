@@ -5,7 +5,7 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::plan::LoraPlan;
+use super::plan::{AdapterSpec, LoraPlan};
 use crate::{
     kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, dropout::module_word},
     params::{
@@ -40,18 +40,62 @@ impl Adapter {
     ) -> Option<Self> {
         let plan = plan?;
         let spec = plan.adapter(module)?;
+        let matrices = Matrices { group: Group::LORA, keys: peft_keys(module), features: [inputs, outputs] };
+        let mut adapter = matrices.register(spec, layout);
+        adapter.magnitude_o = spec
+            .dora
+            .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms));
+        Some(Self { module: module_word(module), dropout: plan.recipe().dropout, ..adapter })
+    }
+
+    /// The same for a linear that is not the pretrained model's: in a group of its own, under its own name.
+    /// Such adapters drop nothing and have no magnitudes.
+    pub fn register_in(
+        group: Group,
+        module: &str,
+        features: [usize; 2],
+        plan: Option<&LoraPlan>,
+        layout: &mut TrainableLayout,
+    ) -> Option<Self> {
+        let spec = plan?.adapter(module)?;
+        Some(Matrices { group, keys: matrix_keys(module), features }.register(spec, layout))
+    }
+
+    /// Its two matrices in the layout.
+    pub fn matrices(&self) -> [ParamId; 2] {
+        [self.a_ri, self.b_or]
+    }
+
+    /// The update on a tape.
+    pub fn update<T: Tape>(&self, params: &ParamScope<'_, T>) -> LowRank<T> {
+        LowRank {
+            a_ri: params.get::<2>(self.a_ri),
+            b_or: params.get::<2>(self.b_or),
+            scale: self.scale,
+            dropout: self.dropout(params),
+        }
+    }
+}
+
+/// Where an adapter's two matrices come to be.
+struct Matrices {
+    group: Group,
+    keys: [String; 2],
+    features: [usize; 2],
+}
+
+impl Matrices {
+    fn register(self, spec: &AdapterSpec, layout: &mut TrainableLayout) -> Adapter {
+        let Self { group, keys: [a, b], features: [inputs, outputs] } = self;
         let init = Init::Uniform(1.0 / (inputs as f32).sqrt());
-        let [a, b] = peft_keys(module);
-        Some(Self {
-            a_ri: layout.add(a, &[spec.rank, inputs], Group::LORA, true, init),
-            b_or: layout.add(b, &[outputs, spec.rank], Group::LORA, true, Init::Zeros),
-            magnitude_o: spec
-                .dora
-                .then(|| layout.add(magnitude_key(module), &[outputs], Group::LORA, false, Init::RowNorms)),
+        Adapter {
+            a_ri: layout.add(a, &[spec.rank, inputs], group, true, init),
+            b_or: layout.add(b, &[outputs, spec.rank], group, true, Init::Zeros),
+            magnitude_o: None,
             scale: spec.scale,
-            module: module_word(module),
-            dropout: plan.recipe().dropout,
-        })
+            module: 0,
+            dropout: 0.0,
+        }
     }
 }
 
@@ -86,6 +130,11 @@ impl<B: ModelBackend> LoraLinear<B> {
         self.weight_oi.frozen()
     }
 
+    /// Its adapter, if it has one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.adapter.is_some()
@@ -97,6 +146,16 @@ impl<B: ModelBackend> LoraLinear<B> {
     pub fn rounds_input(&self) -> bool {
         let rounds = |weight_oi: &Tensor<B, 2>| weight_oi.dtype() == DType::BF16;
         self.adapter.is_none() && self.weight_oi.frozen().as_ref().is_some_and(rounds)
+    }
+
+    /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may
+    /// come from notes; its gradient comes by this one, which adds zero.
+    fn beside<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, y_no: Tensor<T, 2>) -> Tensor<T, 2> {
+        let trained = self.bias_o.as_ref().filter(|bias_o| bias_o.trains() && self.adapter.is_some());
+        let Some(bias_o) = trained.map(|bias_o| bias_o.on_tape(params)) else { return y_no };
+        let zero_o = bias_o.clone() - T::lift(T::lower(bias_o));
+        let outputs = y_no.dims()[1];
+        y_no + zero_o.reshape([1, outputs])
     }
 
     /// `x [n, in]` to `[n, out]`.
@@ -112,19 +171,19 @@ impl<B: ModelBackend> LoraLinear<B> {
         residual_no: Tensor<T, 2>,
         x_ni: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
-        params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) })
+        let y_no = params.noted_residual(residual_no, LinearInputs { x_ni, layer: self.on_tape(params) });
+        self.beside(params, y_no)
     }
 
     fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> NotedLinear<T> {
+        let bias = |bias_o: &BaseWeight<B, 1>| {
+            let bias_o = bias_o.on_tape(params);
+            if self.adapter.is_some() { T::lift(T::lower(bias_o)) } else { bias_o }
+        };
         let layer = LinearLayer {
             w_oi: self.weight_oi.on_tape(params),
-            bias_o: self.bias_o.as_ref().map(|bias_o| bias_o.on_tape(params)),
-            update: self.adapter.map(|adapter| LowRank {
-                a_ri: params.get::<2>(adapter.a_ri),
-                b_or: params.get::<2>(adapter.b_or),
-                scale: adapter.scale,
-                dropout: adapter.dropout(params),
-            }),
+            bias_o: self.bias_o.as_ref().map(bias),
+            update: self.adapter.map(|adapter| adapter.update(params)),
         };
         let magnitude_o = self.adapter.and_then(|adapter| adapter.magnitude_o);
         let magnitude_o = magnitude_o.map(|id| params.get::<1>(id));
@@ -139,12 +198,23 @@ pub fn forward_all<B: ModelBackend, T: Tape<Base = B>, const N: usize>(
     layers: [(&LoraLinear<B>, Keep); N],
     x_ni: Tensor<T, 2>,
 ) -> [Tensor<T, 2>; N] {
-    params.noted_linears(x_ni, layers.map(|(layer, keep)| (keep, layer.on_tape(params))))
+    let outputs =
+        params.noted_linears(x_ni, layers.each_ref().map(|(layer, keep)| (*keep, layer.on_tape(params))));
+    let mut layers = layers.into_iter();
+    outputs.map(|y_no| match layers.next() {
+        Some((layer, _)) => layer.beside(params, y_no),
+        None => y_no,
+    })
 }
 
 /// The names that PEFT gives to a module's two matrices.
 pub fn peft_keys(module: &str) -> [String; 2] {
-    ["A", "B"].map(|matrix| format!("base_model.model.{module}.lora_{matrix}.weight"))
+    matrix_keys(&format!("base_model.model.{module}"))
+}
+
+/// The names of a module's two matrices, where PEFT's prefix is not.
+pub fn matrix_keys(module: &str) -> [String; 2] {
+    ["A", "B"].map(|matrix| format!("{module}.lora_{matrix}.weight"))
 }
 
 /// The name that PEFT gives to a module's magnitudes (DoRA).
@@ -155,6 +225,13 @@ pub fn magnitude_key(module: &str) -> String {
 /// The module whose magnitudes these are.
 pub fn module_of_magnitudes(key: &str) -> &str {
     key.trim_start_matches("base_model.model.").trim_end_matches(".lora_magnitude_vector")
+}
+
+/// The name under which PEFT has the bias of a module that trains beside adapters, of an adapted one or
+/// another.
+pub fn bias_key(module: &str, adapted: bool) -> String {
+    let base_layer = if adapted { ".base_layer" } else { "" };
+    format!("base_model.model.{module}{base_layer}.bias")
 }
 
 /// The name under which PEFT has a tensor of a module that it saves whole.

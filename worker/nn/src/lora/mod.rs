@@ -9,8 +9,8 @@
 //! peft      adapter_config.json and adapter_model.safetensors, read and written
 //! ```
 //!
-//! Not here: LoRA on embeddings and convolutions, biases trained beside adapters. They are refused by name.
-//! What dropout drops is `kernels::dropout`'s.
+//! Not here: LoRA on embeddings and convolutions. It is refused by name. What dropout drops is
+//! `kernels::dropout`'s.
 
 mod error;
 mod full;
@@ -32,5 +32,5 @@ pub use self::{
     peft::{AdapterOrigin, PeftAdapter, write_adapter},
     peft_config::AdapterConfig,
     plan::{AdapterSpec, LoraPlan},
-    settings::{Lora, LoraTargets},
+    settings::{Bias, Lora, LoraTargets},
 };

@@ -1,7 +1,8 @@
 //! PEFT directories: `adapter_config.json`, `adapter_model.safetensors` and a `README.md`, read and written.
 //!
 //! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, `.lora_magnitude_vector` with DoRA,
-//! and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
+//! `.base_layer.bias` or `.bias` of biases that trained beside adapters (`bias`), of adapted modules and of
+//! others, and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
 //! spelling of Transformers 5 or the older one, of which the newer is written. The configuration and the
 //! tensors must name the same modules: where PEFT warns and goes on with an adapter that is partly zero, we
 //! stop.
@@ -18,7 +19,7 @@ use serde_json::Value;
 use super::{
     error::LoraError,
     full::TrainedModules,
-    linear::{magnitude_key, peft_keys, saved_key},
+    linear::{bias_key, magnitude_key, peft_keys, saved_key},
     module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
     plan::{AdapterSpec, LoraPlan},
@@ -40,6 +41,8 @@ const BASE_COPY: &str = ".base_layer.weight";
 pub struct PeftAdapter {
     plan: LoraPlan,
     saved: TrainedModules,
+    /// Of its tensors.
+    path: PathBuf,
     /// By the name that a layout has for them.
     tensors: BTreeMap<String, StoredTensor>,
 }
@@ -60,9 +63,17 @@ impl PeftAdapter {
         let config = AdapterConfig::from_json(&config_path, &json)?;
         let plan = config.plan(modules)?;
         let saved = TrainedModules::saved(&config.saved, modules).map_err(|problem| LoraError::Adapter {
-            path: config_path,
+            path: config_path.clone(),
             problem: format!("`modules_to_save`: {problem}"),
         })?;
+        if let Some(module) = saved.iter().find(|module| plan.adapter(module).is_some()) {
+            return Err(LoraError::Adapter {
+                path: config_path,
+                problem: format!(
+                    "`{module}` is both adapted and in `modules_to_save`; merge the adapter into that module and save it again without one"
+                ),
+            });
+        }
         let path = dir.join(WEIGHTS);
         let bytes = fs::read(&path).map_err(|source| LoraError::Io {
             path: path.clone(),
@@ -74,7 +85,7 @@ impl PeftAdapter {
             problem: format!("not a valid safetensors file ({error}): truncated or garbled; copy it again"),
         })?;
         let tensors = Weights { path: &path, file, modules }.read(&plan, &saved)?;
-        Ok(Self { plan, saved, tensors })
+        Ok(Self { plan, saved, path, tensors })
     }
 
     /// Which linears it adapts, and how.
@@ -87,6 +98,14 @@ impl PeftAdapter {
         &self.saved
     }
 
+    /// What it brings whole and a run that trains `full` leaves as the checkpoint has it, in words.
+    pub fn brings_more_than(&self, full: &TrainedModules) -> Option<String> {
+        let module = self.saved.beyond(full).next()?;
+        Some(format!(
+            "brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
+        ))
+    }
+
     /// Its tensors under the names that a layout has for them.
     pub fn into_tensors(self) -> Vec<StoredTensor> {
         self.tensors.into_values().collect()
@@ -95,10 +114,10 @@ impl PeftAdapter {
     /// Puts its values into the flat parameter buffer of a model that was loaded with its plan.
     pub fn fill(&self, layout: &TrainableLayout, values: &mut [f32]) -> Result<(), LoraError> {
         for param in layout.params() {
-            let refuse = |problem| Err(LoraError::Setting { field: "modules_to_save".into(), problem });
+            let refuse = |problem| Err(LoraError::Adapter { path: self.path.clone(), problem });
             let tensor = match self.tensors.get(&param.name) {
                 Some(tensor) => tensor,
-                None if self.saved.trains(&param.name) => {
+                None if self.saved.trains(&param.name) || self.plan.trains_bias(&param.name) => {
                     return refuse(format!("the adapter has no tensor `{}`; copy it again", param.name));
                 }
                 None => continue,
@@ -133,7 +152,10 @@ impl Weights<'_> {
                 tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
                 continue;
             }
-            let name = self.newer_spelling(&key, saved)?;
+            let name = match self.bias(&key, plan) {
+                Some(name) => name,
+                None => self.newer_spelling(&key, saved)?,
+            };
             if found.insert(name, view).is_some() {
                 return Err(self.error(format!("tensor `{key}` is there in both spellings")));
             }
@@ -163,7 +185,7 @@ impl Weights<'_> {
         }
         for (name, view) in found {
             // What is left of adapters: those of modules that are saved have names of the checkpoint.
-            if !saved.trains(&name) {
+            if !saved.trains(&name) && !plan.trains_bias(&name) {
                 let problem = format!("tensor `{name}` belongs to a module that {CONFIG} does not target");
                 return Err(self.error(problem));
             }
@@ -178,6 +200,14 @@ impl Weights<'_> {
                 saved_key(&format!("{module}.weight"))
             ))),
         }
+    }
+
+    /// Of a bias that trained beside adapters the checkpoint's own name.
+    fn bias(&self, key: &str, plan: &LoraPlan) -> Option<String> {
+        let module = key.strip_prefix("base_model.model.")?.strip_suffix(".bias")?;
+        let module = module.strip_suffix(".base_layer").unwrap_or(module);
+        let found = self.modules.iter().find(|m| m.name == module || m.old_name == module)?;
+        Some(format!("{}.bias", found.name)).filter(|name| plan.trains_bias(name))
     }
 
     /// `base_model.model.<module>.lora_A.weight` with the module in the newer spelling; of a saved module the
@@ -197,7 +227,7 @@ impl Weights<'_> {
         });
         let Some((module, suffix)) = parts else {
             return Err(self.error(format!(
-                "tensor `{key}`; expected base_model.model.<module>.lora_A.weight or lora_B.weight: only plain LoRA on linear layers is supported"
+                "tensor `{key}`; expected base_model.model.<module> and .lora_A.weight, .lora_B.weight or .lora_magnitude_vector of an adapted linear, or a tensor of a module in modules_to_save"
             )));
         };
         match self.modules.iter().find(|m| m.name == module || m.old_name == module) {
@@ -242,8 +272,8 @@ pub struct AdapterOrigin<'a> {
     pub readme: &'a str,
 }
 
-/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, and as
-/// `modules_to_save` those of the pretrained model that trained in full.
+/// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, the biases
+/// that trained beside them, and as `modules_to_save` what of the pretrained model trained in full.
 ///
 /// Each file appears complete or not at all; the configuration comes last, so that a directory with one is a
 /// whole adapter.
@@ -270,21 +300,23 @@ pub fn write_adapter(
         (key, param)
     });
     let whole = || layout.params().iter().filter(|param| param.group == Group::BASE);
-    let params = adapters.chain(whole().map(|param| (saved_key(&param.name), param)));
+    let biases = layout.params().iter().filter(|param| param.group == Group::LORA).filter_map(|param| {
+        let module = param.name.strip_suffix(".bias")?;
+        Some((bias_key(module, plan.adapter(module).is_some()), param))
+    });
+    let params = adapters.chain(biases).chain(whole().map(|param| (saved_key(&param.name), param)));
     let params = params.map(|(key, param)| {
         let bytes: &[u8] = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes)
             .expect("a parameter's shape and length agree by construction");
         (key, view)
     });
-    let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    let bytes =
-        safetensors::serialize(params, Some(metadata)).expect("views of owned tensors always serialize");
+    // Straight to the file: with whole modules the tensors are too many to be held once more.
+    let weights = dir.join(WEIGHTS);
+    files::replace(&weights, |path| files::write_views(path, params)).map_err(failed(weights))?;
     let saved = whole().filter_map(|param| Some(param.name.rsplit_once('.')?.0)).collect();
     let config = format!("{:#}\n", peft_config::to_json(plan, &saved, origin.base_model));
-    let files =
-        [(WEIGHTS, bytes.as_slice()), ("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())];
-    for (name, bytes) in files {
+    for (name, bytes) in [("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())] {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;
     }

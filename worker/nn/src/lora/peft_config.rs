@@ -6,7 +6,8 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use crate::lora::LoraTargets;
+use crate::lora::{Bias, LoraTargets};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -20,10 +21,9 @@ const PEFT_VERSION: &str = "0.21.2";
 
 /// Fields that change what an adapter computes. Neutral values: null, false, an empty list or object, and
 /// `"none"`.
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 12] = [
     "alora_invocation_tokens",
     "arrow_config",
-    "bias",
     "fan_in_fan_out",
     "kasa_config",
     "layer_replication",
@@ -37,10 +37,11 @@ const REFUSED: [&str; 13] = [
 ];
 
 /// Fields that are understood, or that do not matter to a finished adapter.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 30] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
+    "bias",
     "corda_config",
     "ensure_weight_tying",
     "eva_config",
@@ -107,6 +108,9 @@ impl AdapterConfig {
                 })?
                 .unwrap_or(0.0),
             dora: fields.typed("use_dora", "true or false", Value::as_bool)?.unwrap_or(false),
+            bias: fields
+                .typed("bias", "none, all or lora_only", |v| Bias::deserialize(v).ok())?
+                .unwrap_or_default(),
             exclude_modules: fields.targets("exclude_modules")?,
             layers_to_transform: fields.indices("layers_to_transform")?.unwrap_or_default(),
             layers_pattern: fields.strings("layers_pattern")?,
@@ -154,7 +158,7 @@ pub fn to_json(plan: &LoraPlan, saved: &BTreeSet<&str>, base_model: &str) -> Val
         "arrow_config": null,
         "auto_mapping": null,
         "base_model_name_or_path": base_model,
-        "bias": "none",
+        "bias": recipe.bias.as_str(),
         "corda_config": null,
         "ensure_weight_tying": false,
         "eva_config": null,

@@ -8,7 +8,7 @@ use std::{
 use super::{
     error::LoraError,
     module::Module,
-    settings::{Lora, LoraTargets},
+    settings::{Bias, Lora, LoraTargets},
     targets::{LayerFilter, PatternTable, Targets},
 };
 
@@ -44,6 +44,8 @@ pub struct Recipe {
     pub dropout: f64,
     /// `use_dora`.
     pub dora: bool,
+    /// `bias`.
+    pub bias: Bias,
     /// `exclude_modules`.
     pub exclude_modules: Option<LoraTargets>,
     /// `layers_to_transform`; empty for all.
@@ -63,6 +65,7 @@ impl From<&Lora> for Recipe {
             alpha_pattern: lora.alpha_pattern.iter().map(|(k, v)| (k.to_owned(), *v)).collect(),
             dropout: lora.dropout,
             dora: lora.use_dora,
+            bias: lora.bias,
             exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             layers_pattern: lora.layers_pattern.clone(),
@@ -117,6 +120,17 @@ impl LoraPlan {
         self.adapters.iter().map(|(name, spec)| (name.as_str(), spec))
     }
 
+    /// Whether a tensor of a checkpoint is a bias that trains beside the adapters, by its name.
+    pub fn trains_bias(&self, tensor: &str) -> bool {
+        let Some(module) = tensor.strip_suffix(".bias") else { return false };
+        match self.recipe.bias {
+            Bias::None => false,
+            // Not those of what is around the pretrained model.
+            Bias::All => module.starts_with("model."),
+            Bias::LoraOnly => self.adapters.contains_key(module),
+        }
+    }
+
     /// The settings it was made from.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
@@ -131,8 +145,11 @@ impl LoraPlan {
                 Some(_) => {}
             }
         }
-        let extra = other.adapters.keys().find(|name| !self.adapters.contains_key(*name))?;
-        Some(format!("`{extra}` has an adapter only in the second"))
+        if let Some(extra) = other.adapters.keys().find(|name| !self.adapters.contains_key(*name)) {
+            return Some(format!("`{extra}` has an adapter only in the second"));
+        }
+        let [ours, theirs] = [self, other].map(|plan| plan.recipe.bias);
+        (ours != theirs).then(|| format!("bias: {} against {}", ours.as_str(), theirs.as_str()))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Lora {
     pub dropout: f64,
     /// Magnitudes and directions of the adapted weights train apart (DoRA, arXiv 2402.09353).
     pub use_dora: bool,
+    /// Which biases of the model train beside the adapters.
+    pub bias: Bias,
     /// What `targets` matches and gets no adapter all the same.
     pub exclude_modules: Option<LoraTargets>,
     /// Adapters only in layers of these numbers; in all if it is empty.
@@ -47,6 +49,7 @@ impl Default for Lora {
             alpha_pattern: Patterns::default(),
             dropout: 0.0,
             use_dora: false,
+            bias: Bias::None,
             exclude_modules: None,
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
@@ -103,6 +106,30 @@ impl Lora {
         );
         if let Some(path) = &self.init_from {
             f.named("lora.init_from", path, "name a PEFT directory or remove the key");
+        }
+    }
+}
+
+/// Which biases of the model train beside adapters: PEFT's `bias`, in its spelling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bias {
+    /// None.
+    #[default]
+    None,
+    /// Every bias of the model, vision tower included.
+    All,
+    /// Those of adapted modules.
+    LoraOnly,
+}
+
+impl Bias {
+    /// As PEFT spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::All => "all",
+            Self::LoraOnly => "lora_only",
         }
     }
 }

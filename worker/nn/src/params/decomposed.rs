@@ -12,7 +12,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::kernels::{LinearLayer, ModelBackend, Tape};
+use crate::kernels::{LinearLayer, LinearOps, LowRank, ModelBackend, Tape};
 
 /// The output of `layer`, which has an update, with magnitudes `m_o`.
 pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Tensor<T, 1>) -> Tensor<T, 2> {
@@ -21,12 +21,12 @@ pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Te
     let outputs = m_o.dims()[0];
     let norms_o = row_norms::<T>(&w_oi, [&update.a_ri, &update.b_or], update.scale);
     let g_1o = (m_o / norms_o).reshape([1, outputs]);
-    let read_ni = update.input(x_ni.clone());
-    let plain = |x_ni, w_oi| <T as ModelBackend>::linear(x_ni, w_oi, None);
+    let read_ni = read(&update, x_ni.clone());
+    let plain = |x_ni, w_oi| <T as LinearOps>::linear(x_ni, w_oi, None);
     let down_nr = plain(read_ni.clone(), update.a_ri) * update.scale;
     let low_no = plain(down_nr, update.b_or);
     if update.dropout.is_some() {
-        let base_no = <T as ModelBackend>::linear(x_ni, w_oi.clone(), bias_o);
+        let base_no = <T as LinearOps>::linear(x_ni, w_oi.clone(), bias_o);
         return base_no + plain(read_ni, w_oi) * (g_1o.clone() - 1.0) + low_no * g_1o;
     }
     let y_no = (plain(read_ni, w_oi) + low_no) * g_1o;
@@ -36,10 +36,38 @@ pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Te
     }
 }
 
+/// What the update reads. Where there are no values nothing is drawn: a plan asks for the bytes of billions.
+fn read<T: Tape>(update: &LowRank<T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+    if update.dropout.is_none() || <T::Base as ModelBackend>::VALUES {
+        return update.input(x_ni);
+    }
+    let factors_ni = Tensor::<T, 2>::zeros(x_ni.dims(), (&x_ni.device(), DType::F32));
+    let dtype = x_ni.dtype();
+    x_ni * factors_ni.cast(dtype)
+}
+
 /// `|W + s B A|` of each row, a constant.
 fn row_norms<T: Tape>(w_oi: &Tensor<T, 2>, [a_ri, b_or]: [&Tensor<T, 2>; 2], scale: f64) -> Tensor<T, 1> {
     let [w_oi, a_ri, b_or] = [w_oi, a_ri, b_or].map(|tensor| T::lower(tensor.clone()));
     let w_oi = if w_oi.dtype() == DType::F32 { w_oi } else { w_oi.cast(DType::F32) };
     let composed_oi = w_oi + b_or.matmul(a_ri) * scale;
     T::lift((composed_oi.clone() * composed_oi).sum_dim(1).sqrt().squeeze_dim(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Autodiff;
+
+    use super::*;
+    use crate::kernels::{Dropout, DropoutRows, sizes::Sizes};
+
+    /// As many elements as a plan asks for in an instant, and nothing could hold.
+    #[test]
+    fn a_plan_draws_no_dropout() {
+        let (rows, features) = (1 << 24, 1 << 20);
+        let of = |shape: [usize; 2]| Tensor::<Autodiff<Sizes>, 2>::zeros(shape, &Default::default());
+        let dropout = Some(Dropout { rows: DropoutRows::new(Vec::new(), None), module: 1, rate: 0.5 });
+        let update = LowRank { a_ri: of([2, features]), b_or: of([4, 2]), scale: 1.0, dropout };
+        assert_eq!(read(&update, of([rows, features])).dims(), [rows, features]);
+    }
 }

@@ -36,7 +36,7 @@ pub trait GradientSums<B: ModelBackend> {
     fn add(&mut self, gradients: Vec<(&ParamSpec, Tensor<B, 2>)>);
 
     /// Adds the gradients of linear layers' weights, given what they are made of: `dy` and `x` of
-    /// [`linear_weight_gradient`](ModelBackend::linear_weight_gradient).
+    /// [`linear_weight_gradient`](LinearOps::linear_weight_gradient).
     fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<B, 2>; 2])>);
 }
 

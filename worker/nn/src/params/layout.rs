@@ -4,9 +4,14 @@ use std::{fmt, ops::Range};
 
 use crate::rng::{Key, Purpose};
 
-/// A trainable tensor's number in its layout.
+/// A tensor's number in its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ParamId(pub usize);
+pub enum ParamId {
+    /// Among those that train.
+    Trained(usize),
+    /// Among those that do not.
+    Constant(usize),
+}
 
 /// A named group of trainables: they share a learning rate (`optimizer.lr.NAME`), and may rest together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +35,8 @@ impl fmt::Display for Group {
 pub enum Init {
     /// All zero.
     Zeros,
+    /// All one: a gain.
+    Ones,
     /// Uniform in `[-bound, bound]`.
     Uniform(f32),
     /// Normal with this standard deviation.
@@ -74,11 +81,14 @@ impl ParamSpec {
     }
 }
 
-/// All trainable tensors of a run, in flat order.
+/// All trainable tensors of a run, in flat order, and behind them those of the same modules that do not
+/// train: they are brought (`train.init_from`), stay what they are, and have neither gradients nor moments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainableLayout {
     params: Vec<ParamSpec>,
     len: usize,
+    /// Their places begin behind the flat parameter buffer.
+    constants: Vec<ParamSpec>,
 }
 
 impl TrainableLayout {
@@ -87,8 +97,23 @@ impl TrainableLayout {
         debug_assert!(self.params.iter().all(|p| p.name != name), "two trainables named {name}");
         let spec = ParamSpec { name, shape: shape.to_vec(), group, decay, init, offset: self.len };
         self.len += spec.len();
+        self.constants.iter_mut().for_each(|constant| constant.offset += spec.len());
         self.params.push(spec);
-        ParamId(self.params.len() - 1)
+        ParamId::Trained(self.params.len() - 1)
+    }
+
+    /// Adds a tensor that does not train.
+    pub fn add_constant(&mut self, name: String, shape: &[usize], group: Group) -> ParamId {
+        let spec = ParamSpec {
+            name,
+            shape: shape.to_vec(),
+            group,
+            decay: false,
+            init: Init::Zeros,
+            offset: self.whole_len(),
+        };
+        self.constants.push(spec);
+        ParamId::Constant(self.constants.len() - 1)
     }
 
     /// Elements of the flat parameter buffer, without padding.
@@ -106,6 +131,21 @@ impl TrainableLayout {
         &self.params
     }
 
+    /// The tensors that do not train, in the order of their places.
+    pub fn constants(&self) -> &[ParamSpec] {
+        &self.constants
+    }
+
+    /// Those that train, then those that do not.
+    pub fn whole(&self) -> impl Iterator<Item = &ParamSpec> {
+        self.params.iter().chain(&self.constants)
+    }
+
+    /// Elements of the flat parameter buffer and of the constants behind it.
+    pub fn whole_len(&self) -> usize {
+        self.constants.last().map_or(self.len, |constant| constant.range().end)
+    }
+
     /// The groups, in the order of their first tensors.
     pub fn groups(&self) -> Vec<Group> {
         let mut groups = Vec::new();
@@ -119,29 +159,34 @@ impl TrainableLayout {
 
     /// One tensor.
     pub fn get(&self, id: ParamId) -> &ParamSpec {
-        &self.params[id.0]
+        match id {
+            ParamId::Trained(number) => &self.params[number],
+            ParamId::Constant(number) => &self.constants[number],
+        }
     }
 
-    /// The tensor of this name.
+    /// The trainable tensor of this name.
     pub fn find(&self, name: &str) -> Option<ParamId> {
-        self.params.iter().position(|p| p.name == name).map(ParamId)
+        self.params.iter().position(|p| p.name == name).map(ParamId::Trained)
     }
 
     /// The first tensors alone, as long as they are of this group. Numbers and offsets stay what they are.
     pub fn leading(&self, group: Group) -> Self {
         let params: Vec<_> = self.params.iter().take_while(|param| param.group == group).cloned().collect();
         let len = params.last().map_or(0, |param| param.range().end);
-        Self { params, len }
+        Self { params, len, constants: Vec::new() }
     }
 
-    /// Initial values of the whole buffer; the same on every rank.
+    /// Initial values of the whole buffer; the same on every rank. Behind them zeros for the constants, until
+    /// they are brought.
     pub fn initial_values(&self, seed: u64) -> Vec<f32> {
-        let mut flat = vec![0.0; self.len];
+        let mut flat = vec![0.0; self.whole_len()];
         for (number, param) in self.params.iter().enumerate() {
             let key = Key { seed, purpose: Purpose::Init, step: number as u64, sample: 0, repeat: 0 };
             let values = &mut flat[param.offset..param.offset + param.len()];
             match param.init {
                 Init::Zeros | Init::RowNorms | Init::Pretrained => {}
+                Init::Ones => values.fill(1.0),
                 Init::Uniform(bound) => {
                     let mut draws = key.draws();
                     values.iter_mut().for_each(|v| *v = (2.0 * draws.uniform() - 1.0) * bound);

@@ -27,7 +27,7 @@ use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
 
 use super::{ParamId, decomposed, held};
-use crate::kernels::{LinearLayer, ModelBackend, Residual, Tape};
+use crate::kernels::{LinearLayer, LinearOps, ModelBackend, Residual, Tape};
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl<T: Tape> LeavingLinear<T> {
         match (self.leave, self.magnitude_o) {
             (Some(leave), _) => T::linear_leaving_weight(x_ni, w_oi, bias_o, leave),
             (None, Some(m_o)) => decomposed::linear(x_ni, LinearLayer { w_oi, bias_o, update }, m_o),
-            (None, None) => <T as ModelBackend>::linear(x_ni, w_oi, bias_o),
+            (None, None) => <T as LinearOps>::linear(x_ni, w_oi, bias_o),
         }
     }
 

@@ -24,7 +24,7 @@ use super::{
     notes::{Keep, Leave, LeavingLinear, LinearInputs, Notebook, NotedLinear, Notes},
 };
 use crate::kernels::{
-    DropoutRows, ModelBackend, Tape,
+    DropoutRows, LinearOps, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -33,6 +33,8 @@ pub struct Trainables<B: ModelBackend> {
     layout: TrainableLayout,
     /// At least as long as the layout; none while they are taken.
     flat: Option<Tensor<B, 1>>,
+    /// What does not train; none where everything does.
+    constants: Option<Tensor<B, 1>>,
     device: B::Device,
 }
 
@@ -40,16 +42,24 @@ pub struct Trainables<B: ModelBackend> {
 const THERE: &str = "values that were taken are put back before they are read";
 
 impl<B: ModelBackend> Trainables<B> {
-    /// Takes over `values`, which must have the layout's length; none are looked at on a backend that has
-    /// none.
-    pub fn new(layout: TrainableLayout, values: Vec<f32>, device: &B::Device) -> Self {
-        let flat = if B::VALUES {
-            assert_eq!(layout.len(), values.len(), "flat values do not fit the layout");
-            B::Flat::of(&B::Flat::place(device), values).into_tensor(device)
-        } else {
-            Tensor::zeros([layout.len()], device)
+    /// Takes over `values`, of which the layout must have as many, constants at the end; none are looked at
+    /// on a backend that has none.
+    pub fn new(layout: TrainableLayout, mut values: Vec<f32>, device: &B::Device) -> Self {
+        let constant = layout.whole_len() - layout.len();
+        let on_device = |values: Vec<f32>, len| match B::VALUES {
+            true => B::Flat::of(&B::Flat::place(device), values).into_tensor(device),
+            false => Tensor::zeros([len], device),
         };
-        Self { layout, flat: Some(flat), device: device.clone() }
+        if B::VALUES {
+            assert_eq!(layout.whole_len(), values.len(), "flat values do not fit the layout");
+        }
+        let constants = (constant > 0).then(|| {
+            let constants = values.split_off(values.len().saturating_sub(constant));
+            values.shrink_to_fit();
+            on_device(constants, constant)
+        });
+        let flat = on_device(values, layout.len());
+        Self { layout, flat: Some(flat), constants, device: device.clone() }
     }
 
     /// The layout.
@@ -89,6 +99,14 @@ impl<B: ModelBackend> Trainables<B> {
         read(&lent.trainables.layout, &values)
     }
 
+    /// The same with the constants behind them, for what a user takes away.
+    pub fn lend_whole<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
+        let Some(constants) = self.constants.clone() else { return self.lend(read) };
+        let constants: Vec<f32> =
+            constants.into_data().into_vec().expect("constants are fp32 by construction");
+        self.lend(|layout, values| read(layout, &[values, &constants].concat()))
+    }
+
     /// A copy of all values in host memory.
     pub fn to_vec(&self) -> Vec<f32> {
         self.leading_values(self.layout.len())
@@ -111,7 +129,13 @@ impl<B: ModelBackend> Trainables<B> {
             [rows, _, ..] => [rows, param.len() / rows.max(1)],
             _ => [1, param.len()],
         };
-        B::matrix_view(self.flat.clone().expect(THERE), param.offset, shape)
+        match id {
+            ParamId::Trained(_) => B::matrix_view(self.flat.clone().expect(THERE), param.offset, shape),
+            ParamId::Constant(_) => {
+                let constants = self.constants.clone().expect("a layout with constants has their values");
+                B::matrix_view(constants, param.offset - self.layout.len(), shape)
+            }
+        }
     }
 }
 
@@ -199,6 +223,11 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         self.notebook.last(self.activations, x_nd, x_ni, self.leaving(layer))
     }
 
+    /// `x` plus `y`, the output of half a block.
+    pub fn residual(&self, x_nd: Tensor<T, 2>, y_nd: Tensor<T, 2>) -> Tensor<T, 2> {
+        held::residual(self.activations, x_nd).plus(y_nd)
+    }
+
     fn leaving(&self, linear: NotedLinear<T>) -> LeavingLinear<T> {
         let NotedLinear { layer, weight, magnitude_o } = linear;
         let leave = weight.map(|weight| Box::new(self.leave(weight)) as Leave<T::Base>);
@@ -226,6 +255,9 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     /// is summed.
     pub fn linear(&self, x_ni: Tensor<T, 2>, weight: ParamId, bias: Option<ParamId>) -> Tensor<T, 2> {
         let bias = bias.map(|bias| self.get(bias));
+        if let ParamId::Constant(_) = weight {
+            return <T as LinearOps>::linear(x_ni, self.get(weight), bias);
+        }
         T::linear_leaving_weight(x_ni, self.get(weight), bias, self.leave(weight))
     }
 
@@ -237,21 +269,23 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         weight: ParamId,
         bias: Option<ParamId>,
     ) -> Tensor<T, 2> {
-        let leave = self.leave(weight);
+        let (constant, leave) = (matches!(weight, ParamId::Constant(_)), self.leave(weight));
         let (weight, bias) = (self.get(weight), bias.map(|bias| self.get(bias)));
         if self.notebook.is_reading() {
             // Any value of the right shape is as good as another.
             let unread_no = T::lower(residual_no.clone());
+            if constant {
+                let y_no = T::linear_cached(x_ni, weight, bias, T::lift(unread_no));
+                return T::sum_unread(residual_no, y_no);
+            }
             let y_no = T::linear_leaving_weight_cached(unread_no, x_ni, weight, bias, leave);
             return T::sum_unread(residual_no, y_no);
         }
-        T::linear_leaving_weight_residual(
-            held::residual(self.activations, residual_no),
-            x_ni,
-            weight,
-            bias,
-            leave,
-        )
+        let residual = held::residual(self.activations, residual_no);
+        match constant {
+            true => T::linear_residual(residual, x_ni, weight, bias),
+            false => T::linear_leaving_weight_residual(residual, x_ni, weight, bias, leave),
+        }
     }
 
     /// What takes the makings of a weight's gradient in a backward pass.
@@ -268,7 +302,11 @@ impl<'a, T: Tape> ParamScope<'a, T> {
 
     fn leaf(&self, id: ParamId) -> ParamView<T> {
         let mut leaves = self.leaves.borrow_mut();
-        leaves.entry(id).or_insert_with(|| (self.tracked)(T::lift(self.trainables.view(id)))).clone()
+        let leaf = || {
+            let view = T::lift(self.trainables.view(id));
+            if let ParamId::Trained(_) = id { (self.tracked)(view) } else { view }
+        };
+        leaves.entry(id).or_insert_with(leaf).clone()
     }
 }
 
@@ -334,6 +372,36 @@ mod tests {
         let stored = primitive.bytes().as_ptr() as usize;
         assert!((begin..end).contains(&stored), "a copy was made");
         assert_eq!(matrix.into_data().into_vec::<f32>().unwrap(), [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
+    }
+
+    #[test]
+    fn constants_lie_behind_what_trains_and_get_no_gradient() {
+        let mut layout = TrainableLayout::default();
+        let constant = layout.add_constant("tail.w".into(), &[2, 2], Group("tail"));
+        let trained = layout.add("head.w".into(), &[2, 2], Group("head"), true, Init::Zeros);
+        assert_eq!((layout.len(), layout.whole_len(), layout.get(constant).offset), (4, 8, 4));
+        assert_eq!(layout.find("tail.w"), None);
+        let values: Vec<f32> = (0..8).map(|x| x as f32).collect();
+        let mut trainables = Trainables::<Flex>::new(layout.clone(), values.clone(), &Default::default());
+        assert_eq!(trainables.to_vec(), values[..4]);
+        trainables.set(vec![1.0; 4]);
+        let x_ni = Tensor::from_data([[1.0, -1.0]], &Default::default());
+        let run = |constant_first: bool| {
+            let params = ParamScope::<burn::backend::Autodiff<Flex>>::tracked(&trainables);
+            let order = if constant_first { [constant, trained] } else { [trained, constant] };
+            let x_ni = Tensor::from_inner(x_ni.clone());
+            let y_no = order.into_iter().fold(x_ni, |x_ni, weight| params.linear(x_ni, weight, None));
+            let mut grads = crate::params::FlatGrads::new(layout.len());
+            let value = y_no.clone().inner().into_data().into_vec::<f32>().unwrap();
+            let mut of_leaves = y_no.sum().backward();
+            params.collect(&mut of_leaves, &mut grads);
+            (value, grads.values_mut().clone())
+        };
+        assert_eq!(run(true), (vec![-2.0, -2.0], vec![-1.0, -1.0, -1.0, -1.0]));
+        // Through the constant `[[4, 5], [6, 7]]`, whose columns add up to 10 and 12.
+        assert_eq!(run(false), (vec![0.0, 0.0], vec![10.0, -10.0, 12.0, -12.0]));
+        let whole = trainables.lend_whole(|_, values| values.to_vec());
+        assert_eq!(whole, [1.0, 1.0, 1.0, 1.0, 4.0, 5.0, 6.0, 7.0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernels::{LinearLayer, LowRank, ModelBackend},
+    kernels::{LinearLayer, LowRank, RowOps},
     params::{FlatGrads, Group, Init, Keep, LinearInputs, ParamId, TrainableLayout},
     rng::{Key, Purpose},
 };
@@ -43,7 +43,7 @@ impl ToyBlock {
         x_nd: Tensor<T, 2>,
     ) -> Tensor<T, 2> {
         let gain = Tensor::ones([WIDTH], &x_nd.device());
-        let y_nd = <T as ModelBackend>::rms_norm(x_nd.clone(), gain, 1e-6);
+        let y_nd = <T as RowOps>::rms_norm(x_nd.clone(), gain, 1e-6);
         let layer = || {
             let update = self.adapters.map(|adapters| {
                 let (a, b) = adapters[half];
@@ -54,7 +54,7 @@ impl ToyBlock {
         };
         let [kept_nd, again_nd] =
             params.noted_linears(y_nd, [(Keep::Output, layer().into()), (Keep::Never, layer().into())]);
-        let x_ni = <T as ModelBackend>::gelu_tanh(kept_nd) * again_nd;
+        let x_ni = <T as RowOps>::gelu_tanh(kept_nd) * again_nd;
         params.noted_residual(x_nd, LinearInputs { x_ni, layer: layer().into() })
     }
 }

@@ -1,4 +1,4 @@
-//! The truth loop: what was predicted, what was measured, and what the next prediction learns from it.
+//! What earlier runs teach: what was predicted, what was measured, and what the next prediction learns of it.
 //!
 //! ```text
 //! end of a run   Record (predicted and measured by category)  ─▶  one file per machine and model, newest

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use coxswain_proto::cache_plan::Decided;
+use coxswain_proto::{cache_plan::Decided, ids::Step, report::Skipped};
 use serde::{Deserialize, Serialize};
 
 use crate::train::features::Mark;
@@ -48,6 +48,10 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "turn")]
     pub cache_phase: Option<Decided>,
+    /// The newest steps before this one that were left out, as the rank knows that wrote this: where their
+    /// reports are lost, nothing else says so.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<Step, Skipped>,
     /// Every other file of the directory.
     pub files: BTreeMap<String, FileEntry>,
 }

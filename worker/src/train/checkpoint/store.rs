@@ -154,6 +154,7 @@ mod tests {
             micro_batch: 1,
             cache: None,
             cache_phase: None,
+            skipped: Default::default(),
             files: Default::default(),
         }
     }

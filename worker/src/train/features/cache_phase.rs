@@ -3,7 +3,7 @@
 //! ```text
 //! live phase     LoRA moves; the last generation is kept, adapter and all, to be compared with
 //! it ends        a generation begins, or the kept one goes on, at least until drift has decided; drift is
-//!                measured from here on (`probes`)
+//!                measured from here on (`drift_watch`)
 //! begins         snapshot of the adapter as it is before the step; its digest names the namespace, so all
 //!                ranks open the same
 //! goes on        what is missing is computed with the adapter of then
@@ -14,18 +14,16 @@
 //! Within a cached phase LoRA rests, so the present adapter *is* the generation's, and a rank that comes back
 //! there needs nothing from the store.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
-use coxswain_proto::{
-    cache_plan::{CacheGeneration, CacheReport},
-    ids::{Bytes, Step},
-};
+use coxswain_proto::{cache_plan::CacheGeneration, ids::Step};
 
 use super::{
-    adapter::{self, AdapterSnapshot},
+    adapter::AdapterSnapshot,
     claim::{Claim, FeatureVersion, Mark},
     desk::Desk,
-    memo::Features,
+    drift_watch::DriftWatch,
+    owner::Features,
     serving::Serving,
 };
 use crate::{
@@ -48,14 +46,14 @@ impl<B: Tape<Base = B>> Features<B> {
     ) -> Option<Option<KeptFeatures>> {
         let CachePhase::Cached(namespace) = cache_phase else { return Some(None) };
         let number = namespace.generation.number;
-        match self.serving.as_ref().filter(|serving| serving.generation == namespace.generation) {
+        match self.memo.serving.as_ref().filter(|serving| serving.generation == namespace.generation) {
             Some(serving) => Some(Some(serving.source.clone())),
             // It has no name before it begins, so its samples are read as if nothing were there, and looked
             // for when they are due. Not before a step that fills another generation: it would take them for
             // its own.
             None if namespace.generation.since > next => {
                 let alike = |claim: &Claim| [0, number].contains(&claim.cache_phase.number());
-                claimed.iter().all(alike).then(|| Some(self.setup.source_in(None)))
+                claimed.iter().all(alike).then(|| Some(self.memo.setup.source_in(None)))
             }
             None => None,
         }
@@ -68,7 +66,7 @@ impl<B: Tape<Base = B>> Features<B> {
         cache_phase: &CachePhase,
     ) -> Result<(), TrainError> {
         let step = desk.next;
-        if !self.setup.rests() {
+        if !self.memo.setup.rests() {
             return Ok(());
         }
         let begins =
@@ -82,25 +80,25 @@ impl<B: Tape<Base = B>> Features<B> {
     }
 
     fn prepare_cache_phase(&mut self, desk: &Desk<'_, '_, B>, cache_phase: &CachePhase) {
-        self.publish();
+        self.memo.publish();
         let trainables = &desk.learner.trainables;
         match cache_phase {
             CachePhase::Live { kept } => {
                 // What is not measured by now never will be: LoRA moves on.
-                self.measuring = None;
-                if let Some(serving) = &mut self.serving {
+                self.drift.give_up();
+                if let Some(serving) = &mut self.memo.serving {
                     serving.older = None;
                 }
                 if let Some(kept) = kept
                     && kept.namespace.is_some()
-                    && !self.serves(&kept.generation)
+                    && !self.memo.serves(&kept.generation)
                 {
                     self.recall(kept, trainables);
                 }
             }
             CachePhase::Cached(namespace) => {
                 let before = self.serve(namespace, desk.next, trainables);
-                self.begin_measuring(desk, namespace, before);
+                self.drift.begin(&self.memo, desk, namespace, before);
             }
         }
     }
@@ -111,13 +109,13 @@ impl<B: Tape<Base = B>> Features<B> {
         desk: &mut Desk<'_, '_, B>,
         cache_phase: &CachePhase,
     ) -> Result<(), TrainError> {
-        self.tell_complaints(desk)?;
+        self.memo.tell_complaints(desk)?;
         if desk.members.rank().0 > 0 {
             return Ok(());
         }
-        desk.members.link.report(Report::Note(self.words_of_cache_phase(desk.next, cache_phase)))?;
+        desk.members.link.report(Report::Note(self.memo.words_of_cache_phase(desk.next, cache_phase)))?;
         if matches!(cache_phase, CachePhase::Cached(_))
-            && let Some(report) = self.report()
+            && let Some(report) = self.memo.report()
         {
             desk.members.link.report(Report::Cache(report))?;
         }
@@ -126,13 +124,12 @@ impl<B: Tape<Base = B>> Features<B> {
 
     /// What other ranks, or a checkpoint, must know.
     pub(in crate::train) fn mark(&self) -> Option<Mark> {
-        let serving = self.serving.as_ref().filter(|_| self.setup.rests())?;
+        let serving = self.memo.serving.as_ref().filter(|_| self.memo.setup.rests())?;
         let place = |serving: &Serving<B>| FeatureVersion {
             generation: serving.generation,
             namespace: serving.key.0,
         };
-        let before = self.measuring.as_ref().and_then(|measuring| measuring.before());
-        Some(Mark { newest: place(serving), before: before.map(place) })
+        Some(Mark { newest: place(serving), before: self.drift.before().map(place) })
     }
 
     /// Takes over what a generation of workers has agreed on: the state that it starts with was left with
@@ -147,24 +144,23 @@ impl<B: Tape<Base = B>> Features<B> {
 
     fn resume_generation(&mut self, desk: &Desk<'_, '_, B>, mark: Option<Mark>) {
         // What the last generation of workers computed and had not published yet.
-        self.publish();
-        if !self.setup.rests() {
+        self.memo.publish();
+        if !self.memo.setup.rests() {
             return;
         }
-        (self.phase, self.taken, self.measured, self.probed) = (None, None, None, None);
-        self.measuring = None;
+        (self.phase, self.taken, self.drift) = (None, None, DriftWatch::default());
         let Some(Mark { newest: FeatureVersion { generation, namespace }, before }) = mark else {
-            self.serving = None;
+            self.memo.serving = None;
             return;
         };
-        let here = self.serving.as_ref();
+        let here = self.memo.serving.as_ref();
         if here.is_none_or(|own| own.generation != generation || own.key.0 != namespace || own.stale) {
             let namespace = CacheNamespace { generation, namespace: Some(namespace.to_string()) };
             self.recall(&namespace, &desk.learner.trainables);
         }
         if let Some(before) = before {
-            let before = self.past(before, &desk.learner.trainables);
-            self.measure_again(desk, generation.since, before);
+            let before = self.memo.past(before, &desk.learner.trainables);
+            self.drift.begin_again(&self.memo, desk, generation.since, before);
         }
     }
 
@@ -176,106 +172,53 @@ impl<B: Tape<Base = B>> Features<B> {
         step: Step,
         trainables: &Trainables<B>,
     ) -> Option<Serving<B>> {
-        let present = AdapterSnapshot::of(trainables, self.setup.resting);
+        let present = AdapterSnapshot::of(trainables, self.memo.setup.resting);
         if namespace.generation.since == step {
-            let before = self.serving.take();
-            // A drift since what does not serve any more decides nothing.
-            self.measuring.take_if(|measuring| measuring.before().is_none());
+            let before = self.memo.serving.take();
+            self.drift.give_up_deciding();
             // Again after a rollback, too: the world may be another, and then the weights are.
-            self.begin(namespace.generation, Some(present));
+            self.begin(namespace.generation, present);
             return before.filter(|before| before.generation.number != namespace.generation.number);
         }
-        if !self.serves(&namespace.generation) {
+        if !self.memo.serves(&namespace.generation) {
             self.recall(namespace, trainables);
         }
-        let device = &self.setup.device;
-        if let Some(serving) = &mut self.serving {
+        let device = &self.memo.setup.device;
+        if let Some(serving) = &mut self.memo.serving {
             let other = serving.adapter.as_ref().filter(|adapter| ***adapter != present);
             serving.older = other.map(|adapter| adapter.trainables(device));
         }
         None
     }
 
-    fn serves(&self, generation: &CacheGeneration) -> bool {
-        self.serving.as_ref().is_some_and(|serving| serving.generation == *generation)
+    /// From now on this generation serves, made with this adapter.
+    fn begin(&mut self, generation: CacheGeneration, adapter: AdapterSnapshot) {
+        let first = self.drift.first_records(generation.since);
+        self.memo.begin(generation, Some(adapter), first);
     }
 
     /// Finds the adapter that an older generation was made with: the present one, if LoRA has rested since,
     /// or the one in its namespace.
     fn recall(&mut self, wanted: &CacheNamespace, trainables: &Trainables<B>) {
-        let present = AdapterSnapshot::of(trainables, self.setup.resting);
+        let present = AdapterSnapshot::of(trainables, self.memo.setup.resting);
         let key = wanted.namespace.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(NamespaceKey);
-        let here = self.setup.described(Some(&present)).key();
+        let here = self.memo.setup.described(Some(&present)).key();
         if key.is_none_or(|key| key == here) {
-            self.begin(wanted.generation, Some(present));
+            self.begin(wanted.generation, present);
             return;
         }
-        let found = key.and_then(|key| self.find_adapter(&key, trainables));
+        let found = key.and_then(|key| self.memo.find_adapter(&key, trainables));
         let stale = found.is_none();
-        self.begin(wanted.generation, Some(found.unwrap_or(present)));
-        if let Some(serving) = &mut self.serving {
+        self.begin(wanted.generation, found.unwrap_or(present));
+        if let Some(serving) = &mut self.memo.serving {
             serving.stale = stale;
         }
         if stale {
-            self.account.complain(format!(
-                "the adapter of cache generation {} is in no namespace of {}: what is missing is computed with the present one, until the next generation begins",
+            self.memo.account.complain(format!(
+                "the adapter of version {} of the features is in no namespace of {}: what is missing is computed with the present one, until the next version begins",
                 wanted.generation.number,
-                self.setup.store.dir().display()
+                self.memo.setup.store.dir().display()
             ));
-        }
-    }
-
-    /// A generation that served before the present one, to be compared with; none if its adapter is not
-    /// there.
-    fn past(&mut self, place: FeatureVersion, trainables: &Trainables<B>) -> Option<Serving<B>> {
-        let key = NamespaceKey(place.namespace);
-        let adapter = self.find_adapter(&key, trainables)?;
-        let namespace =
-            self.setup.store.find(&key).inspect_err(|error| self.account.complain(error)).ok().flatten();
-        Some(self.setup.serving_of(place.generation, key, namespace, Some(Arc::new(adapter))))
-    }
-
-    fn find_adapter(&mut self, key: &NamespaceKey, trainables: &Trainables<B>) -> Option<AdapterSnapshot> {
-        let tensors = match self.setup.store.find(key).and_then(|namespace| match namespace {
-            Some(namespace) => namespace.load_adapter(),
-            None => Ok(None),
-        }) {
-            Ok(tensors) => tensors?,
-            Err(error) => {
-                self.account.complain(&error);
-                return None;
-            }
-        };
-        // The namespace may be another kind of device's: then its adapter is what is wanted, and its records
-        // are not.
-        let snapshot = adapter::snapshot(trainables.layout(), self.setup.resting, &tensors);
-        snapshot.inspect_err(|error| self.account.complain(error.to_string())).ok()
-    }
-
-    /// The levels of the generation that serves, for the coordinator.
-    pub(super) fn report(&self) -> Option<CacheReport> {
-        self.serving.as_ref().map(|serving| self.report_of(serving))
-    }
-
-    /// The levels of a generation.
-    pub(super) fn report_of(&self, serving: &Serving<B>) -> CacheReport {
-        let (stored, bytes, damaged) = match &serving.namespace {
-            Some(namespace) => {
-                let stored = self.setup.training.iter().filter(|key| namespace.contains(key)).count();
-                (stored as u64, namespace.bytes(), namespace.damaged().0)
-            }
-            None => (0, 0, 0),
-        };
-        CacheReport {
-            generation: serving.generation.number,
-            namespace: serving.key.to_string(),
-            stored,
-            total: self.account.total,
-            bytes: Bytes(bytes),
-            fill_batch: if self.account.filled() { self.fill_batch as u32 } else { 0 },
-            damaged,
-            drift: None,
-            lost: serving.stale,
         }
     }
 }

@@ -18,8 +18,9 @@ use coxswain_proto::{cache_plan::CacheUse, ids::Step};
 
 use super::{
     desk::Desk,
-    memo::Features,
-    store_writer::{Made, MadeRow, News},
+    memo::Memo,
+    owner::Features,
+    store_writer::{Made, MadeRow},
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
@@ -92,19 +93,19 @@ impl<B: Tape<Base = B>> Features<B> {
         used.read += prepared.read;
         let damaged = std::mem::take(&mut prepared.damaged);
         if !damaged.is_empty() {
-            damaged.into_iter().for_each(|damage| self.account.damage(damage));
-            self.tell_complaints(desk)?;
+            damaged.into_iter().for_each(|damage| self.memo.account.damage(damage));
+            self.memo.tell_complaints(desk)?;
         }
         let looking = clock::now();
         let missing = std::mem::take(&mut prepared.missing);
         let mut target = Target { batch: &mut *prepared.batch, waiting: &mut desk.feed.prefetch };
-        let missing = self.still_missing(&mut target, missing);
+        let missing = self.memo.still_missing(&mut target, missing);
         used.read += looking.elapsed();
         if !missing.is_empty() {
             desk.enter(Phase::CacheBuild, step)?;
             let began = clock::now();
             prepared.computed.extend(missing.iter().map(|missing| missing.row));
-            let filled = self.fill(desk, step, &mut *prepared.batch, missing);
+            let filled = self.memo.fill(desk, step, &mut *prepared.batch, missing);
             used.fill += began.elapsed();
             desk.enter(Phase::Data, step)?;
             filled?;
@@ -114,6 +115,51 @@ impl<B: Tape<Base = B>> Features<B> {
         Ok(())
     }
 
+    /// Lets the features of an epoch be published where its last step has computed them; training goes on
+    /// meanwhile.
+    pub(in crate::train) fn publish_epoch(&self, run: &Facts<'_, B>, step: Step) {
+        if run.ends_epoch(step) {
+            self.memo.store_writer.publish();
+        }
+    }
+
+    /// Where an epoch ends, waits until its features are published: called before a collective, so that after
+    /// it all ranks can see them.
+    pub(in crate::train) fn settle_epoch(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
+        match desk.run.ends_epoch(step) {
+            true => desk.storing(step, |_| self.memo.settle()),
+            false => Ok(()),
+        }
+    }
+
+    /// Says what the step that is done has brought.
+    pub(in crate::train) fn tell_step(
+        &mut self,
+        desk: &mut Desk<'_, '_, B>,
+        step: Step,
+    ) -> Result<(), TrainError> {
+        self.drift.conclude(&mut self.memo, desk, step)?;
+        if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
+            self.memo.store_writer.note(&self.memo.setup.base.made_by, &self.memo.setup.training);
+            if let Some(line) = self.memo.words_of_epoch() {
+                desk.members.link.report(Report::Note(line))?;
+            }
+        }
+        self.memo.tell_cache(desk)
+    }
+
+    /// Publishes everything: where a run or a generation ends, and with every checkpoint.
+    pub(in crate::train) fn publish_all(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
+        desk.storing(desk.next, |_| self.memo.publish())?;
+        self.memo.tell_cache(desk)
+    }
+}
+
+impl<B: Tape<Base = B>> Memo<B> {
     /// What is still missing of a micro-batch that is due.
     fn still_missing(&self, target: &mut Target<'_>, missing: Vec<Missing>) -> Vec<Missing> {
         if missing.is_empty() {
@@ -167,49 +213,6 @@ impl<B: Tape<Base = B>> Features<B> {
             }
         }
         Ok(())
-    }
-
-    /// Lets the features of an epoch be published where its last step has computed them; training goes on
-    /// meanwhile.
-    pub(in crate::train) fn publish_epoch(&self, run: &Facts<'_, B>, step: Step) {
-        if run.ends_epoch(step) {
-            self.store_writer.publish();
-        }
-    }
-
-    /// Where an epoch ends, waits until its features are published: called before a collective, so that after
-    /// it all ranks can see them.
-    pub(in crate::train) fn settle_epoch(
-        &mut self,
-        desk: &mut Desk<'_, '_, B>,
-        step: Step,
-    ) -> Result<(), TrainError> {
-        match desk.run.ends_epoch(step) {
-            true => desk.storing(step, |_| self.settle()),
-            false => Ok(()),
-        }
-    }
-
-    /// Says what the step that is done has brought.
-    pub(in crate::train) fn tell_step(
-        &mut self,
-        desk: &mut Desk<'_, '_, B>,
-        step: Step,
-    ) -> Result<(), TrainError> {
-        self.conclude_drift(desk, step)?;
-        if desk.members.rank().0 == 0 && desk.run.ends_epoch(step) {
-            self.store_writer.note(&self.setup.base.made_by, &self.setup.training);
-            if let Some(line) = self.words_of_epoch() {
-                desk.members.link.report(Report::Note(line))?;
-            }
-        }
-        self.tell_cache(desk)
-    }
-
-    /// Publishes everything: where a run or a generation ends, and with every checkpoint.
-    pub(in crate::train) fn publish_all(&mut self, desk: &mut Desk<'_, '_, B>) -> Result<(), TrainError> {
-        desk.storing(desk.next, |_| self.publish())?;
-        self.tell_cache(desk)
     }
 
     /// Says what has gone wrong since the last call.
@@ -275,26 +278,5 @@ impl<B: Tape<Base = B>> Features<B> {
         }
         // Unrounded, so that the part knows what rounding costs; its bytes are the same.
         self.store_writer.keep(made);
-    }
-
-    /// Makes what was stored so far visible to everybody.
-    pub(super) fn publish(&mut self) {
-        self.store_writer.publish();
-        self.settle();
-    }
-
-    /// Waits until everything that was handed to the store is there.
-    pub(super) fn settle(&mut self) {
-        let began = clock::now();
-        self.store_writer.settle();
-        self.account.fill_time(began.elapsed());
-        self.hear();
-    }
-
-    /// Takes in what the storing thread has to tell.
-    pub(super) fn hear(&mut self) {
-        let News { kept, published, complaints } = self.store_writer.news();
-        complaints.into_iter().for_each(|line| self.account.complain(line));
-        self.account.kept(kept, published);
     }
 }

@@ -2,105 +2,72 @@
 
 use std::sync::Arc;
 
+use coxswain_feature_store::NamespaceKey;
+use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::{
-    cache_plan::CacheGeneration,
-    ids::{Bytes, Step},
-    run_spec::{CacheMode, RunSpec},
+    cache_plan::{CacheGeneration, CacheReport},
+    ids::Bytes,
+    run_spec::RunSpec,
 };
+use coxswain_task::{Extractor, Samples};
 
 use super::{
     account::Account,
-    adapter::AdapterSnapshot,
-    measuring::Measuring,
+    adapter::{self, AdapterSnapshot},
+    claim::FeatureVersion,
     serving::Serving,
     setup::Setup,
-    store_writer::{Made, StoreWriter},
+    store_writer::{Made, News, StoreWriter},
 };
-use coxswain_feature_store::Namespace;
-use coxswain_nn::kernels::Tape;
-use coxswain_task::{Objective, Samples};
+use crate::{clock, train::TrainError};
 
-use crate::train::TrainError;
-
-/// What a run keeps of its features, and how.
-pub(in crate::train) struct Features<B: Tape<Base = B>> {
-    pub(super) setup: Setup<B>,
+/// Features that are kept, and the account of it.
+pub(super) struct Memo<B: Tape<Base = B>> {
+    pub setup: Setup<B>,
     /// Stores beside training.
-    pub(super) store_writer: StoreWriter,
+    pub store_writer: StoreWriter,
     /// The generation that serves, or has served last.
-    pub(super) serving: Option<Serving<B>>,
+    pub serving: Option<Serving<B>>,
     /// Samples of one forward pass when features are computed; an out-of-memory lowers it.
-    pub(super) fill_batch: usize,
-    /// The generation of the cache phase that was made ready last, 0 if live; none if that has to be looked
-    /// at again.
-    pub(super) phase: Option<u64>,
-    /// The step for which that was.
-    pub(super) taken: Option<Step>,
-    /// The measurement of drift that goes on.
-    pub(super) measuring: Option<Measuring<B>>,
-    /// Before which step drift was measured last in this generation of workers.
-    pub(super) measured: Option<Step>,
-    /// What was computed for that: the first records of a generation that begins there.
-    pub(super) probed: Option<(Step, Made)>,
-    pub(super) account: Account,
+    pub fill_batch: usize,
+    pub account: Account,
 }
 
-impl<B: Tape<Base = B>> Features<B> {
-    /// Opens the store of a run; none if its cache is off. `gpu` is what the device's maker calls it.
-    pub(in crate::train) fn open(
+impl<B: Tape<Base = B>> Memo<B> {
+    /// Opens the store of a run; nothing serves yet.
+    pub fn open(
         spec: &RunSpec,
         samples: &dyn Samples,
-        objective: &dyn Objective<B>,
+        extractor: &dyn Extractor<B>,
         device: &B::Device,
-        gpu: Option<String>,
-    ) -> Result<Option<Self>, TrainError> {
-        let (cache, Some(extractor)) = (&spec.cache, objective.extractor()) else { return Ok(None) };
-        let setup = Setup::open(spec, samples, extractor, device, gpu.as_deref())?;
-        let mut features = Self {
+        gpu: Option<&str>,
+    ) -> Result<Self, TrainError> {
+        let setup = Setup::open(spec, samples, extractor, device, gpu)?;
+        let mut memo = Self {
             account: Account::new(setup.training.len() as u64),
             store_writer: StoreWriter::start(&setup.store)?,
             setup,
             serving: None,
-            fill_batch: cache.encoder_batch.unwrap_or(spec.train.micro_batch).max(1),
-            phase: None,
-            taken: None,
-            measuring: None,
-            measured: None,
-            probed: None,
+            fill_batch: spec.cache.encoder_batch.unwrap_or(spec.train.micro_batch).max(1),
         };
-        if let Some(why) = features.setup.store.read_only() {
-            let dir = features.setup.store.dir().display();
+        if let Some(why) = memo.setup.store.read_only() {
+            let dir = memo.setup.store.dir().display();
             let line = format!(
                 "{dir}: cannot be written ({why}): features that are there are used, and none are added"
             );
-            features.account.complain(line);
+            memo.account.complain(line);
         }
-        if features.setup.mode == CacheMode::Exact {
-            features.begin(CacheGeneration { number: 1, since: Step(0) }, None);
-        }
-        Ok(Some(features))
+        Ok(memo)
     }
 
-    /// Bytes held for it from step to step, but for features that wait to be written or read.
-    pub(in crate::train) fn bytes(&self) -> Bytes {
-        let of = |serving: &Serving<B>| {
-            let adapter = serving.adapter.as_ref().map_or(0, |adapter| adapter.bytes());
-            // Ready to compute with, it is there once more.
-            let copies = 1 + u64::from(serving.older.is_some());
-            serving.namespace.as_ref().map_or(0, Namespace::index_bytes) + copies * adapter
-        };
-        let before = self.measuring.as_ref().and_then(Measuring::before);
-        let keys = self.setup.keys.bytes() + size_of_val(&*self.setup.training) as u64;
-        Bytes(keys + [self.serving.as_ref(), before].into_iter().flatten().map(of).sum::<u64>())
-    }
-
-    /// Samples of one forward pass when features are computed.
-    pub(in crate::train) fn encoder_batch(&self) -> usize {
-        self.fill_batch
-    }
-
-    /// From now on this generation serves, made with this adapter.
-    pub(super) fn begin(&mut self, generation: CacheGeneration, adapter: Option<AdapterSnapshot>) {
+    /// From now on this generation serves, made with this adapter; some of its records may be there
+    /// already.
+    pub fn begin(
+        &mut self,
+        generation: CacheGeneration,
+        adapter: Option<AdapterSnapshot>,
+        first: Option<Made>,
+    ) {
         let description = self.setup.described(adapter.as_ref());
         let adapter = adapter.map(Arc::new);
         let namespace = self.setup.store.namespace(&description);
@@ -114,8 +81,7 @@ impl<B: Tape<Base = B>> Features<B> {
             })
             .ok();
         self.store_writer.begin(namespace.clone().filter(|_| writable));
-        let probed = self.probed.take().filter(|(step, _)| *step == generation.since);
-        if let Some((_, made)) = probed {
+        if let Some(made) = first {
             self.store_writer.keep(made);
             self.store_writer.publish();
         }
@@ -126,5 +92,90 @@ impl<B: Tape<Base = B>> Features<B> {
         let serving = self.setup.serving_of(generation, description.key(), namespace, adapter);
         self.serving = Some(serving);
         self.account.begins(generation);
+    }
+
+    /// Whether this generation does.
+    pub fn serves(&self, generation: &CacheGeneration) -> bool {
+        self.serving.as_ref().is_some_and(|serving| serving.generation == *generation)
+    }
+
+    /// A generation that served before the present one, to be compared with; none if its adapter is not
+    /// there.
+    pub fn past(&mut self, place: FeatureVersion, trainables: &Trainables<B>) -> Option<Serving<B>> {
+        let key = NamespaceKey(place.namespace);
+        let adapter = self.find_adapter(&key, trainables)?;
+        let namespace =
+            self.setup.store.find(&key).inspect_err(|error| self.account.complain(error)).ok().flatten();
+        Some(self.setup.serving_of(place.generation, key, namespace, Some(Arc::new(adapter))))
+    }
+
+    /// The adapter that a namespace was begun with; none if it is not there.
+    pub fn find_adapter(
+        &mut self,
+        key: &NamespaceKey,
+        trainables: &Trainables<B>,
+    ) -> Option<AdapterSnapshot> {
+        let tensors = match self.setup.store.find(key).and_then(|namespace| match namespace {
+            Some(namespace) => namespace.load_adapter(),
+            None => Ok(None),
+        }) {
+            Ok(tensors) => tensors?,
+            Err(error) => {
+                self.account.complain(&error);
+                return None;
+            }
+        };
+        // The namespace may be another kind of device's: then its adapter is what is wanted, and its records
+        // are not.
+        let snapshot = adapter::snapshot(trainables.layout(), self.setup.resting, &tensors);
+        snapshot.inspect_err(|error| self.account.complain(error.to_string())).ok()
+    }
+
+    /// The levels of the generation that serves, for the coordinator.
+    pub fn report(&self) -> Option<CacheReport> {
+        self.serving.as_ref().map(|serving| self.report_of(serving))
+    }
+
+    /// The levels of a generation.
+    pub fn report_of(&self, serving: &Serving<B>) -> CacheReport {
+        let (stored, bytes, damaged) = match &serving.namespace {
+            Some(namespace) => {
+                let stored = self.setup.training.iter().filter(|key| namespace.contains(key)).count();
+                (stored as u64, namespace.bytes(), namespace.damaged().0)
+            }
+            None => (0, 0, 0),
+        };
+        CacheReport {
+            generation: serving.generation.number,
+            namespace: serving.key.to_string(),
+            stored,
+            total: self.account.total,
+            bytes: Bytes(bytes),
+            fill_batch: if self.account.filled() { self.fill_batch as u32 } else { 0 },
+            damaged,
+            drift: None,
+            lost: serving.stale,
+        }
+    }
+
+    /// Makes what was stored so far visible to everybody.
+    pub fn publish(&mut self) {
+        self.store_writer.publish();
+        self.settle();
+    }
+
+    /// Waits until everything that was handed to the store is there.
+    pub fn settle(&mut self) {
+        let began = clock::now();
+        self.store_writer.settle();
+        self.account.fill_time(began.elapsed());
+        self.hear();
+    }
+
+    /// Takes in what the storing thread has to tell.
+    pub fn hear(&mut self) {
+        let News { kept, published, complaints } = self.store_writer.news();
+        complaints.into_iter().for_each(|line| self.account.complain(line));
+        self.account.kept(kept, published);
     }
 }

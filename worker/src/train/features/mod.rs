@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! setup      where features are kept, in which form, of which samples
+//! owner      memo, drift watch and cache phase as one, for training
 //! memo       the generation that serves, and what is still to be stored
 //! cache_phase  where the next step takes its features from; a generation begins, or an older one goes on
 //! fill       computes what micro-batches lack, and rounds it as the store does
 //! store_writer  appends it to parts and publishes these, on a thread of its own
-//! probes     how far the features of some samples have moved since a generation began, measured a few at a
-//!            time
+//! drift_watch  when drift is measured, a few probes at a time, and what comes of it
 //! measuring  such a measurement while it goes on
+//! probes     compares the features of some samples with those of an older generation
 //! drift      what adds up over probes and ranks
 //! adapter    a generation's adapter, in the store and back
 //! desk       what the owners of everything else lend for all this
@@ -32,9 +33,11 @@ mod cache_phase;
 mod claim;
 mod desk;
 mod drift;
+mod drift_watch;
 mod fill;
 mod measuring;
 mod memo;
+mod owner;
 mod probes;
 mod serving;
 mod setup;
@@ -47,4 +50,4 @@ pub use self::{
     account::{CacheSummary, DriftRecord},
     claim::{FeatureVersion, Mark},
 };
-pub(super) use self::{claim::Claim, desk::Desk, memo::Features, setup::store_dir};
+pub(super) use self::{claim::Claim, desk::Desk, owner::Features, setup::store_dir};

@@ -25,3 +25,13 @@ pub(super) struct Serving<B: Tape<Base = B>> {
     /// The adapter it was made with cannot be had; this is the one that was there instead.
     pub stale: bool,
 }
+
+impl<B: Tape<Base = B>> Serving<B> {
+    /// Bytes held for it.
+    pub fn bytes(&self) -> u64 {
+        let adapter = self.adapter.as_ref().map_or(0, |adapter| adapter.bytes());
+        // Ready to compute with, it is there once more.
+        let copies = 1 + u64::from(self.older.is_some());
+        self.namespace.as_ref().map_or(0, Namespace::index_bytes) + copies * adapter
+    }
+}

@@ -88,7 +88,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             saved: self.saved,
             before: self.before.clone(),
             stopped: self.stopped,
-            skipped_in_a_row: self.skipped_in_a_row,
+            skipped_in_a_row: self.skips.in_a_row,
             cache: self.features.as_ref().and_then(Features::mark),
         }
     }
@@ -100,9 +100,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.stopped = carried.stopped;
         // A checkpoint says for itself which step it is of, and which micro-batch fitted. Steps behind it
         // that were left out come again, and count then.
-        self.skipped_in_a_row = 0;
+        self.skips.in_a_row = 0;
+        self.skips.newest.split_off(&self.next);
         if !restored {
-            self.skipped_in_a_row = carried.skipped_in_a_row;
+            self.skips.in_a_row = carried.skipped_in_a_row;
             self.feed.micro_batch = carried.micro_batch as usize;
             self.feed.searched = carried.searched;
             self.saved = carried.saved;
@@ -120,6 +121,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             None => self.trainables.to_vec(),
             Some(_) => self.objective.initial_values(layout)?,
         };
+        values.truncate(layout.len());
         let starts = init_from::take(run.task, run.spec, layout, &mut values)?;
         let mut optimizer = self.empty_optimizer(run.spec, members);
         optimizer.begin_average(&values);

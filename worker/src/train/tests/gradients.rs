@@ -1,15 +1,22 @@
 //! What should train does, on a real policy.
 
 use coxswain_nn::params::{FlatGrads, Group, Init, TrainableLayout};
-use coxswain_proto::ids::Step;
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::{Optimizer, PerGroup},
+};
 use coxswain_task::StageClock;
 use coxswain_tasks::vla_flow::{
     data::MicroBatch,
-    testing::small::{Fixture, batch, load, spec},
+    testing::small::{Fixture, batch, load, shaken, spec},
 };
 
 use super::peak;
-use crate::{train::GradientWatch, zero::Rates};
+use crate::{
+    collective::Solo,
+    train::GradientWatch,
+    zero::{Keeps, Partition, Rates, ReplicatedAdamW, StepInput},
+};
 
 #[test]
 fn everything_trains_within_three_steps_of_the_zero_start() {
@@ -70,4 +77,36 @@ fn what_has_no_learning_rate_is_not_expected_to_train() {
         assert_eq!(watch.verdict(trainables.layout()), Ok(()));
     }
     assert!(watch.all_heard());
+}
+
+#[test]
+fn adapters_learn_through_an_expert_that_keeps_its_bits() {
+    let Fixture { policy, mut trainables } = shaken(&spec(&[]));
+    let layout = trainables.layout().clone();
+    let partition = Partition::new(layout.len(), 1, Rank(0));
+    let settings = Optimizer { weight_decay: PerGroup::All(0.1), ..Optimizer::default() };
+    let mut optimizer = ReplicatedAdamW::<Vec<f32>>::at(&(), &layout, partition, &settings, Keeps::default());
+    let before = trainables.to_vec();
+    optimizer.begin(0, 0, &before);
+    let rates = Rates::from([("lora", 1e-2), ("expert", 0.0), ("sensor", 0.0)]);
+    let mut losses = Vec::new();
+    for _ in 0..8 {
+        let mut grads = FlatGrads::new(layout.len());
+        let micro = policy
+            .forward_backward(&trainables, &batch(&[0, 1, 2]), &mut grads, &mut StageClock::default())
+            .expect("sound");
+        losses.push(micro.loss_sum);
+        let input = StepInput { scale: 1.0 / micro.valid, rates: rates.clone(), resting: None };
+        let mut weights: Vec<f32> = trainables.take();
+        optimizer
+            .step(grads.values_mut(), &mut weights, &input, &mut Solo::default())
+            .expect("finite gradients");
+        trainables.put(weights);
+    }
+    let after = trainables.to_vec();
+    for param in layout.params() {
+        let stays = before[param.range()] == after[param.range()];
+        assert_eq!(stays, param.group != Group::LORA, "{}", param.name);
+    }
+    assert!(losses[7] < 0.95 * losses[0], "{losses:?}");
 }

@@ -9,7 +9,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::{InitFrom, RunSpec};
 use coxswain_tasks::vla_flow::VlaFlow;
 
-use crate::train::init_from::{InitError, content_digest, take};
+use crate::train::init_from::{InitError, bring, content_digest, take};
 
 const EXPERT: Group = Group("expert");
 const SENSOR: Group = Group("sensor");
@@ -86,6 +86,59 @@ fn what_does_not_fit_is_named_with_both_shapes_and_nothing_is_taken() {
     assert!(error.to_string().contains("expert.more"), "{error}");
     let error = started(InitFrom::Groups([("lora".into(), path)].into())).unwrap_err().to_string();
     assert!(error.contains("no tensor of the group `lora`"), "{error}");
+}
+
+#[test]
+fn what_does_not_train_is_brought_whole_or_refused_tensor_by_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut here = layout(&[("sensor.in", &[3], SENSOR)]);
+    here.add_constant("expert.in".into(), &[2, 3], EXPERT);
+    here.add_constant("expert.out".into(), &[2], EXPERT);
+    let brought = |path: &str, mut values: Vec<f32>| {
+        bring(&VlaFlow, &spec(InitFrom::All(path.to_owned())), &here, &mut values).map(|()| values)
+    };
+    let path = file(
+        dir.path(),
+        &[("expert.in", &[2, 3], EXPERT), ("expert.out", &[2], EXPERT), ("sensor.in", &[3], SENSOR)],
+    );
+    // What trains is left as it is: a checkpoint's values, or drawn ones.
+    let expected = [0.5, 0.5, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+    assert_eq!(brought(&path, vec![0.5; 3]).unwrap(), expected);
+    let mut values = vec![0.0; here.whole_len()];
+    let lines = take(&VlaFlow, &spec(InitFrom::All(path.clone())), &here, &mut values).unwrap();
+    assert_eq!(values[..3], [9.0, 10.0, 11.0]);
+    assert_eq!(lines[1], format!("what does not train comes from {path}"));
+
+    let path = file(dir.path(), &[("expert.in", &[2, 3], EXPERT)]);
+    let error = brought(&path, vec![0.5; 3]).unwrap_err().to_string();
+    assert!(error.contains("\n  expert.out: [2]") && !error.contains("expert.in"), "{error}");
+}
+
+#[test]
+fn of_the_pretrained_model_nothing_is_dropped_that_belongs_to_the_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let (merger, layer) = ("model.visual.merger.ln_q.weight", "model.language_model.layers.4.q.weight");
+    let adapter = "base_model.model.model.language_model.layers.4.k.lora_A.weight";
+    let path = file(
+        dir.path(),
+        &[
+            (merger, &[2], Group::BASE),
+            (layer, &[3], Group::BASE),
+            (adapter, &[2], Group::LORA),
+            ("expert.out", &[2], EXPERT),
+        ],
+    );
+    let here = layout(&[(merger, &[2], Group::BASE), ("expert.out", &[2], EXPERT)]);
+    let start = |group: &str| {
+        let mut values = vec![0.0; here.len()];
+        let init_from = InitFrom::Groups([(group.to_owned(), path.clone())].into());
+        take(&VlaFlow, &spec(init_from), &here, &mut values).map(|_| values)
+    };
+    let error = start("base").unwrap_err().to_string();
+    assert!(error.contains(layer) && error.contains("model.train") && !error.contains(adapter), "{error}");
+    let error = start("lora").unwrap_err().to_string();
+    assert!(error.contains(adapter) && error.contains("lora.targets") && !error.contains(layer), "{error}");
+    assert_eq!(start("expert").unwrap()[2..], [8.0, 9.0]);
 }
 
 #[test]

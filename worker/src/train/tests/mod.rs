@@ -1,5 +1,6 @@
 //! Parts of training on a real task's policy.
 
+mod average;
 mod gradients;
 mod init_from;
 mod on_device;

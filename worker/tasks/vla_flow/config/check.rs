@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
+use super::{ActionEncoder, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
 use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
     config::Findings,
@@ -17,7 +17,8 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
-    check_learning_rates(&settings.optimizer.lr, spec, f);
+    settings.serve.check(&settings.data, f);
+    check_learning_rates(settings, spec, f);
     check_cache(settings, spec, f);
     check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
     check_init(settings, spec, f);
@@ -47,6 +48,15 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     f.at_least_one("expert.heads", expert.heads);
     f.at_least_one("expert.repeated_noise", expert.repeated_noise);
     f.at_least_one("expert.sampling_steps", expert.sampling_steps);
+    f.at_least_one("expert.ends_width", expert.ends_width);
+    let rate = (0.0..1.0).contains(&expert.dropout);
+    f.in_range("expert.dropout", expert.dropout, rate, "from 0 to below 1");
+    f.require(
+        expert.action_encoder == ActionEncoder::Linear || expert.width.is_multiple_of(2),
+        "expert.action_encoder",
+        format_args!("is `time_mlp`, whose sinusoids need an even width, and the width is {}", expert.width),
+        "choose an even `expert.width`, or `linear`",
+    );
     f.require(
         expert.heads == 0 || expert.width.is_multiple_of(expert.heads),
         "expert.heads",
@@ -88,8 +98,8 @@ fn check_data(data: &Data, f: &mut Findings) {
     }
 }
 
-fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings) {
-    let LearningRates { lora, base, expert, sensor } = *rates;
+fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
+    let LearningRates { lora, base, expert, sensor } = settings.optimizer.lr;
     for (group, rate) in [("lora", lora), ("base", base), ("expert", expert), ("sensor", sensor)] {
         f.learning_rate(group, rate);
     }
@@ -97,11 +107,39 @@ fn check_learning_rates(rates: &LearningRates, spec: &RunSpec, f: &mut Findings)
         Some(InitFrom::Groups(groups)) => groups.contains_key("expert"),
         from => from.is_some(),
     };
+    let VlaSettings { expert: Expert { train, .. }, model, data, .. } = settings;
+    // Adapters in the expert have its rate.
+    let adapted = settings.lora.is_some();
+    let learns = [
+        (*train || adapted, expert),
+        (adapted, lora),
+        (!model.train.is_empty(), base),
+        (data.sensor.is_some(), sensor),
+    ];
+    let something = learns.iter().any(|(is_there, _)| *is_there);
     f.require(
-        rates.expert != 0.0 || brought,
+        *train || brought,
+        "expert.train",
+        "is false, and nothing brings an expert that could stay as it is",
+        "name one with `train.init_from`, or let it train",
+    );
+    f.require(
+        something,
+        "expert.train",
+        "is false, and then nothing trains at all",
+        "add a section `lora`, name modules in `model.train`, or let it train",
+    );
+    f.require(
+        !train || expert != 0.0 || brought,
         "optimizer.lr.expert",
         "is 0, and then nothing trains at all: a new expert's output layer is zero and passes no gradient on until it has moved",
         "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
+    );
+    f.require(
+        !brought || !something || learns.into_iter().any(|(is_there, rate)| is_there && rate != 0.0),
+        "optimizer.lr.expert",
+        "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+        "add a section `lora` or patterns to `model.train`, or give a group that is there a rate above 0",
     );
 }
 
@@ -109,7 +147,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     let Some(tap) = f.read::<TapSetting>("cache.tap", &spec.cache.tap.0) else { return };
     if spec.cache.mode == CacheMode::Periodic {
         f.require(
-            settings.lora.is_some(),
+            settings.lora.is_some() || !settings.model.train.is_empty(),
             "cache.mode",
             "is `periodic`, but nothing of the vision-language model trains",
             "use `exact`: without LoRA its features never change",
@@ -119,6 +157,12 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             "model.train",
             "is given with `cache.mode: periodic`, whose cached steps rest LoRA and nothing else of the model",
             "use LoRA there instead, or `cache.mode: exact` with what trains above the tap, or `off`",
+        );
+        f.require(
+            settings.expert.train || settings.data.sensor.is_some(),
+            "expert.train",
+            "is false with `cache.mode: periodic`, whose cached steps would train nothing",
+            "use `cache.mode: exact` or `off`",
         );
         f.require(
             matches!(tap, TapSetting::Auto | TapSetting::Final),

@@ -4,6 +4,7 @@
 mod check;
 mod data;
 mod schema;
+mod serve;
 mod settings;
 mod tap;
 #[cfg(test)]
@@ -13,7 +14,8 @@ mod trainables;
 pub use self::{
     data::{Data, Normalization},
     schema::SCHEMA,
+    serve::Serve,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
-    trainables::{Expert, FlowConvention, LearningRates, Sensor},
+    trainables::{ActionEncoder, Expert, FlowConvention, LearningRates, Preset, Projection, Sensor},
 };

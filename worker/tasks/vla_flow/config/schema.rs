@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{Findings, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, LearnedSince},
+        Class::{Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
     },
     run_spec::RunSpec,
@@ -31,6 +31,7 @@ impl TaskSettings for VlaSettings {
         ("lora.alpha_pattern", LearnedInOrder),
         ("lora.dropout", LearnedSince("0.0")),
         ("lora.use_dora", LearnedSince("false")),
+        ("lora.bias", LearnedSince("\"none\"")),
         ("lora.exclude_modules", Learned),
         ("lora.layers_to_transform", LearnedSince("[]")),
         ("lora.layers_pattern", LearnedSince("[]")),
@@ -41,6 +42,15 @@ impl TaskSettings for VlaSettings {
         ("expert.convention", Learned),
         ("expert.repeated_noise", Learned),
         ("expert.sampling_steps", Learned),
+        ("expert.train", LearnedSince("true")),
+        ("expert.preset", Outside("says what other keys are where they are not given")),
+        ("expert.action_encoder", LearnedSince("\"linear\"")),
+        ("expert.state_encoder", LearnedSince("\"linear\"")),
+        ("expert.action_decoder", LearnedSince("\"linear\"")),
+        ("expert.ends_width", LearnedSince("1024")),
+        ("expert.feature_norm", LearnedSince("false")),
+        ("expert.future_tokens", LearnedSince("0")),
+        ("expert.dropout", LearnedSince("0.0")),
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.cameras", Learned),
@@ -58,6 +68,10 @@ impl TaskSettings for VlaSettings {
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),
         ("optimizer.lr.sensor", Learned),
+        ("serve.cameras", Outside("names on the wire")),
+        ("serve.state", Outside("names on the wire")),
+        ("serve.sensor", Outside("names on the wire")),
+        ("serve.prompt", Outside("names on the wire")),
     ];
 
     fn check(&self, spec: &RunSpec, findings: &mut Findings) {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     data::Data,
+    serve::Serve,
     trainables::{Expert, LearningRates, Sensor},
 };
 
@@ -29,6 +30,9 @@ pub struct VlaSettings {
     /// Learning rates.
     #[serde(default)]
     pub optimizer: Optimizer,
+    /// Names on the wire, where the policy is served.
+    #[serde(default)]
+    pub serve: Serve,
 }
 
 /// The task's part of the section `optimizer`.

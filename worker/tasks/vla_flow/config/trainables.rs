@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// The flow-matching action expert: DiT blocks that cross-attend the vision-language hidden states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "GivenExpert")]
 pub struct Expert {
+    /// Whose shapes the keys have that are not given.
+    pub preset: Option<Preset>,
     /// Model width.
     pub width: usize,
     /// DiT blocks; even ones cross-attend, odd ones self-attend.
@@ -18,17 +20,142 @@ pub struct Expert {
     pub repeated_noise: usize,
     /// Euler steps when sampling actions.
     pub sampling_steps: usize,
+    /// Whether it trains. One that does not is brought by `train.init_from`, and has neither gradients nor
+    /// moments.
+    pub train: bool,
+    /// What makes tokens of noisy actions.
+    pub action_encoder: ActionEncoder,
+    /// What makes a token of the state.
+    pub state_encoder: Projection,
+    /// What makes velocities of the last tokens.
+    pub action_decoder: Projection,
+    /// Hidden width of the state's encoder and the actions' decoder, where they are MLPs.
+    pub ends_width: usize,
+    /// Whether the hidden states go through a layer norm with gain and bias of its own first.
+    pub feature_norm: bool,
+    /// Learned tokens between the state's and the actions'.
+    pub future_tokens: usize,
+    /// Fraction of what each half of a block adds that is dropped in training.
+    pub dropout: f64,
+}
+
+/// The keys as they are given: what is absent is the preset's.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct GivenExpert {
+    preset: Option<Preset>,
+    width: Option<usize>,
+    layers: Option<usize>,
+    heads: Option<usize>,
+    convention: Option<FlowConvention>,
+    repeated_noise: Option<usize>,
+    sampling_steps: Option<usize>,
+    train: Option<bool>,
+    action_encoder: Option<ActionEncoder>,
+    state_encoder: Option<Projection>,
+    action_decoder: Option<Projection>,
+    ends_width: Option<usize>,
+    feature_norm: Option<bool>,
+    future_tokens: Option<usize>,
+    dropout: Option<f64>,
+}
+
+impl From<GivenExpert> for Expert {
+    fn from(given: GivenExpert) -> Self {
+        let base = given.preset.map_or_else(Self::default, Self::of);
+        Self {
+            preset: given.preset,
+            width: given.width.unwrap_or(base.width),
+            layers: given.layers.unwrap_or(base.layers),
+            heads: given.heads.unwrap_or(base.heads),
+            convention: given.convention.unwrap_or(base.convention),
+            repeated_noise: given.repeated_noise.unwrap_or(base.repeated_noise),
+            sampling_steps: given.sampling_steps.unwrap_or(base.sampling_steps),
+            train: given.train.unwrap_or(base.train),
+            action_encoder: given.action_encoder.unwrap_or(base.action_encoder),
+            state_encoder: given.state_encoder.unwrap_or(base.state_encoder),
+            action_decoder: given.action_decoder.unwrap_or(base.action_decoder),
+            ends_width: given.ends_width.unwrap_or(base.ends_width),
+            feature_norm: given.feature_norm.unwrap_or(base.feature_norm),
+            future_tokens: given.future_tokens.unwrap_or(base.future_tokens),
+            dropout: given.dropout.unwrap_or(base.dropout),
+        }
+    }
+}
+
+impl Expert {
+    /// The action head of that project.
+    fn of(preset: Preset) -> Self {
+        let both = Self {
+            preset: Some(preset),
+            layers: 16,
+            convention: FlowConvention::NoiseAtZero,
+            sampling_steps: 4,
+            action_encoder: ActionEncoder::TimeMlp,
+            state_encoder: Projection::Mlp,
+            action_decoder: Projection::Mlp,
+            ends_width: 1024,
+            future_tokens: 32,
+            dropout: 0.2,
+            ..Self::default()
+        };
+        match preset {
+            Preset::Groot => Self { width: 1536, heads: 32, feature_norm: true, ..both },
+            Preset::Starvla => Self { width: 768, heads: 12, repeated_noise: 8, ..both },
+        }
+    }
+}
+
+/// Whose action head gives the defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Preset {
+    /// GR00T N1.5 (`gr00t/model/action_head` of NVIDIA/Isaac-GR00T).
+    Groot,
+    /// QwenGR00T with DiT-B (`starVLA/model/modules/action_model/GR00T_ActionHeader.py`).
+    Starvla,
+}
+
+/// What makes tokens of noisy actions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActionEncoder {
+    /// One linear layer.
+    #[default]
+    Linear,
+    /// `W_3 silu(W_2 [W_1 a; sinusoids(t)])`, as in GR00T, starVLA and pi0.
+    TimeMlp,
+}
+
+/// One linear layer or two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Projection {
+    /// One.
+    #[default]
+    Linear,
+    /// Two with a ReLU between, as in GR00T and starVLA.
+    Mlp,
 }
 
 impl Default for Expert {
     fn default() -> Self {
         Self {
+            preset: None,
             width: 384,
             layers: 4,
             heads: 6,
             convention: FlowConvention::NoiseAtZero,
             repeated_noise: 1,
             sampling_steps: 10,
+            train: true,
+            action_encoder: ActionEncoder::Linear,
+            state_encoder: Projection::Linear,
+            action_decoder: Projection::Linear,
+            ends_width: 1024,
+            feature_norm: false,
+            future_tokens: 0,
+            dropout: 0.0,
         }
     }
 }

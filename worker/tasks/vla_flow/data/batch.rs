@@ -41,7 +41,7 @@ impl Sample {
 }
 
 /// Sizes that are the same for every sample of a data set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleDims {
     /// Length of the state vector.
     pub state: usize,

@@ -5,7 +5,7 @@ use coxswain_data::NormMode;
 use serde::{Deserialize, Serialize};
 
 use super::dataset::{Dataset, Numeric};
-use crate::vla_flow::config::FlowConvention;
+use crate::vla_flow::config::{FlowConvention, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
 pub const STATS_FILE: &str = "stats.json";
@@ -34,6 +34,9 @@ pub struct PolicyFile {
     pub pixels: [usize; 2],
     /// How actions are sampled.
     pub flow: Flow,
+    /// The names of an observation's values; absent where they are those of the features, and `prompt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observation: Option<Serve>,
 }
 
 /// A camera, as frames of it are given.
@@ -106,6 +109,7 @@ impl PolicyFile {
                 heads: settings.expert.heads,
                 seed: dataset.seed(),
             },
+            observation: (settings.serve != Serve::default()).then(|| settings.serve.of(&settings.data)),
         }
     }
 

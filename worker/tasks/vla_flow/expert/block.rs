@@ -11,6 +11,9 @@
 //! values of the hidden states are computed once per sample whatever `R` is; self-attention keeps the draws
 //! apart, `[b * r, t]`. Both are views of the same rows.
 //!
+//! With dropout, some of what each half adds to `x` is dropped in training: the rows are a draw's tokens, the
+//! module is `expert.blocks.N.attn` or `.mlp`.
+//!
 //! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax
 //! takes out again. Its gradient is rounding noise, which AdamW would scale up to full steps.
 //!
@@ -21,15 +24,16 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::vla_flow::EXPERT;
 use coxswain_nn::{
     dense::{Dense, DenseShape},
-    kernels::{AdaNorm, AttentionMask, ModelBackend, Tape},
-    params::{ParamScope, TrainableLayout},
+    kernels::{
+        AdaNorm, AttentionMask, AttentionOps, Dropout, ModelBackend, RowOps, Tape, dropout::module_word,
+    },
+    params::ParamScope,
     recompute::Layer,
 };
 
-use super::ExpertShape;
+use super::{ExpertShape, registrar::Registrar};
 
 /// Of the layer norms inside blocks.
 const EPS: f64 = 1e-5;
@@ -47,6 +51,9 @@ pub(super) struct DitBlock {
     output: Dense,
     mlp_in: Dense,
     mlp_out: Dense,
+    /// Of what attention and the MLP add.
+    dropout: f64,
+    words: [u64; 2],
 }
 
 /// How rows are arranged in one micro-batch.
@@ -79,12 +86,11 @@ pub(super) struct KeysValues<T: Tape> {
 
 impl DitBlock {
     /// Registers block `index`; even ones cross-attend.
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape, index: usize) -> Self {
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape, index: usize) -> Self {
         let (width, cross) = (shape.width, index.is_multiple_of(2));
         let source = if cross { shape.context } else { width };
-        let mut dense = |name: &str, shape: DenseShape| {
-            Dense::register(layout, EXPERT, &format!("expert.blocks.{index}.{name}"), shape)
-        };
+        let mut dense =
+            |name: &str, shape: DenseShape| registrar.dense(&format!("blocks.{index}.{name}"), shape);
         Self {
             cross,
             width,
@@ -96,7 +102,15 @@ impl DitBlock {
             output: dense("attn.o", DenseShape::xavier(width, width)),
             mlp_in: dense("mlp.in", DenseShape::xavier(width, 4 * width)),
             mlp_out: dense("mlp.out", DenseShape::xavier(4 * width, width)),
+            dropout: shape.form.dropout,
+            words: ["attn", "mlp"].map(|half| module_word(&format!("expert.blocks.{index}.{half}"))),
         }
+    }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        let Self { ada, query, key, value, output, mlp_in, mlp_out, .. } = self;
+        [ada, query, key, value, output, mlp_in, mlp_out].into_iter().any(Dense::trains)
     }
 
     /// Whether the block reads the hidden states.
@@ -140,15 +154,35 @@ impl DitBlock {
         };
         let scale = 1.0 / (head_dim as f64).sqrt();
         let mixed =
-            <T as ModelBackend>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
+            <T as AttentionOps>::attention(by_head(q_nd), by_head(keys_nd), by_head(values_nd), &mask, scale);
         let mixed_nd = mixed.reshape([rows.batch * rows.repeats * rows.tokens, self.width]);
-        self.output.apply_residual(params, x_nd, mixed_nd)
+        self.added(params, 0, [x_nd, mixed_nd])
     }
 
     /// The MLP half.
     pub fn mlp<T: Tape>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
-        let inner_nf = self.mlp_in.apply(params, <T as ModelBackend>::layer_norm(x_nd.clone(), EPS));
-        self.mlp_out.apply_residual(params, x_nd, T::gelu_tanh(inner_nf))
+        let inner_nf = self.mlp_in.apply(params, <T as RowOps>::layer_norm(x_nd.clone(), EPS));
+        self.added(params, 1, [x_nd, T::gelu_tanh(inner_nf)])
+    }
+
+    /// `x` plus the last layer of the first or the second half, of which training may drop some.
+    fn added<T: Tape>(
+        &self,
+        params: &ParamScope<'_, T>,
+        half: usize,
+        [x_nd, inner_nf]: [Tensor<T, 2>; 2],
+    ) -> Tensor<T, 2> {
+        let last = [&self.output, &self.mlp_out][half];
+        let Some(rows) = params.dropout_rows().filter(|_| self.dropout > 0.0) else {
+            return last.apply_residual(params, x_nd, inner_nf);
+        };
+        let y_nd = last.apply(params, inner_nf);
+        let left_nd = match <T::Base as ModelBackend>::VALUES {
+            true => Dropout { rows, module: self.words[half], rate: self.dropout }.of(y_nd),
+            // What is dropped is not drawn where there are sizes alone.
+            false => y_nd.clone() * y_nd.zeros_like(),
+        };
+        params.residual(x_nd, left_nd)
     }
 }
 
@@ -156,6 +190,8 @@ impl DitBlock {
 pub(super) struct DitLayer<'a> {
     pub block: &'a DitBlock,
     pub rows: Arc<Rows>,
+    /// Whether anything in the block trains, or below its side inputs.
+    pub trains: bool,
 }
 
 impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
@@ -179,6 +215,6 @@ impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
     }
 
     fn trains(&self) -> bool {
-        true
+        self.trains
     }
 }

@@ -1,22 +1,32 @@
 //! The expert's two ends: what turns state, sensors, noisy actions and flow time into tokens and a condition,
 //! and what turns tokens back into a velocity.
+//!
+//! ```text
+//! actions   W_1 a    or  W_3 silu(W_2 [W_1 a; sinusoids(1000 t)])      `expert.action_encoder`
+//! state     W s      or  W_2 relu(W_1 s)                               `expert.state_encoder`
+//! velocity  W y      or  W_3 relu(W_2 W_1 y)                           `expert.action_decoder`
+//! hidden    as it is, or layer_norm(h) * gain + bias                   `expert.feature_norm`
+//! ```
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData, backend::Backend};
+use burn::tensor::{
+    Tensor, TensorData,
+    activation::{relu, silu},
+    backend::Backend,
+};
 
-use crate::vla_flow::EXPERT;
 use coxswain_nn::{
     dense::{Dense, DenseShape},
-    kernels::{AdaNorm, Tape},
-    params::{Init, ParamId, ParamScope, TrainableLayout},
+    kernels::{AdaNorm, RowOps, Tape},
+    params::{Init, ParamId, ParamScope},
     recompute::segment::Segment,
 };
 
-use super::{ExpertShape, block::Rows};
+use super::{ExpertShape, block::Rows, registrar::Registrar};
 
 /// Width of the sinusoidal time embedding.
-pub(crate) const TIME_WIDTH: usize = 256;
+const TIME_WIDTH: usize = 256;
 /// Of the last layer norm.
 const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.
@@ -47,12 +57,17 @@ pub(super) struct TimeEmbedding {
 }
 
 impl TimeEmbedding {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense = |name, shape: DenseShape| Dense::register(layout, EXPERT, name, shape.normal(SMALL));
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let mut dense = |name, shape: DenseShape| registrar.dense(name, shape.normal(SMALL));
         Self {
-            first: dense("expert.time.in", DenseShape::xavier(TIME_WIDTH, shape.width)),
-            second: dense("expert.time.out", DenseShape::xavier(shape.width, shape.width)),
+            first: dense("time.in", DenseShape::xavier(TIME_WIDTH, shape.width)),
+            second: dense("time.out", DenseShape::xavier(shape.width, shape.width)),
         }
+    }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        self.first.trains() || self.second.trains()
     }
 }
 
@@ -65,33 +80,110 @@ pub(super) struct TimeSegment<'a, B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> Segment<B> for TimeSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, _inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        use burn::tensor::activation::silu;
         let h_md = self.embedding.first.apply(params, T::lift(self.sinusoids_mf.clone()));
         silu(self.embedding.second.apply(params, silu(h_md)))
     }
 }
 
+/// Sinusoids of `1000 t` as wide as a token, `[sin | cos]` at frequencies from 1 down to 1e-4: what GR00T and
+/// starVLA mix into action tokens. `times` `[m]`; returns `[m, width]`.
+pub(super) fn token_sinusoids<B: Backend>(times: &[f32], width: usize, device: &B::Device) -> Tensor<B, 2> {
+    let half = width / 2;
+    let mut table = vec![0.0f32; times.len() * width];
+    for (row, &t) in table.chunks_exact_mut(width).zip(times) {
+        for i in 0..half {
+            let frequency = (-(10_000f64.ln()) * i as f64 / half as f64).exp();
+            let (sin, cos) = (1000.0 * f64::from(t) * frequency).sin_cos();
+            row[i] = sin as f32;
+            row[half + i] = cos as f32;
+        }
+    }
+    Tensor::from_data(TensorData::new(table, [times.len(), width]), device)
+}
+
+/// Two linear layers with a ReLU between.
+#[derive(Clone, Debug)]
+struct Mlp {
+    first: Dense,
+    second: Dense,
+}
+
+impl Mlp {
+    /// `{name}.in` and `{name}.out`.
+    fn register(registrar: &mut Registrar<'_>, name: &str, first: DenseShape, second: DenseShape) -> Self {
+        Self {
+            first: registrar.dense(&format!("{name}.in"), first),
+            second: registrar.dense(&format!("{name}.out"), second),
+        }
+    }
+
+    fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
+        self.second.apply(params, relu(self.first.apply(params, x_ni)))
+    }
+
+    fn trains(&self) -> bool {
+        self.first.trains() || self.second.trains()
+    }
+}
+
+/// What makes a token of the state.
+#[derive(Clone, Debug)]
+enum StateEncoder {
+    Linear(Dense),
+    Mlp(Mlp),
+}
+
 /// State and action projections and the learned positions.
 #[derive(Clone, Debug)]
 pub(super) struct TokenEmbedding {
-    state: Dense,
+    state: StateEncoder,
     action: Dense,
+    /// Where time is mixed into actions: the layer that reads both, and the one behind it.
+    action_time: Option<[Dense; 2]>,
     positions: ParamId,
+    future: Option<ParamId>,
 }
 
 impl TokenEmbedding {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense =
-            |name, inputs| Dense::register(layout, EXPERT, name, DenseShape::xavier(inputs, shape.width));
-        let (state, action) = (dense("expert.state", shape.state), dense("expert.action", shape.action));
-        let positions = layout.add(
-            "expert.positions".into(),
-            &[shape.tokens(), shape.width],
-            EXPERT,
-            false,
-            Init::Normal(SMALL),
-        );
-        Self { state, action, positions }
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let (width, form) = (shape.width, shape.form);
+        let xavier = DenseShape::xavier;
+        let state = match form.state_hidden {
+            None => StateEncoder::Linear(registrar.dense("state", xavier(shape.state, width))),
+            Some(hidden) => StateEncoder::Mlp(Mlp::register(
+                registrar,
+                "state",
+                xavier(shape.state, hidden),
+                xavier(hidden, width),
+            )),
+        };
+        let action = registrar.dense("action", xavier(shape.action, width));
+        let action_time = form.time_in_actions.then(|| {
+            [("action_time.in", 2 * width), ("action_time.out", width)]
+                .map(|(name, inputs)| registrar.dense(name, xavier(inputs, width)))
+        });
+        let small = Init::Normal(SMALL);
+        let positions = registrar.tensor("positions", &[shape.placed_tokens(), width], small);
+        let future =
+            (form.future_tokens > 0).then(|| registrar.tensor("future", &[form.future_tokens, width], small));
+        Self { state, action, action_time, positions, future }
+    }
+
+    /// Whether anything of it trains.
+    pub fn trains(&self) -> bool {
+        let state = match &self.state {
+            StateEncoder::Linear(dense) => dense.trains(),
+            StateEncoder::Mlp(mlp) => mlp.trains(),
+        };
+        let denses = self.action_time.iter().flatten().chain([&self.action]).any(Dense::trains);
+        state || denses || matches!(self.positions, ParamId::Trained(_))
+    }
+
+    fn state<T: Tape>(&self, params: &ParamScope<'_, T>, state_bc: Tensor<T, 2>) -> Tensor<T, 2> {
+        match &self.state {
+            StateEncoder::Linear(dense) => dense.apply(params, state_bc),
+            StateEncoder::Mlp(mlp) => mlp.apply(params, state_bc),
+        }
     }
 }
 
@@ -103,13 +195,31 @@ pub(super) struct TokenSegment<'a, B: Tape<Base = B>> {
     pub state_bc: Tensor<B, 2>,
     /// `[b * r * horizon, action]`.
     pub noisy_nc: Tensor<B, 2>,
+    /// `[b * r, d]`, where time is mixed into actions.
+    pub sinusoids_md: Option<Tensor<B, 2>>,
+}
+
+impl<B: Tape<Base = B>> TokenSegment<'_, B> {
+    /// Action tokens, `[b * r * horizon, d]`.
+    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Tensor<T, 2> {
+        let action_nd = self.embedding.action.apply(params, T::lift(self.noisy_nc.clone()));
+        let (Some([first, second]), Some(sinusoids_md)) = (&self.embedding.action_time, &self.sinusoids_md)
+        else {
+            return action_nd;
+        };
+        let ([rows, width], [draws, _]) = (action_nd.dims(), sinusoids_md.dims());
+        let time_mhd = T::lift(sinusoids_md.clone()).reshape([draws, 1, width]);
+        let time_nd = time_mhd.expand([draws, rows / draws.max(1), width]).reshape([rows, width]);
+        let both_ne = Tensor::cat(vec![action_nd, time_nd], 1);
+        second.apply(params, silu(first.apply(params, both_ne)))
+    }
 }
 
 impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         let Rows { batch, repeats, tokens, .. } = *self.rows;
-        let state_bd = self.embedding.state.apply(params, T::lift(self.state_bc.clone()));
-        let action_nd = self.embedding.action.apply(params, T::lift(self.noisy_nc.clone()));
+        let state_bd = self.embedding.state(params, T::lift(self.state_bc.clone()));
+        let action_nd = self.actions(params);
         let width = action_nd.dims()[1];
         // State and sensors are the same in every repeat.
         let spread = |x_nd: Tensor<T, 2>| {
@@ -121,8 +231,50 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
         parts.extend(inputs.iter().cloned().map(spread));
         parts.push(action_nd.reshape([batch, repeats, horizon, width]));
         let positions_td = params.get::<2>(self.embedding.positions);
-        let x_brtd = Tensor::cat(parts, 2) + positions_td.reshape([1, 1, tokens, width]);
+        let placed = positions_td.dims()[0];
+        let mut x_brtd = Tensor::cat(parts, 2) + positions_td.reshape([1, 1, placed, width]);
+        if let Some(future) = self.embedding.future {
+            let future_fd = params.get::<2>(future);
+            let count = future_fd.dims()[0];
+            let future = future_fd.reshape([1, 1, count, width]).expand([batch, repeats, count, width]);
+            let before = placed - horizon;
+            let parts = vec![x_brtd.clone().narrow(2, 0, before), future, x_brtd.narrow(2, before, horizon)];
+            x_brtd = Tensor::cat(parts, 2);
+        }
         x_brtd.reshape([batch * repeats * tokens, width])
+    }
+}
+
+/// A layer norm of the hidden states, with gain and bias (`vlln` of GR00T).
+#[derive(Clone, Debug)]
+pub(super) struct FeatureNorm {
+    gain: ParamId,
+    bias: ParamId,
+}
+
+impl FeatureNorm {
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        Self {
+            gain: registrar.tensor("features.weight", &[shape.context], Init::Ones),
+            bias: registrar.tensor("features.bias", &[shape.context], Init::Zeros),
+        }
+    }
+
+    /// Whether it trains.
+    pub fn trains(&self) -> bool {
+        matches!(self.gain, ParamId::Trained(_))
+    }
+}
+
+/// The norm on the hidden states of one micro-batch, `[b * s, context]`.
+pub(super) struct FeatureSegment<'a>(pub &'a FeatureNorm);
+
+impl<B: Tape<Base = B>> Segment<B> for FeatureSegment<'_> {
+    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
+        const EPS: f64 = 1e-5;
+        let width = inputs[0].dims()[1];
+        let [gain, bias] = [self.0.gain, self.0.bias].map(|id| params.get::<1>(id).reshape([1, width]));
+        <T as RowOps>::layer_norm(inputs[0].clone(), EPS) * gain + bias
     }
 }
 
@@ -131,16 +283,23 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
 pub(super) struct Head {
     ada: Dense,
     output: Dense,
+    decoder: Option<Mlp>,
 }
 
 impl Head {
-    pub fn register(layout: &mut TrainableLayout, shape: &ExpertShape) -> Self {
-        let mut dense =
-            |name, outputs| Dense::register(layout, EXPERT, name, DenseShape::zeros(shape.width, outputs));
-        Self {
-            ada: dense("expert.final.ada", 2 * shape.width),
-            output: dense("expert.final.out", shape.action),
-        }
+    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
+        let (width, action) = (shape.width, shape.action);
+        let ada = registrar.dense("final.ada", DenseShape::zeros(width, 2 * width));
+        let Some(hidden) = shape.form.decoder_hidden else {
+            let output = registrar.dense("final.out", DenseShape::zeros(width, action));
+            return Self { ada, output, decoder: None };
+        };
+        // The last of three layers is the one that starts at zero: below it ReLU would pass nothing on.
+        let xavier = DenseShape::xavier;
+        let output = registrar.dense("final.out", xavier(width, hidden));
+        let last = DenseShape::zeros(hidden, action);
+        let decoder = Some(Mlp::register(registrar, "decoder", xavier(hidden, hidden), last));
+        Self { ada, output, decoder }
     }
 }
 
@@ -164,6 +323,10 @@ impl<B: Tape<Base = B>> Segment<B> for HeadSegment<'_> {
             .reshape([draws * self.horizon, width]);
         let ada_md = self.head.ada.apply(params, cond_md.clone());
         let y_nd = T::ada_layer_norm(action_nd, ada_md, AdaNorm { shift_first: true, eps: EPS });
-        self.head.output.apply(params, y_nd)
+        let out_no = self.head.output.apply(params, y_nd);
+        match &self.head.decoder {
+            Some(decoder) => decoder.apply(params, out_no),
+            None => out_no,
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! hidden states, the state, the sensor tokens and the flow time.
 //!
 //! ```text
-//! tokens  = [state | sensor tokens | horizon actions] + positions             [b, r, t, d]
+//! tokens  = [state | sensor tokens | future tokens | horizon actions] + positions       [b, r, t, d]
 //! cond    = silu(W_2 silu(W_1 sinusoids(1000 t)))                              [b * r, d]
 //! blocks  : even ones cross-attend the hidden states, odd ones the tokens     `block`
 //! velocity = W_out (layer_norm(last horizon tokens) * (1 + scale) + shift)    `ends`
@@ -18,9 +18,14 @@
 //! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory
 //! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
 //! module does not do: draw noise or compute a loss (`flow`), or know where hidden states come from.
+//!
+//! An expert that is brought ([`Learning::Nothing`], [`Learning::Adapters`]) is made of constants. Gradients
+//! pass through it to its adapters, the hidden states and the sensor tokens, as far as there are some that
+//! want them, and stop there.
 
 mod block;
 mod ends;
+mod registrar;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -30,18 +35,24 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
-pub(crate) use self::ends::TIME_WIDTH;
-pub use self::shape::ExpertShape;
 use self::{
     block::{Attended, DitBlock, DitLayer, Rows},
-    ends::{Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids},
+    ends::{
+        FeatureNorm, FeatureSegment, Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding,
+        TokenSegment, sinusoids, token_sinusoids,
+    },
+    registrar::Registrar,
+};
+pub use self::{
+    registrar::Learning,
+    shape::{ExpertForm, ExpertShape},
 };
 use coxswain_nn::recompute::{
     Retention, Tower, Trace,
     segment::{Input, Recorded, Segment},
 };
 use coxswain_nn::{
-    kernels::{AttentionMask, Tape},
+    kernels::{AttentionMask, DropoutRows, Tape},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables, held},
 };
 
@@ -53,6 +64,7 @@ pub struct ActionExpert {
     tokens: TokenEmbedding,
     blocks: Vec<DitBlock>,
     head: Head,
+    features: Option<FeatureNorm>,
 }
 
 /// What the expert attends to besides its own tokens.
@@ -84,6 +96,7 @@ pub struct ExpertTrace<'a, B: Tape<Base = B>> {
     tower: Tower<'a, B, Vec<DitLayer<'a>>>,
     blocks: Trace<'a, B>,
     head: Recorded<'a, B>,
+    features: Option<Recorded<'a, B>>,
 }
 
 /// Gradients of what went into the expert; none where not tracked.
@@ -96,46 +109,60 @@ pub struct ExpertGradient<B: Tape<Base = B>> {
 
 impl ActionExpert {
     /// Registers all parameters under `expert.…`. `heads` must divide `width`.
-    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape) -> Self {
+    pub fn register(layout: &mut TrainableLayout, shape: ExpertShape, learning: Learning<'_>) -> Self {
         assert!(shape.width.is_multiple_of(shape.heads.max(1)), "checked with the run spec");
+        let registrar = &mut Registrar { layout, learning };
         Self {
             shape,
-            time: TimeEmbedding::register(layout, &shape),
-            tokens: TokenEmbedding::register(layout, &shape),
-            blocks: (0..shape.layers).map(|index| DitBlock::register(layout, &shape, index)).collect(),
-            head: Head::register(layout, &shape),
+            time: TimeEmbedding::register(registrar, &shape),
+            tokens: TokenEmbedding::register(registrar, &shape),
+            blocks: (0..shape.layers).map(|index| DitBlock::register(registrar, &shape, index)).collect(),
+            head: Head::register(registrar, &shape),
+            features: shape.form.feature_norm.then(|| FeatureNorm::register(registrar, &shape)),
         }
     }
 
-    /// Sizes.
+    /// Its sizes.
     pub fn shape(&self) -> &ExpertShape {
         &self.shape
     }
 
     /// Predicts velocities, `[b * r * horizon, action]`, keeping what `retention` says for one backward pass.
+    /// `dropout` are the rows of its tokens, if some of what blocks add to them is dropped.
     pub fn forward<'a, B: Tape<Base = B>>(
         &'a self,
         trainables: &'a Trainables<B>,
         retention: Retention,
         conditioning: Conditioning<B>,
         draws: Draws<'_, B>,
+        dropout: Option<DropoutRows<B>>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
         let rows = self.rows(&conditioning, &draws);
         let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
         let token_segment = self.token_segment(&rows, &conditioning, &draws);
+        let sensor_trains = conditioning.sensor.as_ref().is_some_and(|sensor| sensor.tracked);
+        let tokens_train = sensor_trains || self.tokens.trains();
         let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
-        let layers: Vec<_> = self.blocks.iter().map(|block| DitLayer { block, rows: rows.clone() }).collect();
-        let tower = Tower {
-            layers,
-            trainables,
-            retention,
-            sides: vec![Input::tracked(time.output()), conditioning.hidden],
-            dropout: None,
+        let cond = Input { value: time.output(), tracked: self.time.trains() };
+        let given = conditioning.hidden;
+        let norm = self.features.as_ref();
+        let tracked = given.tracked || norm.is_some_and(FeatureNorm::trains);
+        let features = norm.map(|norm| Recorded::run(&FeatureSegment(norm), trainables, vec![given.clone()]));
+        let value = features.as_ref().map_or(given.value, Recorded::output);
+        let hidden = Input { value, tracked };
+        let sides_train = cond.tracked || hidden.tracked;
+        let layer = |block: &'a DitBlock| DitLayer {
+            block,
+            rows: rows.clone(),
+            trains: sides_train || block.trains(),
         };
-        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), true);
-        let head_inputs = vec![Input::tracked(x_nd), Input::tracked(time.output())];
+        let layers: Vec<_> = self.blocks.iter().map(layer).collect();
+        let below_head = tokens_train || layers.iter().any(|layer| layer.trains);
+        let tower = Tower { layers, trainables, retention, sides: vec![cond.clone(), hidden], dropout };
+        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
+        let head_inputs = vec![Input { value: x_nd, tracked: below_head }, cond];
         let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
-        (head.output(), ExpertTrace { time, tokens, tower, blocks, head })
+        (head.output(), ExpertTrace { time, tokens, tower, blocks, head, features })
     }
 
     /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
@@ -144,20 +171,30 @@ impl ActionExpert {
         dv_nc: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) -> ExpertGradient<B> {
-        let ExpertTrace { time, tokens, tower, blocks, head } = trace;
+        let ExpertTrace { time, tokens, tower, blocks, head, features } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();
-        let dx_nd = of_head.next().flatten().expect("the head's tokens are tracked");
-        let head_cond = of_head.next().flatten().expect("the head's condition is tracked");
+        let of_tokens = of_head.next().flatten();
+        let head_cond = of_head.next().flatten();
+        let Some(dx_nd) = of_tokens else {
+            // Nothing trains below the head of an expert that is brought.
+            return ExpertGradient { hidden: None, sensor: None };
+        };
         let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
         let mut sides = of_tower.sides.into_iter();
-        let cond_md = match sides.next().flatten() {
-            Some(blocks_cond) => blocks_cond + head_cond,
-            None => head_cond,
+        let cond_md = match (sides.next().flatten(), head_cond) {
+            (Some(of_blocks), Some(of_head)) => Some(of_blocks + of_head),
+            (of_blocks, of_head) => of_blocks.or(of_head),
         };
-        let hidden = sides.next().flatten();
-        time.backward(cond_md, grads);
-        let dx_nd = of_tower.input.expect("the tower's input is tracked");
-        let sensor = tokens.backward(dx_nd, grads).into_iter().next().flatten();
+        let mut hidden = sides.next().flatten();
+        if let Some(features) = features {
+            let of_norm = hidden.map(|dhidden_nd| features.backward(dhidden_nd, grads));
+            hidden = of_norm.into_iter().flatten().next().flatten();
+        }
+        if let Some(cond_md) = cond_md {
+            time.backward(cond_md, grads);
+        }
+        let of_tokens = of_tower.input.map(|dx_nd| tokens.backward(dx_nd, grads));
+        let sensor = of_tokens.into_iter().flatten().next().flatten();
         ExpertGradient { hidden, sensor }
     }
 
@@ -171,6 +208,11 @@ impl ActionExpert {
     ) -> impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a {
         let params = ParamScope::<B>::frozen(trainables);
         let in_blocks = ParamScope::<B>::frozen(trainables).holding(activations);
+        let mut conditioning = conditioning;
+        if let Some(norm) = &self.features {
+            conditioning.hidden.value =
+                FeatureSegment(norm).run(&params, &[conditioning.hidden.value.clone()]);
+        }
         let projected: Vec<_> = self
             .blocks
             .iter()
@@ -215,6 +257,11 @@ impl ActionExpert {
             rows: rows.clone(),
             state_bc: conditioning.state_bc.clone(),
             noisy_nc: draws.noisy_nc.clone(),
+            sinusoids_md: self
+                .shape
+                .form
+                .time_in_actions
+                .then(|| token_sinusoids(draws.times, self.shape.width, &draws.noisy_nc.device())),
         }
     }
 

@@ -1,7 +1,12 @@
 //! Sizes of an action expert.
 
+use crate::vla_flow::{
+    config::{ActionEncoder, Projection, VlaSettings},
+    data::SampleDims,
+};
+
 /// Sizes of an expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertShape {
     /// Model width.
     pub width: usize,
@@ -19,11 +24,72 @@ pub struct ExpertShape {
     pub horizon: usize,
     /// Length of an action.
     pub action: usize,
+    /// What it is made of.
+    pub form: ExpertForm,
+}
+
+/// What an expert is made of, where experts differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertForm {
+    /// Whether the flow's time is mixed into action tokens.
+    pub time_in_actions: bool,
+    /// Hidden width of the state's encoder; none for a linear one.
+    pub state_hidden: Option<usize>,
+    /// The same of the decoder of actions.
+    pub decoder_hidden: Option<usize>,
+    /// Whether the hidden states are normed first.
+    pub feature_norm: bool,
+    /// Learned tokens between the state's and the actions'.
+    pub future_tokens: usize,
+    /// Fraction of what each half of a block adds that is dropped in training.
+    pub dropout: f64,
+}
+
+impl ExpertForm {
+    /// Linear ends, and nothing of the rest.
+    pub const PLAIN: Self = Self {
+        time_in_actions: false,
+        state_hidden: None,
+        decoder_hidden: None,
+        feature_norm: false,
+        future_tokens: 0,
+        dropout: 0.0,
+    };
 }
 
 impl ExpertShape {
+    /// Of a run whose samples have these sizes, on hidden states of this width.
+    pub fn of(vla: &VlaSettings, context: usize, dims: SampleDims) -> Self {
+        let expert = &vla.expert;
+        let hidden = |projection| (projection == Projection::Mlp).then_some(expert.ends_width);
+        Self {
+            width: expert.width,
+            layers: expert.layers,
+            heads: expert.heads,
+            context,
+            state: dims.state,
+            sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
+            horizon: dims.horizon,
+            action: dims.action,
+            form: ExpertForm {
+                time_in_actions: expert.action_encoder == ActionEncoder::TimeMlp,
+                state_hidden: hidden(expert.state_encoder),
+                decoder_hidden: hidden(expert.action_decoder),
+                feature_norm: expert.feature_norm,
+                future_tokens: expert.future_tokens,
+                // One that is brought is as it is in use.
+                dropout: if expert.train { expert.dropout } else { 0.0 },
+            },
+        }
+    }
+
     /// Tokens of one draw.
     pub fn tokens(&self) -> usize {
+        self.placed_tokens() + self.form.future_tokens
+    }
+
+    /// Those that have a learned position: all but the future tokens, which are learned themselves.
+    pub fn placed_tokens(&self) -> usize {
         1 + self.sensor_tokens + self.horizon
     }
 }

@@ -3,7 +3,10 @@ use coxswain_proto::run_spec::Recompute;
 use proptest::prelude::*;
 
 use super::*;
+use crate::vla_flow::adapters;
 use coxswain_nn::{
+    kernels::dropout::row_word,
+    lora::{Lora, LoraPlan, LoraTargets},
     params::FlatGrads,
     rng::{Key, Purpose},
 };
@@ -17,6 +20,19 @@ const SHAPE: ExpertShape = ExpertShape {
     sensor_tokens: 2,
     horizon: 4,
     action: 2,
+    form: ExpertForm::PLAIN,
+};
+/// With everything that an expert may have.
+const OF_THE_FIELD: ExpertShape = ExpertShape {
+    form: ExpertForm {
+        time_in_actions: true,
+        state_hidden: Some(5),
+        decoder_hidden: Some(7),
+        feature_norm: true,
+        future_tokens: 3,
+        dropout: 0.3,
+    },
+    ..SHAPE
 };
 const CONTEXT_LEN: usize = 5;
 const PLAIN: Retention = Retention::in_float32(Recompute::None);
@@ -48,8 +64,12 @@ struct Outcome {
 impl Toy {
     /// With all parameters random: the zero start would hide most of the network.
     fn new() -> Self {
+        Self::of(SHAPE)
+    }
+
+    fn of(shape: ExpertShape) -> Self {
         let mut layout = TrainableLayout::default();
-        let expert = ActionExpert::register(&mut layout, SHAPE);
+        let expert = ActionExpert::register(&mut layout, shape, Learning::Whole);
         let flat = values(random(1, layout.len(), 9)).into_iter().map(|v| 0.3 * v).collect();
         Self { expert, trainables: Trainables::new(layout, flat, &Default::default()) }
     }
@@ -64,6 +84,20 @@ impl Toy {
             hidden: Input::tracked(take(random(3 * CONTEXT_LEN, SHAPE.context, 22), CONTEXT_LEN)),
             mask: AttentionMask::Keys(ranges.into()),
         }
+    }
+
+    fn dropout(
+        &self,
+        rows: std::ops::Range<usize>,
+        draws: std::ops::Range<usize>,
+    ) -> Option<DropoutRows<Flex>> {
+        let shape = self.expert.shape();
+        let word = |row: usize, draw: usize, token: usize| row_word((10 * row + draw) as u64, token as u64);
+        let words = rows.flat_map(|row| {
+            let draws = draws.clone();
+            draws.flat_map(move |draw| (0..shape.tokens()).map(move |token| word(row, draw, token)))
+        });
+        (shape.form.dropout > 0.0).then(|| DropoutRows::new(words.collect(), None))
     }
 
     /// Runs draws `draws` of each of `rows`, with the gradient of draw `(row, r)` taken from a stream of its
@@ -87,8 +121,9 @@ impl Toy {
             .flat_map(|row| draws.clone().map(move |draw| 0.1 + 0.2 * row as f32 + 0.07 * draw as f32))
             .collect();
         let noisy = Draws { times: &times, noisy_nc: chunk(1000) };
+        let dropout = self.dropout(rows.clone(), draws.clone());
         let (velocity, trace) =
-            self.expert.forward(&self.trainables, retention, self.conditioning(rows.clone()), noisy);
+            self.expert.forward(&self.trainables, retention, self.conditioning(rows.clone()), noisy, dropout);
         let mut grads = FlatGrads::new(self.trainables.layout().len());
         let gradient = ActionExpert::backward(trace, chunk(2000), &mut grads);
         Outcome {
@@ -112,7 +147,10 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
 
 #[test]
 fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
-    let toy = Toy::new();
+    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| repeats_add_up(&Toy::of(shape)));
+}
+
+fn repeats_add_up(toy: &Toy) {
     let both = toy.run(0..3, 0..2, PLAIN);
     let (first, second) = (toy.run(0..3, 0..1, PLAIN), toy.run(0..3, 1..2, PLAIN));
     assert!(close(&both.hidden, &add(&first.hidden, &second.hidden)));
@@ -128,7 +166,10 @@ fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
 
 #[test]
 fn a_batch_gives_what_its_samples_give_alone() {
-    let toy = Toy::new();
+    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| a_batch_adds_up(&Toy::of(shape)));
+}
+
+fn a_batch_adds_up(toy: &Toy) {
     let whole = toy.run(0..3, 0..2, PLAIN);
     let alone: Vec<_> = (0..3).map(|row| toy.run(row..row + 1, 0..2, PLAIN)).collect();
     let joined: Vec<f32> = alone.iter().flat_map(|outcome| outcome.velocity.clone()).collect();
@@ -149,7 +190,10 @@ fn padding_gets_no_gradient() {
 
 #[test]
 fn every_parameter_gets_a_gradient() {
-    let toy = Toy::new();
+    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| all_get_gradients(&Toy::of(shape)));
+}
+
+fn all_get_gradients(toy: &Toy) {
     let outcome = toy.run(0..3, 0..1, PLAIN);
     for param in toy.trainables.layout().params() {
         let gradient = &outcome.params[param.offset..param.offset + param.len()];
@@ -159,13 +203,16 @@ fn every_parameter_gets_a_gradient() {
 
 #[test]
 fn sampling_sees_the_same_network_as_training() {
-    let toy = Toy::new();
+    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| samples_alike(&Toy::of(shape)));
+}
+
+fn samples_alike(toy: &Toy) {
     let (times, noisy_nc) = ([0.3, 0.6, 0.9], random(3 * SHAPE.horizon, SHAPE.action, 5));
     let draws = Draws { times: &times, noisy_nc };
     for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
         let retention = Retention { recompute: Recompute::None, activations };
         let (trained, _) =
-            toy.expert.forward(&toy.trainables, retention, toy.conditioning(0..3), draws.clone());
+            toy.expert.forward(&toy.trainables, retention, toy.conditioning(0..3), draws.clone(), None);
         let velocity = toy.expert.velocity(&toy.trainables, activations, toy.conditioning(0..3));
         assert!(close(&values(velocity(draws.clone())), &values(trained)), "{activations:?}");
         assert_eq!(values(velocity(draws.clone())), values(velocity(draws.clone())));
@@ -175,10 +222,122 @@ fn sampling_sees_the_same_network_as_training() {
 #[test]
 fn a_new_expert_predicts_zero_velocity() {
     let mut layout = TrainableLayout::default();
-    let expert = ActionExpert::register(&mut layout, SHAPE);
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Whole);
     let trainables = Trainables::new(layout.clone(), layout.initial_values(0), &Default::default());
     let toy = Toy { expert, trainables };
     assert!(toy.run(0..3, 0..1, PLAIN).velocity.iter().all(|&v| v == 0.0));
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, OF_THE_FIELD, Learning::Whole);
+    let trainables = Trainables::new(layout.clone(), layout.initial_values(0), &Default::default());
+    let toy = Toy { expert, trainables };
+    let begun = toy.run(0..3, 0..1, PLAIN);
+    assert!(begun.velocity.iter().all(|&v| v == 0.0));
+    let last =
+        layout.params().iter().find(|param| param.name == "expert.decoder.out.weight").expect("an MLP");
+    assert!(begun.params[last.range()].iter().any(|&g| g != 0.0), "the layer that starts at zero moves");
+}
+
+/// The same expert, brought and not trained; what is below it may still want gradients.
+#[test]
+fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
+    let trained = Toy::new();
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Nothing);
+    assert!(layout.is_empty());
+    let brought = Trainables::new(layout, trained.trainables.to_vec(), &Default::default());
+    let frozen = Toy { expert, trainables: brought };
+    for mode in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+            let retention = Retention { recompute: mode, activations };
+            let (ours, theirs) = (frozen.run(0..3, 0..2, retention), trained.run(0..3, 0..2, retention));
+            assert_eq!(ours, Outcome { params: vec![], ..theirs }, "{retention:?}");
+        }
+    }
+    let seen = Conditioning {
+        sensor: frozen.conditioning(0..1).sensor.map(|sensor| Input::constant(sensor.value)),
+        hidden: Input::constant(frozen.conditioning(0..1).hidden.value),
+        ..frozen.conditioning(0..1)
+    };
+    let draws = Draws { times: &[0.4], noisy_nc: random(SHAPE.horizon, SHAPE.action, 5) };
+    let (velocity, trace) = frozen.expert.forward(&frozen.trainables, PLAIN, seen, draws, None);
+    let gradient = ActionExpert::backward(trace, velocity, &mut FlatGrads::new(0));
+    assert!(gradient.hidden.is_none() && gradient.sensor.is_none(), "nobody wants one");
+}
+
+/// The same expert with adapters that have learned something.
+fn adapted() -> (Toy, LoraPlan) {
+    let targets = ["attn.q", "attn.v", "1.attn.o", "mlp.out", "ada", "state", "time.out", "final.out"];
+    let targets = LoraTargets::Suffixes(targets.map(str::to_owned).into());
+    let lora = Lora { rank: 2, alpha: 3.0, targets, ..Lora::default() };
+    let plan = LoraPlan::resolve(&lora, &adapters::modules(SHAPE)).expect("an expert has these");
+    let mut layout = TrainableLayout::default();
+    let expert = ActionExpert::register(&mut layout, SHAPE, Learning::Adapters(&plan));
+    let learned = values(random(1, layout.len(), 77)).into_iter().map(|v| 0.3 * v);
+    let all = learned.chain(Toy::new().trainables.to_vec()).collect();
+    (Toy { expert, trainables: Trainables::new(layout, all, &Default::default()) }, plan)
+}
+
+#[test]
+fn adapters_of_an_expert_train_alone_and_alike_in_every_mode() {
+    let (toy, _) = adapted();
+    for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
+        let run = |recompute| toy.run(0..3, 0..2, Retention { recompute, activations });
+        let unchecked = run(Recompute::None);
+        for param in toy.trainables.layout().params() {
+            assert!(unchecked.params[param.range()].iter().any(|&g| g.abs() > 1e-6), "{}", param.name);
+        }
+        for mode in [Recompute::Selective, Recompute::Full, Recompute::Every(2)] {
+            assert_eq!(run(mode), unchecked, "{mode:?}, {activations:?}");
+        }
+    }
+}
+
+#[test]
+fn an_expert_with_adapters_is_the_one_they_are_merged_into() {
+    let (mut toy, plan) = adapted();
+    let ours = toy.run(0..3, 0..2, PLAIN);
+    let merged = toy.trainables.lend_whole(|layout, all| {
+        let merged = adapters::merged(&plan, layout, all);
+        merged[layout.len()..].to_vec()
+    });
+    let whole = Toy::new();
+    let layout = whole.trainables.layout().clone();
+    assert_ne!(merged, whole.trainables.to_vec());
+    let merged = Toy { trainables: Trainables::new(layout, merged, &Default::default()), ..whole };
+    let theirs = merged.run(0..3, 0..2, PLAIN);
+    assert!(close(&ours.velocity, &theirs.velocity) && close(&ours.hidden, &theirs.hidden));
+}
+
+#[test]
+fn gradients_of_adapters_are_derivatives() {
+    let (mut toy, _) = adapted();
+    let outcome = toy.run(0..1, 0..1, PLAIN);
+    let norm = outcome.params.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+    let all = toy.trainables.lend_whole(|_, all| all.to_vec());
+    let at = |shift: f64| {
+        let moved = all.iter().zip(outcome.params.iter().chain(std::iter::repeat(&0.0)));
+        let moved = moved.map(|(v, g)| v + (shift / norm * f64::from(*g)) as f32).collect();
+        let layout = toy.trainables.layout().clone();
+        let moved = Toy {
+            expert: toy.expert.clone(),
+            trainables: Trainables::new(layout, moved, &Default::default()),
+        };
+        let seed = values(random(SHAPE.horizon, SHAPE.action, 2000));
+        let velocity = moved.run(0..1, 0..1, PLAIN).velocity;
+        velocity.iter().zip(seed).map(|(v, d)| f64::from(v * d)).sum::<f64>()
+    };
+    let slope = (at(1e-3) - at(-1e-3)) / 2e-3;
+    assert!((slope - norm).abs() <= 1e-2 * norm, "{slope} for {norm}");
+}
+
+#[test]
+fn what_blocks_add_is_dropped_in_training_alone() {
+    let toy = Toy::of(OF_THE_FIELD);
+    let plain =
+        Toy::of(ExpertShape { form: ExpertForm { dropout: 0.0, ..OF_THE_FIELD.form }, ..OF_THE_FIELD });
+    let velocity = |toy: &Toy| toy.run(0..2, 0..2, PLAIN).velocity;
+    assert_eq!(velocity(&toy), velocity(&toy));
+    assert!(!close(&velocity(&toy), &velocity(&plain)));
 }
 
 proptest! {
@@ -186,8 +345,8 @@ proptest! {
 
     /// The directional derivative along a random direction, by central differences in f32.
     #[test]
-    fn gradients_are_derivatives(stream in 100u64..1000) {
-        let toy = Toy::new();
+    fn gradients_are_derivatives(stream in 100u64..1000, of_the_field in any::<bool>()) {
+        let toy = Toy::of(if of_the_field { OF_THE_FIELD } else { SHAPE });
         let direction = values(random(1, toy.trainables.layout().len(), stream));
         let at = |shift: f32| {
             let flat = toy.trainables.to_vec().iter().zip(&direction).map(|(v, d)| v + shift * d).collect();
@@ -204,7 +363,10 @@ proptest! {
 }
 #[test]
 fn recompute_changes_no_bit() {
-    let toy = Toy::new();
+    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| is_the_same_in_every_mode(&Toy::of(shape)));
+}
+
+fn is_the_same_in_every_mode(toy: &Toy) {
     for activations in [ActivationsDtype::Float32, ActivationsDtype::Bfloat16] {
         let run = |recompute| toy.run(0..3, 0..2, Retention { recompute, activations });
         let unchecked = run(Recompute::None);

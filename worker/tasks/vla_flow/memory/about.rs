@@ -22,6 +22,7 @@ use coxswain_task::{dry_run::Passes, memory::Place};
 
 use super::counts::Counts;
 use crate::vla_flow::{
+    adapters::Split,
     config::VlaSettings,
     data::Outline,
     policy::{PolicyError, StepError, Tap},
@@ -109,18 +110,25 @@ impl Subject {
         change(&mut subject.spec);
         subject.vla = VlaSettings::of(&subject.spec)?;
         let modules = modules(&subject.config);
-        let lora = subject.vla.lora.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let split = Split::of(&subject.vla, &modules).map_err(ModelError::from)?;
+        let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
         let full = TrainedModules::resolve(&subject.vla.model.train, &modules, subject.lora.as_ref());
         let full = full.map_err(ModelError::from)?;
-        if full != subject.full {
+        subject.full = full;
+        if subject.frozen_names() != self.frozen_names() {
             let mut tensors = frozen_tensors(&subject.config);
-            tensors.retain(|tensor| !full.trains(&tensor.name));
+            tensors.retain(|tensor| subject.trains().group(&tensor.name).is_none());
             subject.frozen = Frozen::read(Path::new(&subject.vla.model.path), &tensors)?;
-            subject.full = full;
         }
         subject.counts = Counts::of(&subject.config, subject.trains(), &subject.vla, subject.outline.dims);
         Ok(subject)
+    }
+
+    /// Tensors of the model that do not train.
+    fn frozen_names(&self) -> Vec<String> {
+        let tensors = frozen_tensors(&self.config).into_iter().map(|tensor| tensor.name);
+        tensors.filter(|name| self.trains().group(name).is_none()).collect()
     }
 
     /// What of the model trains.

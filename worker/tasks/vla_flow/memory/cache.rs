@@ -5,7 +5,7 @@
 //! activations, cached step     a pass begun at the tap
 //! activations, missing ones    the model below the tap, forward alone, without a trace
 //! speed                        multiplications and additions of a live step over those of a cached one
-//!                              (`model::flops`)
+//!                              as their passes count them, recompute included
 //! store                        frames x tokens at the tap x width x bytes of a value
 //! memory                       65 bytes a frame of names, the index of the store, adapters of generations,
 //!                              features on their way
@@ -21,11 +21,7 @@ use coxswain_proto::{
 };
 
 use super::{Ask, Subject, Suggestion};
-use crate::vla_flow::{
-    expert::ExpertShape,
-    flops::Workload,
-    policy::{Adapted, Tap},
-};
+use crate::vla_flow::policy::{Adapted, Tap};
 use coxswain_feature_store::{SampleKey, index_bytes};
 use coxswain_task::Pass;
 
@@ -55,16 +51,17 @@ impl Subject {
     /// What the run's cache does; none if it has none.
     pub fn cache(&self, ask: Ask) -> Option<CacheOutlook> {
         let tap = self.tap()?;
-        let peak = |entry| {
+        let [live, cached] = [None, Some(tap)].map(|entry| {
             let pass = self.pass(ask.micro_batch, entry);
-            [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, |_| 0)).into_iter().max()
-        };
+            let peaks = [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, |_| 0));
+            (peaks.into_iter().max().unwrap_or(0), pass.flops.total())
+        });
         Some(CacheOutlook {
             tap,
-            live_activations: peak(None).unwrap_or(0),
-            cached_activations: peak(Some(tap)).unwrap_or(0),
+            live_activations: live.0,
+            cached_activations: cached.0,
             fill_activations: self.fill_peak(ask.micro_batch),
-            speed_limit: self.speed_limit(tap, ask.micro_batch),
+            speed_limit: live.1 as f64 / cached.1.max(1) as f64,
             store_bytes: self.outline.frames * self.stored_bytes(tap),
         })
     }
@@ -114,31 +111,6 @@ impl Subject {
             CacheDtype::Bfloat16 => 2 * values,
             CacheDtype::Int8 => values + 4 * self.feature_tokens(tap),
         }
-    }
-
-    fn speed_limit(&self, tap: Tap, micro_batch: u64) -> f64 {
-        let (vla, dims) = (&self.vla, self.outline.dims);
-        let expert = ExpertShape {
-            width: vla.expert.width,
-            layers: vla.expert.layers,
-            heads: vla.expert.heads,
-            context: self.config.text.hidden_size,
-            state: dims.state,
-            sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
-            horizon: dims.horizon,
-            action: dims.action,
-        };
-        let work = Workload {
-            config: &self.config,
-            lora: self.lora.as_ref(),
-            full: &self.full,
-            expert,
-            rows: micro_batch as usize,
-            tokens: self.outline.prompt_tokens,
-            grids: &self.outline.grids,
-            repeats: vla.expert.repeated_noise,
-        };
-        work.step(None).total() as f64 / work.step(Some(tap)).total().max(1) as f64
     }
 
     /// What switching a cache on would save, in each mode that the run allows.

@@ -18,8 +18,9 @@ use coxswain_nn::{
 
 use crate::vla_flow::{
     EXPERT, SENSOR,
+    adapters::Split,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 
@@ -52,8 +53,10 @@ pub struct Counts {
     pub lora: u64,
     /// What of the pretrained model trains in full.
     pub base: u64,
-    /// The action expert.
+    /// What trains of the action expert.
     pub expert: u64,
+    /// What does not, float32.
+    pub frozen_expert: u64,
     /// The sensor encoder.
     pub sensor: u64,
 }
@@ -74,6 +77,7 @@ impl Counts {
             };
             *group += param.len() as u64;
         }
+        counts.frozen_expert = (layout.whole_len() - layout.len()) as u64;
         counts
     }
 
@@ -110,7 +114,7 @@ impl Counts {
     }
 }
 
-/// Elements of a model's adapters.
+/// Elements of a model's adapters, and of biases that train beside them.
 pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
     let elements = modules(config).into_iter().filter_map(|module| match module.kind {
         ModuleKind::Linear { inputs, outputs, .. } => plan
@@ -118,7 +122,8 @@ pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
             .map(|adapter| adapter.rank * (inputs + outputs) + if adapter.dora { outputs } else { 0 }),
         _ => None,
     });
-    elements.sum::<usize>() as u64
+    let tensors = frozen_tensors(config).into_iter().filter(|tensor| plan.trains_bias(&tensor.name));
+    (elements.sum::<usize>() + tensors.map(|tensor| tensor.elements).sum::<usize>()) as u64
 }
 
 /// Elements of what trains of a model in full.
@@ -129,8 +134,7 @@ pub(crate) fn in_full(config: &QwenConfig, full: &TrainedModules) -> u64 {
 
 /// Sensor encoder and expert, in the order in which a policy registers them.
 fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings, dims: SampleDims) {
-    let with_sensor = dims.sensor_window > 0;
-    if with_sensor {
+    if dims.sensor_window > 0 {
         let shape = SensorShape {
             window: dims.sensor_window,
             channels: dims.sensor_channels,
@@ -140,15 +144,9 @@ fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings
         };
         SensorEncoder::register(layout, shape);
     }
-    let shape = ExpertShape {
-        width: vla.expert.width,
-        layers: vla.expert.layers,
-        heads: vla.expert.heads,
-        context: config.text.hidden_size,
-        state: dims.state,
-        sensor_tokens: if with_sensor { vla.sensor.tokens } else { 0 },
-        horizon: dims.horizon,
-        action: dims.action,
-    };
-    ActionExpert::register(layout, shape);
+    let shape = ExpertShape::of(vla, config.text.hidden_size, dims);
+    // Targets that mean nothing were refused before anything is counted.
+    let split = Split::of(vla, &modules(config)).unwrap_or_default();
+    let learning = Learning::of(vla.expert.train, split.expert.as_ref());
+    ActionExpert::register(layout, shape, learning);
 }

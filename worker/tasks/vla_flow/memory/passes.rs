@@ -1,4 +1,4 @@
-//! What the policy's own passes hold, run on the backend that knows sizes alone.
+//! What the policy's own passes hold and compute, run on the backend that knows sizes alone.
 
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
@@ -8,7 +8,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{CachedFeatures, dry_run::PassBytes};
+use coxswain_task::{CachedFeatures, dry_run::PassCost};
 
 use super::about::{Kind, PredictionError, Subject};
 use crate::vla_flow::{
@@ -20,14 +20,14 @@ use crate::vla_flow::{
 impl Subject {
     /// A training pass over so many of the longest samples that begins with kept features at `entry`, or with
     /// pixels. Without frozen weights, streamed or held.
-    pub(super) fn pass(&self, micro_batch: u64, entry: Option<Tap>) -> PassBytes {
+    pub(super) fn pass(&self, micro_batch: u64, entry: Option<Tap>) -> PassCost {
         let run = |rows| self.run_pass(rows, entry);
         // One sample ran when the subject was made; more of the same change nothing but sizes.
         self.passes.at(&self.kind(Kind::Training(entry)), micro_batch, run).unwrap_or_default()
     }
 
     /// The pass that computes features of so many samples at the run's tap.
-    pub(super) fn filling(&self, samples: u64) -> PassBytes {
+    pub(super) fn filling(&self, samples: u64) -> PassCost {
         self.passes.at(&self.kind(Kind::Filling), samples, |rows| self.run_filling(rows)).unwrap_or_default()
     }
 
@@ -41,7 +41,7 @@ impl Subject {
         (format!("{:?} {:?} {:?}", self.vla, self.spec.train.recompute, self.spec.cache), kind)
     }
 
-    fn run_pass(&self, rows: u64, entry: Option<Tap>) -> Result<PassBytes, PredictionError> {
+    fn run_pass(&self, rows: u64, entry: Option<Tap>) -> Result<PassCost, PredictionError> {
         let account = Account::open();
         let (policy, trainables) = self.policy(&account)?;
         let features = entry.map(|tap| CachedFeatures {
@@ -49,20 +49,19 @@ impl Subject {
             values: vec![0.0; (rows * self.feature_values(tap)) as usize],
         });
         let batch = MicroBatch { features, ..self.longest(rows as usize) };
-        let bytes = PassBytes::of(&account, |grads, clock| {
+        let cost = PassCost::of(&account, |grads, clock| {
             policy.forward_backward(&trainables, &batch, grads, clock).map(|_| ())
         });
-        Ok(bytes?)
+        Ok(cost?)
     }
 
-    fn run_filling(&self, rows: u64) -> Result<PassBytes, PredictionError> {
+    fn run_filling(&self, rows: u64) -> Result<PassCost, PredictionError> {
         let account = Account::open();
         let (policy, trainables) = self.policy(&account)?;
         let batch = self.longest(rows as usize);
-        let (features, bytes) =
-            PassBytes::of_forward(&account, || policy.features_below(&trainables, &batch));
+        let (features, cost) = PassCost::of_forward(&account, || policy.features_below(&trainables, &batch));
         features?;
-        Ok(bytes)
+        Ok(cost)
     }
 
     /// The policy, its frozen weights held: what of streamed ones is in memory is counted with the weights.

@@ -1,34 +1,20 @@
-//! What one rank will hold, at one micro-batch.
+//! What one rank will hold and compute, at one micro-batch.
 
 use coxswain_models::qwen2_5_vl::{modules::FrozenBytes, pass::streamed_during};
 use coxswain_nn::params::chunk;
 use coxswain_proto::{memory::Category, run_spec::CacheMode};
-use coxswain_task::{
-    Pass,
-    memory::{Ask, Place, Prediction, replica_bytes, shard_bytes},
-};
+use coxswain_task::memory::{Ask, Place, Prediction, replica_bytes, shard_bytes};
 
 use super::{Subject, framework};
-
-/// What one micro-batch holds at its worst moments, streamed blocks included.
-pub(super) struct Micro {
-    forward: u64,
-    kept: u64,
-    backward: u64,
-    /// The largest buffer that a compute thread keeps for itself.
-    pub(super) scratch: u64,
-}
 
 impl Subject {
     /// Predicts one rank.
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
-        let micro = self.micro(ask);
-        let Micro { forward, kept, backward, .. } = micro;
-        let mut prediction = Prediction::of_pass(forward, kept, backward);
+        let (mut prediction, scratch) = self.micro(ask);
         let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
         let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
-        prediction.set(Category::FrozenWeights, held);
+        prediction.set(Category::FrozenWeights, held + 4 * self.counts.frozen_expert);
         prediction.set(Category::Trainables, 4 * n);
         prediction.set(Category::Gradients, 4 * n);
         if !self.offloaded(ask.place) {
@@ -38,10 +24,11 @@ impl Subject {
             prediction.set(Category::Cache, self.cache_bytes(ask));
         }
         // The step holds streamed blocks when they run; two of them are booked as weights.
-        prediction.set(Category::Activations, micro.forward.max(micro.backward).saturating_sub(streamed));
+        let activations = prediction.forward.max(prediction.backward);
+        prediction.set(Category::Activations, activations.saturating_sub(streamed));
         prediction.set(Category::CollectiveBuffers, framework::collective_bytes(self, ask));
         prediction.set(Category::Input, framework::input_bytes(self, ask));
-        prediction.set(Category::Framework, framework::framework_bytes(self, ask, micro.scratch));
+        prediction.set(Category::Framework, framework::framework_bytes(self, ask, scratch));
         prediction
     }
 
@@ -60,20 +47,17 @@ impl Subject {
         [(Category::OptimizerShard, shard_bytes(&self.spec) * shard), (Category::Replica, replica)]
     }
 
-    /// The step that takes most, streamed blocks included: where a cache is exact every step begins with kept
-    /// features, once they have been computed.
-    fn micro(&self, ask: Ask) -> Micro {
+    /// The pass that takes most, streamed blocks included, and the largest buffer that a compute thread keeps
+    /// for itself: where a cache is exact every step begins with kept features, once they have been computed.
+    fn micro(&self, ask: Ask) -> (Prediction, u64) {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, streamed) = (self.tap().filter(|_| exact), self.streamed(ask.place));
         let pass = self.pass(ask.micro_batch, entry);
         let beside = |stage: &str| streamed.map_or(0, |frozen| streamed_during(stage, frozen));
         let filling = entry
             .map_or(0, |_| self.fill_peak(ask.micro_batch) + streamed.map_or(0, FrozenBytes::two_blocks));
-        Micro {
-            forward: pass.peak(Pass::Forward, beside).max(filling),
-            kept: pass.kept,
-            backward: pass.peak(Pass::Backward, beside),
-            scratch: pass.scratch,
-        }
+        let mut prediction = Prediction::default().with_pass(&pass, beside);
+        prediction.forward = prediction.forward.max(filling);
+        (prediction, pass.scratch)
     }
 }

@@ -39,7 +39,7 @@ impl memory::Subject for Subject {
     fn describe(&self) -> Vec<(&'static str, String)> {
         let (counts, outline, vla) = (&self.counts, &self.outline, &self.vla);
         let trainable = counts.trainable();
-        let frozen = counts.pretrained() - counts.base;
+        let frozen = counts.pretrained() - counts.base + counts.frozen_expert;
         let share = 100.0 * trainable as f64 / (frozen + trainable).max(1) as f64;
         let dtype = match vla.model.weights_dtype {
             WeightsDtype::Float32 => "float32",
@@ -48,6 +48,13 @@ impl memory::Subject for Subject {
         let base = match counts.base {
             0 => String::new(),
             base => format!("base {}, ", human::grouped(base)),
+        };
+        let expert = match (counts.frozen_expert, counts.expert) {
+            (0, trained) => human::grouped(trained),
+            (frozen, 0) => format!("none of {}", human::grouped(frozen)),
+            (frozen, trained) => {
+                format!("{} beside {} frozen", human::grouped(trained), human::grouped(frozen))
+            }
         };
         let estimated = match outline.prompt_length {
             PromptLength::Encoded => "",
@@ -67,7 +74,7 @@ impl memory::Subject for Subject {
                 format!(
                     "lora {}, {base}expert {}, sensor {}",
                     human::grouped(counts.lora),
-                    human::grouped(counts.expert),
+                    expert,
                     human::grouped(counts.sensor)
                 ),
             ),
@@ -101,6 +108,7 @@ impl memory::Subject for Subject {
                 "lora": counts.lora,
                 "base": counts.base,
                 "expert": counts.expert,
+                "frozen_expert": counts.frozen_expert,
                 "sensor": counts.sensor,
             },
             "sample": {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::backend::Flex;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::WeightsDtype;
-use coxswain_nn::lora::LoraTargets;
+use coxswain_nn::lora::{Bias, LoraTargets};
 use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, Recompute, ReduceDtype, RunSpec},
@@ -51,7 +51,7 @@ fn the_published_model_is_counted_to_the_unit() {
 
 #[test]
 fn trainables_are_counted_as_the_layout_has_them() {
-    let changes: [fn(&mut RunSpec); 4] = [
+    let changes: [fn(&mut RunSpec); 5] = [
         |_| {},
         |spec| spec.vla_mut().lora = None,
         |spec| {
@@ -65,6 +65,14 @@ fn trainables_are_counted_as_the_layout_has_them() {
             let mut vla = spec.vla_mut();
             (vla.expert.width, vla.expert.layers, vla.expert.heads) = (96, 3, 6);
             drop(vla);
+        },
+        |spec| {
+            let mut vla = spec.vla_mut();
+            vla.expert.train = false;
+            let lora = vla.lora.as_mut().expect("the quickstart has adapters");
+            let names = ["q_proj", "attn.q", "attn.v", "mlp.in", "final.out"].map(str::to_owned);
+            lora.targets = LoraTargets::Suffixes(names.into());
+            lora.bias = Bias::All;
         },
     ];
     let original = subject("quickstart.yaml");
@@ -111,6 +119,29 @@ fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
         .changed(|spec| spec.vla_mut().model.weights_dtype = WeightsDtype::Float32)
         .expect("no new names");
     assert_eq!(wide.predict(gpu(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
+}
+
+#[test]
+fn an_expert_that_does_not_train_is_counted_as_frozen_and_as_nothing_else() {
+    let subject = subject("qwen2.5-vl-3b.yaml");
+    let frozen = subject.changed(|spec| spec.vla_mut().expert.train = false).expect("it is brought");
+    let expert = subject.counts.expert;
+    assert!(expert > 50_000_000, "{expert}");
+    assert_eq!((frozen.counts.expert, frozen.counts.frozen_expert), (0, expert));
+    let of = |subject: &Subject, category| subject.predict(gpu(1, 2)).of(category);
+    for (category, each) in [
+        (Category::FrozenWeights, 4),
+        (Category::Trainables, -4),
+        (Category::Gradients, -4),
+        (Category::OptimizerShard, -4),
+        (Category::Replica, -6),
+    ] {
+        let more = of(&frozen, category) as i64 - of(&subject, category) as i64;
+        assert_eq!(more, each * expert as i64, "{category}");
+    }
+    assert!(of(&frozen, Category::Activations) <= of(&subject, Category::Activations));
+    let told = coxswain_task::memory::Subject::describe(&frozen);
+    assert!(told.iter().any(|(_, text)| text.contains("expert none of ")), "{told:?}");
 }
 
 #[test]

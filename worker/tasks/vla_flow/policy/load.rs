@@ -1,7 +1,7 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout,
 //! and the flat parameter buffer gets its initial values.
 
-use crate::vla_flow::config::VlaSettings;
+use crate::vla_flow::config::{ActionEncoder, VlaSettings};
 use std::path::Path;
 
 use coxswain_proto::run_spec::{Offload, RunSpec};
@@ -12,20 +12,23 @@ use super::{
     tap::{Adapted, Tap},
 };
 use crate::vla_flow::{
+    adapters::Split,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape},
+    expert::{ActionExpert, ExpertShape, Learning},
     sensor::{SensorEncoder, SensorShape},
 };
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
-    adapters::{Adapters, Tuned},
+    adapters::{Adapters, HeadAdapter, Tuned},
     config::QwenConfig,
+    error::ModelError,
     modules::modules,
 };
 use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
 
 /// Why the LM head takes no adapter.
-const HEAD_IS_UNUSED: &str = "which the action loss does not reach, so it would never train";
+const HEAD_IS_UNUSED: HeadAdapter =
+    HeadAdapter::Refused("which the action loss does not reach, so it would never train");
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout
@@ -40,7 +43,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = Path::new(&vla.model.path);
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
-        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        let split = Split::of(&vla, &modules).map_err(ModelError::from)?;
+        let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
         let streamed = spec.memory.offload == Offload::Layers;
@@ -56,17 +60,9 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             SensorEncoder::register(&mut layout, shape)
         });
-        let shape = ExpertShape {
-            width: vla.expert.width,
-            layers: vla.expert.layers,
-            heads: vla.expert.heads,
-            context: model.config.text.hidden_size,
-            state: dims.state,
-            sensor_tokens: if sensor.is_some() { vla.sensor.tokens } else { 0 },
-            horizon: dims.horizon,
-            action: dims.action,
-        };
-        let expert = ActionExpert::register(&mut layout, shape);
+        let shape = ExpertShape::of(&vla, model.config.text.hidden_size, dims);
+        let learning = Learning::of(vla.expert.train, split.expert.as_ref());
+        let expert = ActionExpert::register(&mut layout, shape, learning);
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, vla.model.weights_dtype)?;
         let settings = Settings {
             seed: spec.run.seed,
@@ -83,8 +79,20 @@ impl<B: Tape<Base = B>> Policy<B> {
         let lora = adapters.map(|Adapters { plan, .. }| plan);
         let source = Source { dir: dir.into(), dtype: vla.model.weights_dtype };
         let device = device.clone();
-        let policy =
-            Self { model, lora, full, sensor, expert, tap, source, streamed, dims, settings, device };
+        let policy = Self {
+            model,
+            lora,
+            full,
+            sensor,
+            expert,
+            expert_lora: split.expert,
+            tap,
+            source,
+            streamed,
+            dims,
+            settings,
+            device,
+        };
         Ok((policy, layout, values))
     }
 
@@ -93,7 +101,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let vla = VlaSettings::of(spec)?;
         let dir = Path::new(&vla.model.path);
         let modules = modules(&QwenConfig::read(dir)?);
-        let tuned = Tuned::resolve(vla.lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        let lora = Split::of(&vla, &modules).map_err(ModelError::from)?.model;
+        let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         Ok(tuned.initial_values::<B>(spec.run.seed, layout, dir, vla.model.weights_dtype)?)
     }
 }
@@ -107,6 +116,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         ("expert.heads", vla.expert.heads),
         ("expert.repeated_noise", vla.expert.repeated_noise),
         ("expert.sampling_steps", vla.expert.sampling_steps),
+        ("expert.ends_width", vla.expert.ends_width),
         ("sensor.width", vla.sensor.width),
         ("sensor.tokens", vla.sensor.tokens),
         ("data.state", dims.state),
@@ -119,6 +129,10 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let (width, heads) = (vla.expert.width, vla.expert.heads);
     if !width.is_multiple_of(heads) {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
+    }
+    if vla.expert.action_encoder == ActionEncoder::TimeMlp && !width.is_multiple_of(2) {
+        let problem = format!("is `time_mlp`, whose sinusoids need an even width, and the width is {width}");
+        return refuse("expert.action_encoder", problem);
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);
     if window > 0 && dims.sensor_channels == 0 {

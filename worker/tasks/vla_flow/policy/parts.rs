@@ -16,7 +16,7 @@ use super::tap::Tap;
 use crate::vla_flow::{
     config::FlowConvention,
     data::{MicroBatch, SampleDims},
-    expert::{ActionExpert, ExpertShape},
+    expert::ActionExpert,
     sensor::SensorEncoder,
 };
 
@@ -27,6 +27,8 @@ pub struct Policy<B: Tape<Base = B>> {
     pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
     pub(super) expert: ActionExpert,
+    /// Adapters of an expert that is brought.
+    pub(super) expert_lora: Option<LoraPlan>,
     pub(super) tap: Option<Tap>,
     pub(super) source: Source,
     /// Whether the blocks of both towers are read when they run.
@@ -74,14 +76,14 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.lora.as_ref()
     }
 
+    /// The adapters of its expert, if that has any.
+    pub fn expert_lora(&self) -> Option<&LoraPlan> {
+        self.expert_lora.as_ref()
+    }
+
     /// What of the vision-language model trains in full.
     pub fn full(&self) -> &TrainedModules {
         &self.full
-    }
-
-    /// Sizes of its expert.
-    pub fn expert_shape(&self) -> &ExpertShape {
-        self.expert.shape()
     }
 
     /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.

@@ -6,12 +6,13 @@ use coxswain_models::qwen2_5_vl::{
     pass::{VlContext, VlRun},
 };
 use coxswain_nn::{
-    kernels::Tape,
+    kernels::{DropoutRows, Tape, dropout::row_word},
     params::{GradientSums, ParamScope, Trainables},
     recompute::{
         Retention,
         segment::{Input, Recorded, Segment},
     },
+    rng::{Key, Purpose},
 };
 use coxswain_proto::run_spec::Recompute;
 use coxswain_task::{MicroLoss, Pass, StageClock};
@@ -72,8 +73,9 @@ impl<B: Tape<Base = B>> Policy<B> {
             mask: keys_mask(batch),
         };
         let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
+        let dropped = self.expert_dropout(batch);
         let (velocity_nc, expert_trace) =
-            self.expert.forward(trainables, self.expert_retention(), conditioning, draws);
+            self.expert.forward(trainables, self.expert_retention(), conditioning, draws, dropped);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         clock.lap(EXPERT_STAGE);
@@ -171,6 +173,24 @@ impl<B: Tape<Base = B>> Policy<B> {
         let (samples, images_per_row) = (&batch.sample_indices, &batch.images_per_row);
         let of = RowsOf { seed: self.settings.seed, step: batch.step.0, samples, images_per_row };
         ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
+    }
+
+    /// The rows of the expert's tokens in a training pass, if its blocks drop some of what they add.
+    fn expert_dropout(&self, batch: &MicroBatch) -> Option<DropoutRows<B>> {
+        let shape = self.expert.shape();
+        if shape.form.dropout == 0.0 {
+            return None;
+        }
+        let Settings { seed, repeats, .. } = self.settings;
+        let draws =
+            batch.sample_indices.iter().flat_map(|&sample| (1..).take(repeats).map(move |r| (sample, r)));
+        let words = draws.flat_map(|(sample, repeat)| {
+            // The vision-language model's rows are those of repeat 0.
+            let key = Key { seed, purpose: Purpose::Dropout, step: batch.step.0, sample, repeat };
+            let word = key.draws().word();
+            (0..shape.tokens() as u64).map(move |token| row_word(word, token))
+        });
+        Some(DropoutRows::new(words.collect(), (!B::ON_HOST).then_some(&self.device)))
     }
 
     /// With one draw per sample the expert's activations are small beside the language model's, and computing

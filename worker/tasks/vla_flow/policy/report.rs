@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use coxswain_nn::dtypes::WeightsDtype;
 
 use super::Policy;
-use coxswain_models::qwen2_5_vl::modules::{FrozenPart, frozen_parts, frozen_tensors};
+use coxswain_models::qwen2_5_vl::{
+    Trains,
+    modules::{FrozenPart, frozen_parts, frozen_tensors},
+};
 use coxswain_nn::{
     kernels::Tape,
     params::{Group, TrainableLayout},
@@ -43,7 +46,8 @@ impl<B: Tape<Base = B>> Policy<B> {
             WeightsDtype::Bfloat16 => "bfloat16",
         };
         let mut tensors = frozen_tensors(&self.model.config);
-        tensors.retain(|tensor| !self.full.trains(&tensor.name));
+        let trains = Trains { lora: self.lora(), full: Some(&self.full) };
+        tensors.retain(|tensor| trains.group(&tensor.name).is_none());
         let parts = frozen_parts(&tensors, frozen, self.streamed);
         let mut rows: Vec<Module> = parts
             .into_iter()
@@ -51,6 +55,11 @@ impl<B: Tape<Base = B>> Policy<B> {
                 Tally { tensors, parameters: elements, bytes }.row(module, false, name)
             })
             .collect();
+        let mut brought: BTreeMap<Group, Tally> = BTreeMap::new();
+        for constant in layout.constants() {
+            brought.entry(constant.group).or_default().add(constant.len(), 4 * constant.len() as u64);
+        }
+        rows.extend(brought.into_iter().map(|(group, tally)| tally.row(group.to_string(), false, "float32")));
         let order = [Group::LORA, Group::BASE, EXPERT, SENSOR];
         let place = |group| order.iter().position(|known| *known == group);
         let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();

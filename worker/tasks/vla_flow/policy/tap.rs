@@ -20,8 +20,8 @@ use crate::vla_flow::config as vla_flow;
 use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
-use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig};
-use coxswain_nn::lora::{LoraPlan, TrainedModules};
+use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig, modules::modules};
+use coxswain_nn::lora::{Module, ModuleKind};
 
 /// Where in the model features are taken. Ordered by depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +41,8 @@ pub struct Adapted {
     pub vision: Option<String>,
     /// Decoder layers in which something trains, in order. The final norm counts as part of the last.
     pub layers: Vec<usize>,
+    /// Whether anything has an adapter.
+    pub adapted: bool,
     /// Whether anything trains in full, without an adapter.
     pub in_full: bool,
     /// Decoder layers in all.
@@ -50,11 +52,12 @@ pub struct Adapted {
 impl Adapted {
     /// From what trains of a model.
     pub fn new(config: &QwenConfig, trains: Trains<'_>) -> Self {
-        let Trains { lora, full } = trains;
-        let names = || {
-            let adapted = lora.into_iter().flat_map(LoraPlan::adapters).map(|(name, _)| name);
-            adapted.chain(full.into_iter().flat_map(TrainedModules::iter))
+        let modules = modules(config);
+        let trained = |module: &&Module| match module.kind {
+            ModuleKind::Linear { .. } => trains.touches(&module.name),
+            _ => trains.full.is_some_and(|full| full.contains(&module.name)),
         };
+        let touched: Vec<&str> = modules.iter().filter(trained).map(|module| &*module.name).collect();
         let last = config.text.num_layers.saturating_sub(1);
         let layer = |name: &str| {
             let rest = name.strip_prefix("model.language_model.")?;
@@ -63,12 +66,14 @@ impl Adapted {
                 None => (rest == "norm").then_some(last),
             }
         };
-        let mut layers: Vec<usize> = names().filter_map(layer).collect();
+        let mut layers: Vec<usize> = touched.iter().filter_map(|name| layer(name)).collect();
         layers.sort_unstable();
         layers.dedup();
-        let vision = names().find(|name| name.starts_with("model.visual.")).map(str::to_owned);
-        let in_full = full.is_some_and(|full| !full.is_empty());
-        Self { vision, layers, in_full, of_layers: config.text.num_layers }
+        let vision = touched.iter().find(|name| name.starts_with("model.visual."));
+        let vision = vision.map(|name| (*name).to_owned());
+        let in_full = trains.full.is_some_and(|full| !full.is_empty());
+        let adapted = trains.lora.is_some_and(|plan| plan.adapters().next().is_some());
+        Self { vision, layers, adapted, in_full, of_layers: config.text.num_layers }
     }
 
     /// In words: what of the vision-language model trains.
@@ -81,7 +86,11 @@ impl Adapted {
             }
             [first, .., last] => format!("{} decoder layers from {first} to {last}", self.layers.len()),
         };
-        let what = if self.in_full { "LoRA and whole modules" } else { "LoRA" };
+        let what = match (self.adapted, self.in_full) {
+            (true, true) => "LoRA and whole modules",
+            (false, true) => "whole modules",
+            _ => "LoRA",
+        };
         match (&self.vision, layers.is_empty()) {
             (None, true) => "nothing of the vision-language model".into(),
             (None, false) => format!("{what} in {layers}"),
@@ -200,7 +209,7 @@ mod tests {
     }
 
     fn adapted(layers: &[usize]) -> Adapted {
-        Adapted { vision: None, layers: layers.into(), in_full: false, of_layers: 6 }
+        Adapted { vision: None, layers: layers.into(), adapted: true, in_full: false, of_layers: 6 }
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
@@ -255,6 +264,11 @@ mod tests {
         assert_eq!(tap, "features: the input of decoder layer 4 (pre-norm)");
         assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
         assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
+        for (is_adapted, what) in [(true, "LoRA and whole modules"), (false, "whole modules")] {
+            let whole = Adapted { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
+            let [_, _, steps] = Tap::Layer(4).describe(CacheMode::Exact, &whole);
+            assert!(steps.starts_with(&format!("every step: {what} in decoder layer 4")), "{steps}");
+        }
         let [_, _, steps] = Tap::Final.describe(CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
         assert!(

@@ -22,6 +22,7 @@ use crate::vla_flow::{
     testing::small::{DIMS, EVERYWHERE, Fixture, MODEL, batch, load, normal, relative_error, shaken, spec},
 };
 
+mod bias;
 mod cached;
 mod dora;
 mod full;

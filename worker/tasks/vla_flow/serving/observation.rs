@@ -2,14 +2,15 @@
 //!
 //! | name | value |
 //! |---|---|
-//! | each camera's feature | uint8 `[height, width, 3]`, red, green, blue, of the size that was trained on |
-//! | the state's feature | numbers `[size]`, as recorded |
-//! | the sensor's feature, if the policy has one | numbers, as recorded, `[window, channels]` |
-//! | `prompt` | text: the instruction |
+//! | each camera's | uint8 `[height, width, 3]` or `[3, height, width]`, RGB, of the size trained on |
+//! | the state's | numbers `[size]`, as recorded; of several names any that are as many side by side |
+//! | the sensor's, if the policy has one | numbers, as recorded, `[window, channels]` |
+//! | the prompt's | text: the instruction |
 //! | `seed` | whole number, optional: the same seed draws the same noise |
 //! | `noise` | numbers `[horizon, size]`, optional: what sampling starts from, instead of drawn noise |
 //!
-//! Values of other names are not looked at.
+//! The names are those of the section `serve`, or else of the features. Values of other names are not looked
+//! at.
 
 use std::path::Path;
 
@@ -20,18 +21,18 @@ use coxswain_task::{Array, BadRequest, Named, RequestReader, Sample as _, Value,
 use serde_json::json;
 
 use crate::vla_flow::{
-    config::VlaSettings,
+    config::{Serve, VlaSettings},
     data::{NumericFeature, PolicyFile, STATS_FILE, Sample, SampleDims, pixel_bounds},
     flow,
 };
 
-/// The instruction.
-const PROMPT: &str = "prompt";
 /// Noise instead of a seed.
 const NOISE: &str = "noise";
 /// What an answer has.
 pub(super) const ACTIONS: &str = "actions";
 
+/// Most values that an error lists.
+const MAX_LISTED: usize = 16;
 /// Longest instruction, in bytes. Data sets have sentences; a book would fill the model's memory.
 const MAX_PROMPT_BYTES: usize = 4096;
 
@@ -39,6 +40,8 @@ const MAX_PROMPT_BYTES: usize = 4096;
 pub(super) struct ObservationReader {
     run: String,
     file: PolicyFile,
+    /// Where the values of an observation are found.
+    names: Serve,
     images: ImageProcessor,
     prompt: PromptEncoder,
     state: Normalizer,
@@ -70,6 +73,7 @@ impl ObservationReader {
         let bounds = pixel_bounds(&settings.data);
         Ok(Self {
             run: spec.run.name.clone(),
+            names: settings.serve.of(&settings.data),
             images: ImageProcessor::open(model, facts.patches, bounds)?,
             prompt: PromptEncoder::open(model, facts, &settings.data.prompt, file.cameras.len())?,
             state: normalizer(&file.state)?,
@@ -107,18 +111,22 @@ impl ObservationReader {
 
     /// Patches of all cameras.
     fn see(&self, request: &Named, sample: &mut Sample) -> Result<(), BadRequest> {
-        for camera in &self.file.cameras {
+        for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
             let shape = [camera.height, camera.width, 3];
-            let pixels = match request.get(&camera.name) {
+            let pixels = match request.get(name) {
                 Some(Value::Bytes(array)) if array.shape == shape => array.values.clone(),
-                found => {
+                // As PyTorch has them, and openpi's clients for ALOHA.
+                Some(Value::Bytes(array)) if array.shape == [3, camera.height, camera.width] => {
+                    channels_last(&array.values)
+                }
+                _ => {
                     let wanted = format!("expected uint8 {shape:?} (height, width, RGB)");
-                    return Err(differs(&camera.name, found, &wanted));
+                    return Err(self.differs(request, name, &camera.name, &wanted));
                 }
             };
             let image = Rgb { height: camera.height, width: camera.width, pixels };
             let patches = self.images.process_decoded(image);
-            let patches = patches.map_err(|fault| BadRequest::new(&camera.name, fault))?;
+            let patches = patches.map_err(|fault| BadRequest::new(name, fault))?;
             sample.pixel_values.extend_from_slice(&patches.pixel_values);
             sample.image_grids.push(patches.grid);
         }
@@ -126,14 +134,106 @@ impl ObservationReader {
     }
 
     fn instruction<'r>(&self, request: &'r Named) -> Result<&'r str, BadRequest> {
-        match request.get(PROMPT) {
+        let name = &self.names.prompt;
+        match request.get(name) {
             Some(Value::Text(text)) if text.len() <= MAX_PROMPT_BYTES => Ok(text),
             Some(Value::Text(text)) => {
                 let problem = format!("{} bytes of text; at most {MAX_PROMPT_BYTES} are taken", text.len());
-                Err(BadRequest::new(PROMPT, problem))
+                Err(BadRequest::new(name, problem))
             }
-            found => Err(differs(PROMPT, found, "expected the instruction as text")),
+            _ => Err(self.differs(request, name, name, "expected the instruction as text")),
         }
+    }
+
+    /// A feature's numbers, normalised.
+    fn numbers(
+        &self,
+        request: &Named,
+        names: &[String],
+        feature: &NumericFeature,
+        normalizer: &Normalizer,
+    ) -> Result<Vec<f32>, BadRequest> {
+        let mut values = match names {
+            [name] => self.finite(request, name, &feature.name, &feature.shape)?,
+            parts => self.side_by_side(request, parts, feature)?,
+        };
+        normalizer.apply(&mut values);
+        Ok(values)
+    }
+
+    /// The numbers of several values, which are together as many as the feature has.
+    fn side_by_side(
+        &self,
+        request: &Named,
+        parts: &[String],
+        feature: &NumericFeature,
+    ) -> Result<Vec<f32>, BadRequest> {
+        let (mut values, mut counts) = (Vec::new(), Vec::new());
+        for name in parts {
+            let part = request.get(name).and_then(as_numbers).ok_or_else(|| {
+                let wanted = format!("expected numbers, a part of {:?}", feature.shape);
+                self.differs(request, name, &feature.name, &wanted)
+            })?;
+            check_finite(name, &part)?;
+            counts.push(part.len().to_string());
+            values.extend(part);
+        }
+        if values.len() != feature.elements() {
+            let (counts, shape) = (counts.join(" + "), &feature.shape);
+            let problem =
+                format!("found {counts} numbers; expected numbers {shape:?} in all, for {}", feature.name);
+            return Err(BadRequest::new(&parts.join(", "), problem));
+        }
+        Ok(values)
+    }
+
+    /// The numbers of a value of this shape.
+    fn finite(
+        &self,
+        request: &Named,
+        name: &str,
+        feature: &str,
+        shape: &[usize],
+    ) -> Result<Vec<f32>, BadRequest> {
+        let found = request.get(name).filter(|value| shape_of(value) == Some(shape));
+        let values = found
+            .and_then(as_numbers)
+            .ok_or_else(|| self.differs(request, name, feature, &format!("expected numbers {shape:?}")))?;
+        check_finite(name, &values)?;
+        Ok(values)
+    }
+
+    /// What was found under a name is not what was expected there.
+    fn differs(&self, request: &Named, name: &str, feature: &str, expected: &str) -> BadRequest {
+        let feature = if feature == name { String::new() } else { format!(", for {feature}") };
+        let problem = match request.get(name) {
+            Some(value) => format!("found {}; {expected}{feature}", kind(value)),
+            None => {
+                let there = request.iter().filter(|(name, _)| *name != SEED);
+                let there: Vec<_> =
+                    there.take(MAX_LISTED).map(|(name, value)| format!("{name} ({})", kind(value))).collect();
+                format!(
+                    "missing; {expected}{feature}. The observation has {}; the policy takes {}",
+                    if there.is_empty() { "nothing".to_owned() } else { there.join(", ") },
+                    self.taken().collect::<Vec<_>>().join(", ")
+                )
+            }
+        };
+        BadRequest::new(name, problem)
+    }
+
+    /// The names of all values that must be there.
+    fn taken(&self) -> impl Iterator<Item = &str> {
+        let Serve { cameras, state, sensor, prompt } = &self.names;
+        cameras.iter().chain(state).chain(sensor).chain([prompt]).map(String::as_str)
+    }
+
+    /// Names of numbers, with the features that are read from them.
+    fn numeric(&self) -> impl Iterator<Item = (&[String], &NumericFeature)> {
+        let state = (&self.names.state[..], &self.file.state);
+        [state]
+            .into_iter()
+            .chain(self.file.sensor.as_ref().map(|sensor| (self.names.sensor.as_slice(), sensor)))
     }
 }
 
@@ -141,14 +241,24 @@ impl RequestReader for ObservationReader {
     fn describe(&self) -> serde_json::Value {
         let file = &self.file;
         let mut inputs = serde_json::Map::new();
-        for camera in &file.cameras {
+        for (camera, name) in file.cameras.iter().zip(&self.names.cameras) {
             let shape = [camera.height, camera.width, 3];
-            inputs.insert(camera.name.clone(), json!({"dtype": "uint8", "shape": shape}));
+            let about = json!({"dtype": "uint8", "shape": shape, "feature": camera.name});
+            inputs.insert(name.clone(), about);
         }
-        for feature in [Some(&file.state), file.sensor.as_ref()].into_iter().flatten() {
-            inputs.insert(feature.name.clone(), json!({"dtype": "float32", "shape": feature.shape}));
+        for (names, NumericFeature { name: feature, shape, .. }) in self.numeric() {
+            for name in names {
+                inputs.insert(
+                    name.clone(),
+                    match names {
+                        [_] => json!({"dtype": "float32", "shape": shape, "feature": feature}),
+                        // Of how many numbers each is, the policy does not know.
+                        _ => json!({"dtype": "float32", "part_of": {"names": names, "shape": shape}, "feature": feature}),
+                    },
+                );
+            }
         }
-        inputs.insert(PROMPT.into(), json!({"dtype": "text"}));
+        inputs.insert(self.names.prompt.clone(), json!({"dtype": "text"}));
         json!({
             "run": self.run,
             "base_model": file.base_model,
@@ -163,33 +273,37 @@ impl RequestReader for ObservationReader {
 
     fn example(&self) -> Named {
         let mut named = Named::new();
-        for camera in &self.file.cameras {
+        for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
             let shape = vec![camera.height, camera.width, 3];
             let values = vec![0; shape.iter().product()];
-            named.insert(camera.name.clone(), Value::Bytes(Array { shape, values }));
+            named.insert(name.clone(), Value::Bytes(Array { shape, values }));
         }
-        for feature in [Some(&self.file.state), self.file.sensor.as_ref()].into_iter().flatten() {
+        for (names, feature) in self.numeric() {
+            // Of several, one has all.
+            for name in names {
+                named.insert(name.clone(), Value::Numbers(Array { shape: vec![0], values: Vec::new() }));
+            }
             let array = Array { shape: feature.shape.clone(), values: vec![0.0; feature.elements()] };
-            named.insert(feature.name.clone(), Value::Numbers(array));
+            named.extend(names.first().map(|name| (name.clone(), Value::Numbers(array))));
         }
         named.insert(
-            PROMPT.into(),
+            self.names.prompt.clone(),
             Value::Text("an instruction of some words, as data sets have them".into()),
         );
         named
     }
 
     fn read(&self, request: &Named) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
-        let mut sample =
-            Sample { state: numbers(request, &self.file.state, &self.state)?, ..Sample::default() };
+        let state = self.numbers(request, &self.names.state, &self.file.state, &self.state)?;
+        let mut sample = Sample { state, ..Sample::default() };
         if let (Some(feature), Some(normalizer)) = (&self.file.sensor, &self.sensor) {
-            sample.sensor = numbers(request, feature, normalizer)?;
+            sample.sensor = self.numbers(request, self.names.sensor.as_slice(), feature, normalizer)?;
         }
         let instruction = self.instruction(request)?;
         let seed = match request.get(SEED) {
             Some(Value::Integer(seed)) => *seed,
             None => 0,
-            found => return Err(differs(SEED, found, "expected a whole number")),
+            Some(_) => return Err(self.differs(request, SEED, SEED, "expected a whole number")),
         };
         sample.index = seed as u64;
         sample.actions = match request.get(NOISE) {
@@ -198,52 +312,54 @@ impl RequestReader for ObservationReader {
                 &[sample.index],
                 self.file.horizon * self.file.action.elements(),
             ),
-            found => finite(NOISE, found, &self.chunk())?,
+            Some(_) => self.finite(request, NOISE, NOISE, &self.chunk())?,
         };
         sample.action_is_pad = vec![false; self.file.horizon];
         self.see(request, &mut sample)?;
         sample.input_ids = self
             .prompt
             .encode(instruction, &sample.image_grids)
-            .map_err(|fault| BadRequest::new(PROMPT, fault))?;
+            .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
         Ok(sample.boxed())
     }
 }
 
-/// A feature's numbers, normalised.
-fn numbers(
-    request: &Named,
-    feature: &NumericFeature,
-    normalizer: &Normalizer,
-) -> Result<Vec<f32>, BadRequest> {
-    let mut values = finite(&feature.name, request.get(&feature.name), &feature.shape)?;
-    normalizer.apply(&mut values);
-    Ok(values)
+/// Pixels with their channels beside each other, of an image that has them apart.
+fn channels_last(planes: &[u8]) -> Vec<u8> {
+    let of_plane = planes.len() / 3;
+    (0..of_plane).flat_map(|at| [planes[at], planes[of_plane + at], planes[2 * of_plane + at]]).collect()
 }
 
-/// The numbers of a value of this shape.
-fn finite(name: &str, value: Option<&Value>, shape: &[usize]) -> Result<Vec<f32>, BadRequest> {
-    let values: Vec<f32> = match value {
-        Some(Value::Numbers(array)) if array.shape == shape => array.values.clone(),
-        Some(Value::Bytes(array)) if array.shape == shape => {
-            array.values.iter().map(|value| f32::from(*value)).collect()
-        }
-        found => return Err(differs(name, found, &format!("expected numbers {shape:?}"))),
-    };
+fn shape_of(value: &Value) -> Option<&[usize]> {
+    match value {
+        Value::Numbers(array) => Some(&array.shape),
+        Value::Bytes(array) => Some(&array.shape),
+        Value::Text(_) | Value::Integer(_) => None,
+    }
+}
+
+/// The numbers of a value; none if it is text.
+fn as_numbers(value: &Value) -> Option<Vec<f32>> {
+    match value {
+        Value::Numbers(array) => Some(array.values.clone()),
+        Value::Bytes(array) => Some(array.values.iter().map(|value| f32::from(*value)).collect()),
+        Value::Integer(value) => Some(vec![*value as f32]),
+        Value::Text(_) => None,
+    }
+}
+
+fn check_finite(name: &str, values: &[f32]) -> Result<(), BadRequest> {
     match values.iter().position(|value| !value.is_finite()) {
-        None => Ok(values),
+        None => Ok(()),
         Some(at) => Err(BadRequest::new(name, format!("element {at} is {}; expected numbers", values[at]))),
     }
 }
 
-/// What was found is not what was expected.
-fn differs(name: &str, found: Option<&Value>, expected: &str) -> BadRequest {
-    let found = match found {
-        None => "missing".to_owned(),
-        Some(Value::Text(_)) => "found text".to_owned(),
-        Some(Value::Integer(value)) => format!("found {value}"),
-        Some(Value::Bytes(array)) => format!("found uint8 {:?}", array.shape),
-        Some(Value::Numbers(array)) => format!("found numbers {:?}", array.shape),
-    };
-    BadRequest::new(name, format!("{found}; {expected}"))
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Text(_) => "text".to_owned(),
+        Value::Integer(value) => value.to_string(),
+        Value::Bytes(array) => format!("uint8 {:?}", array.shape),
+        Value::Numbers(array) => format!("numbers {:?}", array.shape),
+    }
 }

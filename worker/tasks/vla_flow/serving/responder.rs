@@ -28,7 +28,7 @@ impl<B: Tape<Base = B>> PolicyResponder<B> {
     pub fn open(spec: &RunSpec, dir: &Path, device: &B::Device) -> Result<Self, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let reader = ObservationReader::open(spec, &settings, dir).map_err(TaskError::bad_input)?;
-        let spec = weights::with_adapter_of(spec, settings, dir);
+        let spec = weights::with_adapter_of(spec, settings, dir)?;
         let (policy, layout, mut values) =
             Policy::<B>::load(&spec, reader.dims(), device).map_err(TaskError::bad_input)?;
         weights::fill(dir, &layout, &mut values)?;

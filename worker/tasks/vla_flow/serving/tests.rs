@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::PolicyResponder;
 use crate::vla_flow::{
     VlaFlow,
-    config::VlaSpec,
+    config::{Serve, VlaSettings, VlaSpec},
     data::{Dataset, PolicyFile},
     policy::Policy,
     testing::{
@@ -37,9 +37,27 @@ const WHOLE: [&str; 4] = [
     r"language_model\.norm",
 ];
 
-/// What trains of the model: adapters, whole modules, both.
-fn variants() -> [Run; 3] {
-    [Run::new(), Run::of(None, &WHOLE), Run::of(Some(LORA), &WHOLE)]
+/// What trains of the model: adapters, whole modules, both; adapters with magnitudes of their own, alone and
+/// beside whole modules; both with all biases.
+fn variants() -> [Run; 6] {
+    let [adapters, magnitudes] = [false, true].map(|use_dora| lora("use_dora", json!(use_dora)));
+    let (none, whole) = (&[][..], &WHOLE[..]);
+    [
+        (adapters.clone(), none),
+        (None, whole),
+        (adapters, whole),
+        (magnitudes.clone(), none),
+        (magnitudes, whole),
+        (lora("bias", json!("all")), whole),
+    ]
+    .map(|(lora, train)| Run::of(lora, train))
+}
+
+/// The section `lora` with one key more.
+fn lora(key: &str, value: serde_json::Value) -> Option<serde_json::Value> {
+    let mut section = json!({"rank": 2, "alpha": 4.0, "targets": LORA});
+    section[key] = value;
+    Some(section)
 }
 
 /// A run that has left everything, and what it was made of.
@@ -55,12 +73,16 @@ struct Run {
 impl Run {
     /// With adapters alone.
     fn new() -> Self {
-        Self::of(Some(LORA), &[])
+        Self::of(lora("use_dora", json!(false)), &[])
     }
 
-    /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32: with
-    /// adapters of these targets, and modules that train in full.
-    fn of(targets: Option<&str>, train: &[&str]) -> Self {
+    /// With this section `lora`, and modules that train in full.
+    fn of(lora: Option<serde_json::Value>, train: &[&str]) -> Self {
+        Self::made(train, |vla| vla.lora = lora.map(|lora| serde_json::from_value(lora).unwrap()))
+    }
+
+    /// A run whose trainables have drifted away from what they began with, on a checkpoint in float32.
+    fn made(train: &[&str], change: impl FnOnce(&mut VlaSettings)) -> Self {
         let recording = Recording::default();
         let (data, dir) = (recording.write(), tempfile::tempdir().unwrap());
         let (like, model) = (assets().join("tiny-vla"), dir.path().join("model"));
@@ -68,8 +90,7 @@ impl Run {
         SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 }.write().unwrap();
         let mut spec = recording.spec(data.path());
         spec.vla_mut().model.path = model.display().to_string();
-        let lora = targets.map(|targets| json!({"rank": 2, "alpha": 4.0, "targets": targets}));
-        spec.vla_mut().lora = lora.map(|lora| serde_json::from_value(lora).unwrap());
+        change(&mut spec.vla_mut());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
         let dataset = Dataset::open(&spec).unwrap();
@@ -78,8 +99,9 @@ impl Run {
         let drifted = |(at, value): (usize, &f32)| value + 0.05 * (at as f32).sin();
         let values: Vec<f32> = initial.iter().enumerate().map(drifted).collect();
         objective.export(dir.path(), &layout, &values).unwrap();
-        let merged = objective.export_merged(&dir.path().join("merged"), &layout, &values);
-        merged.expect("something of the model trains").unwrap();
+        if let Some(merged) = objective.export_merged(&dir.path().join("merged"), &layout, &values) {
+            merged.unwrap();
+        }
         for file in Samples::files(&dataset) {
             std::fs::write(dir.path().join(file.path), file.text).unwrap();
         }
@@ -131,11 +153,30 @@ fn assert_near(found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f32) {
 }
 
 #[test]
-fn a_frame_is_answered_as_evaluation_answers_its_sample() {
-    variants().iter().for_each(is_answered_as_evaluated);
+fn an_expert_with_adapters_answers_from_what_a_run_has_left() {
+    let run = Run::made(&[], |vla| {
+        let targets = ["q_proj", "attn.q", "attn.v", "mlp.in", "final.out"];
+        let lora = json!({"rank": 2, "alpha": 4.0, "targets": targets});
+        vla.lora = Some(serde_json::from_value(lora).unwrap());
+        vla.expert.train = false;
+    });
+    assert!(run.layout.params().iter().any(|param| param.name == "expert.final.out.lora_B.weight"));
+    let left = std::fs::read(run.dir.path().join("expert.safetensors")).unwrap();
+    let left = safetensors::SafeTensors::deserialize(&left).unwrap();
+    assert!(left.names().iter().all(|name| !name.contains("lora")), "merged");
+    let found = answers(&run.responder(), &FRAMES.map(observation));
+    assert_near(&found, &expected(&run), 1e-4);
+    let alone = Run::made(&[r"language_model\.norm"], |vla| {
+        let lora = json!({"rank": 2, "alpha": 4.0, "targets": ["attn.q"]});
+        vla.lora = Some(serde_json::from_value(lora).unwrap());
+        vla.expert.train = false;
+    });
+    assert!(!alone.dir.path().join("adapter").exists(), "the model has none");
+    assert_near(&answers(&alone.responder(), &FRAMES.map(observation)), &expected(&alone), 1e-4);
 }
 
-fn is_answered_as_evaluated(run: &Run) {
+/// What evaluation samples of these frames.
+fn expected(run: &Run) -> Vec<Vec<f32>> {
     let device = Default::default();
     let (policy, ..) = Policy::<Flex>::load(&run.spec, run.dataset.dims(), &device).unwrap();
     let trainables = Trainables::new(run.layout.clone(), run.values.clone(), &device);
@@ -144,7 +185,16 @@ fn is_answered_as_evaluated(run: &Run) {
     let batch = samples_dyn.batch(Step(0), &samples);
     let mut expected = policy.sample_actions(&trainables, batch.content(), run.spec.run.seed).unwrap();
     run.dataset.denormalize_actions(&mut expected);
-    let expected: Vec<Vec<f32>> = expected.chunks(8).map(<[f32]>::to_vec).collect();
+    expected.chunks(8).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_frame_is_answered_as_evaluation_answers_its_sample() {
+    variants().iter().for_each(is_answered_as_evaluated);
+}
+
+fn is_answered_as_evaluated(run: &Run) {
+    let expected = expected(run);
     let found = answers(&run.responder(), &FRAMES.map(observation));
     assert_eq!(found, expected);
     assert_ne!(found[0], found[1]);
@@ -189,6 +239,11 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
     let floats = Some(Value::Numbers(Array { shape: vec![28, 28, 3], values: vec![0.0; 28 * 28 * 3] }));
     for (name, value, wanted) in [
         (camera, None, "missing; expected uint8 [28, 28, 3]"),
+        (
+            camera,
+            None,
+            "observation.state (numbers [3]), prompt (text); the policy takes observation.images.",
+        ),
         (camera, small, "found uint8 [2, 2, 3]"),
         (camera, floats, "found numbers [28, 28, 3]"),
         (state, None, "missing"),
@@ -209,6 +264,102 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
         assert_eq!(refused.name, name);
         assert!(refused.problem.contains(wanted), "{refused}");
     }
+}
+
+/// An observation whose pixels differ from each other.
+fn colourful(frame: usize) -> Named {
+    let mut named = observation(frame);
+    let Some(Value::Bytes(wrist)) = named.get_mut("observation.images.wrist") else { panic!("it is bytes") };
+    wrist.values.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 251) as u8);
+    named
+}
+
+/// The same as a robot of openpi's has it: names of its own, the state in two parts, a camera with its
+/// channels first.
+fn renamed(frame: usize) -> Named {
+    let mut named = colourful(frame);
+    for (from, to) in [
+        ("observation.images.front", "observation/image"),
+        ("observation.sensor", "tactile"),
+        ("prompt", "instruction"),
+    ] {
+        let value = named.remove(from).unwrap();
+        named.insert(to.into(), value);
+    }
+    let Some(Value::Numbers(state)) = named.remove("observation.state") else { panic!("it is numbers") };
+    let joints = Array { shape: vec![2], values: state.values[..2].to_vec() };
+    named.insert("joints".into(), Value::Numbers(joints));
+    named.insert(
+        "gripper".into(),
+        Value::Numbers(Array { shape: vec![], values: state.values[2..].to_vec() }),
+    );
+    let Some(Value::Bytes(wrist)) = named.remove("observation.images.wrist") else { panic!("it is bytes") };
+    let [height, width, _] = wrist.shape[..] else { panic!("{:?}", wrist.shape) };
+    let values = (0..3).flat_map(|c| wrist.values.iter().skip(c).step_by(3).copied()).collect();
+    named.insert("wrist".into(), Value::Bytes(Array { shape: vec![3, height, width], values }));
+    named
+}
+
+#[test]
+fn values_are_found_under_the_names_of_the_section_serve() {
+    let mut run = Run::new();
+    let expected = answers(&run.responder(), &FRAMES.map(colourful));
+    run.spec.vla_mut().serve = Serve {
+        cameras: vec!["observation/image".into(), "wrist".into()],
+        state: vec!["joints".into(), "gripper".into()],
+        sensor: Some("tactile".into()),
+        prompt: "instruction".into(),
+    };
+    let responder = run.responder();
+    assert_eq!(answers(&responder, &FRAMES.map(renamed)), expected);
+
+    let reader = responder.reader();
+    let told = reader.describe();
+    assert_eq!(told["inputs"]["observation/image"]["feature"], "observation.images.front");
+    assert_eq!(told["inputs"]["gripper"]["part_of"], json!({"names": ["joints", "gripper"], "shape": [3]}));
+    assert_eq!(told["inputs"].as_object().unwrap().len(), 6);
+    reader.read(&reader.example()).expect("it describes what it takes");
+
+    let refused = |change: &dyn Fn(&mut Named)| {
+        let mut named = renamed(0);
+        change(&mut named);
+        reader.read(&named).unwrap_err().to_string()
+    };
+    let longer = Value::Numbers(Array { shape: vec![4], values: vec![0.0; 4] });
+    for (problem, wanted) in [
+        (refused(&|named| drop(named.remove("wrist"))), "wrist: missing; expected uint8 [28, 28, 3]"),
+        (
+            refused(&|named| drop(named.remove("wrist"))),
+            ", for observation.images.wrist. The observation has",
+        ),
+        (
+            refused(&|named| drop(named.remove("gripper"))),
+            "gripper: missing; expected numbers, a part of [3]",
+        ),
+        (
+            refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
+            "joints, gripper: found 4 + 1 numbers; expected numbers [3] in all, for observation.state",
+        ),
+    ] {
+        assert!(problem.contains(wanted), "{problem}");
+    }
+}
+
+#[test]
+fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
+    let mut run = Run::new();
+    let file = |spec: &RunSpec| {
+        let files = Samples::files(&Dataset::open(spec).unwrap());
+        let policy = files.into_iter().find(|file| file.path == PolicyFile::PATH).unwrap();
+        serde_json::from_str::<serde_json::Value>(&policy.text).unwrap()
+    };
+    assert_eq!(file(&run.spec).get("observation"), None);
+    run.spec.vla_mut().serve.state = vec!["state".into()];
+    let wanted = json!({
+        "cameras": ["observation.images.front", "observation.images.wrist"],
+        "state": ["state"], "sensor": "observation.sensor", "prompt": "prompt",
+    });
+    assert_eq!(file(&run.spec)["observation"], wanted);
 }
 
 #[test]

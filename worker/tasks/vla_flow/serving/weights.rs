@@ -2,24 +2,32 @@
 
 use std::{fs, path::Path};
 
+use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
 use coxswain_nn::params::{Group, TrainableLayout};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::vla_flow::{
+    adapters::Split,
     config::VlaSettings,
     objective::{ADAPTER_DIR, GROUPS},
 };
 
-/// The same run, whose adapter begins as the one in `dir`.
-pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> RunSpec {
+/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all
+/// of it, adapters merged.
+pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> Result<RunSpec, TaskError> {
     let mut spec = spec.clone();
+    if !settings.expert.train {
+        let config = QwenConfig::read(Path::new(&settings.model.path)).map_err(TaskError::bad_input)?;
+        settings.lora = Split::of(&settings, &modules(&config)).map_err(TaskError::bad_input)?.model;
+        settings.expert.train = true;
+    }
     if let Some(lora) = &mut settings.lora {
         lora.init_from = Some(dir.join(ADAPTER_DIR).to_string_lossy().into_owned());
     }
     spec.set_settings(&settings);
-    spec
+    Ok(spec)
 }
 
 /// Puts the values of all groups but the adapter's, which has a format of its own, in their places.

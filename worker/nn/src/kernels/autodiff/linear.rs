@@ -36,7 +36,7 @@ pub fn linear_leaving_weight<B: ModelBackend>(
     }
 }
 
-/// The node of [`ModelBackend::linear`] with the value `y_no`.
+/// The node of [`LinearOps::linear`] with the value `y_no`.
 pub(super) fn linear_node<B: ModelBackend>(
     x: Tracked<B>,
     w: Tracked<B>,
@@ -65,7 +65,7 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
-/// The node of [`ModelBackend::lora_linear`] under a frozen weight: inputs `x`, and `a` and `b` of `update`;
+/// The node of [`LinearOps::lora_linear`] under a frozen weight: inputs `x`, and `a` and `b` of `update`;
 /// values as `lora_linear_saving` returns them.
 pub(super) fn lora_linear_node<B: ModelBackend>(
     [x, a, b]: [Tracked<B>; 3],

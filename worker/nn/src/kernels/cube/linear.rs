@@ -9,7 +9,9 @@ use super::{
     low_rank::{self, Factor},
     pointwise::{self, Finish},
 };
-use crate::kernels::{LinearLayer, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual};
+use crate::kernels::{
+    LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual,
+};
 
 /// Layers of one input, and the inner products of their updates: the input is reduced by all updates in one
 /// kernel, and rounded once.
@@ -59,7 +61,7 @@ where
                 let (y_no, down_nr) = B::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
                 (y_no, Some(down_nr))
             }
-            (None, _) => (<B as ModelBackend>::linear(x_ni.clone(), w_oi, bias_o), None),
+            (None, _) => (<B as LinearOps>::linear(x_ni.clone(), w_oi, bias_o), None),
         }
     });
     each.collect()

@@ -52,6 +52,9 @@ pub trait Flat: Clone + fmt::Debug {
     /// Every element goes `share` of its way to that of `towards`, where the first one's is at `from`.
     fn approach(&mut self, towards: &Self, from: usize, share: f32);
 
+    /// Exchanges the elements from `from` on with those of `part`, which may be offloaded.
+    fn exchange(&mut self, from: usize, part: &mut Self);
+
     /// The whole buffer, for a collective.
     fn lend(&mut self) -> LentBuffer<'_, f32>;
 

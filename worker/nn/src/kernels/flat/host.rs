@@ -64,6 +64,10 @@ impl Flat for Vec<f32> {
         approach(self, &towards[from..], share);
     }
 
+    fn exchange(&mut self, from: usize, part: &mut Self) {
+        self[from..from + part.len()].swap_with_slice(part);
+    }
+
     fn lend(&mut self) -> LentBuffer<'_, f32> {
         LentBuffer::Host(self)
     }

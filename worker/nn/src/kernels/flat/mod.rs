@@ -13,7 +13,7 @@
 //! squares   the sum of squares (host)
 //! ```
 //!
-//! Which of the two a run uses is its backend's to say ([`ModelBackend::Flat`](super::ModelBackend::Flat)):
+//! Which of the two a run uses is its backend's to say ([`FlatOps::Flat`](super::FlatOps::Flat)):
 //! the flat parameter buffer lies where the tensors of the model lie, so gradients are summed where they are
 //! made and values change where they are read. On a device a step moves the partial sums of the gradient's
 //! norm to the host (a float for 4096 trainables) and nothing else; what is rare reads and writes whole

@@ -117,6 +117,23 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         self.change(|values| tensors::approach(values, &towards, from, len, share));
     }
 
+    fn exchange(&mut self, from: usize, part: &mut Self) {
+        if let DeviceValues::Offloaded(values) = &mut part.values {
+            for (piece, values) in values.chunks_mut(PIECE).enumerate() {
+                let start = from + piece * PIECE;
+                let at = start..start + values.len();
+                let ours = self.read(at.clone()).into_owned();
+                let theirs = uploaded(values.to_vec(), 0, &self.device);
+                self.change(|whole| whole.slice_assign([at], theirs));
+                values.copy_from_slice(&ours);
+            }
+            return;
+        }
+        let (ours, theirs) = tensors::exchange(self.taken(), part.taken(), from, part.len);
+        self.give_back(ours);
+        part.give_back(theirs);
+    }
+
     fn lend(&mut self) -> LentBuffer<'_, f32> {
         LentBuffer::Device(self)
     }

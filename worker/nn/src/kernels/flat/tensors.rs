@@ -114,6 +114,22 @@ pub fn approach<B: Backend>(
     })
 }
 
+/// Exchanges the elements from `from` on of `flat` with the first `len` of `values`.
+pub fn exchange<B: Backend>(
+    flat: Tensor<B, 1>,
+    values: Tensor<B, 1>,
+    from: usize,
+    len: usize,
+) -> (Tensor<B, 1>, Tensor<B, 1>) {
+    pieces(&(0..len)).fold((flat, values), |(flat, values), at| {
+        let there = from + at.start..from + at.end;
+        // Multiplied to be a copy: of a mere view the whole buffer would be copied before it changes.
+        let ours = part(&flat, &there) * 1.0;
+        let theirs = part(&values, &at);
+        (put(flat, there, theirs), put(values, at, ours))
+    })
+}
+
 /// How far weights move.
 fn moved<B: Backend>(m: Tensor<B, 1>, v: Tensor<B, 1>, c: &Coefficients) -> Tensor<B, 1> {
     m / (v.sqrt() * c.root_factor + c.eps) * c.step_size

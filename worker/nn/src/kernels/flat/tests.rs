@@ -107,6 +107,28 @@ proptest! {
     }
 
     #[test]
+    fn an_exchange_moves_every_bit_and_a_second_one_moves_it_back(
+        len in 0usize..3 * tensors::BLOCK, from in 0usize..100, salt in 0u64..1000,
+    ) {
+        let (whole, part) = (uneven(from + len + 3, salt), uneven(len, salt + 1));
+        let mut due = whole.clone();
+        due[from..from + len].copy_from_slice(&part);
+        fn hold<F: Flat>(mut flat: F, mut lent: F, from: usize, (whole, due): (&[f32], &[f32])) -> bool {
+            let (len, before) = (lent.len(), all(&lent));
+            flat.exchange(from, &mut lent);
+            let there = all(&flat) == due && all(&lent) == whole[from..from + len];
+            flat.exchange(from, &mut lent);
+            there && all(&flat) == whole && all(&lent) == before
+        }
+        let ((host, device), (host_part, device_part)) = (both(whole.clone()), both(part.clone()));
+        prop_assert!(hold(host, host_part, from, (&whole, &due)));
+        prop_assert!(hold(device.clone(), device_part, from, (&whole, &due)));
+        let mut offloaded = Device::offloaded(&FlexDevice, len);
+        offloaded.edit(|values| values.copy_from_slice(&part));
+        prop_assert!(hold(device, offloaded, from, (&whole, &due)));
+    }
+
+    #[test]
     fn sums_of_squares_agree(len in 1usize..3 * tensors::BLOCK, start in 0usize..100, salt in 0u64..1000) {
         let (host, device) = both(uneven(len + start, salt));
         let ranges = [start..start, start..start + len / 3, start + len / 2..start + len];

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Loss and margin of each row of `v` logits; see
-/// [`ModelBackend::cross_entropy`](crate::kernels::ModelBackend::cross_entropy).
+/// [`RowOps::cross_entropy`](crate::kernels::RowOps::cross_entropy).
 pub fn forward(x_nv: &[f32], v: usize, targets: &[u32]) -> Vec<[f32; 2]> {
     let mut rows = vec![[0.0; 2]; targets.len()];
     let tasks = x_nv.chunks_exact(v).zip(targets).zip(&mut rows).collect();

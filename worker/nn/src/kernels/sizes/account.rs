@@ -53,16 +53,21 @@ impl Account {
         self.client.ledger().scratch
     }
 
+    /// Multiplications and additions since [`Account::restart`].
+    pub fn flops(&self) -> u64 {
+        self.client.ledger().flops
+    }
+
     /// Lets the peak begin with what is in use now.
     pub fn restart_peak(&self) {
         self.client.ledger().restart_peak();
     }
 
-    /// The same, and scratch with nothing.
+    /// The same, and everything else with nothing.
     pub fn restart(&self) {
         let mut ledger = self.client.ledger();
         ledger.restart_peak();
-        ledger.scratch = 0;
+        (ledger.scratch, ledger.flops) = (0, 0);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Buffers in use: who owns them, and the most bytes that there were.
+//! Buffers in use: who owns them, and the most bytes that there were. And the arithmetic so far.
 
 use std::collections::HashMap;
 
@@ -6,6 +6,8 @@ use burn::tensor::{DType, Shape};
 use burn_ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
+
+use super::products;
 
 /// What is in use, and the most that ever was.
 #[derive(Debug, Default)]
@@ -19,6 +21,8 @@ pub(super) struct Ledger {
     pub peak: u64,
     /// The largest buffer of a compute thread.
     pub scratch: u64,
+    /// Multiplications and additions so far.
+    pub flops: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -173,6 +177,7 @@ impl Ledger {
             OperationIr::Init(_) => return,
             _ => {}
         }
+        self.flops += products::of(op);
         match self.place(op) {
             Placing::New => op.outputs().for_each(|output| self.take(output)),
             Placing::View { whole } => {

@@ -1,5 +1,5 @@
 //! A backend that knows sizes and drops, and no values: a task's own pass runs on it, and its account tells
-//! what the pass holds at its worst moment.
+//! what the pass holds at its worst moment, and how much it multiplies and adds.
 //!
 //! Tensors are handles that are given back when their last owner drops them, as the real ones are. So the
 //! order of drops, what autodiff keeps, and what recompute keeps come from the code that trains; nothing
@@ -11,6 +11,7 @@
 //! ledger      buffers, who shares them, how many bytes are in use
 //! router      burn-router's client and channel: every operation and every drop is told to a ledger
 //! operations  the fused operations of [`ModelBackend`](super::ModelBackend), by size
+//! products    the arithmetic of an operation
 //! account     a ledger of one's own, for as long as something is run
 //! ```
 //!
@@ -20,6 +21,7 @@
 mod account;
 mod ledger;
 mod operations;
+mod products;
 mod router;
 
 pub use self::{

@@ -1,4 +1,5 @@
-//! The fused operations by size: what each makes, and what it needs meanwhile on the CPU (`kernels::flex`).
+//! The fused operations by size: what each makes, how much it multiplies and adds for that, and what it
+//! needs meanwhile on the CPU (`kernels::flex`).
 
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive};
 use burn_ir::{CustomOpIr, OperationIr, TensorIr};
@@ -6,11 +7,13 @@ use burn_router::{RouterTensor, RunnerClient};
 
 use super::{
     ledger::bytes_of,
+    products,
     router::{Client, Sizes},
 };
 use crate::kernels::{
-    AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, DROPOUT_BLOCK, DropoutRows, FEW_TOKENS,
-    GradientSlot, LowRank, LowRankGradients, LowRankSaved, ModelBackend, PANEL_COLUMNS, QUERY_BLOCK, Tape,
+    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, DROPOUT_BLOCK, DropoutRows,
+    FEW_TOKENS, FlatOps, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
+    PANEL_COLUMNS, QUERY_BLOCK, RowOps, Tape,
 };
 
 type Raw = RouterTensor<Client>;
@@ -42,6 +45,11 @@ impl Fused {
 
     fn makes<const D: usize>(mut self, shape: [usize; D]) -> Self {
         self.outputs.push((Shape::from(shape), DType::F32));
+        self
+    }
+
+    fn computes(self, flops: u64) -> Self {
+        self.client.ledger().flops += flops;
         self
     }
 
@@ -106,16 +114,7 @@ fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
     }
 }
 
-impl ModelBackend for Sizes {
-    type Flat = Vec<f32>;
-
-    const ON_HOST: bool = true;
-    const VALUES: bool = false;
-
-    fn matrix_view(flat: Tensor<Self, 1>, _start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
-        next(&mut Fused::new([raw(flat)]).makes(shape).named("part"))
-    }
-
+impl RowOps for Sizes {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, _eps: f64) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
         Fused::new([raw(x_nd), raw(gain_d)]).makes(shape).one()
@@ -146,130 +145,9 @@ impl ModelBackend for Sizes {
         (next(&mut made), next(&mut made))
     }
 
-    fn rotary(
-        x_bshk: Tensor<Self, 4>,
-        cos_bsk: Tensor<Self, 3>,
-        sin_bsk: Tensor<Self, 3>,
-    ) -> Tensor<Self, 4> {
-        let shape = x_bshk.dims();
-        Fused::new([raw(x_bshk), raw(cos_bsk), raw(sin_bsk)]).makes(shape).one()
-    }
-
-    fn rotary_backward(
-        dy_bshk: Tensor<Self, 4>,
-        cos_bsk: Tensor<Self, 3>,
-        sin_bsk: Tensor<Self, 3>,
-    ) -> Tensor<Self, 4> {
-        Self::rotary(dy_bshk, cos_bsk, sin_bsk)
-    }
-
-    fn attention_saving(
-        q_bshk: Tensor<Self, 4>,
-        k_bshk: Tensor<Self, 4>,
-        v_bshk: Tensor<Self, 4>,
-        mask: &AttentionMask,
-        _scale: f64,
-    ) -> AttentionOutput<Self> {
-        let (shape @ [b, queries, heads, _], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
-        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
-        let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw))
-            .makes(shape)
-            .makes([b, queries, heads])
-            .needs(4 * (block * keys + QUERY_BLOCK) as u64)
-            .run();
-        AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
-    }
-
-    fn attention_backward(
-        saved: AttentionSaved<Self>,
-        mask: &AttentionMask,
-        _scale: f64,
-        dout_bshk: Tensor<Self, 4>,
-    ) -> [Tensor<Self, 4>; 3] {
-        let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-        let (q @ [b, queries, ..], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
-        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
-        let mut made = Fused::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
-            .and(output.lse_bsh.map(raw))
-            .makes(q)
-            .makes(k)
-            .makes(k)
-            .needs(8 * (block * keys) as u64)
-            .run();
-        [next(&mut made), next(&mut made), next(&mut made)]
-    }
-
-    fn linear(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-    ) -> Tensor<Self, 2> {
-        let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
-        let scratch = panels(rows, &w_oi);
-        Fused::new([raw(x_ni), raw(w_oi)])
-            .and(bias_o.map(raw))
-            .makes([rows, outputs])
-            .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
-            .one()
-    }
-
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let ([rows, _], [_, inputs]) = (dy_no.dims(), w_oi.dims());
-        let scratch = panels_back(&w_oi);
-        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).needs(scratch).one()
-    }
-
-    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let ([_, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).one()
-    }
-
-    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
-        Fused::new([raw(dy_no), raw(x_ni)]).run();
-    }
-
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
         let [_, outputs] = dy_no.dims();
         Fused::new([raw(dy_no)]).makes([outputs]).one()
-    }
-
-    fn lora_linear_saving(
-        x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
-        bias_o: Option<Tensor<Self, 1>>,
-        update: &LowRank<Self>,
-    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
-        let scratch = panels(rows, &w_oi).max(dropped);
-        let mut made = Fused::new([raw(x_ni), raw(w_oi), raw(update.a_ri.clone()), raw(update.b_or.clone())])
-            .and(bias_o.map(raw))
-            .makes([rows, outputs])
-            .makes([rows, rank])
-            .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
-            .run();
-        (next(&mut made), next(&mut made))
-    }
-
-    fn lora_linear_backward(
-        saved: LowRankSaved<Self>,
-        dy_no: Tensor<Self, 2>,
-        wants_dx: bool,
-    ) -> LowRankGradients<Self> {
-        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
-        let scratch = panels_back(&w_oi).max(dropped);
-        let fused = Fused::new([x_ni, down_nr, w_oi, update.a_ri, update.b_or, dy_no].map(raw))
-            .makes([rank, inputs])
-            .makes([outputs, rank])
-            .needs(scratch);
-        let fused = if wants_dx { fused.makes([rows, inputs]) } else { fused };
-        let mut made = fused.beside(rows * rank).run();
-        let (da_ri, db_or) = (next(&mut made), next(&mut made));
-        LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, _eps: f64) -> Tensor<Self, 2> {
@@ -329,6 +207,158 @@ impl ModelBackend for Sizes {
         let shape = x_nf.dims();
         Fused::new([raw(x_nf), raw(dy_nf)]).makes(shape).one()
     }
+}
+
+impl AttentionOps for Sizes {
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        let shape = x_bshk.dims();
+        Fused::new([raw(x_bshk), raw(cos_bsk), raw(sin_bsk)]).makes(shape).one()
+    }
+
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        Self::rotary(dy_bshk, cos_bsk, sin_bsk)
+    }
+
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        _scale: f64,
+    ) -> AttentionOutput<Self> {
+        let (shape @ [b, queries, heads, width], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
+        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
+        let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw))
+            .makes(shape)
+            .makes([b, queries, heads])
+            .computes(4 * products)
+            .needs(4 * (block * keys + QUERY_BLOCK) as u64)
+            .run();
+        AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
+    }
+
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        _scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
+        let (q @ [b, queries, heads, width], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
+        let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
+        let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
+        let mut made = Fused::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
+            .and(output.lse_bsh.map(raw))
+            .makes(q)
+            .makes(k)
+            .makes(k)
+            .computes(10 * products)
+            .needs(8 * (block * keys) as u64)
+            .run();
+        [next(&mut made), next(&mut made), next(&mut made)]
+    }
+}
+
+impl LinearOps for Sizes {
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
+        let scratch = panels(rows, &w_oi);
+        Fused::new([raw(x_ni), raw(w_oi)])
+            .and(bias_o.map(raw))
+            .makes([rows, outputs])
+            .computes(products::linear([rows, inputs, outputs]))
+            .needs(scratch)
+            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .one()
+    }
+
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
+        let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
+        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).computes(flops).needs(scratch).one()
+    }
+
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        let flops = products::linear([rows, inputs, outputs]);
+        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).computes(flops).one()
+    }
+
+    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
+        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
+        Fused::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
+    }
+
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
+        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
+        let scratch = panels(rows, &w_oi).max(dropped);
+        let mut made = Fused::new([raw(x_ni), raw(w_oi), raw(update.a_ri.clone()), raw(update.b_or.clone())])
+            .and(bias_o.map(raw))
+            .makes([rows, outputs])
+            .makes([rows, rank])
+            .computes(products::linear([rows, inputs, outputs]))
+            .computes(products::linear([rows, inputs, rank]) + products::linear([rows, rank, outputs]))
+            .needs(scratch)
+            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .run();
+        (next(&mut made), next(&mut made))
+    }
+
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
+        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
+        let scratch = panels_back(&w_oi).max(dropped);
+        // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
+        let [dense, down, up] =
+            [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
+        let fused = Fused::new([x_ni, down_nr, w_oi, update.a_ri, update.b_or, dy_no].map(raw))
+            .makes([rank, inputs])
+            .makes([outputs, rank])
+            .computes(2 * up + down)
+            .needs(scratch);
+        let fused = if wants_dx { fused.makes([rows, inputs]).computes(dense + down) } else { fused };
+        let mut made = fused.beside(rows * rank).run();
+        let (da_ri, db_or) = (next(&mut made), next(&mut made));
+        LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
+    }
+}
+
+impl FlatOps for Sizes {
+    type Flat = Vec<f32>;
+
+    fn matrix_view(flat: Tensor<Self, 1>, _start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
+        next(&mut Fused::new([raw(flat)]).makes(shape).named("part"))
+    }
+}
+
+impl ModelBackend for Sizes {
+    const ON_HOST: bool = true;
+
+    const VALUES: bool = false;
 }
 
 impl Tape for Sizes {

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{AttentionMask, ModelBackend, reference};
+use crate::kernels::{AttentionMask, AttentionOps, reference};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -28,11 +28,11 @@ fn check(case: &Case, scale: f32) {
     let factor = 1.0 / (dim as f64).sqrt();
     let [q, k, v] = inputs.clone();
     let expected = reference::attention(q.clone(), k.clone(), v.clone(), &case.mask, factor);
-    assert_close(&format!("{case:?}"), <F as ModelBackend>::attention(q, k, v, &case.mask, factor), expected);
+    assert_close(&format!("{case:?}"), <F as AttentionOps>::attention(q, k, v, &case.mask, factor), expected);
 
     let (fused, plain) = (inputs.each_ref().map(leaf), inputs.each_ref().map(leaf));
     let [q, k, v] = fused.clone();
-    let fused_gradients = pull(<A as ModelBackend>::attention(q, k, v, &case.mask, factor));
+    let fused_gradients = pull(<A as AttentionOps>::attention(q, k, v, &case.mask, factor));
     let [q, k, v] = plain.clone();
     let plain_gradients = pull(reference::attention(q, k, v, &case.mask, factor));
     // A score's gradient is a weight times what its value pulls with, less the mean of that over all keys.
@@ -97,14 +97,14 @@ proptest! {
         let shapes = [[2, seq, 4, 8], [2, seq, 2, 8], [2, seq, 2, 8]];
         let inputs = [0, 1, 2].map(|i| values(shapes[i], 10 + i as u64, 1.0));
         let [q, k, v] = inputs.clone();
-        let padded = <F as ModelBackend>::attention(q, k, v, &mask, 0.3);
+        let padded = <F as AttentionOps>::attention(q, k, v, &mask, 0.3);
         let row = |x: &Tensor<F, 4>| {
             let x = x.clone().narrow(0, 1, 1).narrow(1, padding, length).into_data();
             Tensor::<F, 4>::from_data(x, &Default::default())
         };
         let [q, k, v] = inputs.each_ref().map(row);
         let alone = AttentionMask::Causal([0..length as u32].into());
-        let alone = <F as ModelBackend>::attention(q, k, v, &alone, 0.3);
+        let alone = <F as AttentionOps>::attention(q, k, v, &alone, 0.3);
         prop_assert!(bits(row(&padded)) == bits(alone));
     }
 
@@ -122,7 +122,7 @@ fn a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient() {
     let case = Case { batch: 2, queries: 100, keys: 100, kv_heads: 2, group: 2, dim: 8, mask };
     check(&case, 1.0);
     let x = values([2, 100, 2, 8], 4, 1.0);
-    let y = <F as ModelBackend>::attention(x.clone(), x.clone(), x, &case.mask, 1.0);
+    let y = <F as AttentionOps>::attention(x.clone(), x.clone(), x, &case.mask, 1.0);
     let y = y.into_data().to_vec::<f32>().expect("f32");
     assert!(y[..40 * 16].iter().chain(&y[100 * 16..]).all(|&y| y == 0.0));
 }
@@ -131,7 +131,7 @@ fn a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient() {
 fn large_scores_do_not_overflow() {
     let mask = AttentionMask::Full;
     let x = values([1, 70, 1, 16], 5, 60.0);
-    let y = <F as ModelBackend>::attention(x.clone(), x.clone(), x.clone(), &mask, 1.0);
+    let y = <F as AttentionOps>::attention(x.clone(), x.clone(), x.clone(), &mask, 1.0);
     assert_close("large scores", y, reference::attention(x.clone(), x.clone(), x, &mask, 1.0));
     check(&Case { batch: 1, queries: 70, keys: 70, kv_heads: 1, group: 2, dim: 16, mask }, 40.0);
 }
@@ -150,8 +150,8 @@ fn heads_split_from_one_projection_are_read_in_place() {
     let part = |i| qkv.clone().narrow(2, i, 1).squeeze_dim::<4>(2);
     let copied = |i| Tensor::<F, 4>::from_data(part(i).into_data(), &Default::default());
     let mask = AttentionMask::Causal([0..50, 3..50].into());
-    let found = <F as ModelBackend>::attention(part(0), part(1), part(2), &mask, 0.3);
-    assert_close("views", found, <F as ModelBackend>::attention(copied(0), copied(1), copied(2), &mask, 0.3));
+    let found = <F as AttentionOps>::attention(part(0), part(1), part(2), &mask, 0.3);
+    assert_close("views", found, <F as AttentionOps>::attention(copied(0), copied(1), copied(2), &mask, 0.3));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn attention_does_not_depend_on_threads() {
         let run = |mask: &AttentionMask| {
             let inputs = shapes.map(|shape| leaf(&values(shape, 7, 1.0)));
             let [q, k, v] = inputs.clone();
-            let out = <A as ModelBackend>::attention(q, k, v, mask, 0.2);
+            let out = <A as AttentionOps>::attention(q, k, v, mask, 0.2);
             let mut found = vec![bits(out.clone().inner())];
             let gradients = pull(out);
             found.extend(inputs.iter().map(|input| bits(gradient(input, &gradients))));

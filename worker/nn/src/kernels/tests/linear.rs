@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernels::{
-    Dropout, DropoutRows, LowRank, ModelBackend,
+    Dropout, DropoutRows, LinearOps, LowRank,
     dropout::{module_word, row_word},
     reference,
 };
@@ -18,7 +18,7 @@ fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool)
     let w = values([outputs, inputs], 2, 1.0);
     let w = if half { w.cast(DType::BF16) } else { w };
     let bias = biased.then(|| values([outputs], 3, 1.0));
-    let found = <F as ModelBackend>::linear(x.clone(), w.clone(), bias.clone());
+    let found = <F as LinearOps>::linear(x.clone(), w.clone(), bias.clone());
     assert_close("linear", found, reference::linear(x.clone(), w.clone(), bias.clone()));
 
     let run = |op: Linear| {
@@ -27,7 +27,7 @@ fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool)
         let dw = (!half).then(|| gradient(&w, &gradients));
         (gradient(&x, &gradients), dw, bias.map(|bias| gradient(&bias, &gradients)))
     };
-    let (found, expected) = (run(<A as ModelBackend>::linear), run(reference::linear));
+    let (found, expected) = (run(<A as LinearOps>::linear), run(reference::linear));
     assert_close("linear dx", found.0, expected.0);
     if let (Some(found), Some(expected)) = (found.1, expected.1) {
         assert_close("linear dw", found, expected);
@@ -93,7 +93,7 @@ proptest! {
         let (a_ri, b_or) = (values([rank, inputs], 4, 1.0), values([outputs, rank], 5, 1.0));
         let of = |x: Tensor<F, 2>| {
             let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 0.7, dropout: None };
-            let plain = <F as ModelBackend>::linear(x.clone(), w.clone(), bias.clone());
+            let plain = <F as LinearOps>::linear(x.clone(), w.clone(), bias.clone());
             [plain, F::lora_linear(x, w.clone(), bias.clone(), update)]
         };
         let range = first..first + count;
@@ -133,18 +133,14 @@ fn a_weight_that_trains_beside_its_update_gets_its_gradient() {
 fn only_tracked_arguments_get_gradients() {
     let (x, w) = (values([5, 6], 13, 1.0), values([7, 6], 14, 1.0));
     let (frozen_x, trained_w) = (frozen(&x), leaf(&w));
-    let gradients = pull(<A as ModelBackend>::linear(frozen_x.clone(), trained_w.clone(), None));
+    let gradients = pull(<A as LinearOps>::linear(frozen_x.clone(), trained_w.clone(), None));
     assert!(frozen_x.grad(&gradients).is_none() && trained_w.grad(&gradients).is_some());
 }
 
 #[test]
 fn transposed_weights_are_read_as_what_they_are() {
     let (x, w) = (values([9, 20], 15, 1.0), values([20, 33], 16, 1.0));
-    assert_close(
-        "transposed",
-        <F as ModelBackend>::linear(x.clone(), w.clone().transpose(), None),
-        x.matmul(w),
-    );
+    assert_close("transposed", <F as LinearOps>::linear(x.clone(), w.clone().transpose(), None), x.matmul(w));
 }
 
 #[test]
@@ -161,7 +157,7 @@ fn linear_layers_do_not_depend_on_threads() {
         let gradients = pull(y);
         found.extend(inputs.iter().map(|input| bits(gradient(input, &gradients))));
         let trained = leaf(&w);
-        let gradients = pull(<A as ModelBackend>::linear(frozen(&x), trained.clone(), None));
+        let gradients = pull(<A as LinearOps>::linear(frozen(&x), trained.clone(), None));
         found.push(bits(gradient(&trained, &gradients)));
         found
     });

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{AdaNorm, ModelBackend, reference};
+use crate::kernels::{AdaNorm, AttentionOps, RowOps, reference};
 
 const EPS: f64 = 1e-6;
 
@@ -16,7 +16,7 @@ fn check_norms(rows: usize, dim: usize, scale: f32) {
     );
     assert_close(
         "layer_norm",
-        <F as ModelBackend>::layer_norm(x.clone(), EPS),
+        <F as RowOps>::layer_norm(x.clone(), EPS),
         reference::layer_norm(x.clone(), EPS),
     );
 
@@ -29,7 +29,7 @@ fn check_norms(rows: usize, dim: usize, scale: f32) {
     assert_close_for_terms_of("rms_norm dx", norm(&root_weighted(&x, &gain)), found, expected);
 
     if dim > 2 {
-        let fused_gradients = pull(<A as ModelBackend>::layer_norm(fused.clone(), EPS));
+        let fused_gradients = pull(<A as RowOps>::layer_norm(fused.clone(), EPS));
         let plain_gradients = pull(reference::layer_norm(plain.clone(), EPS));
         let (found, expected) = (gradient(&fused, &fused_gradients), gradient(&plain, &plain_gradients));
         let terms = norm(&(values(x.dims(), 99, 1.0) / deviation(&x)));
@@ -221,7 +221,7 @@ fn views_are_read_where_they_are_and_nan_is_kept() {
 
     let poisoned = values([2, 40], 14, 1.0) * f32::NAN;
     for y in [
-        <F as ModelBackend>::layer_norm(poisoned.clone(), EPS),
+        <F as RowOps>::layer_norm(poisoned.clone(), EPS),
         F::gelu_tanh(poisoned.clone()),
         F::swiglu(poisoned.clone(), poisoned),
     ] {

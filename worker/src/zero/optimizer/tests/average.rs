@@ -1,10 +1,12 @@
 //! The average of the weights against a plain loop over the weights of committed steps: partitioned,
 //! replicated, left out, saved and read again.
 
+use burn::backend::Flex;
+use coxswain_nn::kernels::flat::OnDevice;
 use proptest::prelude::*;
 
 use super::*;
-use crate::zero::read_average;
+use crate::zero::{Keeps, read_average};
 
 fn averaging(decay: f64, power: Option<f64>) -> Optimizer {
     Optimizer { ema_decay: Some(decay), ema_power: power, ..settings() }
@@ -122,6 +124,15 @@ fn a_checkpoint_without_an_average_begins_it_with_its_weights_and_one_with_it_is
     let with = ended(2, &averaging(0.9, None), &[true, true]);
     let files: Vec<&[u8]> = with.iter().map(|(.., file)| file.as_slice()).collect();
     assert!(read_average(&files[..1], &layout()).is_err(), "half of it");
+    let message = |files: &[&[u8]]| read_average(files, &layout()).expect_err("not one state").to_string();
+    // As many elements as there should be, some of them twice and others not at all.
+    let three = ended(3, &averaging(0.9, None), &[true, true]);
+    let thirds: Vec<&[u8]> = three.iter().map(|(.., file)| file.as_slice()).collect();
+    let told = message(&[thirds[0], thirds[0], thirds[2]]);
+    assert!(told.starts_with("ema of ") && told.contains("in 2 of the files"), "{told}");
+    let other_step = ended(2, &averaging(0.9, None), &[true]);
+    let told = message(&[files[0], other_step[1].3.as_slice()]);
+    assert!(told.contains("step"), "{told}");
     let mut ends = ReplicatedAdamW::new(&layout(), 2, Rank(0), &settings(), true);
     assert!(!ends.import(&files, &with[0].0).expect("moments are all that it wants"));
     assert!(ends.average().is_none());
@@ -150,4 +161,32 @@ fn it_takes_four_bytes_an_element_of_each_part_that_is_kept() {
         assert_eq!(ranks.iter().map(|of| of.redundancy.0).sum::<u64>(), (each + 4) * whole);
         assert_eq!(ranks[0].moments_unpartitioned.0, each * whole);
     }
+}
+
+#[test]
+fn an_average_is_lent_to_the_weights_and_comes_back_wherever_they_are() {
+    fn hold<F: Flat>(place: &F::Place, offloaded: bool) {
+        let keeps = Keeps { replica: false, offloaded };
+        let partition = Partition::new(layout().len(), 3, Rank(1));
+        let own = partition.own();
+        let mut optimizer =
+            ReplicatedAdamW::<F>::at(place, &layout(), partition, &averaging(0.9, None), keeps);
+        let (values, average) = (noise(layout().len(), 0), noise(layout().len(), 1));
+        optimizer.begin_average(&average);
+        let mut weights = F::of(place, values.clone());
+        let all = |flat: &F| flat.read(0..flat.len()).into_owned();
+        assert!(optimizer.exchange_average(&mut weights));
+        let mut due = values.clone();
+        due[own.clone()].copy_from_slice(&average[own.clone()]);
+        assert!(all(&weights) == due);
+        optimizer.exchange_average(&mut weights);
+        assert!(all(&weights) == values);
+        assert!(all(optimizer.average().expect("it is kept").1) == average[own]);
+    }
+    hold::<Vec<f32>>(&(), false);
+    for offloaded in [false, true] {
+        hold::<OnDevice<Flex>>(&Default::default(), offloaded);
+    }
+    let mut without = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), false);
+    assert!(!without.exchange_average(&mut noise(layout().len(), 0)));
 }

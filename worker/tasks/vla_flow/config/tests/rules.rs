@@ -53,6 +53,11 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
 fn every_rule_has_a_case() {
     for (given, field) in [
         ("model.path=''", "model.path"),
+        ("serve.cameras=[a, b]", "serve.cameras"),
+        ("serve.state=['']", "serve.state"),
+        ("serve.state=[front]", "serve.state"),
+        ("serve.sensor=a", "serve.sensor"),
+        ("serve.prompt=seed", "serve.prompt"),
         ("model.train=['(']", "model.train"),
         ("model.train=['']", "model.train"),
         ("optimizer.lr.base=-1", "optimizer.lr.base"),
@@ -68,6 +73,9 @@ fn every_rule_has_a_case() {
         ("expert.heads=0", "expert.heads"),
         ("expert.repeated_noise=0", "expert.repeated_noise"),
         ("expert.sampling_steps=0", "expert.sampling_steps"),
+        ("expert.ends_width=0", "expert.ends_width"),
+        ("expert.dropout=1", "expert.dropout"),
+        ("expert={width: 9, heads: 3, action_encoder: time_mlp}", "expert.action_encoder"),
         ("sensor.tokens=0", "sensor.tokens"),
         ("data.cameras=[]", "data.cameras"),
         ("data.sensor=''", "data.sensor"),
@@ -108,10 +116,76 @@ fn an_expert_that_is_brought_may_stay_as_it_is() {
 }
 
 #[test]
+fn a_preset_is_what_keys_are_that_are_not_given_and_no_part_of_the_runs_name() {
+    let starvla = vla(&["expert={preset: starvla, layers: 8}"]).expert;
+    let found = (starvla.width, starvla.heads, starvla.layers, starvla.repeated_noise);
+    assert_eq!(found, (768, 12, 8, 8));
+    assert_eq!((starvla.future_tokens, starvla.dropout, starvla.feature_norm), (32, 0.2, false));
+    let groot = small(&["expert.preset=groot"]);
+    let written = groot.settings::<VlaSettings>().unwrap().expert;
+    assert_eq!((written.width, written.heads, written.feature_norm), (1536, 32, true));
+    // Written out it is the same run, with or without the name.
+    let mut named = groot.clone();
+    named.set_settings(&VlaSettings {
+        expert: Expert { preset: None, ..written },
+        ..groot.settings().unwrap()
+    });
+    assert_eq!(coxswain_proto::document::digest(&named), coxswain_proto::document::digest(&groot));
+    refuses(
+        SMALL,
+        &["expert.preset=grot"],
+        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`\n    \
+         help: did you mean `groot`?",
+    );
+}
+
+#[test]
+fn an_expert_that_does_not_train_is_brought_and_something_else_trains() {
+    let (kept, from) = ("expert.train=false", "train.init_from={expert: runs/one}");
+    assert!(!vla(&["lora={}", kept, from]).expert.train);
+    assert!(!vla(&["model.train=[merger]", kept, from]).expert.train);
+    for (given, reported) in [
+        (&["lora={}", kept][..], "nothing brings an expert"),
+        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "nothing brings an expert"),
+        (&[kept, from], "nothing trains at all"),
+        (&["lora={}", "cache={mode: periodic}", kept, from], "cached steps would train nothing"),
+    ] {
+        let error = read(SMALL, given).expect_err(reported);
+        assert!(error.problems().iter().all(|problem| problem.path == "expert.train"), "{error}");
+        assert!(error.to_string().contains(reported), "{error}");
+    }
+}
+
+#[test]
+fn a_run_in_which_nothing_moves_is_refused() {
+    let given = |more: &[&'static str]| {
+        let kept = ["optimizer.lr={expert: 0, sensor: 0, lora: 0, base: 0}", "train.init_from=runs/one"];
+        [&kept[..], more].concat()
+    };
+    for still in [&[][..], &["lora={}"], &["model.train=[merger]"], &["data.sensor=observation.sensor"]] {
+        let error = read(SMALL, &given(still)).expect_err("nothing moves").to_string();
+        assert!(error.contains("nothing would move"), "{still:?}: {error}");
+    }
+    for moves in [
+        ["lora={}", "optimizer.lr.lora=1e-5"],
+        ["model.train=[merger]", "optimizer.lr.base=1e-5"],
+        ["data.sensor=observation.sensor", "optimizer.lr.sensor=1e-4"],
+    ] {
+        small(&given(&moves));
+    }
+    // A rate is not enough: the group has to be there.
+    let error = read(SMALL, &given(&["optimizer.lr.lora=1e-5"])).expect_err("no LoRA").to_string();
+    assert!(error.contains("nothing would move"), "{error}");
+}
+
+#[test]
 fn cached_steps_that_rest_lora_would_not_rest_what_trains_in_full() {
     let error = read(SMALL, &["lora={}", "model.train=[merger]", "cache={mode: periodic}"]);
     let error = error.expect_err("they cannot be").to_string();
     assert!(error.contains("model.train") && error.contains("cache.mode: periodic"), "{error}");
+    let error = read(SMALL, &["model.train=[merger]", "cache={mode: periodic}"]);
+    let error = error.expect_err("without LoRA no more than with it").to_string();
+    assert!(error.contains("model.train") && !error.contains("nothing of the"), "{error}");
 }
 
 #[test]

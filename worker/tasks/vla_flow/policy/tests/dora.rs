@@ -1,8 +1,12 @@
 //! Adapters whose magnitudes train apart (`lora.use_dora`). Their gradients, whose norms are constants, are
 //! held against PEFT's by the golden cases.
 
+use std::path::Path;
+
+use coxswain_task::Task;
+
 use super::*;
-use crate::vla_flow::config::VlaSpec;
+use crate::vla_flow::{VlaFlow, config::VlaSpec};
 
 fn lora(dora: bool, dropout: f64) -> (&'static str, Value) {
     ("lora", json!({"rank": 2, "alpha": 4.0, "targets": EVERYWHERE, "dropout": dropout, "use_dora": dora}))
@@ -71,6 +75,23 @@ fn magnitudes_go_out_to_peft_and_come_back() {
         lora["init_from"] = json!(dir.path());
         spec(&[("lora", lora)])
     };
+    // Where a run starts from it (`train.init_from`), the same: A and B without their magnitudes, or beside
+    // drawn ones, would be another function.
+    let task: &dyn Task = &VlaFlow;
+    let taken = task.read_weights(&spec(&[lora(true, 0.0)]), dir.path()).expect("the same adapter");
+    assert_eq!(taken.len(), layout.params().iter().filter(|param| param.group == Group::LORA).count());
+    let other =
+        |dora: bool, dir: &Path| task.read_weights(&spec(&[lora(dora, 0.0)]), dir).expect_err("other");
+    let message = other(false, dir.path()).to_string();
+    assert!(message.contains(", DoRA there") && message.contains("lora.use_dora"), "{message}");
+    let (plain, its_dir) =
+        (shaken(&spec(&[lora(false, 0.0)])), tempfile::tempdir().expect("another directory"));
+    let (plan, layout) = (plain.policy.lora().expect("it has adapters"), plain.trainables.layout());
+    coxswain_nn::lora::write_adapter(its_dir.path(), plan, layout, &plain.trainables.to_vec(), &origin)
+        .expect("it is ours");
+    let message = other(true, its_dir.path()).to_string();
+    assert!(message.contains(", DoRA here"), "{message}");
+
     let again = load(&from(true));
     let of_adapters = |fixture: &Fixture| {
         let values = fixture.trainables.to_vec();

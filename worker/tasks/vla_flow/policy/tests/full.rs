@@ -167,6 +167,20 @@ fn what_trains_in_full_goes_out_to_peft_and_comes_back() {
         kept.flat_map(|param| values[param.range()].to_vec()).collect::<Vec<_>>()
     };
     assert_eq!(of_model(&again), of_model(&donor));
-    let message = refused(&training(&[r"visual\.merger"], &[("lora", lora)]));
+    let fewer = |lora| training(&[r"visual\.merger"], &[("lora", lora)]);
+    let message = refused(&fewer(lora));
     assert!(message.contains("input_layernorm") && message.contains("add it to model.train"), "{message}");
+    // The other door, `train.init_from`.
+    let task: &dyn coxswain_task::Task = &crate::vla_flow::VlaFlow;
+    let taken = task.read_weights(&training(&train, &[]), dir.path()).expect("the same modules");
+    assert_eq!(taken.iter().filter(|tensor| task.group_of(&tensor.name) == Some(Group::BASE)).count(), 7);
+    let plain = json!({"rank": 2, "targets": BESIDE});
+    let message = task.read_weights(&fewer(plain), dir.path()).expect_err("fewer modules").to_string();
+    assert!(message.contains("input_layernorm") && message.contains("add it to model.train"), "{message}");
+    // What is both adapted and saved has no meaning that a run or a pass could give it.
+    let mut both = config;
+    both["modules_to_save"] = json!(["layers.3"]);
+    std::fs::write(dir.path().join("adapter_config.json"), both.to_string()).expect("written");
+    let message = task.read_weights(&training(&train, &[]), dir.path()).expect_err("both").to_string();
+    assert!(message.contains("layers.3.") && message.contains("is both adapted and in"), "{message}");
 }

@@ -1,0 +1,47 @@
+//! The end of a run whose state is intact: before it, the ranks that are left write a checkpoint.
+//!
+//! A run whose budget is spent, that makes no progress, or whose successors do not come, has lost nothing of
+//! what it has learned: survivors hold it, with replicas of what the lost ones held. They form one last
+//! generation, as many as they are, in a fixed world, too. It settles like any other, trains no step, and
+//! writes what no checkpoint has yet.
+//!
+//! ```text
+//! such a fault ─▶ is_worth_it ─▶ Gathering ─▶ Connecting, of the survivors ─▶ checkpoint ─▶ Over
+//!                      │             │                 │                          ▲
+//!                      └─────────────┴─ none is left ──┴─ one is lost, all late, ─┘
+//!                                                         or their state is an older one
+//! ```
+//!
+//! Whatever comes of it, the run has failed with the fault that began it.
+
+use coxswain_proto::ids::Step;
+
+use super::run::Run;
+use crate::core::{failure::Failure, roster::Worker};
+
+/// Whether survivors have learned something that no checkpoint has.
+pub(super) fn is_worth_it(run: &Run) -> bool {
+    let unsaved = run.progress.committed > run.progress.checkpoints.newest_complete();
+    unsaved && run.faults.closing().is_none() && holders(run).next().is_some()
+}
+
+/// Workers that were in a generation, and may hold a part of its state: the members of the last one.
+pub(super) fn holders(run: &Run) -> impl Iterator<Item = &Worker> {
+    let living = run.fleet.roster.living();
+    living.filter(|worker| worker.generation.0 > 0 && !run.may_go(worker.slot()))
+}
+
+/// The failure of the run, with where to go on from; `hindrance` says why the last checkpoint is not there,
+/// if it is not.
+pub(super) fn told(run: &Run, failure: &Failure, hindrance: &str) -> Failure {
+    let (newest, committed) = (run.progress.checkpoints.newest_complete(), run.progress.committed);
+    let from = match newest {
+        Step(0) => "there is none to go on from".to_owned(),
+        newest => format!("launch again to go on from checkpoints/{}", newest.checkpoint_dir()),
+    };
+    let missed = match newest >= committed {
+        true => String::new(),
+        false => format!("its last checkpoint was not written ({hindrance}); "),
+    };
+    Failure { message: format!("{}; {missed}{from}", failure.message), ..failure.clone() }
+}

@@ -1,0 +1,107 @@
+//! Attention, and the rotary embedding of what attends.
+
+use burn::tensor::{Tensor, backend::Backend};
+
+use super::{
+    backward,
+    operands::{AttentionMask, AttentionOutput, AttentionSaved},
+    reference,
+};
+
+/// How a backend attends.
+pub trait AttentionOps: Backend {
+    /// Rotary embedding in the rotate-half convention: `x * cos + rotate_half(x) * sin`, with
+    /// `rotate_half([a | b]) = [-b | a]`. `x_bshk`; tables `[b, s, k]` (or `[1, s, k]`, shared by the batch),
+    /// frozen.
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        reference::rotary(x_bshk, cos_bsk, sin_bsk)
+    }
+
+    /// The gradient of `x` under [`rotary`](Self::rotary).
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        backward::rotary(dy_bshk, cos_bsk, sin_bsk)
+    }
+
+    /// `softmax(q k^T * scale, masked) v` with grouped queries: query head `h` reads key/value head `h /
+    /// (heads / kv_heads)`. `q [b, sq, heads, k]`, `k` and `v` `[b, sk, kv_heads, k]`; returns `[b, sq,
+    /// heads, k]`. A query with no admissible key (left padding) gets zeros.
+    fn attention(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        Self::attention_saving(q_bshk, k_bshk, v_bshk, mask, scale).out_bshk
+    }
+
+    /// [`attention`](Self::attention) of queries and keys under [`rotary`](Self::rotary), by tables of
+    /// cosines and sines. Queries, keys, values.
+    fn rope_attention(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Tensor<Self, 4> {
+        let [q_bshk, k_bshk, v_bshk] = Self::rope(inputs_bshk, tables_bsk);
+        <Self as AttentionOps>::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+    }
+
+    /// What [`rope_attention`](Self::rope_attention) attends with.
+    fn rope(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        let ([q_bshk, k_bshk, v_bshk], [cos_bsk, sin_bsk]) = (inputs_bshk, tables_bsk);
+        let q_bshk = Self::rotary(q_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [q_bshk, Self::rotary(k_bshk, cos_bsk, sin_bsk), v_bshk]
+    }
+
+    /// The gradients under [`rope`](Self::rope).
+    fn rope_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        let ([dq_bshk, dk_bshk, dv_bshk], [cos_bsk, sin_bsk]) = (gradients_bshk, tables_bsk);
+        let dq_bshk = Self::rotary_backward(dq_bshk, cos_bsk.clone(), sin_bsk.clone());
+        [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
+    }
+
+    /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its
+    /// backward pass need not arrange them again.
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], _mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        inputs_bshk
+    }
+
+    /// Gradients of [`attention`](Self::attention) as those read them that made its inputs.
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        gradients_bshk
+    }
+
+    /// [`attention`](Self::attention), and what its backward pass needs besides the inputs.
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> AttentionOutput<Self> {
+        let out_bshk = reference::attention(q_bshk, k_bshk, v_bshk, mask, scale);
+        AttentionOutput { out_bshk, lse_bsh: None }
+    }
+
+    /// The gradients of q, k and v under [`attention`](Self::attention).
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        backward::attention(saved, mask, scale, dout_bshk)
+    }
+}

@@ -1,0 +1,93 @@
+//! Rotary embedding and attention on an accelerator.
+
+use burn::tensor::Tensor;
+use burn_cubecl::{
+    BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
+    tensor::CubeTensor,
+};
+
+use super::{
+    launch::{floats, strided_floats, wrapped},
+    rotary, scores,
+};
+use crate::kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, blockwise};
+
+impl<R, F, I, BT> AttentionOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        let [y] = rotary::rotary([strided_floats(x_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
+        wrapped(y)
+    }
+
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        let [dx] =
+            rotary::rotary_backward([strided_floats(dy_bshk)], 1, Some([cos_bsk, sin_bsk].map(floats)));
+        wrapped(dx)
+    }
+
+    fn rope(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary(inputs_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats))).map(wrapped)
+    }
+
+    fn rope_backward(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+    ) -> [Tensor<Self, 4>; 3] {
+        rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats)))
+            .map(wrapped)
+    }
+
+    fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        let inputs = inputs_bshk.map(strided_floats);
+        // The kernel works in pairs along a head: attention copies what is odd.
+        let is_odd = !inputs.iter().all(rotary::has_pairs);
+        if is_odd || matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
+            return inputs.map(wrapped);
+        }
+        rotary::rotary(inputs, 0, None).map(wrapped)
+    }
+
+    fn attention_gradients(gradients_bshk: [Tensor<Self, 4>; 3]) -> [Tensor<Self, 4>; 3] {
+        let gradients = gradients_bshk.map(strided_floats);
+        if gradients.iter().all(CubeTensor::is_contiguous) {
+            return gradients.map(wrapped);
+        }
+        if !gradients.iter().all(rotary::has_pairs) {
+            return gradients.map(into_contiguous).map(wrapped);
+        }
+        rotary::rotary_backward(gradients, 0, None).map(wrapped)
+    }
+
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> AttentionOutput<Self> {
+        let [q_bshk, k_bshk, v_bshk] = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
+        blockwise::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+    }
+
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        blockwise::attention_backward(saved, mask, scale, dout_bshk)
+    }
+}

@@ -1,0 +1,60 @@
+//! The flat parameter buffer on an accelerator.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+
+use super::{
+    flat,
+    launch::{self, floats, primitive, wrapped},
+};
+use crate::kernels::{
+    FlatOps,
+    flat::{
+        Gradient, OnDevice, Run,
+        tensors::{Origins, Updated},
+    },
+};
+
+impl<R, F, I, BT> FlatOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    type Flat = OnDevice<Self>;
+
+    fn matrix_view(flat: Tensor<Self, 1>, start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
+        wrapped(launch::view(primitive(flat), start, shape))
+    }
+
+    fn flat_accumulate(flat: Tensor<Self, 1>, gradients: Vec<Gradient<Self>>) -> Tensor<Self, 1> {
+        let addends = gradients.into_iter().filter(|gradient| !gradient.range.is_empty());
+        let addends = addends.map(|Gradient { range, first, values }| flat::Addend {
+            start: range.start,
+            first,
+            values: floats(values),
+        });
+        wrapped(flat::accumulate(primitive(flat), addends.collect()))
+    }
+
+    fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {
+        let sums = (!range.is_empty()).then(|| wrapped(flat::squares(floats(flat.clone()), range)));
+        sums.into_iter().collect()
+    }
+
+    fn flat_widen(flat: Tensor<Self, 1>, halves: &Tensor<Self, 1>, range: &Range<usize>) -> Tensor<Self, 1> {
+        wrapped(flat::widen(primitive(flat), primitive(halves.clone()), range))
+    }
+
+    fn flat_adamw(
+        state: Updated<Self>,
+        grads: &Tensor<Self, 1>,
+        from: Origins,
+        runs: &[Run],
+    ) -> Updated<Self> {
+        flat::adamw(state, grads, from, runs)
+    }
+}

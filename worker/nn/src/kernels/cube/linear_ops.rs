@@ -1,0 +1,92 @@
+//! Linear layers on an accelerator.
+
+use burn::tensor::Tensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+
+use super::{
+    launch::{floats, primitive, wrapped},
+    linear,
+    pointwise::Finish,
+    product,
+};
+use crate::kernels::{LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, Residual};
+
+impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
+        wrapped(product::product(primitive(x), primitive(y)))
+    }
+
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        let y_no = linear::rounded_like(x_ni, w_oi.transpose());
+        linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
+    }
+
+    fn linear_residual(
+        residual: Residual<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(residual), bias_o))
+    }
+
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        linear::rounded_like(dy_no, w_oi)
+    }
+
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        Self::product(dy_no.transpose(), x_ni)
+    }
+
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        linear::updated(x_ni, w_oi, update, linear::finish(None, bias_o))
+    }
+
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        linear::together(x_ni, layers)
+    }
+
+    fn lora_linear_residual_saving(
+        residual: Residual<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        linear::updated(x_ni, w_oi, update, linear::finish(Some(residual), bias_o))
+    }
+
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        linear::pulled(saved, dy_no, wants_dx.then(Finish::default))
+    }
+
+    fn lora_linear_backward_residual(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        linear::pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
+    }
+}

@@ -1,0 +1,91 @@
+//! Rotary embedding and attention of slices.
+
+use burn::{backend::Flex, tensor::Tensor};
+
+use super::{
+    attention,
+    border::{Strided, Values, attention_inputs, is_f32, tensor},
+    pointwise,
+};
+use crate::kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, backward, reference};
+
+impl AttentionOps for Flex {
+    fn rotary(
+        x_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        if !is_f32(&x_bshk) {
+            return reference::rotary(x_bshk, cos_bsk, sin_bsk);
+        }
+        rotate(x_bshk, cos_bsk, sin_bsk, false)
+    }
+
+    fn rotary_backward(
+        dy_bshk: Tensor<Self, 4>,
+        cos_bsk: Tensor<Self, 3>,
+        sin_bsk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 4> {
+        if !is_f32(&dy_bshk) {
+            return backward::rotary(dy_bshk, cos_bsk, sin_bsk);
+        }
+        rotate(dy_bshk, cos_bsk, sin_bsk, true)
+    }
+
+    fn attention_saving(
+        q_bshk: Tensor<Self, 4>,
+        k_bshk: Tensor<Self, 4>,
+        v_bshk: Tensor<Self, 4>,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> AttentionOutput<Self> {
+        if !is_f32(&q_bshk) {
+            let out_bshk = reference::attention(q_bshk, k_bshk, v_bshk, mask, scale);
+            return AttentionOutput { out_bshk, lse_bsh: None };
+        }
+        let shape @ [batch, queries, heads, _] = q_bshk.dims();
+        let (q, k, v) = (Strided::of(q_bshk), Strided::of(k_bshk), Strided::of(v_bshk));
+        let inputs = attention_inputs([&q, &k, &v], mask, scale);
+        let (out, lse) = attention::forward(&inputs);
+        AttentionOutput { out_bshk: tensor(out, shape), lse_bsh: Some(tensor(lse, [batch, queries, heads])) }
+    }
+
+    fn attention_backward(
+        saved: AttentionSaved<Self>,
+        mask: &AttentionMask,
+        scale: f64,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let Some(lse_bsh) = saved.output.lse_bsh.clone() else {
+            return backward::attention(saved, mask, scale, dout_bshk);
+        };
+        let (q_shape, k_shape) = (saved.q_bshk.dims(), saved.k_bshk.dims());
+        let (q, k, v) = (Strided::of(saved.q_bshk), Strided::of(saved.k_bshk), Strided::of(saved.v_bshk));
+        let (out, dout) = (Strided::of(saved.output.out_bshk), Strided::of(dout_bshk));
+        let lse = Values::of(lse_bsh);
+        let inputs = attention_inputs([&q, &k, &v], mask, scale);
+        let outputs = attention::Outputs { out: out.heads(), lse: lse.get(), dout: dout.heads() };
+        let (dq, dk, dv) = attention::backward(&inputs, &outputs);
+        [tensor(dq, q_shape), tensor(dk, k_shape), tensor(dv, k_shape)]
+    }
+}
+
+fn rotate(
+    x_bshk: Tensor<Flex, 4>,
+    cos: Tensor<Flex, 3>,
+    sin: Tensor<Flex, 3>,
+    backward: bool,
+) -> Tensor<Flex, 4> {
+    let shape @ [batch, seq, heads, dim] = x_bshk.dims();
+    let [tables, ..] = cos.dims();
+    assert_eq!(cos.dims(), [tables, seq, dim], "rotary: tables are [b, s, k] or [1, s, k]");
+    assert!(
+        sin.dims() == cos.dims() && (tables == 1 || tables == batch),
+        "rotary: tables are [b, s, k] or [1, s, k]"
+    );
+    assert!(dim.is_multiple_of(2), "rotary: an even head dimension");
+    let (x, cos, sin) = (Values::of(x_bshk), Values::of(cos), Values::of(sin));
+    let rotation =
+        pointwise::Rotation { cos: cos.get(), sin: sin.get(), rows: (tables * seq).max(1), backward };
+    tensor(pointwise::rotary(x.get(), [batch * seq, heads, dim], &rotation), shape)
+}

@@ -1,0 +1,167 @@
+//! Linear layers: products with a weight, alone, with a low-rank update, beside each other, on top of a
+//! residual.
+
+use burn::tensor::Tensor;
+
+use super::{
+    backward,
+    operands::{GradientSlot, LinearLayer, LowRank, LowRankGradients, LowRankSaved, Residual},
+    reference,
+    row_ops::RowOps,
+};
+
+/// How a backend multiplies. What a product is added to may be rounded on the way: that is of the rows.
+pub trait LinearOps: RowOps {
+    /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or
+    /// the type of both.
+    fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
+        x.matmul(y)
+    }
+
+    /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`;
+    /// returns `[n, o]`. `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument
+    /// that is tracked.
+    fn linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        reference::linear(x_ni, w_oi, bias_o)
+    }
+
+    /// `dy w`: the gradient of `x` under [`linear`](Self::linear), in the type of `dy`.
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        backward::linear_input(dy_no, w_oi)
+    }
+
+    /// `dy^T x`: the gradient of `w` under [`linear`](Self::linear).
+    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        backward::linear_weight(dy_no, x_ni)
+    }
+
+    /// [`linear_weight_gradient`](Self::linear_weight_gradient) added to a sum in host memory.
+    ///
+    /// The weights of a trained head outnumber the values of its micro-batch by far: where memory is shared
+    /// with the host, a gradient that is made where it is summed costs one pass over it instead of three.
+    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
+        let gradient = Self::linear_weight_gradient(dy_no, x_ni).into_data().convert::<f32>();
+        sum.add(gradient.as_slice().expect("converted to f32"));
+    }
+
+    /// [`linear`](Self::linear) plus a low-rank update: `x w^T + bias + scale * (x a^T) b^T`. Returns `[n,
+    /// o]`. Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
+    fn lora_linear(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        Self::lora_linear_saving(x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// Linear layers of one input: each [`linear`](Self::linear), or [`lora_linear`](Self::lora_linear) where
+    /// it has an update.
+    fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
+        Self::linears_saving(x_ni, layers).into_iter().map(|(y_no, _)| y_no).collect()
+    }
+
+    /// [`linears`](Self::linears), and `scale * x a^T` of each update.
+    fn linears_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: Vec<LinearLayer<Self>>,
+    ) -> Vec<(Tensor<Self, 2>, Option<Tensor<Self, 2>>)> {
+        let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
+            Some(update) => {
+                let (y_no, down_nr) = Self::lora_linear_saving(x_ni.clone(), w_oi, bias_o, &update);
+                (y_no, Some(down_nr))
+            }
+            None => (<Self as LinearOps>::linear(x_ni.clone(), w_oi, bias_o), None),
+        });
+        each.collect()
+    }
+
+    /// `residual` plus [`linear`](Self::linear).
+    fn linear_residual(
+        residual: Residual<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+    ) -> Tensor<Self, 2> {
+        residual.plus(<Self as LinearOps>::linear(x_ni, w_oi, bias_o))
+    }
+
+    /// `residual` plus [`lora_linear`](Self::lora_linear).
+    fn lora_linear_residual(
+        residual: Residual<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: LowRank<Self>,
+    ) -> Tensor<Self, 2> {
+        Self::lora_linear_residual_saving(residual, x_ni, w_oi, bias_o, &update).0
+    }
+
+    /// [`linear`](Self::linear) whose value is known already: nothing is computed, and under autodiff the
+    /// node is the same.
+    fn linear_cached(
+        _x_ni: Tensor<Self, 2>,
+        _w_oi: Tensor<Self, 2>,
+        _bias_o: Option<Tensor<Self, 1>>,
+        y_no: Tensor<Self, 2>,
+    ) -> Tensor<Self, 2> {
+        y_no
+    }
+
+    /// [`lora_linear`](Self::lora_linear) whose value is known already; `known` is what
+    /// [`lora_linear_saving`](Self::lora_linear_saving) returned.
+    fn lora_linear_cached(
+        _x_ni: Tensor<Self, 2>,
+        _w_oi: Tensor<Self, 2>,
+        _update: LowRank<Self>,
+        known: (Tensor<Self, 2>, Tensor<Self, 2>),
+    ) -> Tensor<Self, 2> {
+        known.0
+    }
+
+    /// [`lora_linear`](Self::lora_linear), and `scale * x a^T`.
+    fn lora_linear_saving(
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let (low_no, down_nr) = reference::low_rank(x_ni.clone(), update);
+        (<Self as LinearOps>::linear(x_ni, w_oi, bias_o) + low_no, down_nr)
+    }
+
+    /// [`lora_linear_residual`](Self::lora_linear_residual), and `scale * x a^T`.
+    fn lora_linear_residual_saving(
+        residual: Residual<Self>,
+        x_ni: Tensor<Self, 2>,
+        w_oi: Tensor<Self, 2>,
+        bias_o: Option<Tensor<Self, 1>>,
+        update: &LowRank<Self>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let (y_no, down_nr) = Self::lora_linear_saving(x_ni, w_oi, bias_o, update);
+        (residual.plus(y_no), down_nr)
+    }
+
+    /// The gradients of `x` (if `wants_dx`), `a` and `b` under [`lora_linear`](Self::lora_linear).
+    fn lora_linear_backward(
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+    ) -> LowRankGradients<Self> {
+        let dense_ni = wants_dx.then(|| Self::linear_input_gradient(dy_no.clone(), saved.w_oi.clone()));
+        backward::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
+    }
+
+    /// The same, with the gradient of `x` added to `sum`, that by way of others who read it.
+    fn lora_linear_backward_residual(
+        sum_ni: Tensor<Self, 2>,
+        saved: LowRankSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+    ) -> LowRankGradients<Self> {
+        Self::lora_linear_backward(saved, dy_no, true).with_residual(sum_ni)
+    }
+}

@@ -1,0 +1,33 @@
+//! Steps that were left out so far: how many in a row, and which, for checkpoints.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::{
+    ids::Step,
+    limits::MAX_SKIPS_IN_CHECKPOINT,
+    report::{SkipCause, Skipped},
+};
+
+/// Steps that were left out.
+#[derive(Debug, Default)]
+pub(super) struct Skips {
+    /// For their numbers, up to the newest step.
+    pub in_a_row: u32,
+    /// The newest, as this rank knows them: one that came later has those of the checkpoint it began with.
+    pub newest: BTreeMap<Step, Skipped>,
+}
+
+impl Skips {
+    /// A step is done.
+    pub fn book(&mut self, step: Step, skipped: Option<&Skipped>) {
+        self.in_a_row = match skipped.map(|skipped| skipped.cause) {
+            None => 0,
+            Some(SkipCause::Asked) => self.in_a_row,
+            Some(SkipCause::Loss | SkipCause::Gradient) => self.in_a_row + 1,
+        };
+        self.newest.extend(skipped.map(|skipped| (step, skipped.clone())));
+        while self.newest.len() > MAX_SKIPS_IN_CHECKPOINT {
+            self.newest.pop_first();
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What runs leave of the pretrained model, whatever the task, and may start from again (`train.init_from`).
+//!
+//! ```text
+//! adapter/            a PEFT directory
+//! base.safetensors    modules that trained in full
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
+use coxswain_nn::{
+    files::{StoredTensor, read_tensors},
+    lora::{Lora, LoraPlan, PeftAdapter, TrainedModules},
+    params::Group,
+};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_task::TaskError;
+
+/// Of a PEFT directory.
+const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+/// What a layout's names of adapter tensors begin with, which are PEFT's.
+const OF_ADAPTERS: &str = "base_model.model.";
+/// What a checkpoint's names of tensors that may train begin with.
+const OF_MODEL: &str = "model.";
+
+/// What of the pretrained model a run trains, as its run file says.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning<'a> {
+    /// `model.path`.
+    pub model: &'a str,
+    /// The section `lora`.
+    pub lora: Option<&'a Lora>,
+    /// `model.train`.
+    pub train: &'a [String],
+}
+
+/// The files of weights at a path, `results` those that a run leaves beside its adapter; empty if it is none
+/// of these.
+pub fn files(path: &Path, results: &[&str]) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.into()];
+    }
+    let adapter = [path.into(), path.join("adapter")].into_iter().find(|dir| dir.join(PEFT[0]).is_file());
+    let adapter = adapter.into_iter().flat_map(|dir| PEFT.map(|file| dir.join(file)));
+    let results = results.iter().map(|file| path.join(file)).filter(|file| file.is_file());
+    adapter.chain(results).collect()
+}
+
+/// The tensors of these files, for a run that trains `here`.
+pub fn read(path: &Path, results: &[&str], here: Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
+    let mut tensors = Vec::new();
+    for file in files(path, results) {
+        match file.file_name().and_then(|name| name.to_str()) {
+            Some(name) if name == PEFT[0] => {
+                tensors.extend(read_adapter(file.parent().unwrap_or(path), here)?);
+            }
+            // Read together with its configuration.
+            Some(name) if name == PEFT[1] && file.with_file_name(PEFT[0]).is_file() => {}
+            _ => {
+                let read = read_tensors(&file);
+                tensors.extend(
+                    read.map_err(|error| TaskError::bad_input(format!("{}: {error}", file.display())))?,
+                );
+            }
+        }
+    }
+    Ok(tensors)
+}
+
+/// Ranks that differ show as shapes. A scale that differs, magnitudes that this run has not or would draw,
+/// and modules that the adapter was trained above would not show at all.
+fn read_adapter(dir: &Path, here: Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
+    let config = QwenConfig::read(Path::new(here.model)).map_err(TaskError::bad_input)?;
+    let modules = modules(&config);
+    let adapter = PeftAdapter::read(dir, &modules).map_err(TaskError::bad_input)?;
+    let refused = |problem| Err(TaskError::bad_input(format!("{} {problem}", dir.display())));
+    let plan = here.lora.map(|lora| LoraPlan::resolve(lora, &modules)).transpose();
+    let plan = plan.map_err(TaskError::bad_input)?;
+    if let Some(ours) = &plan {
+        let other = adapter.plan().adapters().find_map(|(name, theirs)| {
+            let ours = ours.adapter(name).filter(|ours| ours.rank == theirs.rank)?;
+            (ours.scale != theirs.scale || ours.dora != theirs.dora)
+                .then(|| format!("`{name}`: {theirs} there, {ours} here"))
+        });
+        if let Some(difference) = other {
+            return refused(format!(
+                "has {difference}; set lora.alpha, lora.rslora and lora.use_dora as in its {}",
+                PEFT[0]
+            ));
+        }
+    }
+    let full = TrainedModules::resolve(here.train, &modules, plan.as_ref()).map_err(TaskError::bad_input)?;
+    match adapter.brings_more_than(&full) {
+        Some(problem) => refused(problem),
+        None => Ok(adapter.into_tensors()),
+    }
+}
+
+/// The group of a tensor of the pretrained model or of its adapters, by its name.
+pub fn group_of(tensor: &str) -> Option<Group> {
+    if tensor.starts_with(OF_ADAPTERS) {
+        return Some(Group::LORA);
+    }
+    tensor.starts_with(OF_MODEL).then_some(Group::BASE)
+}
+
+/// Keys of the section `lora` that its weights depend on beyond their shapes, where two runs differ in them.
+pub fn other_meaning(here: Option<&Lora>, there: &RunSpec, groups: &[Group]) -> Vec<String> {
+    // Of whatever task: all of them have the same section.
+    let there = serde_json::to_value(there).ok().and_then(|mut spec| Some(spec.get_mut("lora")?.take()));
+    let there: Option<Lora> = there.and_then(|lora| serde_json::from_value(lora).ok()).flatten();
+    let (true, Some(ours), Some(theirs)) = (groups.contains(&Group::LORA), here, there) else {
+        return Vec::new();
+    };
+    let patterns = |lora: &Lora| format!("{:?}", lora.alpha_pattern.iter().collect::<Vec<_>>());
+    let keys = [
+        ("lora.alpha", ours.alpha.to_string(), theirs.alpha.to_string()),
+        ("lora.use_dora", ours.use_dora.to_string(), theirs.use_dora.to_string()),
+        ("lora.rslora", ours.rslora.to_string(), theirs.rslora.to_string()),
+        ("lora.alpha_pattern", patterns(ours), patterns(&theirs)),
+    ];
+    let differing = keys.into_iter().filter(|(_, here, there)| here != there);
+    differing.map(|(key, here, there)| format!("{key}: {there} there, {here} here")).collect()
+}
