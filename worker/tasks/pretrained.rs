@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
 use coxswain_nn::{
     files::{StoredTensor, read_tensors},
-    lora::{Lora, LoraPlan, PeftAdapter, TrainedModules},
+    lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules},
     params::Group,
 };
 use coxswain_proto::run_spec::RunSpec;
@@ -23,13 +23,15 @@ const OF_ADAPTERS: &str = "base_model.model.";
 /// What a checkpoint's names of tensors that may train begin with.
 const OF_MODEL: &str = "model.";
 
+/// Of a section `lora`, what means the model of these modules.
+type OfModel<'a> = dyn Fn(&[Module]) -> Result<Option<Lora>, LoraError> + 'a;
+
 /// What of the pretrained model a run trains, as its run file says.
-#[derive(Clone, Copy, Debug)]
 pub struct Tuning<'a> {
     /// `model.path`.
     pub model: &'a str,
-    /// The section `lora`.
-    pub lora: Option<&'a Lora>,
+    /// `lora`.
+    pub lora: &'a OfModel<'a>,
     /// `model.train`.
     pub train: &'a [String],
 }
@@ -47,7 +49,7 @@ pub fn files(path: &Path, results: &[&str]) -> Vec<PathBuf> {
 }
 
 /// The tensors of these files, for a run that trains `here`.
-pub fn read(path: &Path, results: &[&str], here: Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
+pub fn read(path: &Path, results: &[&str], here: &Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
     let mut tensors = Vec::new();
     for file in files(path, results) {
         match file.file_name().and_then(|name| name.to_str()) {
@@ -69,12 +71,13 @@ pub fn read(path: &Path, results: &[&str], here: Tuning<'_>) -> Result<Vec<Store
 
 /// Ranks that differ show as shapes. A scale that differs, magnitudes that this run has not or would draw,
 /// and modules that the adapter was trained above would not show at all.
-fn read_adapter(dir: &Path, here: Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
+fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
     let config = QwenConfig::read(Path::new(here.model)).map_err(TaskError::bad_input)?;
     let modules = modules(&config);
     let adapter = PeftAdapter::read(dir, &modules).map_err(TaskError::bad_input)?;
     let refused = |problem| Err(TaskError::bad_input(format!("{} {problem}", dir.display())));
-    let plan = here.lora.map(|lora| LoraPlan::resolve(lora, &modules)).transpose();
+    let lora = (here.lora)(&modules).map_err(TaskError::bad_input)?;
+    let plan = lora.map(|lora| LoraPlan::resolve(&lora, &modules)).transpose();
     let plan = plan.map_err(TaskError::bad_input)?;
     if let Some(ours) = &plan {
         let other = adapter.plan().adapters().find_map(|(name, theirs)| {

@@ -345,8 +345,9 @@ pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result
         let target = bytemuck::cast_slice_mut(&mut flat[param.offset..param.offset + param.len()]);
         target.copy_from_slice(tensor.data());
     }
-    if tensors.len() != layout.params().len() {
-        return Err(damaged(format!("{} tensors, this run trains {}", tensors.len(), layout.params().len())));
+    let expected = layout.whole().count();
+    if tensors.len() != expected {
+        return Err(damaged(format!("{} tensors, this run has {expected}", tensors.len())));
     }
     Ok(flat)
 }

@@ -76,8 +76,8 @@ impl Task for Sft {
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
         let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-        let here = Tuning { model: &model.path, lora: lora.as_ref(), train: &model.train };
-        pretrained::read(path, &RESULTS, here)
+        let here = Tuning { model: &model.path, lora: &|_| Ok(lora.clone()), train: &model.train };
+        pretrained::read(path, &RESULTS, &here)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {

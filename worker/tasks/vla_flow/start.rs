@@ -4,8 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
-use coxswain_nn::{files::StoredTensor, params::Group};
+use coxswain_nn::{files::StoredTensor, lora::Module, params::Group};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
@@ -23,10 +22,9 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 /// The tensors of these files.
 pub fn read(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
-    let config = QwenConfig::read(Path::new(&vla.model.path)).map_err(TaskError::bad_input)?;
-    let lora = Split::of(&vla, &modules(&config)).map_err(TaskError::bad_input)?.model;
-    let here = Tuning { model: &vla.model.path, lora: lora.as_ref(), train: &vla.model.train };
-    pretrained::read(path, &RESULTS, here)
+    let lora = |modules: &[Module]| Ok(Split::of(&vla, modules)?.model);
+    let here = Tuning { model: &vla.model.path, lora: &lora, train: &vla.model.train };
+    pretrained::read(path, &RESULTS, &here)
 }
 
 /// Keys that weights of these groups depend on beyond their shapes, where two runs differ in them.

@@ -118,7 +118,11 @@ impl PeftAdapter {
             let tensor = match self.tensors.get(&param.name) {
                 Some(tensor) => tensor,
                 None if self.saved.trains(&param.name) || self.plan.trains_bias(&param.name) => {
-                    return refuse(format!("the adapter has no tensor `{}`; copy it again", param.name));
+                    let key = if self.plan.trains_bias(&param.name) { "bias" } else { "modules_to_save" };
+                    return refuse(format!(
+                        "has no tensor `{}`, which its `{key}` wants; copy the directory again",
+                        param.name
+                    ));
                 }
                 None => continue,
             };
