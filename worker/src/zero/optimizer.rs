@@ -308,8 +308,7 @@ impl<F: Flat> ShardedAdamW<F> {
         // The whole first: an element's sum over ranks does not depend on those behind it.
         let mut groups = self.layout.groups();
         groups.retain(|group| input.resting != Some(*group));
-        let mut sums = vec![self.squares(grads, input.resting)];
-        sums.extend(groups.iter().map(|&group| self.squares_of(grads, |other| other == group)));
+        let mut sums = self.sums_of_squares(grads, input.resting, &groups);
         let compute = begin.elapsed();
         comm.all_reduce(BufMut::F64(&mut sums), Reduce::Sum)?;
         let grad_norm = sums[0].sqrt() * input.scale;
@@ -356,6 +355,24 @@ impl<F: Flat> ShardedAdamW<F> {
     pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut F> {
         let average = self.average.as_mut().map(|of| &mut of.values);
         [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().chain(average)
+    }
+
+    /// Sums of squares over this rank's part: all that moves, then group by group. Gradients are read once
+    /// where nothing rests: they are the most that a step reads besides weights and moments.
+    fn sums_of_squares(&self, grads: &F, resting: Option<Group>, groups: &[Group]) -> Vec<f64> {
+        if resting.is_some() {
+            let of_groups = groups.iter().map(|&group| self.squares_of(grads, |other| other == group));
+            return [self.squares(grads, resting)].into_iter().chain(of_groups).collect();
+        }
+        let runs: Vec<&[Segment]> = self.segments.chunk_by(|one, next| one.group == next.group).collect();
+        let ranges: Vec<_> =
+            runs.iter().filter_map(|run| Some(run.first()?.range.start..run.last()?.range.end)).collect();
+        let (whole, of_runs) = grads.squares_by_run(self.partition.own(), &ranges);
+        let of_group = |group: &Group| {
+            let its = runs.iter().zip(&of_runs).filter(|(run, _)| run[0].group == *group);
+            its.map(|(_, sum)| sum).sum::<f64>()
+        };
+        [whole].into_iter().chain(groups.iter().map(of_group)).collect()
     }
 
     /// Sum of squares over this rank's part, as far as it moves.

@@ -46,6 +46,12 @@ pub trait Flat: Clone + fmt::Debug {
     /// Sum of squares over these ranges; not finite if any of their elements is not.
     fn squares(&self, ranges: &[Range<usize>]) -> f64;
 
+    /// That of one range, bit for bit, and those of runs within it.
+    fn squares_by_run(&self, range: Range<usize>, runs: &[Range<usize>]) -> (f64, Vec<f64>) {
+        let of_runs = runs.iter().map(|run| self.squares(std::slice::from_ref(run))).collect();
+        (self.squares(&[range]), of_runs)
+    }
+
     /// AdamW ([`adamw`](super::adamw)) on runs of a part, in ascending order.
     fn adamw(part: Part<'_, Self>, runs: &[Run]);
 

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::{
     Flat, FlatOn, Gradient, Halves, LentBuffer, Product,
     adamw::{self, Part, Run},
-    squares::sum_of_squares,
+    squares::{sum_of_squares, sums_of_squares},
 };
 use crate::{
     bfloat16::{narrow, widen},
@@ -54,6 +54,11 @@ impl Flat for Vec<f32> {
 
     fn squares(&self, ranges: &[Range<usize>]) -> f64 {
         ranges.iter().map(|range| sum_of_squares(&self[range.clone()])).sum()
+    }
+
+    fn squares_by_run(&self, range: Range<usize>, runs: &[Range<usize>]) -> (f64, Vec<f64>) {
+        let runs: Vec<_> = runs.iter().map(|run| run.start - range.start..run.end - range.start).collect();
+        sums_of_squares(&self[range], &runs)
     }
 
     fn adamw(part: Part<'_, Self>, runs: &[Run]) {

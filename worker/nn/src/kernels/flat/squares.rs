@@ -5,6 +5,8 @@
 //! is exact in f64, and 2^53 of them can be added before rounding matters; overflow is impossible, so a sum
 //! that is not finite means that a gradient is not.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::kernels::vectorised;
@@ -18,6 +20,22 @@ const LANES: usize = 32;
 pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     let blocks: Vec<f64> = values.par_chunks(BLOCK).map(block).collect();
     blocks.into_iter().sum()
+}
+
+/// The same, and the sums of these runs of the values, which are read once: of a run only the ends are read
+/// again that share a block with another one.
+pub(super) fn sums_of_squares(values: &[f32], runs: &[Range<usize>]) -> (f64, Vec<f64>) {
+    let blocks: Vec<f64> = values.par_chunks(BLOCK).map(block).collect();
+    let of_run = |run: &Range<usize>| {
+        let (first, last) = (run.start.div_ceil(BLOCK), run.end / BLOCK);
+        if first >= last {
+            return values[run.clone()].chunks(BLOCK).map(block).sum();
+        }
+        let ends = [run.start..first * BLOCK, last * BLOCK..run.end].map(|end| block(&values[end]));
+        ends[0] + blocks[first..last].iter().sum::<f64>() + ends[1]
+    };
+    let of_runs = runs.iter().map(of_run).collect();
+    (blocks.into_iter().sum(), of_runs)
 }
 
 fn block(values: &[f32]) -> f64 {
@@ -46,6 +64,19 @@ mod tests {
         let values = vec![1.0f32; 20_000_003];
         assert_eq!(sum_of_squares(&values), 20_000_003.0);
         assert_eq!(sum_of_squares(&[3.0, 4.0, 0.5]), 25.25);
+    }
+
+    #[test]
+    fn runs_come_from_the_blocks_of_the_whole() {
+        let values: Vec<f32> = (0..5 * BLOCK + 77).map(|i| ((i * 7919) % 1013) as f32 - 500.0).collect();
+        let len = values.len();
+        let borders = [0, 0, 3, BLOCK - 1, BLOCK, 2 * BLOCK + 9, 2 * BLOCK + 10, 4 * BLOCK, len, len];
+        let runs: Vec<_> = borders.windows(2).map(|ends| ends[0]..ends[1]).chain([5..len - 5]).collect();
+        let (whole, of_runs) = sums_of_squares(&values, &runs);
+        assert_eq!(whole.to_bits(), sum_of_squares(&values).to_bits());
+        // Whole numbers: every order of adding them up is exact.
+        let expected = runs.iter().map(|run| sum_of_squares(&values[run.clone()]));
+        assert_eq!(of_runs, expected.collect::<Vec<_>>());
     }
 
     #[test]
