@@ -5,14 +5,7 @@ use std::{
     process::Command,
 };
 
-use nix::sys::signal::Signal;
-
-use crate::support::{
-    Running, cox,
-    processes::{signal, worker_of},
-    read_json, root,
-    tiny::{Held, audit},
-};
+use crate::support::{Running, cox, killed, read_json, root};
 
 const ADAPTER: &str = "adapter/adapter_model.safetensors";
 
@@ -21,10 +14,6 @@ fn command(output: &Path, overrides: &[&str]) -> Command {
     let mut arguments = vec!["run", "configs/sft.yaml", &output_dir];
     arguments.extend(overrides);
     cox(&arguments)
-}
-
-fn adapter(output: &Path) -> Vec<u8> {
-    std::fs::read(output.join(ADAPTER)).expect("a run leaves an adapter")
 }
 
 #[test]
@@ -45,34 +34,34 @@ fn chats_are_learned_and_the_measures_of_held_out_ones_fall() {
     let manifest = read_json(&output.join("manifest.json"));
     let files = manifest["files"].as_array().expect("an array");
     assert!(files.iter().any(|file| file["path"] == ADAPTER), "{manifest:#}");
+    writes_what_it_has_learned(&output);
+}
+
+/// `cox generate` of a run directory; of what it was trained from, and of a task that cannot.
+fn writes_what_it_has_learned(output: &Path) {
+    let image = "configs/assets/shapes/images/yellow-square-2.png";
+    let generate = |run: &str, more: &[&str]| {
+        let about = ["--prompt", "Which colour is it?", "--image", image, "--max-new-tokens", "12"];
+        let mut command = cox(&[&["generate", run][..], &about, more].concat());
+        let output = command.output().expect("it starts");
+        let [printed, logged] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("UTF-8"));
+        (output.status.code(), printed, logged)
+    };
+    let (code, printed, logged) = generate(&output.display().to_string(), &[]);
+    assert_eq!((code, printed.as_str()), (Some(0), "It is yellow.\n"), "{logged}");
+    let (code, printed, logged) = generate("configs/sft.yaml", &["--json", "--temperature", "0.5"]);
+    let answer: serde_json::Value = serde_json::from_str(&printed).expect("one object");
+    assert_eq!((code, &answer["ended"]), (Some(0), &false.into()), "{printed}{logged}");
+    let (code, _, logged) = generate("configs/quickstart.yaml", &[]);
+    assert!(code == Some(2) && logged.contains("task vla_flow: what it trains writes no text"), "{logged}");
+    let (code, _, logged) = generate("configs/sft.yaml", &["--image", "nowhere.png"]);
+    assert!(code == Some(3) && logged.contains("prompt 1: nowhere.png: cannot be read"), "{logged}");
 }
 
 #[test]
 fn workers_killed_three_times_leave_the_undisturbed_adapter() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let short = ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];
-    let whole = dir.path().join("whole");
-    let (status, printed) = Running::of(command(&whole, &short)).finish();
-    assert!(status.success(), "{printed}");
-
-    let (output, hold) = (dir.path().join("killed"), dir.path().join("hold"));
-    let stands = [(1, "forward", 1), (0, "backward", 3), (1, "optimizer", 4)];
-    let held = stands.map(|(rank, phase, step)| (rank, Held::order(&hold, rank, phase, step)));
-    let mut command = command(&output, &short);
-    command.env("COX_TEST_HOLD", &hold);
-    let mut running = Running::of(command);
-    for (rank, held) in held {
-        held.wait(&mut running);
-        signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);
-        // Its replacement finds nothing left of it.
-        held.release();
-    }
-    let (status, printed) = running.finish();
-    assert!(status.success(), "{printed}");
-    let found = audit(&output);
-    assert_eq!((&found["missing"], &found["duplicate"]), (&0.into(), &0.into()), "{found:#}\n{printed}");
-    assert_eq!(found["faults"].as_array().map(Vec::len), Some(3), "{found:#}");
-    assert!(adapter(&whole) == adapter(&output), "another adapter\n{printed}");
+    killed::three_times(command, ADAPTER);
 }
 
 #[test]

@@ -45,7 +45,7 @@ const ROUNDED: &str = "model.activations_dtype=bfloat16";
 
 const STREAMED: &str = "memory.offload=layers";
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 23] = [
     calibrating("tiny", &["train.micro_batch=1", "train.recompute=none"]),
     calibrating("tiny", &["train.micro_batch=8", "train.recompute=none"]),
     case("tiny", 1, &["train.micro_batch=4", "train.recompute=full"]),
@@ -67,6 +67,7 @@ const CASES: [Case; 22] = [
         &["train.micro_batch=4", "train.recompute=none", BF16, "expert.width=384", "expert.heads=6"],
     ),
     case("tiny", 1, &["train.micro_batch=2", "train.recompute=full", STREAMED]),
+    case("mid", 1, &["train.micro_batch=2", "train.recompute=selective", BF16, "model.train=[embed_tokens]"]),
     case(
         "mid",
         1,
@@ -156,6 +157,27 @@ fn a_plan_of_the_published_model_takes_under_a_second_and_a_hundred_megabytes() 
     };
     let [small, large] = ["RTX4090-24", "A100-80"].map(|gpu| fit(gpu).and_then(|fit| fit.as_u64()));
     assert!(small.is_some() && small <= large, "{small:?} {large:?}");
+}
+
+#[test]
+fn a_key_varied_has_a_plan_for_each_value_in_each_memory() {
+    let arguments = ["plan", "configs/qwen2.5-vl-3b.yaml", "--gpu", "A10", "--gpu", "A100-40"];
+    let vary = |values: &str, also: &[&str]| {
+        let all = [&arguments[..], &["--vary", values], also].concat();
+        cox(&all).output().expect("cox was built")
+    };
+    let out = vary("lora.rank=8,64", &["--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let peaks =
+        [0, 1].map(|of| [0, 1].map(|gpu| told["plans"][of]["memories"][gpu]["current"]["peak"].as_u64()));
+    let [[small, beside], [large, _]] = peaks;
+    assert!(small.is_some() && small == beside && small < large, "{peaks:?}");
+    let shown = String::from_utf8(vary("lora.rank=8,64", &[]).stdout).expect("text");
+    let row = |start: &str| shown.lines().any(|line| line.split_whitespace().next() == Some(start));
+    assert!(shown.contains("A10-24") && row("8") && row("64"), "{shown}");
+    let refused = vary("lora.rank=8,many", &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("lora.rank"), "{refused:?}");
 }
 
 #[test]
@@ -295,7 +317,7 @@ fn tensors(config: &QwenConfig) -> Vec<(String, Vec<usize>)> {
                     vec![vision.hidden_size, vision.in_channels, vision.temporal_patch_size, side, side];
                 tensors.push((format!("{name}.weight"), shape));
             }
-            ModuleKind::Embedding => {
+            ModuleKind::Embedding { .. } => {
                 tensors.push((format!("{name}.weight"), vec![text.vocab_size, text.hidden_size]));
             }
             ModuleKind::Norm => {

@@ -12,18 +12,21 @@ mod frozen;
 mod launch;
 mod memory;
 mod network;
+mod pairs;
 mod prediction;
 mod relaunch;
 mod samples;
+mod separation;
 mod serve;
 mod signals;
 mod stages;
 mod standstill;
 mod support;
+mod trajectories;
 
 use nix::sys::signal::Signal;
 use support::{
-    Running, losses,
+    Running, cox, losses,
     processes::{signal, worker_of},
     read_json, root,
     tiny::Tiny,
@@ -85,6 +88,16 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
     let adapter =
         |run: &str| std::fs::read(dir.path().join(run).join("adapter/adapter_model.safetensors")).unwrap();
     assert!(adapter("whole") == adapter("halves"), "the resumed run leaves another adapter");
+    let told = |arguments: &[&str]| {
+        let out = cox(arguments).output().expect("cox was built");
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8(out.stdout).expect("text")
+    };
+    let [below, one, other] = ["", "whole", "halves"].map(|run| dir.path().join(run).display().to_string());
+    let listed = told(&["runs", &below]);
+    assert_eq!(listed.lines().filter(|line| line.contains("finished  8 of 8")).count(), 2, "{listed}");
+    let differing = told(&["diff", &one, &other]);
+    assert!(differing.contains("run.output_dir") && !differing.contains("lora."), "{differing}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! What tests of several crates share: the fixtures, and runs that are small enough to repeat.
 //!
 //! ```text
-//! golden    fixtures of the vision-language model, on any device
-//! expert    fixtures of the action expert and the sensor encoder, on any backend
-//! sft       fixtures of supervised fine-tuning, on any backend
-//! solo      a run in this process, without a coordinator
+//! golden       fixtures of the vision-language model, on any device
+//! expert       fixtures of the action expert and the sensor encoder, on any backend
+//! sft          fixtures of supervised fine-tuning, on any backend
+//! generation   what is written to prompts, on any backend
+//! trajectory   fixtures of streaming training, on any backend
+//! solo         a run in this process, without a coordinator
 //! ```
 //!
 //! Everything here fails by panicking, as a test does. What it does not do: name a GPU's backend; the crate
@@ -15,9 +17,11 @@
 use std::path::{Path, PathBuf};
 
 pub mod expert;
+pub mod generation;
 pub mod golden;
 pub mod sft;
 pub mod solo;
+pub mod trajectory;
 
 /// The repository: where it was when this was built, or `COX_REPOSITORY` for test binaries that were carried
 /// to another machine.

@@ -1,24 +1,36 @@
-//! Supervised fine-tuning against Transformers and PEFT, on the fixtures of `fixtures/make_fixtures.py`: the
-//! mean loss of their labels, and the gradient of every adapter matrix.
+//! Supervised fine-tuning against Transformers and PEFT, on the fixtures of `fixtures/make_alone.py`: chats
+//! side by side have the losses and the gradients of every adapter matrix that each has by itself.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, ops::Range};
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, inputs::ForwardInputs};
+use coxswain_models::qwen2_5_vl::{
+    config::QwenConfig, inputs::ForwardInputs, prompts::Rows, rope::RopeIndex,
+};
 use coxswain_nn::{
     kernels::{Tape, flat::Flat, flat::FlatOn},
     params::{FlatGrads, Trainables},
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{Built, StageClock, Task, TaskOn};
-use coxswain_tasks::sft::{Sft, data::ChatBatch};
+use coxswain_tasks::sft::{
+    Sft,
+    data::{ChatBatch, ChatSample},
+};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::{fixture, relative_error, repository};
 
-/// Cases with an adapter that is not on the head.
-pub const CASES: [&str; 5] =
-    ["flat-gqa-left", "nested-tied-right", "mqa-sharded-bf16", "rslora-patterns", "text-only-f16"];
+/// Cases with an adapter, on the head or not, and with embedding and head in full.
+pub const CASES: [&str; 7] = [
+    "flat-gqa-left",
+    "nested-tied-right",
+    "mqa-sharded-bf16",
+    "rslora-patterns",
+    "text-only-f16",
+    "embeddings",
+    "embeddings-tied",
+];
 
 /// The run that goes on from a case's adapter.
 fn spec(case: &str, recompute: &str) -> RunSpec {
@@ -33,7 +45,8 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
     });
     let run = json!({
         "run": {"name": "golden", "output_dir": "none"}, "task": {"type": "sft"},
-        "model": {"path": dir.join("model")}, "lora": lora,
+        "model": {"path": dir.join("model"), "train": of("modules_to_save").as_array().cloned().unwrap_or_default()},
+        "lora": lora,
         "data": {"path": repository().join("configs/assets/shapes/chats.jsonl")},
         "train": {"steps": 1, "global_batch": 1, "micro_batch": 1, "recompute": recompute},
     });
@@ -41,24 +54,30 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
     RunSpec::from_yaml(&run.to_string(), "golden", &[], coxswain_tasks::TASKS).unwrap()
 }
 
-/// A case's inputs as a micro-batch: labels other than -100 are what is learned.
-fn batch(case: &str) -> ChatBatch {
+/// A case's rows without their padding: labels other than -100 are what is learned.
+fn chats(case: &str) -> Vec<ChatSample> {
     let dir = fixture("golden").join(case);
     let config = QwenConfig::read(&dir.join("model")).unwrap();
     let inputs = ForwardInputs::read(&dir.join("inputs.safetensors"), config.vision.patch_values()).unwrap();
-    let rows = inputs.valid.len();
+    let rows = Rows::Padded(&inputs.valid);
+    let index = RopeIndex::new(&config, &inputs.input_ids, rows, &inputs.grids).unwrap();
     let labels = inputs.labels.unwrap();
-    ChatBatch {
-        step: Step(0),
-        indices: (0..rows as u64).collect(),
-        learned: labels.iter().map(|&label| label != -100).collect(),
-        input_ids: inputs.input_ids,
-        valid: inputs.valid,
-        seq_len: inputs.seq,
-        pixel_values: inputs.pixel_values,
-        image_grids: inputs.grids,
-        images_per_row: vec![0; rows],
-    }
+    let (mut grids, mut pixels) = (&inputs.grids[..], &inputs.pixel_values[..]);
+    let cells = rows.cells(labels.len()).into_iter().zip(index.images_per_row);
+    let chat = |(number, (cells, images)): (usize, (Range<usize>, usize))| {
+        let (image_grids, other_grids) = grids.split_at(images);
+        let patches: u32 = image_grids.iter().map(|grid| grid.iter().product::<u32>()).sum();
+        let (pixel_values, other_pixels) = pixels.split_at(patches as usize * config.vision.patch_values());
+        (grids, pixels) = (other_grids, other_pixels);
+        ChatSample {
+            index: number as u64,
+            learned: labels[cells.clone()].iter().map(|&label| label != -100).collect(),
+            input_ids: inputs.input_ids[cells].to_vec(),
+            pixel_values: pixel_values.to_vec(),
+            image_grids: image_grids.to_vec(),
+        }
+    };
+    cells.enumerate().map(chat).collect()
 }
 
 /// Compares one case under one recompute mode.
@@ -77,25 +96,29 @@ pub fn hold<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) 
     let place = B::Flat::place(device);
     let mut grads = FlatGrads::<B::Flat>::at(&place, layout.len());
     let trainables = Trainables::new(layout.clone(), initial, device);
-    let batch = batch(case);
-    let loss =
-        objective.forward_backward(&trainables, &batch, &mut grads, &mut StageClock::default()).unwrap();
-    let again = objective.loss(&trainables, &batch).unwrap();
+    let chats = chats(case);
+    let batch = |chats: &[ChatSample]| ChatBatch::of(Step(0), &chats.iter().collect::<Vec<_>>());
+    let all = batch(&chats);
+    let loss = objective.forward_backward(&trainables, &all, &mut grads, &mut StageClock::default()).unwrap();
+    let again = objective.loss(&trainables, &all).unwrap();
     assert!((again.loss_sum - loss.loss_sum).abs() < 1e-5 * loss.loss_sum, "{again:?} is not {loss:?}");
 
-    let bytes = fs::read(fixture("golden").join(case).join("expected.safetensors")).unwrap();
+    let bytes = fs::read(fixture("golden").join(case).join("alone.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let floats = |name: &str| -> Vec<f64> {
         let view = file.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         view.data().chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
     };
-    let mean = loss.loss_sum / loss.valid;
-    let off = relative_error(&[mean], &floats("loss"));
-    assert!(off < 1e-4, "{case}: the loss is off by {off:e}");
+    let losses = floats("losses");
+    let alone = chats.chunks(1).map(|chat| objective.loss(&trainables, &batch(chat)).unwrap().loss_sum);
+    let off = relative_error(&alone.collect::<Vec<_>>(), &losses);
+    assert!(off < 1e-4, "{case}: losses of chats alone are off by {off:e}");
+    let off = relative_error(&[loss.loss_sum], &[losses.iter().sum()]);
+    assert!(off < 1e-4, "{case}: the loss of chats side by side is off by {off:e}");
     let sums = grads.values_mut().read(0..layout.len());
     let mut worst = BTreeMap::new();
     for param in layout.params() {
-        let ours: Vec<f64> = sums[param.range()].iter().map(|sum| f64::from(*sum) / loss.valid).collect();
+        let ours: Vec<f64> = sums[param.range()].iter().map(|sum| f64::from(*sum)).collect();
         let off = relative_error(&ours, &floats(&format!("grad.{}", param.name)));
         if off >= 1e-3 || off.is_nan() {
             worst.insert(param.name.clone(), off);

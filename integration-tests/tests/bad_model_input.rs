@@ -228,7 +228,10 @@ fn adapters_that_are_not_plain_lora_are_refused_by_field() {
     broken_adapter(|c| c["use_qalora"] = json!(true), &[file, "`use_qalora`", "plain LoRA"]);
     broken_adapter(|c| c["bias"] = json!("some"), &[file, "`bias`", "\"some\"", "lora_only"]);
     broken_adapter(|c| c["bias"] = json!("lora_only"), &["`bias`", "no tensor `model.", ".bias`"]);
-    broken_adapter(|c| c["modules_to_save"] = json!(["lm_head"]), &[file, "`modules_to_save`", "lm_head"]);
+    broken_adapter(
+        |c| c["modules_to_save"] = json!(["lm_head"]),
+        &[file, "no tensor", "lm_head", "modules_to_save"],
+    );
     broken_adapter(|c| c["peft_type"] = json!("LOHA"), &[file, "`peft_type`", "LOHA"]);
     broken_adapter(
         |c| c["init_lora_weights"] = json!("pissa_niter_4"),

@@ -15,6 +15,7 @@ use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
 use coxswain_models::qwen2_5_vl::{
     config::QwenConfig,
+    embed::tied_to_head,
     forward::{self, Job},
     modules::{has_bias, modules},
 };
@@ -30,7 +31,11 @@ use coxswain_proto::run_spec::RunSpec;
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-const ORIGIN: AdapterOrigin<'_> = AdapterOrigin { base_model: "model", readme: "" };
+/// Of a case's model, which may be one whose head is tied.
+fn origin(case: &str) -> AdapterOrigin<'static> {
+    let config = QwenConfig::read(&golden(case).join("model")).unwrap();
+    AdapterOrigin { base_model: "model", task_type: None, readme: "", tied: tied_to_head(&config) }
+}
 
 fn golden(path: &str) -> PathBuf {
     fixture("golden").join(path)
@@ -198,6 +203,8 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         "dora",
         "dora-dropout",
         "full",
+        "embeddings",
+        "embeddings-tied",
     ] {
         let modules = modules_of(case);
         let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
@@ -211,12 +218,12 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
         // A stable place, so that peer/check_peft.py can be pointed at it.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written-adapters").join(case);
-        write_adapter(&dir, adapter.plan(), &layout, &values, &ORIGIN).unwrap();
+        write_adapter(&dir, adapter.plan(), &layout, &values, &origin(case)).unwrap();
         let again = PeftAdapter::read(&dir, &modules).unwrap();
         assert_eq!(again.plan().difference(adapter.plan()), None, "{case}");
         assert_eq!(again.saved(), adapter.saved(), "{case}");
         // These are in the newer spelling and in float32: PEFT's own file has the same tensors, bit for bit.
-        if ["dora", "dora-dropout", "full"].contains(&case) {
+        if ["dora", "dora-dropout", "full", "embeddings", "embeddings-tied"].contains(&case) {
             assert!(tensors_of(&dir) == tensors_of(&golden(case).join("adapter")), "{case}: other tensors");
         }
         let mut repeated = vec![f32::NAN; layout.len()];
@@ -238,7 +245,11 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
 
 #[test]
 fn a_written_configuration_has_every_field_that_peft_writes() {
-    for case in ["rslora-patterns", "dropout", "bias-all", "bias-lora-only", "dora", "dora-dropout", "full"] {
+    let lists = [
+        &["rslora-patterns", "dropout", "bias-all", "bias-lora-only", "dora", "dora-dropout"][..],
+        &["full", "embeddings", "embeddings-tied"],
+    ];
+    for case in lists.concat() {
         assert_configuration_is_whole(case);
     }
 }
@@ -248,7 +259,7 @@ fn assert_configuration_is_whole(case: &str) {
     let adapter = PeftAdapter::read(&golden(case).join("adapter"), &modules).unwrap();
     let layout = layout_of(case, &adapter, &modules);
     let dir = tempfile::tempdir().unwrap();
-    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &ORIGIN).unwrap();
+    write_adapter(dir.path(), adapter.plan(), &layout, &vec![0.0; layout.len()], &origin(case)).unwrap();
     let (ours, theirs) = (
         json(&dir.path().join("adapter_config.json")),
         json(&golden(case).join("adapter/adapter_config.json")),

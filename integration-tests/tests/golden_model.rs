@@ -27,11 +27,17 @@ golden_cases! {
     text_alone_from_float16_with_an_adapter_on_the_head: "text-only-f16";
     low_rank_dropout_with_the_masks_that_peft_was_given: "dropout";
     modules_of_every_kind_trained_in_full_beside_adapters: "full";
+    the_token_embedding_and_the_head_trained_in_full: "embeddings";
+    one_table_that_is_both_trained_in_full: "embeddings-tied";
     biases_of_adapted_modules_trained_beside_them: "bias-lora-only";
     all_biases_trained_beside_adapters: "bias-all";
     magnitudes_and_directions_trained_apart: "dora";
     the_same_under_dropout: "dora-dropout";
     a_frozen_model_with_an_image_in_every_row: "frozen";
+    the_first_t5_with_a_tied_head_and_padding: "t5-first";
+    a_gated_t5_of_unequal_depths_with_an_odd_number_of_heads: "t5-gated-uneven";
+    mt5_with_adapters_in_a_few_layers: "mt5";
+    magnitudes_in_cross_attention_above_a_frozen_encoder: "t5-cross-dora";
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Supervised fine-tuning against Transformers and PEFT, on the CPU.
 
 use burn_flex::Flex;
-use coxswain_integration_tests::sft::{CASES, hold};
+use coxswain_integration_tests::{
+    generation,
+    sft::{CASES, hold},
+};
 
 #[test]
 fn loss_and_gradients_of_chats_are_those_of_transformers_and_peft() {
@@ -10,4 +13,9 @@ fn loss_and_gradients_of_chats_are_those_of_transformers_and_peft() {
             hold::<Flex>(case, recompute, &Default::default());
         }
     }
+}
+
+#[test]
+fn what_is_written_is_what_transformers_writes() {
+    generation::hold::<Flex>(&Default::default());
 }

@@ -227,6 +227,35 @@ fn features_that_do_not_fit_together_are_computed_in_smaller_batches_and_nothing
 }
 
 #[test]
+fn a_resume_of_a_model_that_trains_whole_takes_what_training_takes() {
+    let _exclusive = exclusive();
+    let dir = tempfile::tempdir().unwrap();
+    // Four numbers a parameter, of which a checkpoint has three: read as whole files they would be there
+    // twice.
+    let keys = [
+        "train.steps=2",
+        "train.global_batch=1",
+        "train.micro_batch=1",
+        "train.checkpoint_every=1",
+        "train.recompute=full",
+        "lora=null",
+        "model.train=[model]",
+        "expert.repeated_noise=1",
+    ];
+    let spec = spec(&dir.path().join("run"), &strings(&keys));
+    let (whole, _) = train(&spec, 0);
+    let (resumed, _) = train(&spec, 1);
+    assert_eq!(resumed.losses.last(), whole.losses.last());
+    let peak = |summary: &Summary| {
+        let phases = &summary.peak_memory[0].phases;
+        println!("{:?}", phases.iter().map(|(name, peak)| (name, peak.in_use >> 10)).collect::<Vec<_>>());
+        phases.values().map(|peak| peak.in_use).max().expect("there are phases") as f64
+    };
+    let (trained, resumed) = (peak(&whole), peak(&resumed));
+    assert!(resumed <= 1.01 * trained, "{trained} bytes in training, {resumed} where it goes on");
+}
+
+#[test]
 fn streamed_blocks_take_off_the_peak_what_was_predicted() {
     let _exclusive = exclusive();
     let dir = tempfile::tempdir().unwrap();

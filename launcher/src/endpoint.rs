@@ -30,7 +30,7 @@ const DIR: &str = "logs";
 /// See [`DIR`].
 const FILE: &str = "endpoint";
 /// Where runs lie by default.
-const RUNS: &str = "runs";
+pub const RUNS: &str = "runs";
 
 /// How often a launcher tries to take its run's lock, and after which time.
 const LOCK_TRIES: usize = 5;

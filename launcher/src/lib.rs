@@ -10,6 +10,7 @@ mod gpu;
 mod launch;
 mod plan;
 mod render;
+mod run_dir;
 mod supervise;
 mod tasks;
 mod telemetry;

@@ -4,3 +4,4 @@
 //! A model knows no task, no engine and no data set.
 
 pub mod qwen2_5_vl;
+pub mod t5;

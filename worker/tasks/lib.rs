@@ -1,13 +1,24 @@
-//! What Coxswain trains, a folder each; and in `pretrained` what they have in common of the files they leave.
+//! What Coxswain trains, a folder each; and what they have in common: in `pretrained` of the files they
+//! leave, in `frozen` of the weights that kept features depend on.
 
+mod frozen;
 mod pretrained;
+pub mod separation;
+pub mod seq2seq;
 pub mod sft;
+pub mod trajectory;
 pub mod vla_flow;
 
 use coxswain_proto::config::Tasks;
 
 /// The keys of all tasks in run files: a line each.
-pub const TASKS: Tasks = Tasks(&[vla_flow::config::SCHEMA, sft::config::SCHEMA]);
+pub const TASKS: Tasks = Tasks(&[
+    vla_flow::config::SCHEMA,
+    sft::config::SCHEMA,
+    seq2seq::config::SCHEMA,
+    trajectory::config::SCHEMA,
+    separation::config::SCHEMA,
+]);
 
 use burn::backend::Flex;
 use coxswain_nn::kernels::Tape;
@@ -15,7 +26,7 @@ use coxswain_task::TaskOn;
 
 /// All tasks, on one kind of device: a line each.
 pub fn on<B: Tape<Base = B>>() -> Vec<&'static dyn TaskOn<B>> {
-    vec![&vla_flow::VlaFlow, &sft::Sft]
+    vec![&vla_flow::VlaFlow, &sft::Sft, &seq2seq::Seq2Seq, &trajectory::Trajectory, &separation::Separation]
 }
 
 /// All tasks, on the CPU. What they compute is compiled here, once for every program.

@@ -5,13 +5,15 @@
 //! base.safetensors    modules that trained in full
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
 use coxswain_nn::{
     files::{StoredTensor, read_tensors},
     lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules},
-    params::Group,
+    params::{Group, TrainableLayout},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
@@ -21,15 +23,15 @@ const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// What a layout's names of adapter tensors begin with, which are PEFT's.
 const OF_ADAPTERS: &str = "base_model.model.";
 /// What a checkpoint's names of tensors that may train begin with.
-const OF_MODEL: &str = "model.";
+const OF_MODEL: [&str; 4] = ["model.", "lm_head.", "encoder.", "decoder."];
 
 /// Of a section `lora`, what means the model of these modules.
 type OfModel<'a> = dyn Fn(&[Module]) -> Result<Option<Lora>, LoraError> + 'a;
 
 /// What of the pretrained model a run trains, as its run file says.
 pub struct Tuning<'a> {
-    /// `model.path`.
-    pub model: &'a str,
+    /// The modules of `model.path`; asked for where an adapter is read.
+    pub modules: &'a dyn Fn() -> Result<Vec<Module>, TaskError>,
     /// `lora`.
     pub lora: &'a OfModel<'a>,
     /// `model.train`.
@@ -69,15 +71,46 @@ pub fn read(path: &Path, results: &[&str], here: &Tuning<'_>) -> Result<Vec<Stor
     Ok(tensors)
 }
 
+/// Puts what a run has left in `dir` into the places of a model that was loaded as that run's.
+pub fn fill(
+    dir: &Path,
+    tensors: Vec<StoredTensor>,
+    layout: &TrainableLayout,
+    values: &mut [f32],
+) -> Result<(), TaskError> {
+    let refused = |problem: String| Err(TaskError::bad_input(format!("{}: {problem}", dir.display())));
+    let mut found: BTreeMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    if found.is_empty() {
+        return refused(
+            "a run that has not ended has left nothing yet; write what its newest checkpoint holds with `cox export`, and name RUN_DIR/export"
+                .into(),
+        );
+    }
+    for param in layout.params() {
+        match found.remove(&param.name) {
+            Some(tensor) if tensor.shape == param.shape => {
+                values[param.range()].copy_from_slice(&tensor.values);
+            }
+            other => {
+                let there = other.map_or("is missing".to_owned(), |there| format!("is {:?}", there.shape));
+                return refused(format!(
+                    "`{}` {there}, expected {:?}; files and run_spec.json must be of one run",
+                    param.name, param.shape
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Ranks that differ show as shapes. A scale that differs, magnitudes that this run has not or would draw,
 /// and modules that the adapter was trained above would not show at all.
 fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, TaskError> {
-    let config = QwenConfig::read(Path::new(here.model)).map_err(TaskError::bad_input)?;
-    let modules = modules(&config);
-    let adapter = PeftAdapter::read(dir, &modules).map_err(TaskError::bad_input)?;
+    let modules = &(here.modules)()?;
+    let adapter = PeftAdapter::read(dir, modules).map_err(TaskError::bad_input)?;
     let refused = |problem| Err(TaskError::bad_input(format!("{} {problem}", dir.display())));
-    let lora = (here.lora)(&modules).map_err(TaskError::bad_input)?;
-    let plan = lora.map(|lora| LoraPlan::resolve(&lora, &modules)).transpose();
+    let lora = (here.lora)(modules).map_err(TaskError::bad_input)?;
+    let plan = lora.map(|lora| LoraPlan::resolve(&lora, modules)).transpose();
     let plan = plan.map_err(TaskError::bad_input)?;
     if let Some(ours) = &plan {
         let other = adapter.plan().adapters().find_map(|(name, theirs)| {
@@ -92,7 +125,7 @@ fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, Task
             ));
         }
     }
-    let full = TrainedModules::resolve(here.train, &modules, plan.as_ref()).map_err(TaskError::bad_input)?;
+    let full = TrainedModules::resolve(here.train, modules, plan.as_ref()).map_err(TaskError::bad_input)?;
     match adapter.brings_more_than(&full) {
         Some(problem) => refused(problem),
         None => Ok(adapter.into_tensors()),
@@ -104,7 +137,7 @@ pub fn group_of(tensor: &str) -> Option<Group> {
     if tensor.starts_with(OF_ADAPTERS) {
         return Some(Group::LORA);
     }
-    tensor.starts_with(OF_MODEL).then_some(Group::BASE)
+    OF_MODEL.iter().any(|start| tensor.starts_with(start)).then_some(Group::BASE)
 }
 
 /// Keys of the section `lora` that its weights depend on beyond their shapes, where two runs differ in them.

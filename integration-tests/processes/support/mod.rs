@@ -15,6 +15,7 @@ use std::{
 
 use serde_json::Value;
 
+pub mod killed;
 pub mod processes;
 pub mod proxy;
 pub mod tiny;

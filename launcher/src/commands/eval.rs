@@ -23,6 +23,9 @@ pub struct EvalArgs {
     /// place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Evaluate the average of the weights (optimizer.ema_decay)
+    #[arg(long)]
+    ema: bool,
     /// What to compute on: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
@@ -37,7 +40,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     let wanted = args.device.unwrap_or(spec.launch.device);
     let device = device::choose(wanted, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
-    let (step, error) = tasks().evaluate(&spec, device)?;
+    let (step, error) = tasks().evaluate(&spec, device, args.ema)?;
     let Some(error) = error else {
         return Err(Failed::new(
             Exit::Usage,
@@ -45,11 +48,12 @@ pub fn execute(args: &EvalArgs) -> Outcome {
         ));
     };
     match args.json {
-        true => say(serde_json::json!({"step": step, "held_out": error})),
+        true => say(serde_json::json!({"step": step, "ema": args.ema, "held_out": error})),
         false => {
             let measures = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}"));
             let measures = measures.collect::<Vec<_>>().join(", ");
-            say(format_args!("step {step}: over {} held-out samples: {measures}", error.samples))
+            let what = if args.ema { ", average of the weights" } else { "" };
+            say(format_args!("step {step}{what}: over {} held-out samples: {measures}", error.samples))
         }
     };
     Ok(())

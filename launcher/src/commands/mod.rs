@@ -12,11 +12,13 @@ mod coordinator;
 mod data;
 mod eval;
 mod export;
+mod generate;
 mod gpu;
 mod model;
 mod plan;
 mod rebuild_cache;
 mod run;
+mod runs;
 mod runtime;
 mod same_data;
 mod selftest;
@@ -64,6 +66,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Write what a user takes away of a checkpoint: adapter, weights, statistics, or a merged model
     Export(export::ExportArgs),
+    /// Show what a model writes: as a run has left it, or before it is trained
+    Generate(generate::GenerateArgs),
     /// Let a trained policy answer robots, over openpi's WebSocket protocol
     Serve(serve::ServeArgs),
     /// Describe a data set, or write out one of its samples
@@ -93,6 +97,10 @@ enum Command {
     Stop(control::StopArgs),
     /// Prove that every sample was consumed exactly once, whatever happened
     Audit(audit::AuditArgs),
+    /// List what ran below a directory, and how it ended
+    Runs(runs::RunsArgs),
+    /// Say what two runs differ in: program, keys, results
+    Diff(runs::DiffArgs),
     /// Show peak memory of every rank by phase
     Memory(status::MemoryArgs),
     /// Play a fault script in virtual time: recovery times, rollbacks, audit
@@ -120,6 +128,7 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Selftest(args) => selftest::execute(&args),
         Command::Eval(args) => eval::execute(&args),
         Command::Export(args) => export::execute(&args),
+        Command::Generate(args) => generate::execute(&args),
         Command::Serve(args) => serve::execute(&args),
         Command::Data(command) => data::execute(&command),
         Command::Cache(command) => cache::execute(&command),
@@ -133,6 +142,8 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::RebuildCache(args) => rebuild_cache::execute(&args),
         Command::Stop(args) => control::stop(&args),
         Command::Audit(args) => audit::execute(&args),
+        Command::Runs(args) => runs::list(&args),
+        Command::Diff(args) => runs::diff(&args),
         Command::Memory(args) => status::memory(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::Coordinator(args) => coordinator::execute(&args),

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use clap::Args;
+use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::memory::Resident;
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -13,9 +14,14 @@ use nix::sys::{
 use super::spec_args::SpecArgs;
 use crate::{
     clock,
-    exit::Outcome,
+    exit::{Failed, Outcome},
     gpu::named::GpuKind,
-    plan::{Question, capacity::Memory, check},
+    plan::{
+        Question,
+        capacity::Memory,
+        check,
+        vary::{Variant, Vary},
+    },
     render::{plan as render, say},
 };
 
@@ -30,6 +36,9 @@ pub struct PlanArgs {
     /// One row for each usual GPU: micro-batch x accumulation
     #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
     all_gpus: bool,
+    /// One row for each value of a key, such as lora.rank=8,16,32
+    #[arg(long, value_name = "KEY=VALUE,..", value_parser = Vary::parse)]
+    vary: Option<Vary>,
     /// Ranks [default: launch.nproc_per_node, else 1]
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     world: Option<u32>,
@@ -52,15 +61,11 @@ fn cost(began: Instant) -> serde_json::Value {
 /// Predicts, shows, and fails if the run does not fit.
 pub fn execute(args: &PlanArgs) -> Outcome {
     let began = clock::now();
-    let spec = args.spec.load()?;
-    let local = spec.launch.nproc_per_node.unwrap_or(1) as u64;
-    let world = args.world.map_or(local, u64::from);
-    let question = Question::of(&spec, world, local)?;
-    let memories: Vec<Memory> = match (args.all_gpus, args.gpu.is_empty()) {
-        (true, _) => GpuKind::overview().into_iter().map(|gpu| Memory::of_gpu(gpu, false)).collect(),
-        (false, false) => args.gpu.iter().map(|gpu| Memory::of_gpu(gpu.clone(), false)).collect(),
-        (false, true) => Memory::here(&spec, spec.launch.device, local),
-    };
+    if let Some(vary) = &args.vary {
+        return varied(args, vary, began);
+    }
+    let question = question(args, &[])?;
+    let memories = memories(args, &question);
     let outlooks: Vec<_> = memories.iter().map(|memory| question.outlook(memory)).collect();
     match (args.json, args.all_gpus) {
         (true, _) => {
@@ -78,4 +83,49 @@ pub fn execute(args: &PlanArgs) -> Outcome {
         Some(shortfall) => Err(shortfall.refusal()),
         None => Ok(()),
     }
+}
+
+/// Shows what each value of a key makes of the run. One that does not fit is a row
+/// like any other, not a failure.
+fn varied(args: &PlanArgs, vary: &Vary, began: Instant) -> Outcome {
+    let mut variants = Vec::new();
+    for (value, change) in vary.changes() {
+        let question = question(args, &[change])?;
+        let memories = memories(args, &question);
+        let outlooks = memories.iter().map(|memory| question.outlook(memory)).collect();
+        variants.push(Variant { value: value.to_owned(), question, outlooks });
+    }
+    match args.json {
+        true => {
+            let plans = variants.iter().map(|variant| {
+                let mut plan = render::json(&variant.question, &variant.outlooks);
+                plan["value"] = serde_json::json!(variant.value);
+                plan
+            });
+            let plans: Vec<_> = plans.collect();
+            say(serde_json::json!({"vary": vary.key, "plans": plans, "cost": cost(began)}))
+        }
+        false => say(render::varied(&vary.key, &variants)),
+    };
+    Ok(())
+}
+
+/// The run file's run with these changes on top.
+fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, Failed> {
+    let spec = args.spec.load_with(changes)?;
+    let local = local_ranks(&spec);
+    Question::of(&spec, args.world.map_or(local, u64::from), local)
+}
+
+fn memories(args: &PlanArgs, question: &Question) -> Vec<Memory> {
+    let spec = question.subject.spec();
+    match (args.all_gpus, args.gpu.is_empty()) {
+        (true, _) => GpuKind::overview().into_iter().map(|gpu| Memory::of_gpu(gpu, false)).collect(),
+        (false, false) => args.gpu.iter().map(|gpu| Memory::of_gpu(gpu.clone(), false)).collect(),
+        (false, true) => Memory::here(spec, spec.launch.device, local_ranks(spec)),
+    }
+}
+
+fn local_ranks(spec: &RunSpec) -> u64 {
+    spec.launch.nproc_per_node.unwrap_or(1) as u64
 }

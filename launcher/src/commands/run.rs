@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_coordinator::journal;
+use coxswain_coordinator::journal::{self, Fate};
 use coxswain_proto::{
     run_spec::RunSpec,
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
@@ -242,12 +242,16 @@ impl Launch<'_> {
         ));
     }
 
-    /// The failure that ended the run, as our coordinator wrote it down: what it said last may not have been
+    /// What has become of the run, as our coordinator wrote it down: what it said last may not have been
     /// heard.
-    fn recorded_end(&self) -> Option<Failure> {
+    fn history(&self) -> Option<journal::History> {
         let journal = Path::new(&self.spec.run.output_dir).join("coordinator");
-        let chronicle = journal::read(&journal).ok()?;
-        chronicle.history.failures.last().filter(|failure| failure.fatal).map(Failure::from)
+        Some(journal::read(&journal).ok()?.history)
+    }
+
+    /// The failure that ended the run.
+    fn recorded_end(&self) -> Option<Failure> {
+        self.history()?.failures.last().filter(|failure| failure.fatal).map(Failure::from)
     }
 
     async fn conclude(&self, report: &Report, hosting: bool) -> Outcome {
@@ -255,7 +259,9 @@ impl Launch<'_> {
             Exit::Done => {
                 if hosting {
                     let summary = summary::of_run(Path::new(&self.spec.run.output_dir));
-                    hand_over(format!("{}\n{}", report.success_text(), summary.trim_end())).await;
+                    let stopped = self.history().is_some_and(|history| history.fate == Fate::Stopped);
+                    let told = report.success_text(stopped);
+                    hand_over(format!("{told}\n{}", summary.trim_end())).await;
                 } else {
                     self.terminal.line(&report.left_text(&self.spec.run.name));
                 }

@@ -28,10 +28,15 @@ pub struct SpecArgs {
 impl SpecArgs {
     /// Reads and checks the run.
     pub fn load(&self) -> Result<RunSpec, Failed> {
-        Ok(RunSpec::load(&self.config, &self.changes(), schemas())?)
+        self.load_with(&[])
     }
 
-    /// The same, with the content of what it starts from in its identity (`train.init_digest`): for those who
+    /// The same with further changes.
+    pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, Failed> {
+        Ok(RunSpec::load(&self.config, &[&self.changes(), changes].concat(), schemas())?)
+    }
+
+    /// The run, with the content of what it starts from in its identity (`train.init_digest`): for those who
     /// launch it. Where the file says the digest, workers hold what they read against that.
     pub fn load_to_launch(&self) -> Result<RunSpec, Failed> {
         let mut spec = self.load()?;

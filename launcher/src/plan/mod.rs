@@ -4,10 +4,12 @@
 //! Subject (worker)  what is predicted about        capacity   which memory, and how much of it is free
 //! outlook           one memory: categories, micro-batches, verdict
 //! check             what `cox run`, `cox check` and `cox plan` refuse
+//! vary              one key with several values
 //! ```
 
 pub mod capacity;
 pub mod check;
 mod outlook;
+pub mod vary;
 
 pub use outlook::{Basis, Choice, Outlook, Question};

@@ -86,6 +86,14 @@ impl Basis {
     }
 }
 
+impl Outlook {
+    /// The recommended micro-batch, or the largest where none is; nothing if not even one sample fits.
+    pub fn best(&self) -> Option<Split> {
+        let best = self.fit.recommended.or(self.fit.maximum)?;
+        self.options.iter().map(|option| option.split).find(|split| split.micro_batch == best)
+    }
+}
+
 impl Question {
     /// The run that a file describes, on `world` ranks of which `local` share this machine.
     pub fn of(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {

@@ -101,7 +101,7 @@ fn generations(records: &RunRecords) -> String {
             let own = || records.steps.iter().filter(|step| step.generation == membership.generation);
             let (from, source) = match &membership.started {
                 Some((step, source)) => (step.to_string(), source.clone()),
-                None => ("-".to_owned(), "never started".to_owned()),
+                None => ("-".to_owned(), "trained no step".to_owned()),
             };
             let number = membership.generation.to_string();
             [number, membership.workers.to_string(), from, own().count().to_string(), source]

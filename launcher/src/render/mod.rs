@@ -7,6 +7,7 @@ pub mod gpu;
 pub mod json;
 pub mod names;
 pub mod plan;
+pub mod runs;
 pub mod status;
 pub mod store;
 pub mod summary;

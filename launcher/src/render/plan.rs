@@ -13,8 +13,8 @@ use coxswain_worker::memory::{
 };
 use serde_json::{Value, json};
 
-use super::table::{remarked, table, width, words};
-use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory};
+use super::table::{grid, remarked, table, width, words};
+use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, vary::Variant};
 
 /// Everything about the run in each memory.
 pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
@@ -51,9 +51,8 @@ fn split(question: &Question, outlook: &Outlook) -> String {
     let spec = question.subject.spec();
     let Split { micro_batch, accumulation, peak } = outlook.current;
     format!(
-        "{} rank{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {}",
-        question.world,
-        if question.world == 1 { "" } else { "s" },
+        "{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {}",
+        ranks(question.world),
         spec.train.global_batch,
         recompute(spec.train.recompute),
         human::bytes(peak),
@@ -69,9 +68,7 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
                 None => "-".to_owned(),
                 Some(micro) => format!("{micro} x {}", question.samples().div_ceil(micro)),
             };
-            let best = outlook.fit.recommended.or(outlook.fit.maximum);
-            let peak = outlook.options.iter().find(|option| Some(option.split.micro_batch) == best);
-            let peak = peak.map_or(outlook.current.peak, |option| option.split.peak);
+            let peak = outlook.best().map_or(outlook.current.peak, |best| best.peak);
             [
                 outlook.memory.name.clone(),
                 human::bytes(outlook.memory.total),
@@ -85,10 +82,9 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
         .collect();
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
     let legend = format!(
-        "micro-batch x accumulation for {} samples a step on each of {} rank{}; the peak is the recommended one's",
+        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's",
         question.samples(),
-        question.world,
-        if question.world == 1 { "" } else { "s" }
+        ranks(question.world),
     );
     let legend = words(&legend, width()).join("\n");
     let basis = words(&basis(outlooks), width()).join("\n");
@@ -102,11 +98,10 @@ fn subject(question: &Question) -> String {
     let mut lines = vec![format!("run        {}", spec.run.name)];
     lines.extend(told.into_iter().map(|(label, text)| format!("{label:<10} {text}")));
     lines.push(format!(
-        "step       {} samples, {} on each of {} rank{}, recompute {}{}{}",
+        "step       {} samples, {} on each of {}, recompute {}{}{}",
         spec.train.global_batch,
         question.samples(),
-        question.world,
-        if question.world == 1 { "" } else { "s" },
+        ranks(question.world),
         recompute(spec.train.recompute),
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
         if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
@@ -119,6 +114,32 @@ fn subject(question: &Question) -> String {
         human::flops(flops.backward)
     ));
     lines.join("\n")
+}
+
+/// One row for each value of a key, one column for each memory.
+pub fn varied(key: &str, variants: &[Variant]) -> String {
+    let Some(first) = variants.first() else { return String::new() };
+    let memories = first.outlooks.iter().map(|outlook| outlook.memory.name.as_str());
+    let head: Vec<_> = [key].into_iter().chain(memories).collect();
+    let cell = |outlook: &Outlook| match outlook.best() {
+        None => "-".to_owned(),
+        Some(Split { micro_batch, accumulation, peak }) => {
+            format!("{micro_batch} x {accumulation}  {}", human::bytes(peak))
+        }
+    };
+    let row = |variant: &Variant| {
+        let cells = variant.outlooks.iter().map(cell);
+        [variant.value.clone()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let rows: Vec<_> = variants.iter().map(row).collect();
+    let legend = format!(
+        "recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak; - where not even one sample fits",
+        first.question.samples(),
+        ranks(first.question.world),
+    );
+    let tail = [legend, basis(&first.outlooks)].map(|text| words(&text, width()).join("\n"));
+    let name = format!("run        {}", first.question.subject.spec().run.name);
+    [name, grid(&head, &rows), tail.join("\n")].join("\n\n")
 }
 
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
@@ -255,6 +276,10 @@ pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
         plan.extend(sizes);
     }
     plan
+}
+
+fn ranks(world: u64) -> String {
+    format!("{world} rank{}", if world == 1 { "" } else { "s" })
 }
 
 fn percent(part: u64, whole: u64) -> String {

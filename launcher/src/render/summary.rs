@@ -11,15 +11,27 @@ use coxswain_proto::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The lines for a finished run; only the directory if there is no summary.
+/// The lines for a finished run; only the directory if there is no summary. Memory, predicted and measured,
+/// is the log's to show at the end.
 pub fn of_run(output_dir: &Path) -> String {
+    told(output_dir, false)
+}
+
+/// The same with that memory, for a run without a coordinator, whose log has none.
+pub fn of_solo_run(output_dir: &Path) -> String {
+    told(output_dir, true)
+}
+
+fn told(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
     lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss, ten steps' mean"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
-    lines.extend(compared(&summary["memory"]));
+    if with_memory {
+        lines.extend(compared(&summary["memory"]));
+    }
     let adapter = output_dir.join("adapter");
     let left = if adapter.is_dir() { adapter } else { output_dir.to_owned() };
     lines.push(format!("{:<26}{}", "written", left.display()));
@@ -31,9 +43,10 @@ pub fn of_run(output_dir: &Path) -> String {
 const ERRORS: [(&str, &str); 2] =
     [("mse_normalized", "held-out error, squared"), ("mae", "held-out error, absolute")];
 /// What is counted beside measures.
-const COUNTS: [&str; 2] = ["samples", "unreadable"];
+const COUNTS: [&str; 3] = ["samples", "unreadable", "parts"];
 
-/// Every measure of held-out samples, before and after.
+/// Every measure of held-out samples, before and after, and the parts that are measures of their own
+/// (`rougeL`, not `mae/dim0`).
 fn held_out(before: &Value, after: &Value) -> Vec<String> {
     let named = ERRORS.into_iter().map(|(field, name)| (field, name.to_owned()));
     let is_other = |field: &&String| {
@@ -41,7 +54,11 @@ fn held_out(before: &Value, after: &Value) -> Vec<String> {
     };
     let others = after.as_object().into_iter().flat_map(|measures| measures.keys().filter(is_other));
     let others = others.map(|field| (field.as_str(), format!("held-out {}", field.replace('_', " "))));
-    named.chain(others).filter_map(|(field, name)| change(&before[field], &after[field], &name)).collect()
+    let whole = after["parts"].as_object().into_iter().flatten().filter(|(name, _)| !name.contains('/'));
+    let whole =
+        whole.filter_map(|(name, value)| change(&before["parts"][name], value, &format!("held-out {name}")));
+    let measures = named.chain(others);
+    measures.filter_map(|(field, name)| change(&before[field], &after[field], &name)).chain(whole).collect()
 }
 
 fn change(before: &Value, after: &Value, name: &str) -> Option<String> {
@@ -84,8 +101,8 @@ mod tests {
         let summary = serde_json::json!({
             "loss_first": 1.5,
             "loss_last": 0.25,
-            "error_before": {"samples": 3, "mae": 0.9, "token_accuracy": 0.25},
-            "error_after": {"samples": 3, "mae": 0.5, "token_accuracy": 0.75},
+            "error_before": {"samples": 3, "mae": 0.9, "token_accuracy": 0.25, "parts": {"mae/dim0": 0.9, "rouge1": 0.0}},
+            "error_after": {"samples": 3, "mae": 0.5, "token_accuracy": 0.75, "parts": {"mae/dim0": 0.5, "rouge1": 0.5}},
             "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
             "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}, "categories": [
                 {"category": "trainables", "predicted": 2 << 20, "measured": 2 << 20},
@@ -93,11 +110,13 @@ mod tests {
             ]},
         });
         std::fs::write(dir.path().join("summary.json"), summary.to_string()).unwrap();
+        assert!(!of_run(dir.path()).contains("predicted") && of_run(dir.path()).contains("peak memory"));
         assert_eq!(
-            of_run(dir.path()),
+            of_solo_run(dir.path()),
             format!(
                 "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \
+                 held-out rouge1           0.0000 -> 0.5000\n  \
                  peak memory               rank 0 3.0 MiB\n  \
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \

@@ -59,25 +59,35 @@ pub fn remarked<const N: usize>(
 
 /// Lays out rows under a head; numbers to the right, text to the left.
 pub fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([head[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let numeric: [bool; N] = std::array::from_fn(|column| {
-        !rows.is_empty()
-            && rows.iter().all(|row| row[column].starts_with(|c: char| c.is_ascii_digit() || c == '-'))
-    });
-    let line = |cells: [&str; N]| {
-        let padded = cells.iter().enumerate().map(|(column, cell)| {
-            let width = widths[column];
-            if numeric[column] { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+    grid(&head, rows)
+}
+
+/// [`table`] with as many columns as there are.
+pub fn grid(head: &[&str], rows: &[impl AsRef<[String]>]) -> String {
+    let columns: Vec<_> = (0..head.len()).map(|column| Column::of(column, head, rows)).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded = cells.zip(&columns).map(|(cell, &Column { width, numeric })| {
+            if numeric { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let mut lines = vec![line(head)];
-    lines.extend(rows.iter().map(|row| line(std::array::from_fn(|column| row[column].as_str()))));
+    let mut lines = vec![line(&mut head.iter().copied())];
+    lines.extend(rows.iter().map(|row| line(&mut row.as_ref().iter().map(String::as_str))));
     lines.join("\n")
+}
+
+struct Column {
+    width: usize,
+    numeric: bool,
+}
+
+impl Column {
+    fn of(column: usize, head: &[&str], rows: &[impl AsRef<[String]>]) -> Self {
+        let cells = || rows.iter().map(|row| row.as_ref()[column].as_str());
+        let width = cells().chain([head[column]]).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        Self { width, numeric: !rows.is_empty() && cells().all(number) }
+    }
 }
 
 #[cfg(test)]

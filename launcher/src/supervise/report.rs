@@ -153,9 +153,10 @@ impl Report {
         }
     }
 
-    /// One line on how it went.
-    pub fn success_text(&self) -> String {
-        let mut parts = vec![format!("finished in {}", human::time(self.wall))];
+    /// One line on how it went; `stopped` if people have asked for the end.
+    pub fn success_text(&self, stopped: bool) -> String {
+        let how = if stopped { "stopped after" } else { "finished in" };
+        let mut parts = vec![format!("{how} {}", human::time(self.wall))];
         if let Some(step) = &self.last_step {
             let (done, total) = (step.step + 1, step.total_steps);
             parts.push(format!("{done} of {total} steps, the last with loss {:.4}", step.loss));

@@ -23,19 +23,35 @@ impl GpuGauge {
         Self { device: CudaDevice::new(gpu), context: context.ok() }
     }
 
-    /// Taken of the GPU by whomever.
-    fn taken(&self) -> Option<u64> {
+    /// Free bytes of the GPU, and all of them, as the driver says.
+    fn free_and_total(&self) -> Option<(u64, u64)> {
         self.context.as_ref()?.bind_to_thread().ok()?;
         let (free, total) = result::mem_get_info().ok()?;
-        Some(total.saturating_sub(free) as u64)
+        Some((free as u64, total as u64))
+    }
+
+    /// In use and reserved by cubecl's allocator.
+    fn allocator(&self) -> (u64, u64) {
+        let usage = CudaRuntime::client(&self.device).memory_usage();
+        usage.map_or((0, 0), |usage| (usage.bytes_in_use, usage.bytes_reserved))
     }
 }
 
 impl Gauge for GpuGauge {
     fn read(&self) -> PhasePeak {
-        let usage = CudaRuntime::client(&self.device).memory_usage();
-        let (in_use, reserved) = usage.map_or((0, 0), |usage| (usage.bytes_in_use, usage.bytes_reserved));
-        PhasePeak { in_use, reserved, driver: self.taken().unwrap_or(0) }
+        let (in_use, reserved) = self.allocator();
+        let taken = self.free_and_total().map_or(0, |(free, total)| total.saturating_sub(free));
+        PhasePeak { in_use, reserved, driver: taken }
+    }
+
+    fn room(&self) -> Option<u64> {
+        let (free, _) = self.free_and_total()?;
+        let (in_use, reserved) = self.allocator();
+        Some(free + reserved.saturating_sub(in_use))
+    }
+
+    fn release(&self) {
+        CudaRuntime::client(&self.device).memory_cleanup();
     }
 
     fn gpu(&self) -> Option<String> {

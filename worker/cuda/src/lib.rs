@@ -26,7 +26,7 @@ use std::{path::Path, sync::OnceLock};
 pub use burn_cuda::Cuda;
 use burn_cuda::CudaDevice;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, Losses, Responder, TaskError, TaskOn, Width};
+use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written};
 use coxswain_worker::{
     collective::{RingListener, TransportError, TransportSource},
     device::{Accelerator, Gpus, NoGpus, Version},
@@ -91,8 +91,13 @@ impl Accelerator for Nvidia {
         Ok(Box::new(TaskTrainer::new(self.named(task)?, options).on_gpu(self.transport(gpu), gauge)))
     }
 
-    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(gpu))
+    fn evaluate(
+        &self,
+        spec: &RunSpec,
+        gpu: usize,
+        ema: bool,
+    ) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        evaluate_run(self.named(&spec.task.kind)?, spec, &CudaDevice::new(gpu), ema)
     }
 
     fn responder(
@@ -107,6 +112,11 @@ impl Accelerator for Nvidia {
 
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
         (self.tasks)().iter().find_map(|task| task.forward(job, &CudaDevice::new(gpu)))
+    }
+
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+        let task = self.named(&job.spec.task.kind)?;
+        Ok(task.generate(job, &CudaDevice::new(gpu)).transpose()?)
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {

@@ -172,8 +172,10 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     // One key/value head of several rows.
     all.extend(attended::<B>("attention by one head", device, [3, 40, 50, 1], &AttentionMask::Full));
     for ends in [vec![0, 16, 32, 48], vec![0, 20, 20, 40, 41, 48]] {
-        let (what, mask) = (format!("attention in segments {ends:?}"), AttentionMask::Segments(ends.into()));
-        all.extend(attended::<B>(&what, device, [1, 48, 48, 2], &mask));
+        let what = format!("attention in segments {ends:?}");
+        let causal = AttentionMask::CausalSegments(ends.clone().into());
+        all.extend(attended::<B>(&what, device, [1, 48, 48, 2], &AttentionMask::Segments(ends.into())));
+        all.extend(attended::<B>(&format!("causal {what}"), device, [1, 48, 48, 2], &causal));
     }
     all
 }

@@ -12,7 +12,7 @@ use coxswain_nn::{
 
 use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
 
-/// Whether a task's LM head takes an adapter.
+/// Whether a task's LM head takes an adapter, or trains in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadAdapter {
     /// It does.
@@ -75,6 +75,10 @@ impl Tuned {
         let adapters = lora.map(|lora| Adapters::resolve(lora, modules, head)).transpose()?;
         let plan = adapters.as_ref().map(|adapters| &adapters.plan);
         let full = TrainedModules::resolve(train, modules, plan)?;
+        if let (true, HeadAdapter::Refused(why)) = (full.contains("lm_head"), head) {
+            let problem = format!("matches `lm_head`, {why}; leave it out");
+            return Err(setting("model.train", problem));
+        }
         let start = adapters.as_ref().and_then(|adapters| adapters.start.as_ref());
         if let (Some(start), Some(lora)) = (start, lora)
             && let Some(problem) = start.brings_more_than(&full)

@@ -53,11 +53,8 @@ impl<B: Tape<Base = B>> ModelRows<B> {
             key.draws().word()
         };
         let samples: Vec<u64> = of.samples.iter().map(word).collect();
-        let length = (prompts.input_ids.len() / samples.len().max(1)) as u64;
-        let tokens = samples.iter().zip(prompts.valid).flat_map(|(&sample, valid)| {
-            let first = u64::from(valid.start);
-            (0..length).map(move |at| row_word(sample, at.wrapping_sub(first)))
-        });
+        let places = prompts.rows.places(prompts.input_ids.len());
+        let tokens = places.map(|(row, place)| row_word(samples[row], place.cast_unsigned()));
         let patches = patches_per_row(of.images_per_row, prompts.image_grids);
         let of_images = |unit: usize| {
             let rows = samples.iter().zip(&patches);

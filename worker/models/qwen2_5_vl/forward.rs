@@ -36,7 +36,7 @@ use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     ImageRows, LoadOptions, QwenVl, Trains, config::QwenConfig, error::ModelError, inputs::ForwardInputs,
-    modules::modules, rope::RopeIndex,
+    modules::modules, prompts::Rows, rope::RopeIndex,
 };
 use coxswain_nn::{
     block::Block,
@@ -80,7 +80,7 @@ pub fn run<B: Tape<Base = B>>(job: &Job<'_>, device: &B::Device) -> Result<(), M
         full: adapter.as_ref().map(PeftAdapter::saved),
     };
     let model = QwenVl::<B>::load(job.model, options, trains, &mut layout, device)?;
-    let index = model.rope_index(&batch.input_ids, &batch.valid, &batch.grids)?;
+    let index = model.rope_index(&batch.input_ids, Rows::Padded(&batch.valid), &batch.grids)?;
     let targets = Targets::new(&batch, config.text.vocab_size, job.inputs)?;
     let pass = Pass { model: &model, batch: &batch, index: &index, targets: targets.as_ref() };
 
@@ -166,7 +166,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         params: &ParamScope<'_, T>,
     ) -> Result<Trace<T>, ModelError> {
         let (model, batch) = (self.model, self.batch);
-        let mut x_nd = T::lift(model.embed_tokens(&batch.input_ids));
+        let mut x_nd = model.embed_tokens(params, &batch.input_ids);
         let mut image_features = None;
         if !batch.grids.is_empty() || !batch.pixel_values.is_empty() {
             let features_md = self.image_features(vision)?;
@@ -174,7 +174,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             x_nd = rows.scatter(x_nd, features_md.clone());
             image_features = Some(features_md);
         }
-        let context = model.text.context(&self.index.position_ids, &batch.valid);
+        let context = model.text.context(&self.index.position_ids, Rows::Padded(&batch.valid));
         let mut layers = Vec::with_capacity(model.text.layers.count());
         let stack = &model.text.layers;
         let x_nd = stack.fold(0..stack.count(), x_nd, |x_nd, _, layer| {

@@ -64,7 +64,17 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// Registers a tensor of the checkpoint under its own name, if it trains itself.
     pub fn trained(&mut self, tensor: &str, shape: &[usize]) -> Option<ParamId> {
-        let (group, decay) = (self.trains.group(tensor)?, shape.len() > 1);
+        self.registered(tensor, shape, shape.len() > 1)
+    }
+
+    /// The same of a table whose rows are looked up, `[rows, d]`: most rows have no gradient in most steps,
+    /// and weight decay would draw them to zero.
+    pub fn trained_table(&mut self, tensor: &str, shape: [usize; 2]) -> Option<ParamId> {
+        self.registered(tensor, &shape, false)
+    }
+
+    fn registered(&mut self, tensor: &str, shape: &[usize], decay: bool) -> Option<ParamId> {
+        let group = self.trains.group(tensor)?;
         Some(self.layout.add(tensor.to_owned(), shape, group, decay, Init::Pretrained))
     }
 

@@ -26,6 +26,7 @@ use safetensors::{Dtype, SafeTensors, View, tensor::TensorView};
 use super::{
     checkpoint::{Checkpoint, canonical_name},
     config::QwenConfig,
+    embed::tied_to_head,
     error::ModelError,
     mapping,
 };
@@ -45,6 +46,9 @@ pub struct Trained<'a> {
     /// All trainables.
     pub values: &'a [f32],
 }
+
+/// The LM head's tensor. A file may have it although it is tied, as a copy of the embedding.
+const HEAD: &str = "lm_head.weight";
 
 /// Writes the model of `dir` with what was trained merged to `out`, whole or not at all. `out` must not
 /// exist.
@@ -75,7 +79,8 @@ pub fn write_merged(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), 
 
 fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
     let head = trained.plan.is_some_and(|plan| plan.adapter("lm_head").is_some());
-    if head && QwenConfig::read(dir)?.tie_word_embeddings {
+    let tied = tied_to_head(&QwenConfig::read(dir)?);
+    if head && tied.is_some() {
         let problem = "matches `lm_head`, which in this model is the embedding table (tie_word_embeddings): merged, the adapter would change what tokens mean; take the PEFT directory instead";
         let field = "lora.targets".into();
         return Err(LoraError::Setting { field, problem: problem.into() }.into());
@@ -83,7 +88,7 @@ fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Model
     let checkpoint = Checkpoint::open(dir)?;
     let shards: Vec<&Path> = checkpoint.files().collect();
     for shard in &shards {
-        write_shard(shard, &out.join(shard.file_name().unwrap_or_default()), trained)?;
+        write_shard(shard, &out.join(shard.file_name().unwrap_or_default()), trained, tied)?;
     }
     let io = |path: &Path, remedy| {
         let path = path.to_owned();
@@ -101,7 +106,7 @@ fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Model
     Ok(())
 }
 
-fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
+fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>, tied: Option<&str>) -> Result<(), ModelError> {
     let io = |path: &Path, remedy| {
         let path: PathBuf = path.into();
         move |source| ModelError::Io { path, source, remedy }
@@ -115,7 +120,9 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
     let (_, header) = SafeTensors::read_metadata(&map).map_err(unreadable)?;
     let file = SafeTensors::deserialize(&map).map_err(unreadable)?;
     let tensors = file.tensors().into_iter().map(|(name, stored)| {
-        let update = update_of(&name, trained);
+        let canonical = canonical_name(&name);
+        let tensor = tied.filter(|_| canonical == HEAD).unwrap_or(&canonical);
+        let update = update_of(tensor, trained);
         (name, Written { stored, update })
     });
     safetensors::serialize_to_file(tensors, header.metadata().clone(), out).map_err(|error| match error {
@@ -126,14 +133,14 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
     synced.map_err(io(out, "make room on the disk"))
 }
 
-/// What was trained of the tensor of this name: itself, or the adapter of the linear whose weight it is.
+/// What was trained of the tensor of this canonical name: itself, or the adapter of the linear whose weight
+/// it is.
 fn update_of<'a>(tensor: &str, trained: Trained<'a>) -> Option<Update<'a>> {
     let Trained { plan, layout, values } = trained;
-    let canonical = canonical_name(tensor);
-    if let Some(id) = layout.find(&canonical) {
+    if let Some(id) = layout.find(tensor) {
         return Some(Update::Whole(&values[layout.get(id).range()]));
     }
-    let module = canonical.strip_suffix(".weight")?;
+    let module = tensor.strip_suffix(".weight")?;
     let spec = plan?.adapter(module)?;
     let of = |key: String| {
         let param = layout.find(&key).map(|id| layout.get(id));

@@ -6,27 +6,30 @@
 //! stack                the repeated blocks of a tower: held in memory, or read when they run
 //! windows · rope       host integers and tables: window order, positions on three axes
 //! vision · text · mlp · embed      the two towers
+//! trunk                the vision tower's first blocks alone: what images are between them
 //! modules              the names that PEFT knows
 //! random · tokens      a checkpoint of these shapes with random weights
 //! model                all of it, read from its directory
 //! pass                 a micro-batch through both towers and back
+//! decode · following   prompts, and tokens after them one by one
 //! forward · inputs     `cox model forward`: everything at once, for comparison with other implementations
 //! ```
 //!
 //! Frozen tensors live on the plain backend. The blocks run on any tape: the trainer decides what is
-//! recorded. Not here: the preprocessing of images (`data`), which layers are recomputed (`train`),
-//! generation (nowhere).
+//! recorded. Not here: the preprocessing of images (`data`), which layers are recomputed (`train`).
 
 pub mod adapters;
 pub mod checkpoint;
 pub mod config;
+pub mod decode;
 pub mod dropout;
 pub mod embed;
 pub mod error;
-mod fields;
+pub(crate) mod fields;
+pub mod following;
 pub mod forward;
 pub mod inputs;
-mod loader;
+pub(crate) mod loader;
 mod mapping;
 pub mod merge;
 mod mlp;
@@ -45,6 +48,7 @@ mod tests;
 pub mod text;
 mod tokens;
 mod trains;
+mod trunk;
 pub mod vision;
 pub mod windows;
 
@@ -54,5 +58,6 @@ pub use self::{
     model::{LoadOptions, QwenVl},
     text::{DecoderLayer, TextContext, TextModel},
     trains::Trains,
+    trunk::VisionTrunk,
     vision::{VisionBlock, VisionContext, VisionTower},
 };

@@ -1,6 +1,6 @@
 //! The whole model: two towers, the token embedding, and a head where it is asked for.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use burn::tensor::Tensor;
 use coxswain_nn::dtypes::WeightsDtype;
@@ -11,15 +11,16 @@ use super::{
     embed::Embedding,
     error::{ModelError, TokenError},
     loader::Loader,
+    prompts::Rows,
     rope::RopeIndex,
     text::TextModel,
     trains::Trains,
     vision::VisionTower,
 };
 use coxswain_nn::{
-    kernels::{ModelBackend, Tape, precision},
+    kernels::{ModelBackend, Tape, flat::Lookups, precision},
     lora::{Adapter, LoraLinear},
-    params::{ParamScope, TrainableLayout},
+    params::{GradientSums, ParamId, ParamScope, TrainableLayout, Trainables},
 };
 
 /// What to load, and how.
@@ -55,7 +56,7 @@ pub struct QwenVl<B: ModelBackend> {
 
 impl<B: ModelBackend> QwenVl<B> {
     /// Reads a model directory. What trains is registered in `layout` in the order of modules: patch
-    /// embedding, vision blocks, merger, decoder layers, final norm, head.
+    /// embedding, vision blocks, merger, token embedding, decoder layers, final norm, head.
     pub fn load<'a>(
         dir: &Path,
         options: impl Into<LoadOptions>,
@@ -73,7 +74,7 @@ impl<B: ModelBackend> QwenVl<B> {
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
-        let embedding = Embedding::load(&loader, &config)?;
+        let embedding = Embedding::load(&mut loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
         let adapted = trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
         let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
@@ -90,16 +91,33 @@ impl<B: ModelBackend> QwenVl<B> {
     pub fn rope_index(
         &self,
         ids_bs: &[u32],
-        valid: &[Range<u32>],
+        rows: Rows<'_>,
         grids: &[[u32; 3]],
     ) -> Result<RopeIndex, TokenError> {
-        self.check_tokens(ids_bs, valid.len())?;
-        RopeIndex::new(&self.config, ids_bs, valid, grids)
+        self.check_tokens(ids_bs, rows)?;
+        RopeIndex::new(&self.config, ids_bs, rows, grids)
     }
 
     /// Token embeddings, `[n, d]`. Ids must have passed [`QwenVl::rope_index`].
-    pub fn embed_tokens(&self, ids: &[u32]) -> Tensor<B, 2> {
-        self.embedding.lookup(ids)
+    pub fn embed_tokens<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, ids: &[u32]) -> Tensor<T, 2> {
+        self.embedding.lookup(params, ids)
+    }
+
+    /// Whether the token embedding trains.
+    pub fn embedding_trains(&self) -> bool {
+        self.embedding.trains()
+    }
+
+    /// Adds the gradient of the token embedding, if it trains, given that of the first layer's input,
+    /// `[n, d]`.
+    pub fn embed_tokens_backward(
+        &self,
+        trainables: &Trainables<B>,
+        lookups: &Lookups,
+        dx_nd: Tensor<B, 2>,
+        grads: &mut dyn GradientSums<B>,
+    ) {
+        self.embedding.backward(trainables, lookups, dx_nd, grads);
     }
 
     /// Logits of normed hidden states, `[n, d]` to `[n, vocab]`; none if the model was loaded without its
@@ -112,9 +130,14 @@ impl<B: ModelBackend> QwenVl<B> {
         self.head.as_ref().map(|head| head.forward(params, x_nd))
     }
 
-    /// The head's frozen weight, `[vocab, d]`; none if the model was loaded without its head.
-    pub fn head_weight(&self) -> Option<Tensor<B, 2>> {
-        self.head.as_ref().and_then(LoraLinear::weight)
+    /// The head's weight, `[vocab, d]`; none if the model was loaded without its head.
+    pub fn head_weight<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Option<Tensor<T, 2>> {
+        self.head.as_ref().map(|head| head.weight_on_tape(params))
+    }
+
+    /// The parameter that the head's weight is, if it trains.
+    pub fn trained_head(&self) -> Option<ParamId> {
+        self.head.as_ref().and_then(LoraLinear::trained_weight)
     }
 
     /// The head's adapter, if it has one.
@@ -122,13 +145,13 @@ impl<B: ModelBackend> QwenVl<B> {
         self.head.as_ref().and_then(LoraLinear::adapter)
     }
 
-    fn check_tokens(&self, ids_bs: &[u32], batch: usize) -> Result<(), TokenError> {
+    fn check_tokens(&self, ids_bs: &[u32], rows: Rows<'_>) -> Result<(), TokenError> {
         let vocab = self.config.text.vocab_size;
-        let seq = (ids_bs.len() / batch.max(1)).max(1);
+        let [_, seq] = rows.axes(ids_bs.len());
         match ids_bs.iter().position(|&id| id as usize >= vocab) {
             Some(at) => Err(TokenError::Vocabulary {
-                row: at / seq,
-                position: at % seq,
+                row: at / seq.max(1),
+                position: at % seq.max(1),
                 id: ids_bs[at].into(),
                 vocab,
             }),

@@ -124,7 +124,7 @@ pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
             ModuleKind::Convolution => {
                 add(format!("{name}.weight"), vision.hidden_size * vision.patch_values(), true);
             }
-            ModuleKind::Embedding => {
+            ModuleKind::Embedding { .. } => {
                 add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true);
             }
             ModuleKind::Norm => {
@@ -218,7 +218,8 @@ fn text(config: &QwenConfig, list: &mut List) {
     let text = &config.text;
     let (d, kv) = (text.hidden_size, text.num_kv_heads * text.head_dim);
     list.other("model.language_model");
-    list.push("model.language_model.embed_tokens", ModuleKind::Embedding);
+    let tied = config.tie_word_embeddings;
+    list.push("model.language_model.embed_tokens", ModuleKind::Embedding { tied });
     list.other("model.language_model.layers");
     for layer in 0..text.num_layers {
         let at = format!("model.language_model.layers.{layer}");

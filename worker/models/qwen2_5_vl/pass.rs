@@ -8,6 +8,9 @@
 //! A pass begins where its [`Entry`] says: with pixels, or with kept features at one of the arrows, and then
 //! nothing before it runs.
 //!
+//! Where the token embedding trains, the gradient goes back to the input of the first decoder layer and is
+//! added to the rows that were looked up.
+//!
 //! Forward keeps what the recompute mode says of the parts above the first that trains, and nothing of the
 //! parts below it: with adapters on the language model alone the vision tower leaves no trace. The LM head is
 //! not part of it: what is made of hidden states is for the task to say.
@@ -101,13 +104,13 @@ impl<B: Tape<Base = B>> VlContext<B> {
         if let Entry::Hidden(_) = entry {
             return Ok(Self { image_rows: ImageRows::new(vec![], 0), vision: None, text: None });
         }
-        let index = model.rope_index(batch.input_ids, batch.valid, batch.image_grids)?;
+        let index = model.rope_index(batch.input_ids, batch.rows, batch.image_grids)?;
         let vision = match (entry, batch.image_grids.is_empty()) {
             (Entry::Pixels, false) => Some(model.vision.context(batch.image_grids)?),
             _ => None,
         };
         Ok(Self {
-            text: Some(model.text.context(&index.position_ids, batch.valid)),
+            text: Some(model.text.context(&index.position_ids, batch.rows)),
             image_rows: ImageRows::new(index.image_rows, batch.input_ids.len()),
             vision,
         })
@@ -163,17 +166,18 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         entry: Entry<B>,
         lap: Lap<'_>,
     ) -> Result<(Tensor<B, 2>, VlTrace<'a, B>), Broken> {
-        let (first, x_nd, vision) = match entry {
+        let embedding_trains = self.model.embedding_trains();
+        let (first, x_nd, vision, below_trains) = match entry {
             Entry::Pixels => {
                 let (features, vision) = self.vision_forward(batch)?;
                 lap(VISION);
-                (0, self.embed(batch, features), vision)
+                let below_trains = vision.is_some() || embedding_trains;
+                (0, self.embed(batch, features), vision, below_trains)
             }
-            Entry::Images(features_md) => (0, self.embed(batch, Some(features_md)), None),
-            Entry::Layer(first, x_nd) => (first, x_nd, None),
+            Entry::Images(features_md) => (0, self.embed(batch, Some(features_md)), None, embedding_trains),
+            Entry::Layer(first, x_nd) => (first, x_nd, None, false),
             Entry::Hidden(hidden_nd) => return Ok((hidden_nd, VlTrace { vision: None, text: None })),
         };
-        let below_trains = vision.is_some();
         let tower = self.text_tower(first, None);
         let tracked = below_trains || trains(&tower.layers);
         let (x_nd, layers) = tower.forward(x_nd, below_trains)?;
@@ -191,6 +195,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
     /// Carries the gradient of the hidden states back; gradients of what trains are added to `grads`.
     pub fn backward(
         &self,
+        batch: Prompts<'_>,
         trace: VlTrace<'a, B>,
         dhidden_nd: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
@@ -202,9 +207,13 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
         let Some(dx_nd) = dx else { return Ok(()) };
         let dx = self.text_tower(first, None).backward(layers, dx_nd, grads)?.input;
         lap(LANGUAGE);
-        let (Some(VisionTrace { embed, blocks, merger }), Some(dx_nd)) = (trace.vision, dx) else {
-            return Ok(());
-        };
+        let Some(dx_nd) = dx else { return Ok(()) };
+        if self.model.embedding_trains() {
+            let lookups = self.context.image_rows.lookups(batch.input_ids);
+            self.model.embed_tokens_backward(self.trainables, &lookups, dx_nd.clone(), grads);
+            lap(LANGUAGE);
+        }
+        let Some(VisionTrace { embed, blocks, merger }) = trace.vision else { return Ok(()) };
         let dfeatures_md = self.context.image_rows.gather(dx_nd);
         let dpatches = merger.backward(dfeatures_md, grads).into_iter().next().flatten();
         if let (Some(tower), Some(dpatches_pd)) = (self.vision_tower(), dpatches) {
@@ -265,7 +274,8 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
 
     /// The input of the first decoder layer: embedded tokens, image features in their places.
     fn embed(&self, batch: Prompts<'_>, features: Option<Tensor<B, 2>>) -> Tensor<B, 2> {
-        let x_nd = self.model.embed_tokens(batch.input_ids);
+        let params = ParamScope::<B>::frozen(self.trainables);
+        let x_nd = self.model.embed_tokens(&params, batch.input_ids);
         match features {
             Some(features_md) => self.context.image_rows.scatter(x_nd, features_md),
             None => x_nd,

@@ -7,13 +7,12 @@
 //!
 //! Not here: videos (refused), and the scaling variants of rotary embeddings (refused by `config`).
 
-use std::ops::Range;
-
 use burn::tensor::{Tensor, TensorData};
 
 use super::{
     config::{QwenConfig, TextConfig, VisionConfig},
     error::TokenError,
+    prompts::Rows,
     windows::WindowPlan,
 };
 use coxswain_nn::kernels::{ModelBackend, Tape};
@@ -30,27 +29,24 @@ pub struct RopeIndex {
 }
 
 impl RopeIndex {
-    /// Positions for token ids `[b, s]` with the given valid range per row and the images of all rows in
-    /// order.
+    /// Positions for token ids `[b, s]`, whose rows lie as given, and the images of all rows in order. Each
+    /// row begins at 0.
     ///
     /// Images are assigned to rows by counting image tokens: each run of them takes the next images until it
     /// is used up.
     pub fn new(
         config: &QwenConfig,
         ids_bs: &[u32],
-        valid: &[Range<u32>],
+        rows: Rows<'_>,
         grids: &[[u32; 3]],
     ) -> Result<Self, TokenError> {
-        let batch = valid.len();
-        let seq = ids_bs.len().checked_div(batch).unwrap_or(0);
         let mut index = Self {
-            position_ids: vec![0; 3 * batch * seq],
-            images_per_row: Vec::with_capacity(batch),
+            position_ids: vec![0; 3 * ids_bs.len()],
+            images_per_row: Vec::with_capacity(rows.count()),
             image_rows: Vec::new(),
         };
         let mut images = grids.iter();
-        for (row, range) in valid.iter().enumerate() {
-            let cells = row * seq + range.start as usize..row * seq + range.end as usize;
+        for (row, cells) in rows.cells(ids_bs.len()).into_iter().enumerate() {
             let count = index.add_row(config, row, &ids_bs[cells.clone()], cells.start, &mut images)?;
             index.images_per_row.push(count);
         }

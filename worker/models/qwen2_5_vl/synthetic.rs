@@ -257,7 +257,7 @@ fn entries(config: &QwenConfig, deviation: f32) -> Vec<DrawnTensor> {
                 let shape = [vision.hidden_size, vision.in_channels, vision.temporal_patch_size, side, side];
                 push("weight", &shape, weight);
             }
-            ModuleKind::Embedding => push("weight", &[text.vocab_size, text.hidden_size], weight),
+            ModuleKind::Embedding { .. } => push("weight", &[text.vocab_size, text.hidden_size], weight),
             ModuleKind::Norm => {
                 let width = if in_vision { vision.hidden_size } else { text.hidden_size };
                 push("weight", &[width], Fill::Constant(1.0));

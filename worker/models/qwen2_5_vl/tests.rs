@@ -19,6 +19,7 @@ use super::{
     config::QwenConfig,
     error::TokenError,
     modules::modules,
+    prompts::Rows,
     rope::RopeIndex,
 };
 use coxswain_nn::{
@@ -42,10 +43,10 @@ fn logits(dir: &Path, dtype: WeightsDtype) -> Vec<f32> {
     let trainables = Trainables::new(layout, Vec::new(), &FlexDevice);
     let params = ParamScope::<Flex>::frozen(&trainables);
     let (ids, valid) = ([3, 14, 15, 9, 26, 5], std::iter::once(0..6).collect::<Vec<_>>());
-    let index = model.rope_index(&ids, &valid, &[]).unwrap();
-    let context = model.text.context(&index.position_ids, &valid);
+    let index = model.rope_index(&ids, Rows::Padded(&valid), &[]).unwrap();
+    let context = model.text.context(&index.position_ids, Rows::Padded(&valid));
     let layers = &model.text.layers;
-    let through = layers.fold(0..layers.count(), model.embed_tokens(&ids), |x_nd, _, layer| {
+    let through = layers.fold(0..layers.count(), model.embed_tokens(&params, &ids), |x_nd, _, layer| {
         let h_nd = layer.attention_half(&params, x_nd, &context);
         ControlFlow::Continue(layer.mlp_half(&params, h_nd, &context))
     });
@@ -112,7 +113,7 @@ fn images_next_to_each_other_and_images_in_rows_find_their_tokens() {
     let image = config.tokens.image;
     // Row 0: a 1x2 and a 2x1 image without anything between them. Row 1: text, padded on the left.
     let ids = [7, image, image, image, image, 7, 0, 0, 7, 7, 7, 7];
-    let index = RopeIndex::new(&config, &ids, &[0..6, 2..6], &[[1, 2, 4], [1, 4, 2]]).unwrap();
+    let index = RopeIndex::new(&config, &ids, Rows::Padded(&[0..6, 2..6]), &[[1, 2, 4], [1, 4, 2]]).unwrap();
     assert_eq!(index.images_per_row, [2, 0]);
     assert_eq!(index.image_rows, [1, 2, 3, 4]);
     let row = |axis: usize, row: usize| &index.position_ids[axis * 12 + row * 6..][..6];
@@ -127,7 +128,7 @@ fn images_that_do_not_fit_the_tokens_are_refused() {
     let config = QwenConfig::read(&golden("flat-gqa-left")).unwrap();
     let image = config.tokens.image;
     let index = |ids: &[u32], grids: &[[u32; 3]]| {
-        RopeIndex::new(&config, ids, std::slice::from_ref(&(0..ids.len() as u32)), grids).unwrap_err()
+        RopeIndex::new(&config, ids, Rows::SideBySide(&[0, ids.len() as u32]), grids).unwrap_err()
     };
     assert_eq!(
         index(&[1, image], &[[1, 4, 4]]),

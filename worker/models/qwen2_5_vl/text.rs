@@ -1,9 +1,9 @@
 //! The language model: decoder layers with grouped queries, rotary positions on three axes, and a gated MLP.
 //!
 //! Everything runs on flattened tokens, `[n, d]` with `n = b * s`; batch and length live in the context. Not
-//! here: the embedding table and the head (`embed`), caches for generation (there are none).
+//! here: the embedding table and the head (`embed`). Layers that keep keys and values are in `following`.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
@@ -12,6 +12,7 @@ use super::{
     error::ModelError,
     loader::Loader,
     mlp::GatedMlp,
+    prompts::Rows,
     rope::RotaryTables,
     stack::{Assemble, LinearShape, Manifest, Parts, Stack},
 };
@@ -25,13 +26,13 @@ use coxswain_nn::{
 /// What all decoder layers share within one micro-batch.
 #[derive(Clone)]
 pub struct TextContext<B: ModelBackend> {
-    /// Rows.
+    /// Rows; 1 where they lie side by side.
     pub batch: usize,
-    /// Padded length.
+    /// Padded length, or that of all rows.
     pub seq: usize,
     /// Rotary tables, `[b, s, k]`.
     pub tables: RotaryTables<B>,
-    /// Causal, within each row's valid range.
+    /// Causal, within each row.
     pub mask: AttentionMask,
 }
 
@@ -58,15 +59,15 @@ impl<B: ModelBackend> TextModel<B> {
         &self.device
     }
 
-    /// Tables and mask for positions `[3, b, s]` and one valid range per row.
-    pub fn context(&self, position_ids: &[u32], valid: &[Range<u32>]) -> TextContext<B> {
-        let batch = valid.len();
-        TextContext {
-            batch,
-            seq: position_ids.len() / 3 / batch.max(1),
-            tables: RotaryTables::text(&self.config, position_ids, batch, &self.device),
-            mask: AttentionMask::Causal(Arc::from(valid)),
-        }
+    /// Tables and mask for positions `[3, b, s]` of rows that lie so.
+    pub fn context(&self, position_ids: &[u32], rows: Rows<'_>) -> TextContext<B> {
+        let [batch, seq] = rows.axes(position_ids.len() / 3);
+        let tables = RotaryTables::text(&self.config, position_ids, batch, &self.device);
+        let mask = match rows {
+            Rows::Padded(valid) => AttentionMask::Causal(Arc::from(valid)),
+            Rows::SideBySide(ends) => AttentionMask::CausalSegments(Arc::from(ends)),
+        };
+        TextContext { batch, seq, tables, mask }
     }
 
     /// The norm after the last layer.
@@ -86,15 +87,15 @@ impl<B: ModelBackend> TextModel<B> {
 
 /// One decoder layer.
 pub struct DecoderLayer<B: ModelBackend> {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    eps: f64,
-    attention_norm_d: BaseWeight<B, 1>,
-    q: LoraLinear<B>,
-    k: LoraLinear<B>,
-    v: LoraLinear<B>,
-    o: LoraLinear<B>,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) eps: f64,
+    pub(super) attention_norm_d: BaseWeight<B, 1>,
+    pub(super) q: LoraLinear<B>,
+    pub(super) k: LoraLinear<B>,
+    pub(super) v: LoraLinear<B>,
+    pub(super) o: LoraLinear<B>,
     mlp_norm_d: BaseWeight<B, 1>,
     mlp: GatedMlp<B>,
 }

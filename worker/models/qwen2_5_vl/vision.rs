@@ -42,6 +42,55 @@ pub struct VisionContext<B: ModelBackend> {
     places: Vec<i32>,
 }
 
+impl<B: ModelBackend> VisionContext<B> {
+    /// Of images of these grids, `(t, h, w)` in patches.
+    pub fn new(config: &VisionConfig, grids: &[[u32; 3]], device: &B::Device) -> Result<Self, TokenError> {
+        let plan = WindowPlan::new(config, grids)?;
+        let places: Vec<i32> = plan.places().into_iter().map(|place| place as i32).collect();
+        Ok(Self {
+            tables: RotaryTables::vision(config, &plan, device),
+            window_mask: plan.window_mask(),
+            frame_mask: plan.frame_mask(),
+            places,
+            plan,
+        })
+    }
+
+    /// See [`VisionTower::patches`].
+    pub(super) fn patches(
+        &self,
+        config: &VisionConfig,
+        pixel_values: &[f32],
+        device: &B::Device,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        let (patches, width) = (self.plan.patches(), config.patch_values());
+        if pixel_values.len() != patches * width {
+            return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
+        }
+        if !B::VALUES {
+            return Ok(Tensor::zeros([patches, width], device));
+        }
+        let rows = self.plan.permute(pixel_values, width, config.merge_unit());
+        Ok(Tensor::from_data(TensorData::new(rows, [patches, width]), device))
+    }
+}
+
+/// The layer from pixels of a patch to `d` values.
+pub(super) fn patch_embedding<B: ModelBackend>(
+    loader: &mut Loader<'_, B>,
+    config: &VisionConfig,
+) -> Result<LoraLinear<B>, ModelError> {
+    let (d, side) = (config.hidden_size, config.patch_size);
+    // A convolution whose stride is its kernel is a linear map of the flattened patch.
+    let name = "model.visual.patch_embed.proj.weight";
+    let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
+    let weight = match loader.trained(name, &kernel) {
+        Some(id) => BaseWeight::Trained(id),
+        None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
+    };
+    Ok(LoraLinear::new(weight, None, None))
+}
+
 /// The vision tower.
 pub struct VisionTower<B: ModelBackend> {
     /// Sizes.
@@ -59,18 +108,9 @@ impl<B: ModelBackend> VisionTower<B> {
     /// Loads everything below `model.visual`.
     pub fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
         let (d, merged) = (config.hidden_size, config.hidden_size * config.merge_unit());
-        let side = config.patch_size;
-        // A convolution whose stride is its kernel is a linear map of the flattened patch.
-        let name = "model.visual.patch_embed.proj.weight";
-        let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
-        let patch_weight = match loader.trained(name, &kernel) {
-            Some(id) => BaseWeight::Trained(id),
-            None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
-        };
-        let blocks = Stack::load(loader, config, config.depth)?;
         Ok(Self {
-            patch_embed: LoraLinear::new(patch_weight, None, None),
-            blocks,
+            patch_embed: patch_embedding(loader, config)?,
+            blocks: Stack::load(loader, config, config.depth)?,
             merger_norm_d: loader.gain("model.visual.merger.ln_q.weight", d)?,
             merger_in: loader.linear("model.visual.merger.mlp.0", [merged, merged], true)?,
             merger_out: loader.linear("model.visual.merger.mlp.2", [merged, config.out_hidden_size], true)?,
@@ -81,15 +121,7 @@ impl<B: ModelBackend> VisionTower<B> {
 
     /// Tables and masks for images of these grids, `(t, h, w)` in patches.
     pub fn context(&self, grids: &[[u32; 3]]) -> Result<VisionContext<B>, TokenError> {
-        let plan = WindowPlan::new(&self.config, grids)?;
-        let places: Vec<i32> = plan.places().into_iter().map(|place| place as i32).collect();
-        Ok(VisionContext {
-            tables: RotaryTables::vision(&self.config, &plan, &self.device),
-            window_mask: plan.window_mask(),
-            frame_mask: plan.frame_mask(),
-            places,
-            plan,
-        })
+        VisionContext::new(&self.config, grids, &self.device)
     }
 
     /// Patches `[patches, channels * frames * side * side]`, given in raster order, in window order.
@@ -98,15 +130,7 @@ impl<B: ModelBackend> VisionTower<B> {
         pixel_values: &[f32],
         context: &VisionContext<B>,
     ) -> Result<Tensor<B, 2>, TokenError> {
-        let (patches, width) = (context.plan.patches(), self.config.patch_values());
-        if pixel_values.len() != patches * width {
-            return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
-        }
-        if !B::VALUES {
-            return Ok(Tensor::zeros([patches, width], &self.device));
-        }
-        let rows = context.plan.permute(pixel_values, width, self.config.merge_unit());
-        Ok(Tensor::from_data(TensorData::new(rows, [patches, width]), &self.device))
+        context.patches(&self.config, pixel_values, &self.device)
     }
 
     /// Embeds patches: `[patches, d]`.

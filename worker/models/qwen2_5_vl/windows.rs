@@ -70,6 +70,12 @@ impl WindowPlan {
         places
     }
 
+    /// `(row, column)` of each patch in its frame, in window order; `merge_unit` patches make a square.
+    pub fn positions_in_windows(&self, merge_unit: usize) -> impl Iterator<Item = [u32; 2]> {
+        let squares = self.order.iter().map(move |&square| square as usize * merge_unit);
+        squares.flat_map(move |first| self.positions[first..first + merge_unit].iter().copied())
+    }
+
     /// Attention within windows.
     pub fn window_mask(&self) -> AttentionMask {
         AttentionMask::Segments(self.windows.clone())

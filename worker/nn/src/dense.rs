@@ -81,6 +81,20 @@ impl Dense {
         Self { weight, bias, adapter }
     }
 
+    /// The same with an adapter as the pretrained model's linears have it: of the group `lora`, under PEFT's
+    /// names. Without magnitudes.
+    pub fn register_adapted(
+        layout: &mut TrainableLayout,
+        group: Group,
+        name: &str,
+        shape: DenseShape,
+        plan: &LoraPlan,
+    ) -> Self {
+        let constant = Self::register_constant(layout, group, name, shape, None);
+        let adapter = Adapter::register(name, [shape.inputs, shape.outputs], Some(plan), layout);
+        Self { adapter, ..constant }
+    }
+
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.adapter.is_some() || matches!(self.weight, ParamId::Trained(_))

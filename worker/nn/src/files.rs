@@ -7,11 +7,12 @@ use std::{
 };
 
 use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 
 use crate::{
     params::{ParamSpec, TrainableLayout},
     pulse,
+    tensor_file::{OpenFile, TensorFile},
 };
 
 /// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place. Nothing is left
@@ -45,13 +46,15 @@ pub struct StoredTensor {
 
 /// Reads all tensors of a safetensors file of float32, bfloat16 or float16, in the order of their names.
 pub fn read_tensors(path: &Path) -> io::Result<Vec<StoredTensor>> {
-    let bytes = fs::read(path)?;
-    pulse::beat();
     let refused = |detail: String| io::Error::new(io::ErrorKind::InvalidData, detail);
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|error| refused(format!("not a valid safetensors file ({error}): truncated or garbled")))?;
-    let mut tensors = Vec::with_capacity(file.len());
-    for (name, view) in file.tensors() {
+    let file = TensorFile::new(OpenFile::open(path)?)?;
+    let mut tensors = Vec::new();
+    // One after another: the file is never there as a whole beside what is made of it.
+    for (name, info) in file.tensors() {
+        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+        file.read(info, 0, &mut bytes)?;
+        let view = TensorView::new(info.dtype, info.shape.clone(), &bytes);
+        let view = view.map_err(|error| refused(format!("tensor `{name}`: {error}")))?;
         let values = floats(&view).ok_or_else(|| {
             refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
         })?;

@@ -3,6 +3,7 @@
 //! ```text
 //! lora recompute dense      adapters, layers that run again in the backward pass, a linear layer
 //! next_token                the loss of a language model, in chunks
+//! files tensor_file         weights in files
 //! params                    trainables in one flat buffer
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
 //!                           parameter buffer
@@ -29,5 +30,6 @@ pub mod next_token;
 pub mod params;
 pub mod pulse;
 pub mod recompute;
+pub mod tensor_file;
 
 pub use coxswain_proto::rng;

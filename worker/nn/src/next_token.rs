@@ -6,14 +6,15 @@
 //! because the loss is a sum: its gradient by the hidden states needs nothing from above, so it is made at
 //! once, forward and backward in one.
 //!
-//! A head may have a low-rank adapter. What this file does not do: know which tokens are learned, or train
-//! the head's weight.
+//! A head may have a low-rank adapter, or a weight that trains: its gradient is made of the same chunks. What
+//! this file does not do: know which tokens are learned.
 
 use burn::tensor::Tensor;
 
 use crate::{
     kernels::{LinearOps, LowRank, LowRankSaved, ModelBackend},
     memory,
+    params::{GradientSums, ParamSpec},
 };
 
 /// Logits of a chunk, in host memory: 64 MiB.
@@ -37,6 +38,8 @@ pub struct Head<B: ModelBackend> {
     pub w_vd: Tensor<B, 2>,
     /// What an adapter adds; its dropout's rows are those of the hidden states.
     pub update: Option<LowRank<B>>,
+    /// The parameter that the weight is, if it trains; then there is no adapter.
+    pub trained: Option<ParamSpec>,
 }
 
 /// Rows whose logits over a vocabulary of so many entries are held at once.
@@ -45,14 +48,16 @@ pub fn chunk_rows(vocab: usize, on_host: bool) -> usize {
     (values / vocab.max(1)).max(1)
 }
 
-/// Predicts one target from each row of `hidden` `[m, d]`.
+/// Predicts one target from each row of `hidden` `[m, d]`. With `grads` there are gradients, and that of a
+/// weight that trains is added to them.
 pub fn next_tokens<B: ModelBackend>(
     hidden_md: Tensor<B, 2>,
     head: &Head<B>,
     targets: &[u32],
-    gradient: bool,
+    mut grads: Option<&mut dyn GradientSums<B>>,
 ) -> NextTokens<B> {
-    let Head { w_vd, update } = head;
+    let Head { w_vd, update, trained } = head;
+    let gradient = grads.is_some();
     let rows_at_once = chunk_rows(w_vd.dims()[0], B::ON_HOST);
     let (mut rows, mut gradients) = (Vec::with_capacity(targets.len()), Vec::new());
     let mut dupdate: Option<[Tensor<B, 2>; 2]> = None;
@@ -61,11 +66,14 @@ pub fn next_tokens<B: ModelBackend>(
         let first = chunk * rows_at_once;
         let hidden_cd = hidden_md.clone().narrow(0, first, targets.len());
         let Some(update) = update.as_ref().map(|update| update.of_rows(first, targets.len())) else {
-            let logits_cv = <B as LinearOps>::linear(hidden_cd, w_vd.clone(), None);
+            let logits_cv = <B as LinearOps>::linear(hidden_cd.clone(), w_vd.clone(), None);
             let found = B::cross_entropy(logits_cv, targets, gradient);
             rows.extend(found.rows);
-            let dhidden = found.dlogits_nv.map(|dlogits| B::linear_input_gradient(dlogits, w_vd.clone()));
-            gradients.extend(dhidden);
+            let Some(dlogits_cv) = found.dlogits_nv else { continue };
+            if let (Some(weight), Some(grads)) = (trained, &mut grads) {
+                grads.add_weight_gradients(vec![(weight, [dlogits_cv.clone(), hidden_cd])]);
+            }
+            gradients.push(B::linear_input_gradient(dlogits_cv, w_vd.clone()));
             continue;
         };
         let (logits_cv, down_nr) = B::lora_linear_saving(hidden_cd.clone(), w_vd.clone(), None, &update);
@@ -97,8 +105,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::kernels::RowOps;
-    use crate::kernels::reference;
+    use crate::{
+        kernels::{RowOps, reference},
+        params::{FlatGrads, Group, Init, TrainableLayout},
+    };
 
     type A = Autodiff<Flex>;
 
@@ -120,8 +130,10 @@ mod tests {
         let targets: Vec<u32> = (0..m as u32).map(|row| row * 7919 % v as u32).collect();
         let [a, b] = [drawn([2, d], 0.3), drawn([v, 2], 0.3)];
         let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.7, dropout: None };
-        let adapted = Head { w_vd: head.clone(), update: Some(update) };
-        let head = Head { w_vd: head, update: None };
+        let adapted = Head { w_vd: head.clone(), update: Some(update), trained: None };
+        let mut layout = TrainableLayout::default();
+        let id = layout.add("head.weight".into(), &[v, d], Group::BASE, true, Init::Pretrained);
+        let head = Head { w_vd: head, update: None, trained: Some(layout.get(id).clone()) };
         chunks_are_one(&hidden, &head, None, &targets);
         chunks_are_one(&hidden, &adapted, Some([a, b]), &targets);
     }
@@ -133,10 +145,12 @@ mod tests {
         targets: &[u32],
     ) {
         let m = targets.len();
-        let found = next_tokens(hidden.clone(), head, targets, true);
+        let mut sums = FlatGrads::new(head.w_vd.dims().iter().product());
+        let found = next_tokens(hidden.clone(), head, targets, Some(&mut sums));
 
         let leaf = Tensor::<A, 2>::from_inner(hidden.clone()).require_grad();
-        let mut logits = leaf.clone().matmul(Tensor::from_inner(head.w_vd.clone()).transpose());
+        let weight = Tensor::<A, 2>::from_inner(head.w_vd.clone()).require_grad();
+        let mut logits = leaf.clone().matmul(weight.clone().transpose());
         let leaves = update.map(|both| both.map(|matrix| Tensor::<A, 2>::from_inner(matrix).require_grad()));
         if let Some([a, b]) = &leaves {
             logits = logits + leaf.clone().matmul(a.clone().transpose()).matmul(b.clone().transpose()) * 0.7;
@@ -155,7 +169,16 @@ mod tests {
             assert!(off(found, leaf.grad(&gradients).expect("tracked")) < 1e-4);
         }
 
-        let alone = next_tokens(hidden.clone(), head, targets, false);
+        let dweight = Tensor::from_data(
+            TensorData::new(sums.values_mut().clone(), head.w_vd.dims()),
+            &Default::default(),
+        );
+        match head.trained {
+            Some(_) => assert!(off(dweight, weight.grad(&gradients).expect("tracked")) < 1e-4),
+            None => assert_eq!(dweight.abs().sum().into_scalar(), 0.0, "a frozen weight has no gradient"),
+        }
+
+        let alone = next_tokens(hidden.clone(), head, targets, None);
         assert!(alone.dhidden_md.is_none());
         for (row, wanted) in alone.rows.iter().zip(&found.rows) {
             assert!((row[0] - wanted[0]).abs() < 1e-5 && row[1] == wanted[1], "{row:?} is not {wanted:?}");
@@ -181,8 +204,8 @@ mod tests {
 
     #[test]
     fn nothing_to_predict_is_no_loss() {
-        let head = Head { w_vd: drawn([8, 4], 1.0), update: None };
-        let found = next_tokens(drawn([0, 4], 1.0), &head, &[], true);
+        let head = Head { w_vd: drawn([8, 4], 1.0), update: None, trained: None };
+        let found = next_tokens(drawn([0, 4], 1.0), &head, &[], Some(&mut FlatGrads::new(0)));
         assert!(found.rows.is_empty() && found.dhidden_md.is_none());
     }
 }

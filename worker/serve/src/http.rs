@@ -12,7 +12,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -27,6 +27,8 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 /// The first byte of a client that speaks TLS.
 const TLS_HANDSHAKE: u8 = 0x16;
+/// To a client that has no token, or a wrong one.
+const UNAUTHORIZED: &str = "401 Unauthorized";
 /// A request is there by then, and so is TLS's handshake before it.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,7 @@ impl Reply {
 /// on.
 pub fn greet(
     stream: &mut (impl Read + Write),
+    from: SocketAddr,
     token: Option<&str>,
     metrics: &Metrics,
 ) -> io::Result<Option<Vec<u8>>> {
@@ -63,6 +66,10 @@ pub fn greet(
             Ok(Some(rest))
         }
         Reply::Once { status, text } => {
+            if status == UNAUTHORIZED {
+                // Never what it has sent: nearly the token, perhaps.
+                tracing::warn!(%from, "turned away: it has no token, or a wrong one");
+            }
             tell(stream, status, &text)?;
             Ok(None)
         }
@@ -133,7 +140,7 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
     }
     if !admits(token, header("authorization")) {
         let text = "this server wants `Authorization: Api-Key TOKEN`; openpi's client takes it as api_key\n";
-        return Reply::once("401 Unauthorized", text);
+        return Reply::once(UNAUTHORIZED, text);
     }
     if path == "/metrics" {
         return Reply::once("200 OK", metrics.render());

@@ -205,7 +205,7 @@ fn attend(stream: &TcpStream, from: SocketAddr, door: &Door, model: &Model) -> i
     let mut in_clear = stream;
     let token = door.token.as_deref();
     let Some(tls) = &door.tls else {
-        let Some(rest) = http::greet(&mut in_clear, token, model.metrics())? else { return Ok(()) };
+        let Some(rest) = http::greet(&mut in_clear, from, token, model.metrics())? else { return Ok(()) };
         stream.set_read_timeout(SILENCE)?;
         connection::attend(in_clear, rest, from, model);
         return Ok(());
@@ -215,7 +215,7 @@ fn attend(stream: &TcpStream, from: SocketAddr, door: &Door, model: &Model) -> i
         return http::refuse_in_clear(&mut in_clear);
     }
     let mut decrypted = tls.accept(in_clear, http::PATIENCE)?;
-    if let Some(rest) = http::greet(&mut decrypted, token, model.metrics())? {
+    if let Some(rest) = http::greet(&mut decrypted, from, token, model.metrics())? {
         stream.set_read_timeout(SILENCE)?;
         connection::attend(&mut decrypted, rest, from, model);
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, Losses, Responder, TaskError, Width};
+use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
 
 use crate::{
     collective::{RingListener, TransportError, TransportSource},
@@ -117,7 +117,12 @@ pub trait Accelerator: Sync {
     ) -> Result<Box<dyn Trainer>, UnknownTask>;
 
     /// See [`Tasks::evaluate`](super::Tasks::evaluate).
-    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError>;
+    fn evaluate(
+        &self,
+        spec: &RunSpec,
+        gpu: usize,
+        ema: bool,
+    ) -> Result<(Step, Option<HeldOutError>), TrainError>;
 
     /// See [`Tasks::responder`](super::Tasks::responder).
     fn responder(
@@ -129,6 +134,9 @@ pub trait Accelerator: Sync {
 
     /// See [`Tasks::forward`](super::Tasks::forward).
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>>;
+
+    /// See [`Tasks::generate`](super::Tasks::generate).
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError>;
 
     /// What carries large buffers between GPUs.
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource>;
@@ -166,7 +174,12 @@ impl Accelerator for Absent {
         never(gpu)
     }
 
-    fn evaluate(&self, _spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
+    fn evaluate(
+        &self,
+        _spec: &RunSpec,
+        gpu: usize,
+        _ema: bool,
+    ) -> Result<(Step, Option<HeldOutError>), TrainError> {
         never(gpu)
     }
 
@@ -180,6 +193,10 @@ impl Accelerator for Absent {
     }
 
     fn forward(&self, _job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
+        never(gpu)
+    }
+
+    fn generate(&self, _job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
         never(gpu)
     }
 

@@ -41,12 +41,6 @@ impl ChosenTrainer {
             let wanted = self.wanted.unwrap_or(spec.launch.device);
             let device = choose(wanted, self.local_rank, self.tasks.accelerator)
                 .map_err(|missing| refused(format!("launch.device {wanted}: {missing}")))?;
-            if device != Device::Cpu && spec.train.auto_micro_batch {
-                return Err(refused(format!(
-                    "train.auto_micro_batch measures what passes take of host memory, and this rank computes on {device}: give \
-                     train.micro_batch (`cox plan` says which fits), or compute on the CPU"
-                )));
-            }
             tracing::info!(%device, "using this device");
             self.device = device;
             let task = self.tasks.of(spec).map_err(|unknown| refused(unknown.to_string()))?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::backend::Flex;
 use coxswain_nn::kernels::pool;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, Responder, TaskError, TaskOn};
+use coxswain_task::{ForwardJob, GenerateJob, Responder, TaskError, TaskOn, Written};
 
 use super::{Accelerator, Device};
 use crate::{
@@ -56,15 +56,30 @@ impl Tasks {
         }
     }
 
-    /// The held-out error of the newest checkpoint of a run, computed on `device`.
+    /// Answers to prompts, computed on `device`; nothing if what the run's task trains writes no text.
+    pub fn generate(
+        &self,
+        job: &GenerateJob<'_>,
+        device: Device,
+    ) -> Result<Option<Vec<Written>>, TrainError> {
+        pool::join();
+        match device {
+            Device::Cpu => Ok(self.of(job.spec)?.generate(job, &Default::default()).transpose()?),
+            Device::Cuda(gpu) => self.accelerator.generate(job, gpu),
+        }
+    }
+
+    /// The held-out error of the newest checkpoint of a run, computed on `device`; with `ema` that of the
+    /// average of its weights.
     pub fn evaluate(
         &self,
         spec: &RunSpec,
         device: Device,
+        ema: bool,
     ) -> Result<(Step, Option<HeldOutError>), TrainError> {
         match device {
-            Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default()),
-            Device::Cuda(gpu) => self.accelerator.evaluate(spec, gpu),
+            Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default(), ema),
+            Device::Cuda(gpu) => self.accelerator.evaluate(spec, gpu, ema),
         }
     }
 }

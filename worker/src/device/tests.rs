@@ -4,7 +4,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_task::{ForwardJob, Losses, Responder, TaskError, Width};
+use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
@@ -42,8 +42,13 @@ impl Accelerator for Machine {
         Ok(Box::new(Idle))
     }
 
-    fn evaluate(&self, spec: &RunSpec, gpu: usize) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        ABSENT.evaluate(spec, gpu)
+    fn evaluate(
+        &self,
+        spec: &RunSpec,
+        gpu: usize,
+        ema: bool,
+    ) -> Result<(Step, Option<HeldOutError>), TrainError> {
+        ABSENT.evaluate(spec, gpu, ema)
     }
 
     fn responder(
@@ -57,6 +62,10 @@ impl Accelerator for Machine {
 
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
         ABSENT.forward(job, gpu)
+    }
+
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+        ABSENT.generate(job, gpu)
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {

@@ -33,6 +33,15 @@ pub trait Gauge: fmt::Debug + Send {
     /// read.
     fn read(&self) -> PhasePeak;
 
+    /// Bytes that this process can still have: free on the GPU, and reserved by its allocator without being
+    /// in use. None where it cannot be read.
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
+    /// Has the allocator give back what it reserves and does not use.
+    fn release(&self) {}
+
     /// What its maker calls the GPU; none if it does not say.
     fn gpu(&self) -> Option<String> {
         None

@@ -204,6 +204,22 @@ impl Meter {
         self.last_took
     }
 
+    /// Bytes that the GPU can still give; none on the host.
+    pub fn room(&self) -> Option<u64> {
+        self.peaks.room()
+    }
+
+    /// Bytes that a GPU's allocator has reserved since [`release`](Self::release), which is the most that was
+    /// in use within passes; none on the host, whose allocator tells its peaks.
+    pub fn reserved(&self) -> Option<u64> {
+        self.peaks.reserved()
+    }
+
+    /// A GPU's allocator gives back what it does not use.
+    pub fn release(&self) {
+        self.peaks.release();
+    }
+
     /// A phase since the last call that went over capacity.
     pub fn take_overrun(&mut self) -> Option<OutOfMemory> {
         self.overrun.take()

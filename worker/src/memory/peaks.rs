@@ -52,6 +52,24 @@ impl Peaks {
         self.gauge.as_ref().map_or_else(allocator::in_use, |gauge| gauge.read().in_use)
     }
 
+    /// Bytes that the GPU can still give; none on the host.
+    pub fn room(&self) -> Option<u64> {
+        self.gauge.as_ref()?.room()
+    }
+
+    /// Bytes that the GPU's allocator has reserved; none on the host. It keeps what it once needed: after a
+    /// pass, that is the peak within it.
+    pub fn reserved(&self) -> Option<u64> {
+        self.gauge.as_ref().map(|gauge| gauge.read().reserved)
+    }
+
+    /// The GPU's allocator keeps no more than is in use.
+    pub fn release(&self) {
+        if let Some(gauge) = &self.gauge {
+            gauge.release();
+        }
+    }
+
     /// Records what this phase took since the last call. Returns its peak in use.
     pub fn settle(&mut self, phase: Phase) -> u64 {
         let on_gpu = self.gauge.as_ref().map(|gauge| gauge.read());

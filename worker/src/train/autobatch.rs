@@ -5,8 +5,8 @@
 //! rungs     samples of a rank's slice, in 1, 2, 4, .. passes of equal size so the global batch is met
 //!           exactly, whatever is found
 //! trial     forward and backward of that many real samples, guarded; its gradients are dropped
-//! search    one sample first, then the highest rung that a line through the trials so far says will fit; at
-//!           most 6 trials
+//! search    one sample first, then the highest rung that a line through the trials so far says will fit;
+//!           once that was wrong, the middle of the rungs that are left; at most 6 trials
 //! ```
 //!
 //! Every trial ends with one small all-gather: a size fits if it fits on all ranks, and the tightest rank
@@ -18,9 +18,11 @@
 //! never the size of a trial.
 //!
 //! What a size takes includes the micro-batches of that size that are read ahead, and a tenth of the room is
-//! left free: later samples may be longer. The bound is `memory.capacity`; without one, most of what the
-//! machine has free, shared among its workers. What this module does not do: look for the *fastest* size. On
-//! a CPU a small micro-batch is often as fast.
+//! left free: later samples may be longer. The bound is `memory.capacity`; without one, what the GPU has
+//! free, or most of what the machine has, shared among its workers. A GPU's allocator does not tell its
+//! peaks, but keeps what it once needed: what it has reserved after a trial that began with nothing spare is
+//! the trial's peak, in whole pages. What this module does not do: look for the *fastest* size. On a CPU a
+//! small micro-batch is often as fast.
 
 use coxswain_proto::{human, ids::Rank};
 
@@ -87,8 +89,13 @@ impl Search {
         let failed = self.trials.iter().map(|trial| trial.size).filter(|size| *size > best).min();
         let room = MARGIN * last.room;
         let open = |size: &&usize| **size > best && failed.is_none_or(|failed| **size < failed);
-        let worth = |size: &&usize| self.expected(**size) <= room;
-        self.rungs.iter().filter(open).rfind(worth).copied().filter(|_| self.trials.len() < TRIALS)
+        let open: Vec<usize> = self.rungs.iter().filter(open).copied().collect();
+        let next = match failed {
+            None => open.iter().rfind(|size| self.expected(**size) <= room),
+            // What was expected to fit did not: the line is no guide any more.
+            Some(_) => open.get(open.len() / 2),
+        };
+        next.copied().filter(|_| self.trials.len() < TRIALS)
     }
 
     /// Bytes that a size will take: on the line through the smallest and the largest that fitted, or through
@@ -124,6 +131,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.stats.meter.bound(Some(limit));
         let most = self.feed.micro_batch;
         let found = self.search(limit, most);
+        self.stats.meter.release();
         self.stats.meter.bound(capacity);
         self.stats.meter.begin_step();
         let (search, last) = found?;
@@ -173,6 +181,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Tries a size together with all ranks. Also returns why it does not fit, if it is this rank that it
     /// does not fit on.
     fn trial(&mut self, size: usize, limit: u64) -> Result<(Trial, Option<OutOfMemory>), TrainError> {
+        self.stats.meter.release();
         let before = self.stats.meter.in_use().0;
         let (own, failed, refused) = match self.try_size(size) {
             Ok(took) => ([took as f64, 0.0], None, None),
@@ -196,7 +205,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// One guarded pass over `size` samples of the next step; returns the bytes it took.
     fn try_size(&mut self, size: usize) -> Result<u64, TrainError> {
-        let step = self.next;
+        let (step, before) = (self.next, self.stats.meter.in_use().0);
         let samples = self.feed.first_samples(&self.run, &self.members, step, size)?;
         if samples.is_empty() {
             return Ok(0);
@@ -209,12 +218,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.feed.micro_batch = bound;
         // What its numbers are is for the step to judge.
         passed.map(drop).or_else(|error| if error.is_not_finite() { Ok(()) } else { Err(error) })?;
-        // In a step, the data threads hold others of its size meanwhile.
-        Ok(self.stats.meter.last_took() + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64))
+        let took = self.stats.meter.last_took();
+        Ok(match self.stats.meter.reserved() {
+            Some(reserved) => took.max(reserved.saturating_sub(before)),
+            // In a step, the data threads hold others of its size meanwhile.
+            None => took + micro_batch.bytes() * (1 + self.run.spec.data.prefetch as u64),
+        })
     }
 
-    /// What this worker may hold if nothing bounds it but the machine.
+    /// What this worker may hold if nothing bounds it but the machine or its GPU.
     fn machines_share(&self) -> u64 {
+        if let Some(room) = self.stats.meter.room() {
+            return self.stats.meter.in_use().0 + room;
+        }
         let workers = self.run.spec.launch.nproc_per_node.unwrap_or(self.members.world() as usize).max(1);
         let free = Resident::free_on_this_machine() as f64 * OF_FREE / workers as f64;
         self.stats.meter.in_use().0 + free as u64
@@ -269,6 +285,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn where_small_sizes_say_nothing_of_large_ones_the_rungs_are_halved() {
+        // An allocator that has pages to spare for a single sample.
+        let mut search = Search::new(256, 256);
+        while let Some(size) = search.next() {
+            let takes = if size == 1 { 0.1 } else { 2.5 * size as f64 };
+            search.trials.push(Trial { size, took: (takes <= 100.0).then_some(takes), room: 100.0 });
+        }
+        let tried: Vec<_> = search.trials.iter().map(|trial| trial.size).collect();
+        assert_eq!((search.best(), &tried[..]), (Some(32), &[1, 256, 16, 64, 32][..]));
     }
 
     #[test]

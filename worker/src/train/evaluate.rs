@@ -67,18 +67,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 }
 
-/// The held-out error of a run's newest checkpoint, without training: `cox eval`.
+/// The held-out error of a run's newest checkpoint, without training: `cox eval`; with `ema` that of the
+/// average of its weights.
 pub fn evaluate_run<B: Tape<Base = B>>(
     task: &'static dyn TaskOn<B>,
     spec: &RunSpec,
     device: &B::Device,
+    ema: bool,
 ) -> Result<(Step, Option<HeldOutError>), TrainError> {
     pool::join();
     let samples = task.open(spec)?;
     let Built { objective, layout, .. } = task.build(spec, &*samples, device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));
     let found = store.newest()?;
-    let weights = save::read_trainables(&found, &layout)?;
+    let mut weights = save::read_trainables(&found, &layout)?;
+    if ema {
+        weights.splice(..layout.len(), save::read_average_of(&found, &layout)?);
+    }
     let trainables = Trainables::new(layout, weights, device);
     let (samples, objective) = (&*samples, &*objective);
     let evaluation = Evaluation { spec, task, samples, objective, trainables: &trainables };

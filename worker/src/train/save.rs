@@ -7,9 +7,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Write},
-    path::Path,
 };
 
 use coxswain_proto::{
@@ -18,7 +17,7 @@ use coxswain_proto::{
     report::Skipped,
     run_spec::RunSpec,
 };
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
 use super::{
     TrainError,
@@ -42,6 +41,7 @@ use coxswain_nn::{
     kernels::{Tape, flat::Flat},
     params::TrainableLayout,
     pulse,
+    tensor_file::{OpenFile, ReadAt, TensorFile},
 };
 
 fn optimizer_file(rank: u32, world: usize) -> String {
@@ -85,15 +85,25 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let mut weights = read_trainables(&found, self.learner.trainables.layout())?;
         // Constants are there since the model was built.
         weights.truncate(self.learner.trainables.layout().len());
+        weights.shrink_to_fit();
+        // What this rank holds of an earlier generation stays until the new state is whole. A process that
+        // has just started holds nothing: its first weights go before room is made for the moments.
+        let mut weights = Some(weights);
+        if self.learner.held.is_none() {
+            weights.take().into_iter().for_each(|weights| self.learner.trainables.set(weights));
+        }
         let empty = self.learner.empty_optimizer(self.run.spec, &self.members);
-        let (optimizer, begins) = read_optimizer(empty, &found, &weights)?;
+        let (optimizer, begins) = match &weights {
+            Some(weights) => read_optimizer(empty, &found, weights)?,
+            None => self.learner.trainables.lend(|_, weights| read_optimizer(empty, &found, weights))?,
+        };
         if begins {
             let line = format!(
                 "optimizer.ema_decay: the checkpoint of step {step} has no average of the weights: it begins with them"
             );
             self.run.starts.push(line);
         }
-        self.learner.trainables.set(weights);
+        weights.into_iter().for_each(|weights| self.learner.trainables.set(weights));
         self.learner.hold(optimizer, &self.members);
         self.next = step;
         self.skips.newest.clone_from(&found.manifest.skipped);
@@ -233,8 +243,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
     }
 }
 
-/// This optimizer with its moments from the files that have some of this rank's parts: as many bytes as these
-/// parts, not as all of them. And whether an average begins with these weights.
+/// This optimizer with its moments from the files that have some of this rank's parts, read into their
+/// places. And whether an average begins with these weights.
 fn read_optimizer<F: Flat>(
     mut optimizer: ReplicatedAdamW<F>,
     found: &Found,
@@ -242,27 +252,20 @@ fn read_optimizer<F: Flat>(
 ) -> Result<(ReplicatedAdamW<F>, bool), CheckpointError> {
     let world = found.manifest.world_size;
     let wanted = |rank: &usize| optimizer.keeps_of(&optimizer.part_in(world, *rank));
-    let read = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<Vec<u8>>, CheckpointError> {
+    let open = |chosen: &dyn Fn(&usize) -> bool| -> Result<Vec<OpenFile>, CheckpointError> {
         let file = |rank: usize| match chosen(&rank) {
-            true => {
-                let path = found.verified(&optimizer_file(rank as u32, world))?;
-                read_whole(&path)
-            }
-            false => Ok(Vec::new()),
+            true => open(found, &optimizer_file(rank as u32, world)),
+            false => Ok(OpenFile::default()),
         };
         (0..world).map(file).collect()
     };
-    let mut files = read(&wanted)?;
-    fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
-        files.iter().map(Vec::as_slice).collect()
-    }
-    let imported = match optimizer.import(&views(&files), weights) {
+    let files = open(&wanted)?;
+    let imported = match optimizer.import(&files, weights) {
         // Written with the parameters in another order: their parts lie in other files.
         Err(StateError::Coverage { .. } | StateError::Unreadable { .. })
-            if files.iter().any(Vec::is_empty) =>
+            if files.iter().any(|file| file.size() == 0) =>
         {
-            drop(std::mem::take(&mut files));
-            optimizer.import(&views(&read(&|_| true)?), weights)
+            optimizer.import(&open(&|_| true)?, weights)
         }
         imported => imported,
     };
@@ -273,10 +276,9 @@ fn read_optimizer<F: Flat>(
 /// The average of the weights that a checkpoint has, by name.
 pub(super) fn read_average_of(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
     let world = found.manifest.world_size;
-    let file = |rank: usize| read_whole(&found.verified(&optimizer_file(rank as u32, world))?);
-    let files: Vec<_> = (0..world).map(file).collect::<Result<_, _>>()?;
-    let views: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
-    let average = read_average(&views, layout).map_err(|error| unusable(found, &error))?;
+    let files = (0..world).map(|rank| open(found, &optimizer_file(rank as u32, world)));
+    let files: Vec<_> = files.collect::<Result<_, _>>()?;
+    let average = read_average(&files, layout).map_err(|error| unusable(found, &error))?;
     average.ok_or_else(|| CheckpointError::Foreign {
         path: found.path.clone(),
         detail: "has no average of the weights; its run was without `optimizer.ema_decay`".into(),
@@ -311,43 +313,40 @@ fn unusable(found: &Found, error: &StateError) -> CheckpointError {
     CheckpointError::Foreign { path, detail: format!("{error}; {remedy}") }
 }
 
-/// Reads a file into memory, with time for its size.
-fn read_whole(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    pulse::allow(fs::metadata(path).map_or(0, |about| about.len()));
-    let bytes = fs::read(path).map_err(io_error("read", path));
-    pulse::beat();
-    bytes
+/// Opens a file of a checkpoint that is what was written, with time to read it.
+fn open(found: &Found, name: &str) -> Result<OpenFile, CheckpointError> {
+    let path = found.verified(name)?;
+    let file = OpenFile::open(&path).map_err(io_error("read", &path))?;
+    pulse::allow(file.size());
+    Ok(file)
 }
 
-/// Reads the flat values of a checkpoint back, constants behind them, by name.
+/// Reads the flat values of a checkpoint back, constants behind them, by name, each into its place.
 pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result<Vec<f32>, CheckpointError> {
-    let path = found.verified(TRAINABLES)?;
+    let path = found.path.join(TRAINABLES);
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
-    let bytes = read_whole(&path)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let tensors = TensorFile::new(open(found, TRAINABLES)?).map_err(|error| damaged(error.to_string()))?;
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
-        let tensor = tensors.tensor(&param.name).map_err(|_| {
+        let tensor = tensors.metadata().info(&param.name).ok_or_else(|| {
             damaged(format!(
                 "{} is missing: was it written with other lora.targets or model.train?",
                 param.name
             ))
         })?;
-        if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
+        if tensor.dtype != Dtype::F32 || tensor.shape != param.shape {
             return Err(damaged(format!(
                 "{} is {:?} {:?}, expected F32 {:?}",
-                param.name,
-                tensor.dtype(),
-                tensor.shape(),
-                param.shape
+                param.name, tensor.dtype, tensor.shape, param.shape
             )));
         }
         let target = bytemuck::cast_slice_mut(&mut flat[param.offset..param.offset + param.len()]);
-        target.copy_from_slice(tensor.data());
+        tensors.read(tensor, 0, target).map_err(io_error("read", &path))?;
     }
     let expected = layout.whole().count();
-    if tensors.len() != expected {
-        return Err(damaged(format!("{} tensors, this run has {expected}", tensors.len())));
+    let there = tensors.tensors().count();
+    if there != expected {
+        return Err(damaged(format!("{there} tensors, this run has {expected}")));
     }
     Ok(flat)
 }

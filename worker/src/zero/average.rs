@@ -30,12 +30,8 @@ impl<F: Flat> Average<F> {
         Some(Self { values: zeros(), decay, power: settings.ema_power })
     }
 
-    /// After a step, `taken` with it: the part begins at `from` in `weights`.
-    pub fn follow(&mut self, weights: &F, from: usize, taken: u64) {
-        self.values.approach(weights, from, self.share(taken));
-    }
-
-    fn share(&self, taken: u64) -> f32 {
+    /// How much of its way to the weights it goes after a step, `taken` with it.
+    pub fn share(&self, taken: u64) -> f32 {
         let before = taken.saturating_sub(1) as f64;
         let risen = self.power.map_or(1.0, |power| 1.0 - (1.0 + before).powf(-power));
         (1.0 - self.decay.min(risen)) as f32

@@ -338,11 +338,13 @@ impl<F: Flat> ShardedAdamW<F> {
         });
         let runs: Vec<_> = runs.collect();
         let (exp_avg, exp_avg_sq) = (&mut self.exp_avg, &mut self.exp_avg_sq);
-        let part =
-            Part { weights: &mut *weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin };
-        F::adamw(part, &runs);
-        if let Some(average) = &mut self.average {
-            average.follow(weights, weights_from, taken);
+        let part = Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin };
+        match &mut self.average {
+            Some(average) => {
+                let share = average.share(taken);
+                F::adamw_averaging(part, &runs, &mut average.values, share);
+            }
+            None => F::adamw(part, &runs),
         }
     }
 

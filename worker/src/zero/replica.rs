@@ -40,7 +40,7 @@ use super::{
 };
 use crate::clock;
 use crate::collective::{Collective, chunk};
-use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout};
+use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout, tensor_file::ReadAt};
 
 /// One part of the flat parameter buffer in one version.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -182,7 +182,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
     /// Takes over moments from the files of a checkpoint ([`ShardedAdamW::import`]), whose weights are
     /// `weights`, full length. An average that is kept and not in the files begins with these weights;
     /// whether it had to.
-    pub fn import(&mut self, files: &[&[u8]], weights: &[f32]) -> Result<bool, StateError> {
+    pub fn import<S: ReadAt>(&mut self, files: &[S], weights: &[f32]) -> Result<bool, StateError> {
         let mut found = self.own.import(files)?;
         if let Some(replica) = &mut self.replica {
             found &= replica.shard.import(files)?;

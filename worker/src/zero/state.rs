@@ -20,13 +20,14 @@ use std::{
     ops::Range,
 };
 
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, tensor::TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::{optimizer::ShardedAdamW, partition::intersect};
 use coxswain_nn::{
     kernels::flat::Flat,
     params::{ParamSpec, TrainableLayout},
+    tensor_file::{ReadAt, TensorFile},
 };
 
 /// In every file's metadata.
@@ -106,22 +107,42 @@ struct Piece<'a> {
     kind: usize,
     param: &'a ParamSpec,
     range: Range<usize>,
-    bytes: &'a [u8],
+    /// Number of the file in the list given.
+    file: usize,
+    /// In that file.
+    tensor: TensorInfo,
 }
 
 impl Piece<'_> {
-    /// Copies what of it is in the part `own` of the flat parameter buffer, whose elements are `moments`.
-    fn copy_to(&self, moments: &mut [f32], own: &Range<usize>) {
+    /// Reads what of it is in the part `own` of the flat parameter buffer, whose elements are `moments`.
+    fn read_to<S: ReadAt>(
+        &self,
+        files: &Files<S>,
+        moments: &mut [f32],
+        own: &Range<usize>,
+    ) -> Result<(), StateError> {
         let begin = self.param.offset + self.range.start;
         let wanted = intersect(own, &(begin..self.param.offset + self.range.end));
         if wanted.is_empty() {
-            return;
+            return Ok(());
         }
-        let (words, _) = self.bytes[4 * (wanted.start - begin)..].as_chunks::<4>();
         let target = &mut moments[wanted.start - own.start..wanted.end - own.start];
-        target.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word));
+        let read = match &files[self.file] {
+            Some(file) => {
+                file.read(&self.tensor, 4 * (wanted.start - begin), bytemuck::cast_slice_mut(target))
+            }
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        read.map_err(|error| StateError::Unreadable { file: self.file, detail: error.to_string() })?;
+        if cfg!(target_endian = "big") {
+            target.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
+        }
+        Ok(())
     }
 }
+
+/// All files of a list but those that are passed over, with their headers.
+type Files<S> = Vec<Option<TensorFile<S>>>;
 
 impl<F: Flat> ShardedAdamW<F> {
     /// This rank's state as a safetensors file.
@@ -152,12 +173,13 @@ impl<F: Flat> ShardedAdamW<F> {
         Ok(8 + header.len() as u64 + 4 * elements)
     }
 
-    /// Takes over the state of a checkpoint, given the contents of its ranks' files; they may come from any
-    /// world size. Empty ones are passed over: files that have nothing of this rank's part need not be read.
-    /// On an error nothing has changed. Returns whether everything is there that this run keeps: files of a
+    /// Takes over the state of a checkpoint, given its ranks' files; they may come from any world size. Empty
+    /// ones are passed over: files that have nothing of this rank's part need not be there. What is wanted is
+    /// read into its place, and nothing else. On an error nothing has changed, unless a file could not be
+    /// read any more. Returns whether everything is there that this run keeps: files of a
     /// run that kept no average of its weights have none, and the average here is as it was.
-    pub fn import(&mut self, files: &[&[u8]]) -> Result<bool, StateError> {
-        let (steps, pieces) = read_files(files, &self.layout)?;
+    pub fn import<S: ReadAt>(&mut self, files: &[S]) -> Result<bool, StateError> {
+        let (steps, files, pieces) = read_files(files, &self.layout)?;
         let averaged = pieces.iter().any(|piece| piece.kind == AVERAGE);
         let kept = self.buffers().count();
         let there = if averaged { kept } else { kept.min(AVERAGE) };
@@ -169,8 +191,8 @@ impl<F: Flat> ShardedAdamW<F> {
         let average = self.average.as_mut().map(|of| &mut of.values);
         let buffers = [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().chain(average);
         for (kind, moments) in buffers.enumerate().take(there) {
-            let pieces = pieces.iter().filter(|piece| piece.kind == kind);
-            moments.edit(|moments| pieces.for_each(|piece| piece.copy_to(moments, &own)));
+            let mut pieces = pieces.iter().filter(|piece| piece.kind == kind);
+            moments.edit(|moments| pieces.try_for_each(|piece| piece.read_to(&files, moments, &own)))?;
         }
         (self.steps, self.skipped) = steps;
         Ok(there == kept)
@@ -260,10 +282,13 @@ fn check_coverage<'a>(
     Ok(())
 }
 
-/// The average of all weights, from the contents of all files of a checkpoint; none if its run kept none.
-pub fn read_average(files: &[&[u8]], layout: &TrainableLayout) -> Result<Option<Vec<f32>>, StateError> {
+/// The average of all weights, from all files of a checkpoint; none if its run kept none.
+pub fn read_average<S: ReadAt>(
+    files: &[S],
+    layout: &TrainableLayout,
+) -> Result<Option<Vec<f32>>, StateError> {
     // An optimizer of one rank would hold the moments, too.
-    let (_, mut pieces) = read_files(files, layout)?;
+    let (_, files, mut pieces) = read_files(files, layout)?;
     pieces.retain(|piece| piece.kind == AVERAGE);
     if pieces.is_empty() {
         return Ok(None);
@@ -271,65 +296,72 @@ pub fn read_average(files: &[&[u8]], layout: &TrainableLayout) -> Result<Option<
     let whole = layout.params().iter().map(|param| (param, 0..param.len()));
     check_coverage(KINDS[AVERAGE], whole, pieces.iter())?;
     let mut average = vec![0.0; layout.len()];
-    pieces.iter().for_each(|piece| piece.copy_to(&mut average, &(0..layout.len())));
+    pieces.iter().try_for_each(|piece| piece.read_to(&files, &mut average, &(0..layout.len())))?;
     Ok(Some(average))
 }
 
-/// Reads all files that are not empty, which must be of one step: that step and how many were left out before
-/// it, and what is in them.
-fn read_files<'a>(
-    files: &[&'a [u8]],
+/// The step of a state, and how many before it were left out; its files; what is in them.
+type State<'a, S> = ((u64, u64), Files<&'a S>, Vec<Piece<'a>>);
+
+/// Reads the headers of all files that are not empty, which must be of one step.
+fn read_files<'a, S: ReadAt>(
+    files: &'a [S],
     layout: &'a TrainableLayout,
-) -> Result<((u64, u64), Vec<Piece<'a>>), StateError> {
-    let (mut steps, mut pieces) = (None, Vec::new());
-    for (file, bytes) in files.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-        let found = read_file(file, bytes, layout, &mut pieces)?;
+) -> Result<State<'a, S>, StateError> {
+    let (mut steps, mut read, mut pieces) = (None, Vec::new(), Vec::new());
+    for (file, source) in files.iter().enumerate() {
+        if source.size() == 0 {
+            read.push(None);
+            continue;
+        }
+        let opened = TensorFile::new(source);
+        let opened = opened.map_err(|error| StateError::Unreadable { file, detail: error.to_string() })?;
+        let found = read_header(file, &opened, layout, &mut pieces)?;
+        read.push(Some(opened));
         let expected = *steps.get_or_insert(found);
         if found != expected {
             return Err(StateError::Steps { file, expected: expected.0, found: found.0 });
         }
     }
     let none = || StateError::Unreadable { file: 0, detail: "no files were given".into() };
-    Ok((steps.ok_or_else(none)?, pieces))
+    Ok((steps.ok_or_else(none)?, read, pieces))
 }
 
-/// Reads one file's tensors; returns its step, and how many steps were left out before it.
-fn read_file<'a>(
+/// Finds one file's tensors; returns its step, and how many steps were left out before it.
+fn read_header<'a, S: ReadAt>(
     file: usize,
-    bytes: &'a [u8],
+    opened: &TensorFile<S>,
     layout: &'a TrainableLayout,
     pieces: &mut Vec<Piece<'a>>,
 ) -> Result<(u64, u64), StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| unreadable(error.to_string()))?;
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| unreadable(error.to_string()))?;
-    let entry = |key: &str| metadata.metadata().as_ref().and_then(|entry| entry.get(key));
+    let entry = |key: &str| opened.metadata().metadata().as_ref().and_then(|entry| entry.get(key));
     if entry("format").map(String::as_str) != Some(FORMAT) {
         return Err(unreadable(format!("its metadata has no \"format\": \"{FORMAT}\"")));
     }
     let number = |key: &str| entry(key).and_then(|number| number.parse::<u64>().ok());
     let (steps, skipped) = (number("steps"), number("skipped").unwrap_or(0));
     let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
-    let mut tensors: Vec<_> = tensors.iter().collect();
-    tensors.sort_by_key(|(tensor, _)| *tensor);
-    for (tensor, view) in tensors {
-        let error = |detail: String| StateError::Tensor { file, tensor: tensor.to_owned(), detail };
-        let (kind, name, begin) = parse_name(tensor).ok_or_else(|| error("not a name of ours".into()))?;
+    let mut tensors: Vec<_> = opened.tensors().collect();
+    tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
+    for (tensor, info) in tensors {
+        let error = |detail: String| StateError::Tensor { file, tensor: tensor.clone(), detail };
+        let (kind, name, begin) = parse_name(&tensor).ok_or_else(|| error("not a name of ours".into()))?;
         let param = *params.get(name).ok_or_else(|| {
             error(
                 "this run trains no such parameter; was the checkpoint made with another configuration?"
                     .into(),
             )
         })?;
-        let end = begin.saturating_add(view.data().len() / 4);
-        if view.dtype() != Dtype::F32 || end > param.len() {
-            let found = (view.dtype(), begin, end, param.len());
+        let end = begin.saturating_add((info.data_offsets.1 - info.data_offsets.0) / 4);
+        if info.dtype != Dtype::F32 || end > param.len() {
+            let found = (info.dtype, begin, end, param.len());
             return Err(error(format!(
                 "{:?} elements {}..{} of a parameter of {} fp32",
                 found.0, found.1, found.2, found.3
             )));
         }
-        pieces.push(Piece { kind, param, range: begin..end, bytes: view.data() });
+        pieces.push(Piece { kind, param, range: begin..end, file, tensor: info.clone() });
     }
     let steps = steps.filter(|steps| *steps >= skipped);
     let steps = steps.ok_or_else(|| unreadable("its metadata has no \"steps\" that could be".into()))?;

@@ -12,6 +12,7 @@ use burn::tensor::Tensor;
 use coxswain_nn::{
     kernels::{
         GradientSlot, LinearOps,
+        flat::Lookups,
         sizes::{Account, Sizes},
     },
     params::{GradientSums, ParamSpec},
@@ -186,6 +187,8 @@ impl GradientSums<Sizes> for Forget {
             Sizes::add_linear_weight_gradient(dy_no, x_ni, GradientSlot { values: &mut [], stale: false });
         }
     }
+
+    fn add_rows(&mut self, _: &ParamSpec, _: &Lookups, _: Tensor<Sizes, 2>) {}
 }
 
 #[cfg(test)]

@@ -19,9 +19,11 @@ pub mod clock;
 pub mod dry_run;
 pub mod error;
 pub mod features;
+pub mod generation;
 pub mod memory;
 pub mod objective;
 pub mod samples;
+mod sampling;
 pub mod selftest;
 pub mod task;
 pub mod tools;
@@ -32,6 +34,7 @@ pub use self::{
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},
+    generation::{GenerateJob, Prompt, Sampling, Written},
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},

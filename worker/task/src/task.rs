@@ -10,7 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, TaskError, Width, memory::Subject,
+    Built, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, TaskError, Width, Written,
+    memory::Subject,
 };
 
 /// Something that can be trained.
@@ -94,6 +95,15 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
 
     /// One forward pass of the task's model; nothing if the model is none of this task's.
     fn forward(&self, _job: &ForwardJob<'_>, _device: &B::Device) -> Option<Result<(), TaskError>> {
+        None
+    }
+
+    /// Answers to prompts, in their order; nothing if what this task trains writes no text.
+    fn generate(
+        &self,
+        _job: &GenerateJob<'_>,
+        _device: &B::Device,
+    ) -> Option<Result<Vec<Written>, TaskError>> {
         None
     }
 

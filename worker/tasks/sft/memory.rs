@@ -147,13 +147,12 @@ impl ChatSizes {
         ChatBatch {
             step: Step(1),
             indices: (0..chats as u64).collect(),
-            seq_len: ids.len(),
-            valid: vec![0..ids.len() as u32; chats],
+            ends: (0..=chats).map(|chat| (chat * ids.len()) as u32).collect(),
             input_ids: ids.repeat(chats),
             learned: learned.repeat(chats),
             pixel_values: vec![0.0; chats * self.outline.patches() * vision.patch_values()],
             image_grids: grids.repeat(chats),
-            images_per_row: vec![grids.len() as u32; chats],
+            images_per_chat: vec![grids.len() as u32; chats],
         }
     }
 

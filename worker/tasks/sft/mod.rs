@@ -6,14 +6,18 @@
 //! data        chats from JSONL, in three spellings; their ids and images; micro-batches of them
 //! model       loading, forward and backward, the loss on answers
 //! objective   what the engine trains: losses, measures, the adapter at the end
+//! generation  answers to prompts
+//! results     what a run leaves, read again
 //! memory      what a rank will hold
 //! ```
 
 pub mod config;
 pub mod data;
+mod generation;
 pub mod memory;
 mod model;
 mod objective;
+mod results;
 mod task;
 #[cfg(test)]
 mod tests;

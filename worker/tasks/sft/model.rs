@@ -1,9 +1,9 @@
 //! The model of a run: read, adapted, run forward and backward.
 //!
 //! ```text
-//! ids, pixels ─▶ vision tower, decoder layers, final norm ─▶ [b * s, d]
+//! ids, pixels ─▶ vision tower, decoder layers, final norm ─▶ [n, d]
 //!                   rows before learned tokens ─▶ [m, d] ─▶ head, cross entropy, back, in chunks ─▶ [m, d]
-//!                                                           scattered to [b * s, d], then down the tower
+//!                                                           scattered to [n, d], then down the tower
 //! ```
 //!
 //! The head runs for the rows alone that predict something; a prompt's logits are never computed.
@@ -15,10 +15,12 @@ use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, HeadAdapter, Tuned},
     config::QwenConfig,
+    decode::Decoder,
     dropout::{ModelRows, RowsOf},
     error::{ModelError, TokenError, UnreadableWeights},
     modules::modules,
     pass::{Broken, Entry, Until, VlContext, VlRun},
+    prompts::Prompts,
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -98,7 +100,6 @@ pub struct Answers {
 /// The model with what trains of it.
 pub struct ChatModel<B: Tape<Base = B>> {
     model: QwenVl<B>,
-    head_vd: Tensor<B, 2>,
     lora: Option<LoraPlan>,
     full: TrainedModules,
     retention: Retention,
@@ -118,7 +119,6 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
         let dir = Path::new(&settings.model.path);
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
-        let head_vd = model.head_weight().expect("the model was read with its head");
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
@@ -126,7 +126,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let seed = spec.run.seed;
         let Tuned { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
-        let model = Self { model, head_vd, lora, full, retention, seed, streamed, device };
+        let model = Self { model, lora, full, retention, seed, streamed, device };
         Ok((model, layout, values))
     }
 
@@ -181,7 +181,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let head = self.head(trainables, vl.dropout.as_ref(), &targets);
         let mut lap = |stage| clock.lap(stage);
         let (hidden_nd, trace) = vl.forward(batch.prompts(), Entry::Pixels, &mut lap).map_err(failed)?;
-        let NextTokens { rows, dhidden_md, dupdate } = self.predicted(hidden_nd, &head, &targets, true);
+        let NextTokens { rows, dhidden_md, dupdate } =
+            self.predicted(hidden_nd, &head, &targets, Some(&mut *grads));
         let loss = answers(batch, &targets, &rows)?;
         clock.lap(HEAD_STAGE);
 
@@ -194,7 +195,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
             let dhidden_nd = self.scattered(dhidden_md, &targets, batch.input_ids.len());
             clock.lap(HEAD_STAGE);
             let mut lap = |stage| clock.lap(stage);
-            vl.backward(trace, dhidden_nd, grads, &mut lap).map_err(failed)?;
+            vl.backward(batch.prompts(), trace, dhidden_nd, grads, &mut lap).map_err(failed)?;
         }
         Ok(MicroLoss { loss_sum: loss.loss_sum, valid: loss.tokens })
     }
@@ -213,12 +214,22 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let vl = VlRun { model: &self.model, context: &context, trainables, retention, dropout: None };
         let hidden_nd = vl.features(batch.prompts(), Entry::Pixels, Until::Hidden).map_err(failed)?;
         let head = self.head(trainables, None, &targets);
-        answers(batch, &targets, &self.predicted(hidden_nd, &head, &targets, false).rows)
+        answers(batch, &targets, &self.predicted(hidden_nd, &head, &targets, None).rows)
+    }
+
+    /// Runs prompts that are to be gone on with: for each the logits of its next token, `[b, vocab]`.
+    pub fn decoder<'a>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        prompts: Prompts<'_>,
+    ) -> Result<(Decoder<'a, B>, Tensor<B, 2>), Broken> {
+        let retention = Retention { recompute: Recompute::None, ..self.retention };
+        Decoder::begin(&self.model, trainables, retention, prompts)
     }
 
     /// The rows that the adapters of a training pass drop from; none where they drop nothing.
     fn dropout(&self, batch: &ChatBatch) -> Option<ModelRows<B>> {
-        let (samples, images_per_row) = (&batch.indices, &batch.images_per_row);
+        let (samples, images_per_row) = (&batch.indices, &batch.images_per_chat);
         let of = RowsOf { seed: self.seed, step: batch.step.0, samples, images_per_row };
         ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
     }
@@ -227,20 +238,22 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     fn head(&self, trainables: &Trainables<B>, dropout: Option<&ModelRows<B>>, targets: &Targets) -> Head<B> {
         let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
         let params = ParamScope::<B>::frozen(trainables).dropping(rows);
+        let w_vd = self.model.head_weight(&params).expect("the model was read with its head");
         let update = self.model.head_adapter().map(|adapter| adapter.update(&params));
-        Head { w_vd: self.head_vd.clone(), update }
+        let trained = self.model.trained_head().map(|id| trainables.layout().get(id).clone());
+        Head { w_vd, update, trained }
     }
 
-    /// Head and loss of the rows that predict something.
+    /// Head and loss of the rows that predict something; with `grads` their gradients.
     fn predicted(
         &self,
         hidden_nd: Tensor<B, 2>,
         head: &Head<B>,
         targets: &Targets,
-        gradient: bool,
+        grads: Option<&mut dyn GradientSums<B>>,
     ) -> NextTokens<B> {
         let hidden_md = hidden_nd.select(0, self.indices(&targets.rows));
-        next_tokens(hidden_md, head, &targets.ids, gradient)
+        next_tokens(hidden_md, head, &targets.ids, grads)
     }
 
     /// `dhidden_md` at its rows of `n`, zero at the others: every row is taken from one place, so that no sum
@@ -278,7 +291,7 @@ fn answers(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<An
         return Ok(sums);
     }
     let broken = targets.rows.iter().zip(rows).filter(|(_, row)| !row[0].is_finite());
-    let mut chats: Vec<u64> = broken.map(|(at, _)| batch.indices[*at as usize / batch.seq_len]).collect();
+    let mut chats: Vec<u64> = broken.map(|(at, _)| batch.chat_at(*at)).collect();
     chats.dedup();
     Err(ChatStepError::NonFiniteLoss { step: batch.step, chats })
 }

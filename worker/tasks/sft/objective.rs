@@ -4,6 +4,7 @@ use std::path::Path;
 
 use coxswain_models::qwen2_5_vl::{
     adapters::readme,
+    embed::tied_to_head,
     merge::{Trained, write_merged},
     modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
     settings::Model,
@@ -92,7 +93,7 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
             Module { module: module.into(), tensors, parameters: elements, trains: false, dtype: name, bytes }
         });
         let parts = [Group::LORA, Group::BASE].into_iter().flat_map(|group| {
-            [("vision", ".visual."), ("language", ".language_model."), ("head", ".lm_head.")]
+            [("vision", ".visual."), ("language", ".language_model."), ("head", "lm_head.")]
                 .map(|part| (group, part))
         });
         let trained = parts.map(|(group, (part, path))| {
@@ -133,8 +134,9 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
             written.push(BASE);
         }
         if let Some(plan) = self.model.lora() {
-            let origin =
-                AdapterOrigin { base_model, readme: &readme(base_model, "Fine-tuned by Coxswain on chats.") };
+            let readme = readme(base_model, "Fine-tuned by Coxswain on chats.");
+            let tied = tied_to_head(self.model.config());
+            let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
             write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);

@@ -16,20 +16,18 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{Built, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     config::SftSettings,
     data::{ChatSample, Chats},
-    memory,
+    generation, memory,
     model::ChatModel,
     objective::SftObjective,
+    results,
 };
-use crate::pretrained::{self, Tuning};
-
-/// What a run leaves beside its adapter.
-const RESULTS: [&str; 1] = ["base.safetensors"];
+use crate::pretrained;
 
 /// Fine-tunes a vision-language model with LoRA on chats.
 #[derive(Clone, Copy, Debug)]
@@ -71,13 +69,11 @@ impl Task for Sft {
     }
 
     fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
-        pretrained::files(path, &RESULTS)
+        results::files(path)
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-        let here = Tuning { model: &model.path, lora: &|_| Ok(lora.clone()), train: &model.train };
-        pretrained::read(path, &RESULTS, &here)
+        results::read(spec, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -135,5 +131,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
+    }
+
+    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
+        Some(generation::generate::<B>(job, device))
     }
 }

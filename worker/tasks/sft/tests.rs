@@ -11,11 +11,14 @@ use coxswain_data::DataError;
 use coxswain_nn::params::{FlatGrads, Group, Trainables};
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
 use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageClock, Task, TaskOn};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{Sft, config::SCHEMA, data::Chats};
+use crate::pretrained;
 
 mod data;
+mod embedding;
 
 fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets")
@@ -108,19 +111,29 @@ fn whole_modules() -> [(&'static str, Value); 2] {
     [("model.train", whole), ("lora.targets", json!(r".*layers\.[01]\..*(q_proj|up_proj)"))]
 }
 
-#[test]
-fn a_batch_in_parts_has_the_same_answers_and_gradients_up_to_rounding() {
-    let fixture = Fixture::new(&[]);
-    let (whole, gradients) = fixture.run(&[0, 1, 2, 3, 6]);
-    let parts = [&[0, 1][..], &[2], &[3, 6]].map(|part| fixture.run(part));
-    let sum = |of: fn(&MicroLoss) -> f64| parts.iter().map(|(loss, _)| of(loss)).sum::<f64>();
-    assert_eq!(whole.valid, sum(|loss| loss.valid));
-    assert!((whole.loss_sum - sum(|loss| loss.loss_sum)).abs() < 1e-5 * whole.loss_sum);
-    let mut added = vec![0.0; gradients.len()];
-    for (_, part) in &parts {
-        added.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    /// Of one length or of many, with pictures and without, in any order.
+    #[test]
+    fn chats_side_by_side_have_the_answers_and_gradients_of_chats_alone(
+        chats in proptest::sample::subsequence((0..60u64).collect::<Vec<_>>(), 2..7).prop_shuffle(),
+        dropout in prop_oneof![Just(0.0), Just(0.3)],
+    ) {
+        let fixture = Fixture::new(&[("lora.dropout", json!(dropout))]);
+        let (whole, gradients) = fixture.run(&chats);
+        let (mut valid, mut loss_sum, mut added) = (0.0, 0.0, vec![0.0; gradients.len()]);
+        for chat in &chats {
+            let (alone, part) = fixture.run(std::slice::from_ref(chat));
+            valid += alone.valid;
+            loss_sum += alone.loss_sum;
+            added.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+        }
+        prop_assert_eq!(whole.valid, valid);
+        prop_assert!((whole.loss_sum - loss_sum).abs() < 1e-5 * loss_sum, "{} is not {loss_sum}", whole.loss_sum);
+        let off = relative_error(&added, &gradients);
+        prop_assert!(off < 1e-5, "gradients are off by {off:e}");
     }
-    assert!(relative_error(&added, &gradients) < 1e-5);
 }
 
 #[test]
@@ -197,6 +210,14 @@ fn what_a_run_leaves_another_one_may_start_from_if_it_means_the_same_there() {
     }
     let found: BTreeSet<_> = read.iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(found.len(), layout.params().len());
+    let mut filled = vec![0.0; donor.values.len()];
+    pretrained::fill(dir.path(), read.clone(), layout, &mut filled).expect("all of it");
+    assert_eq!(filled, donor.values);
+    let refused = |tensors| pretrained::fill(dir.path(), tensors, layout, &mut vec![0.0; filled.len()]);
+    let message = refused(read[1..].to_vec()).expect_err("one is missing").to_string();
+    assert!(message.contains(&format!("`{}` is missing", read[0].name)), "{message}");
+    let message = refused(Vec::new()).expect_err("nothing is there").to_string();
+    assert!(message.contains("cox export"), "{message}");
     let changed = [("lora.alpha", json!(8.0)), ("lora.use_dora", json!(true))];
     for change in changed {
         let changed = here(std::slice::from_ref(&change));

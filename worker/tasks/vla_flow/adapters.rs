@@ -10,9 +10,7 @@
 //! this file does not do: run adapters (`coxswain_nn::dense`).
 
 use coxswain_nn::{
-    lora::{
-        Lora, LoraError, LoraPlan, LoraTargets, Module, ModuleKind, linear::matrix_keys, targets::Targets,
-    },
+    lora::{Lora, LoraError, LoraPlan, LoraTargets, Module, ModuleKind, targets::Targets},
     params::{ParamSpec, TrainableLayout},
 };
 
@@ -102,27 +100,6 @@ pub fn modules(shape: ExpertShape) -> Vec<Module> {
 /// Whether a tensor is part of an expert's adapter.
 pub fn is_beside(param: &ParamSpec) -> bool {
     param.group == EXPERT && param.name.contains(".lora_")
-}
-
-/// All values, those of adapted weights `W + s B A`.
-pub fn merged(plan: &LoraPlan, layout: &TrainableLayout, values: &[f32]) -> Vec<f32> {
-    let mut merged = values.to_vec();
-    let find = |name: &str| layout.whole().find(|param| param.name == name);
-    for (module, spec) in plan.adapters() {
-        let [a, b] = matrix_keys(module).map(|name| find(&name).expect("registered with this plan"));
-        let weight = find(&format!("{module}.weight")).expect("an adapter is of a linear");
-        let (a_ri, b_or) = (&values[a.range()], &values[b.range()]);
-        let inputs = weight.shape[1];
-        let rows = merged[weight.range()].chunks_exact_mut(inputs).zip(b_or.chunks_exact(spec.rank));
-        for (weight_i, b_r) in rows {
-            let mut update_i = vec![0.0f32; inputs];
-            for (b, a_i) in b_r.iter().zip(a_ri.chunks_exact(inputs)) {
-                update_i.iter_mut().zip(a_i).for_each(|(sum, a)| *sum += b * a);
-            }
-            weight_i.iter_mut().zip(update_i).for_each(|(w, update)| *w += spec.scale as f32 * update);
-        }
-    }
-    merged
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@ use crate::vla_flow::config::VlaSettings;
 use coxswain_models::qwen2_5_vl::{
     adapters::readme,
     config::QwenConfig,
+    embed::tied_to_head,
     merge::{Trained, write_merged},
 };
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
-    lora::{AdapterOrigin, LoraError, write_adapter},
+    lora::{AdapterOrigin, LoraError, linear::matrix_keys, merged, write_adapter},
     params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
@@ -133,7 +134,7 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         for (group, artifact) in GROUPS.into_iter().filter(|(group, _)| there(*group)) {
             let path = dir.join(artifact.path);
             let adapters = self.policy.expert_lora().filter(|_| group == EXPERT);
-            let merged = adapters.map(|plan| adapters::merged(plan, layout, values));
+            let merged = adapters.map(|plan| merged(plan, matrix_keys, layout, values));
             let values = merged.as_deref().unwrap_or(values);
             let wanted = |param: &ParamSpec| param.group == group && !adapters::is_beside(param);
             replace(&path, |path| write_tensors(path, layout, values, wanted))
@@ -142,7 +143,9 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
-            let origin = AdapterOrigin { base_model, readme: &readme(base_model, TRAINED) };
+            let tied = tied_to_head(&self.policy.model().config);
+            let origin =
+                AdapterOrigin { base_model, task_type: None, readme: &readme(base_model, TRAINED), tied };
             write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);

@@ -7,9 +7,12 @@ use std::{
 };
 
 use coxswain_data::{DataError, Role};
-use coxswain_models::qwen2_5_vl::{
-    forward,
-    synthetic::{self, SyntheticCheckpoint},
+use coxswain_models::{
+    qwen2_5_vl::{
+        forward,
+        synthetic::{self, SyntheticCheckpoint},
+    },
+    t5::T5Config,
 };
 use coxswain_nn::{
     dtypes::{ActivationsDtype, WeightsDtype},
@@ -150,6 +153,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
         let ForwardJob { model, adapter, inputs, out, bfloat16 } = *job;
+        if T5Config::is_here(model) {
+            return None;
+        }
         let job = forward::Job { model, adapter, inputs, out, dtype: dtype(bfloat16) };
         Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
     }

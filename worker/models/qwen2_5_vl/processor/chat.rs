@@ -68,6 +68,13 @@ pub struct EncodedChat {
     pub learned: Vec<bool>,
 }
 
+/// A chat's text with one placeholder for each image.
+struct Rendered {
+    text: String,
+    /// The bytes of its answers in it.
+    answers: Vec<Range<usize>>,
+}
+
 /// Renders and encodes chats.
 pub struct ChatEncoder(QwenTokenizer);
 
@@ -87,13 +94,38 @@ impl ChatEncoder {
         self.0.image_token()
     }
 
+    /// What an answer may end with.
+    pub fn ends(&self) -> Vec<u32> {
+        self.0.ends()
+    }
+
+    /// Text of an answer's ids, without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.0.decode(ids)
+    }
+
     /// Ids of a chat with images of these grids, in order of their pieces.
     pub fn encode(&self, chat: &[Message], grids: &[[u32; 3]]) -> Result<EncodedChat, String> {
-        let (text, answers) = self.render(chat);
-        let encoding = self.0.encode(text)?;
+        self.encode_rendered(chat, &self.render(chat), grids)
+    }
+
+    /// Ids of a chat and of the beginning of the assistant's next turn, which is to be written.
+    pub fn encode_question(&self, chat: &[Message], grids: &[[u32; 3]]) -> Result<Vec<u32>, String> {
+        let mut rendered = self.render(chat);
+        rendered.text.push_str("<|im_start|>assistant\n");
+        Ok(self.encode_rendered(chat, &rendered, grids)?.ids)
+    }
+
+    fn encode_rendered(
+        &self,
+        chat: &[Message],
+        rendered: &Rendered,
+        grids: &[[u32; 3]],
+    ) -> Result<EncodedChat, String> {
+        let encoding = self.0.encode(rendered.text.clone())?;
         let repeats = self.0.repeats(encoding.get_ids(), grids, written(chat))?;
         let mut encoded = EncodedChat::default();
-        let mut answers = &answers[..];
+        let mut answers = &rendered.answers[..];
         for ((&id, &(start, end)), count) in
             encoding.get_ids().iter().zip(encoding.get_offsets()).zip(repeats)
         {
@@ -109,8 +141,7 @@ impl ChatEncoder {
         Ok(encoded)
     }
 
-    /// The chat's text with one placeholder for each image, and the bytes of its answers in it.
-    fn render(&self, chat: &[Message]) -> (String, Vec<Range<usize>>) {
+    fn render(&self, chat: &[Message]) -> Rendered {
         let mut answers = Vec::new();
         let mut text = match chat.first() {
             Some(Message { role: Role::System, .. }) | None => String::new(),
@@ -133,7 +164,7 @@ impl ChatEncoder {
             }
             text.push('\n');
         }
-        (text, answers)
+        Rendered { text, answers }
     }
 }
 

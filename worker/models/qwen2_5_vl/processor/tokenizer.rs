@@ -155,6 +155,17 @@ impl QwenTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// What a turn may end with: `<|im_end|>`, and `<|endoftext|>` where the tokenizer has it.
+    pub fn ends(&self) -> Vec<u32> {
+        let ends = ["<|im_end|>", "<|endoftext|>"];
+        ends.into_iter().filter_map(|end| self.tokenizer.token_to_id(end)).collect()
+    }
+
+    /// Text of these ids, without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.tokenizer.decode(ids, true).map_err(|error| error.to_string())
+    }
+
     /// How often each of these ids stands in the model's input: image placeholders as often as their images
     /// have tokens. `text` is what people wrote, for errors.
     pub fn repeats(&self, ids: &[u32], grids: &[[u32; 3]], text: &str) -> Result<Vec<usize>, String> {

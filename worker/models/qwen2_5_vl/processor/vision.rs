@@ -128,9 +128,18 @@ impl ImageProcessor {
     /// Resizes, normalises and cuts an image that is decoded already.
     pub fn process_decoded(&self, image: Rgb) -> Result<Patches, String> {
         let grid = self.grid(image.height, image.width)?;
+        Ok(self.at(grid, image))
+    }
+
+    /// Decodes one image of any size, resizes it to this grid whatever its aspect, normalises and cuts it.
+    pub fn process_to(&self, encoded: &[u8], grid: [u32; 3]) -> Result<Patches, String> {
+        Ok(self.at(grid, decode(encoded)?))
+    }
+
+    fn at(&self, grid: [u32; 3], image: Rgb) -> Patches {
         let [_, grid_h, grid_w] = grid.map(|g| g as usize);
         let image = resize(image, grid_h * self.shape.patch, grid_w * self.shape.patch);
-        Ok(Patches { pixel_values: self.cut(&image, grid_h, grid_w), grid })
+        Patches { pixel_values: self.cut(&image, grid_h, grid_w), grid }
     }
 
     fn cut(&self, image: &Rgb, grid_h: usize, grid_w: usize) -> Vec<f32> {

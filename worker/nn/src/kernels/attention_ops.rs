@@ -104,4 +104,13 @@ pub trait AttentionOps: Backend {
     ) -> [Tensor<Self, 4>; 3] {
         backward::attention(saved, mask, scale, dout_bshk)
     }
+
+    /// `softmax(q k^T + added) v` without a scale: queries, keys and values by head, `[b, heads, queries or
+    /// keys, k]`; returns `[b, heads, queries, k]`. What is added to the scores, `[b or 1, heads or 1,
+    /// queries or 1, keys]` each, gets no gradient.
+    fn biased_attention(inputs_bhsk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let weights = reference::biased_weights(&inputs_bhsk, added);
+        let [_, _, v_bhsk] = inputs_bhsk;
+        weights.matmul(v_bhsk)
+    }
 }

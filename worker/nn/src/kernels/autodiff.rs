@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps,
+    ModelBackend, Residual, RowOps, backward, reference,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -163,6 +163,18 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
         record(inputs.each_ref(), out_bshk, move |dout_bshk| {
             let gradients = B::attention_backward(saved, &mask, scale, dout_bshk);
             B::attention_gradients(gradients).map(|gradient| Some(primitive(gradient)))
+        })
+    }
+
+    fn biased_attention(inputs_bhsk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let inputs = inputs_bhsk.map(tracked);
+        let plain_bhsk = inputs.each_ref().map(plain::<B, 4>);
+        let added: Vec<_> = added.iter().map(|added| added.clone().inner()).collect();
+        let weights = reference::biased_weights(&plain_bhsk, &added);
+        let out_bhsk = weights.clone().matmul(plain_bhsk[2].clone());
+        record(inputs.each_ref(), out_bhsk, move |dout_bhsk| {
+            let gradients = backward::biased_attention(plain_bhsk, weights, dout_bhsk);
+            gradients.map(|gradient| Some(primitive(gradient)))
         })
     }
 

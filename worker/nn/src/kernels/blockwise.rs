@@ -11,9 +11,9 @@
 //!
 //! What happens to a tile's scores between its products is the backend's own ([`Scores`]): one kernel each.
 //!
-//! A causal tile meets only the keys up to its last query. Segments of equal length become a batch of their
-//! own, so what lies between two segments is never computed. Grouped queries share the product with their
-//! key/value head: nothing is repeated.
+//! A causal tile meets only the keys up to its last query. Neighbouring segments of equal length become a
+//! batch of their own, so what lies between two segments is never computed. Grouped queries share the product
+//! with their key/value head: nothing is repeated.
 //!
 //! What this does not do: fuse a tile's products with its exponentials (the tile's scores pass through device
 //! memory, [`TILE`] bytes at a time).
@@ -108,7 +108,7 @@ pub fn attention_backward<B: Scores>(
     dout_bshk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-    let cut = matches!(mask, AttentionMask::Segments(_));
+    let cut = mask.segments().is_some();
     let (delta_bsh, dout_bshk) = B::dots(dout_bshk, output.out_bshk, cut);
     let lse_bsh = output.lse_bsh.expect("the forward pass of this module leaves it");
     let inputs = TiledInputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE };
@@ -132,9 +132,9 @@ struct Seeds<B: Backend> {
 }
 
 fn attention_in_tiles<B: Scores>(inputs: TiledInputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
-    let AttentionMask::Segments(ends) = mask else { return dense(inputs, mask) };
+    let Some(ends) = mask.segments() else { return dense(inputs, mask) };
     let parts = runs(ends).into_iter().map(|run| {
-        let part = dense(inputs.run(&run), &AttentionMask::Full);
+        let part = dense(inputs.run(&run), &run.mask(mask));
         (run.join(part.out_bshk), run.join_rows(part.lse_bsh.expect("dense leaves it")))
     });
     let (outs, lses): (Vec<_>, Vec<_>) = parts.unzip();
@@ -146,7 +146,7 @@ fn gradients_in_tiles<B: Scores>(
     mask: &AttentionMask,
     seeds: Seeds<B>,
 ) -> [Tensor<B, 4>; 3] {
-    let AttentionMask::Segments(ends) = mask else { return dense_gradients(inputs, mask, seeds) };
+    let Some(ends) = mask.segments() else { return dense_gradients(inputs, mask, seeds) };
     let mut parts: [Vec<Tensor<B, 4>>; 3] = [Vec::new(), Vec::new(), Vec::new()];
     for run in runs(ends) {
         let seeds = Seeds {
@@ -154,7 +154,7 @@ fn gradients_in_tiles<B: Scores>(
             delta_bsh: run.cut_rows(&seeds.delta_bsh),
             lse_bsh: run.cut_rows(&seeds.lse_bsh),
         };
-        let gradients = dense_gradients(inputs.run(&run), &AttentionMask::Full, seeds);
+        let gradients = dense_gradients(inputs.run(&run), &run.mask(mask), seeds);
         parts.iter_mut().zip(gradients).for_each(|(parts, part)| parts.push(run.join(part)));
     }
     parts.map(joined)
@@ -183,6 +183,16 @@ fn runs(ends: &[u32]) -> Vec<SegmentRun> {
 }
 
 impl SegmentRun {
+    /// What queries of a segment see of it.
+    fn mask(&self, of_all: &AttentionMask) -> AttentionMask {
+        match of_all {
+            AttentionMask::CausalSegments(_) => {
+                AttentionMask::Causal(std::iter::repeat_n(0..self.len as u32, self.segments).collect())
+            }
+            _ => AttentionMask::Full,
+        }
+    }
+
     /// The run's part of one batch row, a batch row for each segment.
     fn cut<B: Scores>(&self, x_1shk: &Tensor<B, 4>) -> Tensor<B, 4> {
         B::by_segment(x_1shk.clone(), self.start, [self.segments, self.len])
@@ -235,7 +245,7 @@ impl<B: Scores> TiledInputs<B> {
 /// key, or every one before it. One axis: a GPU pads short rows, and they would have to be copied to be read.
 fn bounds<B: Backend>(mask: &AttentionMask, keys: usize, like: &Tensor<B, 4>) -> Option<Tensor<B, 1, Int>> {
     let ranges = match mask {
-        AttentionMask::Full | AttentionMask::Segments(_) => return None,
+        AttentionMask::Full | AttentionMask::Segments(_) | AttentionMask::CausalSegments(_) => return None,
         AttentionMask::Keys(ranges) | AttentionMask::Causal(ranges) => ranges,
     };
     if ranges.iter().all(|range| range.start == 0 && range.end as usize >= keys) {

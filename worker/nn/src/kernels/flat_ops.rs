@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Tensor, backend::Backend};
 
 use super::flat::{
-    FlatOn, Gradient, Run,
+    FlatOn, Gradient, RowGradients, Run,
     tensors::{self, Origins, Updated},
 };
 
@@ -25,6 +25,12 @@ pub trait FlatOps: Backend {
         gradients.into_iter().fold(flat, |flat, Gradient { range, first, values }| {
             tensors::accumulate(flat, range.start, values.reshape([range.len()]), first)
         })
+    }
+
+    /// Adds gradients of a table's rows to what is there, each row's in the order of its lookups; in place
+    /// where `flat` has no other owner.
+    fn flat_add_rows(flat: Tensor<Self, 1>, gradients: RowGradients<'_, Self>) -> Tensor<Self, 1> {
+        tensors::add_rows(flat, gradients)
     }
 
     /// Sums of squares of parts of a range, a few thousand elements each, to be added up in float64.

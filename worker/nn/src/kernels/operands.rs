@@ -18,6 +18,18 @@ pub enum AttentionMask {
     /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]`
     /// (`cu_seqlens`).
     Segments(Arc<[u32]>),
+    /// The same, and of its segment a query sees only the keys at or before it.
+    CausalSegments(Arc<[u32]>),
+}
+
+impl AttentionMask {
+    /// Where segments begin and end, if a batch row is cut into some.
+    pub fn segments(&self) -> Option<&[u32]> {
+        match self {
+            Self::Segments(ends) | Self::CausalSegments(ends) => Some(ends),
+            Self::Full | Self::Keys(_) | Self::Causal(_) => None,
+        }
+    }
 }
 
 /// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).

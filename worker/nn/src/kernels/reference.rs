@@ -80,6 +80,16 @@ pub fn attention<B: Backend>(
     weights_bhqs.matmul(v_bhsk).swap_dims(1, 2)
 }
 
+/// Attention weights under [`AttentionOps::biased_attention`](super::AttentionOps::biased_attention), `[b,
+/// heads, queries, keys]`.
+pub fn biased_weights<B: Backend>(
+    [q_bhsk, k_bhsk, _]: &[Tensor<B, 4>; 3],
+    added: &[Tensor<B, 4>],
+) -> Tensor<B, 4> {
+    let scores = q_bhsk.clone().matmul(k_bhsk.clone().swap_dims(2, 3));
+    activation::softmax(added.iter().fold(scores, |scores, added| scores + added.clone()), 3)
+}
+
 /// Whether query `q` of batch row `b` may attend to key `k`.
 pub fn admits(mask: &AttentionMask, b: usize, q: usize, k: usize) -> bool {
     match mask {
@@ -87,6 +97,7 @@ pub fn admits(mask: &AttentionMask, b: usize, q: usize, k: usize) -> bool {
         AttentionMask::Keys(ranges) => ranges[b].contains(&(k as u32)),
         AttentionMask::Causal(ranges) => k <= q && ranges[b].contains(&(k as u32)),
         AttentionMask::Segments(ends) => segment_of(ends, q) == segment_of(ends, k),
+        AttentionMask::CausalSegments(ends) => k <= q && segment_of(ends, q) == segment_of(ends, k),
     }
 }
 

@@ -4,6 +4,9 @@
 //! a module that it is part of: `visual\.merger` is the merger with everything in it. Of a module all tensors
 //! train, so that PEFT's `modules_to_save` can name it.
 //!
+//! Where the token embedding is the LM head's weight as well (`tie_word_embeddings`), either name means the
+//! one table, as `requires_grad` on a tied parameter does.
+//!
 //! What this file does not do: hold weights ([`params::BaseWeight`](crate::params::BaseWeight)).
 
 use std::collections::BTreeSet;
@@ -19,8 +22,10 @@ use super::{
 
 /// The key that says which.
 pub const TRAIN: &str = "model.train";
+/// The LM head's path.
+pub const HEAD: &str = "lm_head";
 
-/// Modules that train in full: linears, norms, the patch embedding.
+/// Modules that train in full: linears, norms, the two embeddings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrainedModules(BTreeSet<String>);
 
@@ -45,7 +50,7 @@ impl TrainedModules {
                     return Err(setting(format!("`{pattern}` matches `{}`, {why}", module.name)));
                 }
                 matched = true;
-                trained.insert(module.name.clone());
+                trained.insert(holder(module, modules).name.clone());
             }
             if !matched {
                 return Err(setting(format!("`{pattern}` {}", nothing(modules))));
@@ -57,8 +62,10 @@ impl TrainedModules {
         Ok(Self(trained))
     }
 
-    /// What PEFT's `modules_to_save` means: modules whose paths end so, with everything in them.
-    pub(super) fn saved(names: &[String], modules: &[Module]) -> Result<Self, String> {
+    /// What PEFT's `modules_to_save` means: modules whose paths end so, with everything in them. `tying` is
+    /// its `ensure_weight_tying`: without it PEFT trains an embedding apart from the head that it is tied to.
+    pub(super) fn saved(names: &[String], tying: bool, modules: &[Module]) -> Result<Self, String> {
+        let tied = tied_table(modules);
         let mut trained = BTreeSet::new();
         for name in names {
             let is_meant = |path: &str| {
@@ -67,14 +74,19 @@ impl TrainedModules {
             };
             let meant = modules.iter().filter(|module| has_weights(module));
             let meant = meant.filter(|module| is_meant(&module.name) || is_meant(&module.old_name));
-            let before = trained.len();
+            let mut matched = false;
             for module in meant {
-                if let Some(why) = refused(module, None) {
-                    return Err(format!("{name:?} means `{}`, {why}", module.name));
+                let holder = holder(module, modules);
+                if !tying && tied.is_some_and(|table| table.name == holder.name) {
+                    return Err(format!(
+                        "{name:?} means `{}`, which PEFT has trained apart from what it is tied to in this model (tie_word_embeddings), and here they are one table; train again with `ensure_weight_tying` true, or untie the model first. If nothing reads logits, set it to true in the file",
+                        module.name
+                    ));
                 }
-                trained.insert(module.name.clone());
+                matched = true;
+                trained.insert(holder.name.clone());
             }
-            if trained.len() == before {
+            if !matched {
                 return Err(format!("{name:?} means no module of the model that has weights"));
             }
         }
@@ -128,16 +140,27 @@ fn has_weights(module: &Module) -> bool {
     module.kind != ModuleKind::Other
 }
 
-/// Why a module cannot train in full.
-fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'static str> {
+/// The token embedding, if its table is the LM head's as well.
+pub(super) fn tied_table(modules: &[Module]) -> Option<&Module> {
+    modules.iter().find(|module| module.kind == ModuleKind::Embedding { tied: true })
+}
+
+/// The module under whose name this one's weight is: of a tied head, the embedding.
+fn holder<'a>(module: &'a Module, modules: &'a [Module]) -> &'a Module {
     match module.kind {
-        ModuleKind::Embedding => Some(
-            "the token embedding, which cannot train; leave it out, for instance with `language_model\\.layers`",
+        ModuleKind::Linear { head: true, .. } => tied_table(modules).unwrap_or(module),
+        _ => module,
+    }
+}
+
+/// Why a module cannot train in full.
+pub(super) fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'static str> {
+    let adapted = |name: &str| lora.is_some_and(|plan| plan.adapter(name).is_some());
+    match module.kind {
+        ModuleKind::Embedding { tied: true } if adapted(HEAD) => Some(
+            "whose table is the LM head's weight, which has a LoRA adapter; take one of them out of lora.targets, or out of this key",
         ),
-        ModuleKind::Linear { head: true, .. } => {
-            Some("the LM head, which cannot train; leave it out, for instance with `language_model\\.layers`")
-        }
-        _ if lora.is_some_and(|plan| plan.adapter(&module.name).is_some()) => {
+        _ if adapted(&module.name) => {
             Some("which has a LoRA adapter; take it out of lora.targets, or out of this key")
         }
         _ => None,
@@ -161,6 +184,10 @@ mod tests {
     use super::*;
 
     fn modules() -> Vec<Module> {
+        modules_of(false)
+    }
+
+    fn modules_of(tied: bool) -> Vec<Module> {
         let linear = ModuleKind::Linear { inputs: 4, outputs: 4, head: false };
         let named = [
             ("model.visual", ModuleKind::Other),
@@ -171,7 +198,7 @@ mod tests {
             ("model.visual.merger.ln_q", ModuleKind::Norm),
             ("model.visual.merger.mlp.0", linear),
             ("model.visual.merger.mlp.1", ModuleKind::Other),
-            ("model.language_model.embed_tokens", ModuleKind::Embedding),
+            ("model.language_model.embed_tokens", ModuleKind::Embedding { tied }),
             ("model.language_model.layers.0.self_attn.q_proj", linear),
             ("lm_head", ModuleKind::Linear { inputs: 4, outputs: 4, head: true }),
         ];
@@ -190,6 +217,8 @@ mod tests {
             assert_eq!(resolved(pattern).as_deref(), Ok(&merger[..]), "{pattern}");
         }
         assert_eq!(resolved("visual").map(|found| found.len()), Ok(5));
+        assert_eq!(resolved(".*").map(|found| found.len()), Ok(8));
+        assert_eq!(resolved("model").map(|found| found.len()), Ok(7), "all but the head");
         assert_eq!(resolved("norm1").map(|found| found.len()), Ok(2));
         assert_eq!(resolved(r"blocks\.1"), Ok(vec!["model.visual.blocks.1.norm1".into()]));
     }
@@ -199,8 +228,6 @@ mod tests {
         for (pattern, reported) in [
             ("merge", "`merge` matches no module"),
             (r"mlp\.1", "matches no module of the model that has weights"),
-            (".*", "`model.language_model.embed_tokens`, the token embedding"),
-            ("lm_head", "`lm_head`, the LM head"),
             ("(", "not a regular expression"),
         ] {
             let message = resolved(pattern).expect_err("refused");
@@ -217,14 +244,43 @@ mod tests {
     }
 
     #[test]
+    fn a_tied_head_is_the_embedding_by_either_name() {
+        let table = Ok(vec!["model.language_model.embed_tokens".to_owned()]);
+        let resolved = |pattern: &str, tied: bool, lora: Option<&LoraPlan>| {
+            let trained = TrainedModules::resolve(&[pattern.to_owned()], &modules_of(tied), lora);
+            trained
+                .map(|trained| trained.0.into_iter().collect::<Vec<_>>())
+                .map_err(|error| error.to_string())
+        };
+        for pattern in ["embed_tokens", "lm_head", "embed_tokens|lm_head"] {
+            assert_eq!(resolved(pattern, true, None), table, "{pattern}");
+        }
+        assert_eq!(resolved("embed_tokens", false, None), table);
+        assert_eq!(resolved("lm_head", false, None), Ok(vec!["lm_head".into()]));
+        let targets = crate::lora::LoraTargets::Suffixes(vec!["lm_head".into()]);
+        let lora = crate::lora::Lora { targets, ..Default::default() };
+        let plan = LoraPlan::resolve(&lora, &modules()).expect("it has a head");
+        assert_eq!(resolved("embed_tokens", false, Some(&plan)), table);
+        for pattern in ["embed_tokens", "lm_head"] {
+            let message = resolved(pattern, true, Some(&plan)).expect_err("one table, adapted and trained");
+            assert!(message.contains("has a LoRA adapter"), "{message}");
+        }
+        let saved = |tying, tied| TrainedModules::saved(&["embed_tokens".into()], tying, &modules_of(tied));
+        assert_eq!(saved(true, true), saved(false, false));
+        let message = saved(false, true).expect_err("two tables there, one here");
+        assert!(message.contains("ensure_weight_tying"), "{message}");
+    }
+
+    #[test]
     fn peft_means_the_ends_of_paths_and_what_is_in_them() {
         let saved = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            TrainedModules::saved(&names, &modules()).map(|saved| saved.0.into_iter().collect::<Vec<_>>())
+            TrainedModules::saved(&names, false, &modules())
+                .map(|saved| saved.0.into_iter().collect::<Vec<_>>())
         };
         assert_eq!(saved(&["merger"]), resolved("merger"));
         assert_eq!(saved(&["model.visual.merger.mlp.0"]), resolved(r"mlp\.0"));
-        assert!(saved(&["lm_head"]).expect_err("no head").contains("the LM head"));
+        assert_eq!(saved(&["lm_head"]), Ok(vec!["lm_head".into()]));
         assert!(saved(&["nowhere"]).expect_err("no such module").contains("no module"));
     }
 

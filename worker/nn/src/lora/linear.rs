@@ -125,9 +125,14 @@ impl<B: ModelBackend> LoraLinear<B> {
         Self { weight_oi, bias_o, adapter }
     }
 
-    /// The frozen weight, `[out, in]`, shared; none if it trains.
-    pub fn weight(&self) -> Option<Tensor<B, 2>> {
-        self.weight_oi.frozen()
+    /// The weight without its adapter, `[out, in]`.
+    pub fn weight_on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Tensor<T, 2> {
+        self.weight_oi.on_tape(params)
+    }
+
+    /// The parameter that the weight is, if it trains.
+    pub fn trained_weight(&self) -> Option<ParamId> {
+        self.weight_oi.trained()
     }
 
     /// Its adapter, if it has one.

@@ -5,6 +5,7 @@
 //! targets   PEFT's rules for names: lists, regular expressions, "all-linear", rank and alpha patterns
 //! plan      the rules applied to a model: one rank and scale per adapted linear
 //! linear    y = x W^T + b + s (x A^T) B^T, never forming W + s B A; with DoRA `params::decomposed`'s
+//! merged    weights with what their adapters have learned
 //! full      which modules train in full instead
 //! peft      adapter_config.json and adapter_model.safetensors, read and written
 //! ```
@@ -15,6 +16,7 @@
 mod error;
 mod full;
 pub mod linear;
+mod merged;
 mod module;
 mod patterns;
 pub mod peft;
@@ -27,6 +29,7 @@ pub use self::{
     error::LoraError,
     full::{TrainedModules, check_train},
     linear::{Adapter, LoraLinear, forward_all},
+    merged::merged,
     module::{Module, ModuleKind},
     patterns::Patterns,
     peft::{AdapterOrigin, PeftAdapter, write_adapter},

@@ -26,7 +26,10 @@ pub enum ModuleKind {
     /// The patch embedding.
     Convolution,
     /// The token embedding.
-    Embedding,
+    Embedding {
+        /// Whether its table is the LM head's weight as well.
+        tied: bool,
+    },
     /// A norm, whose only tensor is its gain.
     Norm,
     /// A container or an activation.

@@ -2,7 +2,8 @@
 //!
 //! Tensor names are `base_model.model.<module path>.lora_{A,B}.weight`, `.lora_magnitude_vector` with DoRA,
 //! `.base_layer.bias` or `.bias` of biases that trained beside adapters (`bias`), of adapted modules and of
-//! others, and `.weight` and `.bias` of modules that trained in full (`modules_to_save`); module paths in the
+//! others, and `.weight` and `.bias` of modules that trained in full (`modules_to_save`; a tied LM head is
+//! there under both names, with `ensure_weight_tying`); module paths in the
 //! spelling of Transformers 5 or the older one, of which the newer is written. The configuration and the
 //! tensors must name the same modules: where PEFT warns and goes on with an adapter that is partly zero, we
 //! stop.
@@ -18,7 +19,7 @@ use serde_json::Value;
 
 use super::{
     error::LoraError,
-    full::TrainedModules,
+    full::{HEAD, TrainedModules, refused, tied_table},
     linear::{bias_key, magnitude_key, peft_keys, saved_key},
     module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
@@ -62,15 +63,17 @@ impl PeftAdapter {
         })?;
         let config = AdapterConfig::from_json(&config_path, &json)?;
         let plan = config.plan(modules)?;
-        let saved = TrainedModules::saved(&config.saved, modules).map_err(|problem| LoraError::Adapter {
+        let saved = TrainedModules::saved(&config.saved, config.tying, modules);
+        let saved = saved.map_err(|problem| LoraError::Adapter {
             path: config_path.clone(),
             problem: format!("`modules_to_save`: {problem}"),
         })?;
-        if let Some(module) = saved.iter().find(|module| plan.adapter(module).is_some()) {
+        let mut whole = modules.iter().filter(|module| saved.contains(&module.name));
+        if let Some(Module { name, .. }) = whole.find(|module| refused(module, Some(&plan)).is_some()) {
             return Err(LoraError::Adapter {
                 path: config_path,
                 problem: format!(
-                    "`{module}` is both adapted and in `modules_to_save`; merge the adapter into that module and save it again without one"
+                    "`{name}` is both adapted and in `modules_to_save`; merge the adapter into that module and save it again without one"
                 ),
             });
         }
@@ -151,9 +154,15 @@ impl Weights<'_> {
         saved: &TrainedModules,
     ) -> Result<BTreeMap<String, StoredTensor>, LoraError> {
         let mut found: BTreeMap<String, TensorView<'_>> = BTreeMap::new();
+        // PEFT writes a head that is tied to a saved embedding once more, under its own name.
+        let tied = tied_table(self.modules).filter(|table| saved.contains(&table.name));
+        let tied_copy = tied.map(|_| saved_key(&format!("{HEAD}.weight")));
         for (key, view) in self.file.tensors() {
             if key.ends_with(BASE_COPY) {
                 tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
+                continue;
+            }
+            if tied_copy.as_ref() == Some(&key) {
                 continue;
             }
             let name = match self.bias(&key, plan) {
@@ -272,8 +281,12 @@ impl Weights<'_> {
 pub struct AdapterOrigin<'a> {
     /// The model that it is for: a name, or a directory.
     pub base_model: &'a str,
+    /// What PEFT is to wrap the model in, `SEQ_2_SEQ_LM` for instance; left open if absent.
+    pub task_type: Option<&'a str>,
     /// Its `README.md`.
     pub readme: &'a str,
+    /// The tensor that is the LM head's weight as well, if the model has such a one.
+    pub tied: Option<&'a str>,
 }
 
 /// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, the biases
@@ -308,7 +321,11 @@ pub fn write_adapter(
         let module = param.name.strip_suffix(".bias")?;
         Some((bias_key(module, plan.adapter(module).is_some()), param))
     });
-    let params = adapters.chain(biases).chain(whole().map(|param| (saved_key(&param.name), param)));
+    // As PEFT has it: the table under the head's name, too, and `ensure_weight_tying`.
+    let tied = whole().find(|param| Some(&*param.name) == origin.tied);
+    let head = tied.map(|table| (saved_key(&format!("{HEAD}.weight")), table));
+    let whole_modules = whole().map(|param| (saved_key(&param.name), param)).chain(head);
+    let params = adapters.chain(biases).chain(whole_modules);
     let params = params.map(|(key, param)| {
         let bytes: &[u8] = bytemuck::cast_slice(&values[param.offset..param.offset + param.len()]);
         let view = TensorView::new(Dtype::F32, param.shape.clone(), bytes)
@@ -319,7 +336,8 @@ pub fn write_adapter(
     let weights = dir.join(WEIGHTS);
     files::replace(&weights, |path| files::write_views(path, params)).map_err(failed(weights))?;
     let saved = whole().filter_map(|param| Some(param.name.rsplit_once('.')?.0)).collect();
-    let config = format!("{:#}\n", peft_config::to_json(plan, &saved, origin.base_model));
+    let config = peft_config::to_json(plan, &saved, tied.is_some(), origin.base_model, origin.task_type);
+    let config = format!("{config:#}\n");
     for (name, bytes) in [("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())] {
         let path = dir.join(name);
         publish(&path, bytes).map_err(failed(path))?;

@@ -81,6 +81,8 @@ pub struct AdapterConfig {
     pub recipe: Recipe,
     /// `modules_to_save`: what trained in full beside the adapters.
     pub saved: Vec<String>,
+    /// `ensure_weight_tying`: whether what is tied to one of these stays so.
+    pub tying: bool,
 }
 
 impl AdapterConfig {
@@ -115,7 +117,8 @@ impl AdapterConfig {
             layers_to_transform: fields.indices("layers_to_transform")?.unwrap_or_default(),
             layers_pattern: fields.strings("layers_pattern")?,
         };
-        Ok(Self { recipe, saved: fields.strings("modules_to_save")? })
+        let tying = fields.typed("ensure_weight_tying", "true or false", Value::as_bool)?;
+        Ok(Self { recipe, saved: fields.strings("modules_to_save")?, tying: tying.unwrap_or(false) })
     }
 
     /// The adapters it asks for. Expressions may be written for either spelling of module paths.
@@ -138,8 +141,15 @@ impl AdapterConfig {
     }
 }
 
-/// The file for a plan, with every field that PEFT writes, in PEFT's order.
-pub fn to_json(plan: &LoraPlan, saved: &BTreeSet<&str>, base_model: &str) -> Value {
+/// The file for a plan, with every field that PEFT writes, in PEFT's order. `tying`: whether the LM head is
+/// tied to an embedding among those saved.
+pub fn to_json(
+    plan: &LoraPlan,
+    saved: &BTreeSet<&str>,
+    tying: bool,
+    base_model: &str,
+    task_type: Option<&str>,
+) -> Value {
     let recipe = plan.recipe();
     // PEFT, too, writes the names that "all-linear" came to.
     let targets = match &recipe.targets {
@@ -160,7 +170,7 @@ pub fn to_json(plan: &LoraPlan, saved: &BTreeSet<&str>, base_model: &str) -> Val
         "base_model_name_or_path": base_model,
         "bias": recipe.bias.as_str(),
         "corda_config": null,
-        "ensure_weight_tying": false,
+        "ensure_weight_tying": tying,
         "eva_config": null,
         "exclude_modules": recipe.exclude_modules,
         "fan_in_fan_out": false,
@@ -188,7 +198,7 @@ pub fn to_json(plan: &LoraPlan, saved: &BTreeSet<&str>, base_model: &str) -> Val
         "revision": null,
         "target_modules": targets,
         "target_parameters": null,
-        "task_type": null,
+        "task_type": task_type,
         "trainable_token_indices": null,
         "use_bdlora": null,
         "use_dora": recipe.dora,

@@ -155,7 +155,7 @@ fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
             "the patch embedding, a convolution",
             "write \"attn.proj\" for the vision tower's attention output",
         )),
-        ModuleKind::Embedding => Some(("the token embedding", "leave it out")),
+        ModuleKind::Embedding { .. } => Some(("the token embedding", "leave it out")),
         ModuleKind::Norm | ModuleKind::Other => {
             Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
         }

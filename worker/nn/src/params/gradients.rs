@@ -14,7 +14,7 @@ use burn::tensor::Tensor;
 use super::{Group, ParamSpec, TrainableLayout};
 use crate::kernels::{
     ModelBackend,
-    flat::{Flat, FlatOn, Gradient, Product},
+    flat::{Flat, FlatOn, Gradient, Lookups, Product, RowGradients},
 };
 
 /// Gradients of the flat parameter buffer, summed over the micro-batches of a step.
@@ -38,6 +38,9 @@ pub trait GradientSums<B: ModelBackend> {
     /// Adds the gradients of linear layers' weights, given what they are made of: `dy` and `x` of
     /// [`linear_weight_gradient`](LinearOps::linear_weight_gradient).
     fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<B, 2>; 2])>);
+
+    /// Adds the gradients of a table's rows, one for each place of `lookups`, `[places, d]`.
+    fn add_rows(&mut self, table: &ParamSpec, lookups: &Lookups, values_nd: Tensor<B, 2>);
 }
 
 impl FlatGrads {
@@ -122,6 +125,11 @@ impl<B: ModelBackend, F: FlatOn<B>> GradientSums<B> for FlatGrads<F> {
         });
         let products = products.collect();
         self.values.add_products(products);
+    }
+
+    fn add_rows(&mut self, table: &ParamSpec, lookups: &Lookups, values_nd: Tensor<B, 2>) {
+        let (range, first) = self.slot(table);
+        self.values.add_rows(RowGradients { range, first, lookups, values_nd });
     }
 }
 

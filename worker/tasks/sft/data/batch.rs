@@ -1,8 +1,16 @@
-//! A chat as training sees it, and chats side by side: plain host memory. Rows are padded on the right.
+//! A chat as training sees it, and chats side by side: plain host memory.
+//!
+//! ```text
+//! input_ids   first chat | second | third      ends   0, e1, e2, n
+//! ```
+//!
+//! Nothing is padded: the tokens of a batch are its chats' own, one chat behind the other, and the model
+//! keeps them apart (`CausalSegments`, positions from 0 in each). So the width of a batch is its chats'
+//! total, not their number times the longest.
 
-use std::{any::Any, ops::Range};
+use std::any::Any;
 
-use coxswain_models::qwen2_5_vl::prompts::Prompts;
+use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
 
@@ -28,47 +36,41 @@ pub struct ChatBatch {
     pub step: Step,
     /// Their places in the file.
     pub indices: Vec<u64>,
-    /// `[b, s]` row-major, padded on the right.
+    /// Of all chats, `[n]`.
     pub input_ids: Vec<u32>,
-    /// `[b, s]`, false at padding.
+    /// The same.
     pub learned: Vec<bool>,
-    /// Valid tokens of each row, from 0.
-    pub valid: Vec<Range<u32>>,
-    /// Padded length, `s`.
-    pub seq_len: usize,
-    /// `[patches, patch values]` of all images of all rows, in order.
+    /// Where each chat ends among them, and before it the 0 where the first begins.
+    pub ends: Vec<u32>,
+    /// `[patches, patch values]` of all images of all chats, in order.
     pub pixel_values: Vec<f32>,
-    /// One per image, in order of rows.
+    /// One per image, in order of chats.
     pub image_grids: Vec<[u32; 3]>,
-    /// Images of each row.
-    pub images_per_row: Vec<u32>,
+    /// Images of each chat.
+    pub images_per_chat: Vec<u32>,
 }
 
-/// Tokens that are predicted: from which row of the flattened batch, and what is there.
+/// Tokens that are predicted: from which token of the batch, and what is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Rows of `[b * s]`, ascending.
+    /// Among all tokens, ascending.
     pub rows: Vec<u32>,
     /// The token behind each.
     pub ids: Vec<u32>,
 }
 
 impl ChatBatch {
-    /// These chats, in this order; `pad` fills up shorter ones.
-    pub fn of(step: Step, samples: &[&ChatSample], pad: u32) -> Self {
-        let seq_len = samples.iter().map(|sample| sample.input_ids.len()).max().unwrap_or(0);
-        let mut batch = Self { step, seq_len, ..Self::default() };
+    /// These chats, in this order.
+    pub fn of(step: Step, samples: &[&ChatSample]) -> Self {
+        let mut batch = Self { step, ends: vec![0], ..Self::default() };
         for sample in samples {
-            let len = sample.input_ids.len();
             batch.indices.push(sample.index);
             batch.input_ids.extend_from_slice(&sample.input_ids);
-            batch.input_ids.extend(std::iter::repeat_n(pad, seq_len - len));
             batch.learned.extend_from_slice(&sample.learned);
-            batch.learned.extend(std::iter::repeat_n(false, seq_len - len));
-            batch.valid.push(0..len as u32);
+            batch.ends.push(batch.input_ids.len() as u32);
             batch.pixel_values.extend_from_slice(&sample.pixel_values);
             batch.image_grids.extend_from_slice(&sample.image_grids);
-            batch.images_per_row.push(sample.image_grids.len() as u32);
+            batch.images_per_chat.push(sample.image_grids.len() as u32);
         }
         batch
     }
@@ -81,11 +83,11 @@ impl ChatBatch {
         let patch_values = self.pixel_values.len() / patches(&self.image_grids).max(1);
         let (mut grids, mut pixels) = (&self.image_grids[..], &self.pixel_values[..]);
         let mut samples = Vec::with_capacity(self.indices.len());
-        for (row, &index) in self.indices.iter().enumerate() {
-            let (image_grids, other_grids) = grids.split_at(self.images_per_row[row] as usize);
+        for (chat, &index) in self.indices.iter().enumerate() {
+            let (image_grids, other_grids) = grids.split_at(self.images_per_chat[chat] as usize);
             let (pixel_values, other_pixels) = pixels.split_at(patch_values * patches(image_grids));
             (grids, pixels) = (other_grids, other_pixels);
-            let tokens = row * self.seq_len..row * self.seq_len + self.valid[row].len();
+            let tokens = self.ends[chat] as usize..self.ends[chat + 1] as usize;
             samples.push(ChatSample {
                 index,
                 input_ids: self.input_ids[tokens.clone()].to_vec(),
@@ -100,21 +102,26 @@ impl ChatBatch {
     /// What is predicted: every learned token, from the one before it.
     pub fn targets(&self) -> Targets {
         let mut targets = Targets::default();
-        for (at, _) in self.learned.iter().enumerate().filter(|(_, learned)| **learned) {
-            // A row's first token is predicted from nothing.
-            if !at.is_multiple_of(self.seq_len) {
-                targets.rows.push(at as u32 - 1);
-                targets.ids.push(self.input_ids[at]);
+        for chat in self.ends.windows(2) {
+            // Its first token is predicted from nothing.
+            for at in (chat[0] + 1..chat[1]).filter(|&at| self.learned[at as usize]) {
+                targets.rows.push(at - 1);
+                targets.ids.push(self.input_ids[at as usize]);
             }
         }
         targets
+    }
+
+    /// The chat that this token is of, by its place in the file.
+    pub fn chat_at(&self, token: u32) -> u64 {
+        self.indices[self.ends.partition_point(|&end| end <= token) - 1]
     }
 
     /// What the model reads of it.
     pub fn prompts(&self) -> Prompts<'_> {
         Prompts {
             input_ids: &self.input_ids,
-            valid: &self.valid,
+            rows: Rows::SideBySide(&self.ends),
             image_grids: &self.image_grids,
             pixel_values: &self.pixel_values,
         }
@@ -149,7 +156,7 @@ impl Batch for ChatBatch {
     }
 
     fn tokens(&self) -> u64 {
-        self.valid.iter().map(|row| row.len() as u64).sum()
+        self.input_ids.len() as u64
     }
 
     fn cells(&self) -> usize {
@@ -191,13 +198,14 @@ mod tests {
             sample(3, &[5, 6], &[true, true], 0),
             sample(9, &[8, 9, 1], &[false, true, false], 2),
         ];
-        let batch = ChatBatch::of(Step(2), &samples.iter().collect::<Vec<_>>(), 0);
-        assert_eq!((batch.cells(), batch.tokens(), batch.seq_len), (12, 9, 4));
+        let batch = ChatBatch::of(Step(2), &samples.iter().collect::<Vec<_>>());
+        assert_eq!((batch.cells(), batch.tokens(), &batch.ends[..]), (9, 9, &[0, 4, 6, 9][..]));
+        assert_eq!([0, 3, 4, 5, 6, 8].map(|token| batch.chat_at(token)), [7, 7, 3, 3, 9, 9]);
         assert_eq!(batch.apart(), samples);
         // The first token of the second chat is predicted from nothing.
-        let targets = Targets { rows: vec![1, 2, 4, 8], ids: vec![3, 4, 6, 9] };
+        let targets = Targets { rows: vec![1, 2, 4, 6], ids: vec![3, 4, 6, 9] };
         assert_eq!(batch.targets(), targets);
-        let none = ChatBatch::of(Step(0), &[], 0);
+        let none = ChatBatch::of(Step(0), &[]);
         assert!(none.apart().is_empty() && none.targets() == Targets::default());
     }
 }

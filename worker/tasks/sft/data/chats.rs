@@ -12,15 +12,13 @@ use std::{
 };
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
-use coxswain_models::qwen2_5_vl::processor::{
-    ChatEncoder, EncodedChat, ImageProcessor, ModelFacts, PixelBounds,
-};
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{ChatBatch, ChatSample},
     lines::Lines,
+    reader::ChatReader,
     spelling::Chat,
 };
 use crate::sft::config::{ChatData, SftSettings};
@@ -28,8 +26,8 @@ use crate::sft::config::{ChatData, SftSettings};
 /// An opened file of chats. Shared between threads.
 pub struct Chats {
     lines: Lines,
-    encoder: ChatEncoder,
-    images: ImageProcessor,
+    fingerprint: Fingerprint,
+    reader: ChatReader,
     /// Where relative paths of images begin.
     beside: PathBuf,
     max_tokens: usize,
@@ -41,20 +39,23 @@ impl Chats {
     /// Opens the run's file, and what samples are made with.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
         let settings = settings(spec)?;
-        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
+        let path = Path::new(&spec.data.path);
         let beside = beside(path, &settings.data);
+        let mut sizes = Vec::new();
         let lines = Lines::scan(path, |number, text| {
             let refuse = |fault| DataError::Line { path: path.into(), line: number, fault };
-            let chat = Chat::parse(text).map_err(refuse)?;
-            let missing = chat.images.iter().find(|image| !beside.join(image).is_file());
-            match missing {
-                None => Ok(()),
-                Some(image) => Err(refuse(format!(
-                    "there is no image {}; correct the path, or set data.images to where paths begin",
-                    beside.join(image).display()
-                ))),
+            for image in Chat::parse(text).map_err(refuse)?.images {
+                let image = beside.join(image);
+                let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
+                let file = file.ok_or_else(|| {
+                    let remedy = "correct the path, or set data.images to where paths begin";
+                    refuse(format!("there is no image {}; {remedy}", image.display()))
+                })?;
+                sizes.push(file.len());
             }
+            Ok(())
         })?;
+        let fingerprint = fingerprint(&lines, &sizes);
         let every = settings.data.holdout_every;
         let training = Arc::new(training(lines.len(), every));
         if training.is_empty() {
@@ -62,11 +63,10 @@ impl Chats {
             let remedy = "write one chat a line, and at least two where data.holdout_every holds one out";
             return Err(DataError::invalid(path, "(file)", found, remedy));
         }
-        let facts = ModelFacts::read(model)?;
         Ok(Self {
-            encoder: ChatEncoder::open(model, facts)?,
-            images: ImageProcessor::open(model, facts.patches, bounds(&settings.data))?,
+            reader: ChatReader::open(&settings)?,
             lines,
+            fingerprint,
             beside,
             max_tokens: settings.data.max_tokens,
             holdout_every: every,
@@ -92,27 +92,14 @@ impl Chats {
     }
 
     fn encoded(&self, index: u64, line: &str) -> Result<ChatSample, String> {
-        let chat = Chat::parse(line)?;
-        let mut sample = ChatSample { index, ..ChatSample::default() };
-        for image in &chat.images {
-            let path = self.beside.join(image);
-            let patches =
-                fs::read(&path).map_err(|error| format!("cannot be read ({error}); restore the file"));
-            let patches = patches.and_then(|bytes| self.images.process_encoded(&bytes));
-            let patches = patches.map_err(|fault| format!("{}: {fault}", path.display()))?;
-            sample.image_grids.push(patches.grid);
-            sample.pixel_values.extend_from_slice(&patches.pixel_values);
-        }
-        let EncodedChat { ids, learned } = self.encoder.encode(&chat.messages, &sample.image_grids)?;
-        (sample.input_ids, sample.learned) = (ids, learned);
-        self.cut(sample)
+        self.cut(self.reader.chat(index, &Chat::parse(line)?, &self.beside)?)
     }
 
     /// A chat that is too long, without its end; refused if an image or the whole answer would go with it.
     fn cut(&self, mut sample: ChatSample) -> Result<ChatSample, String> {
         let (len, most) = (sample.input_ids.len(), self.max_tokens);
         if len > most {
-            let image = self.encoder.image_token();
+            let image = self.reader.encoder().image_token();
             if sample.input_ids[most..].contains(&image) {
                 return Err(format!(
                     "has {len} tokens, and an image lies beyond data.max_tokens ({most}); raise it, or lower data.max_pixels"
@@ -135,8 +122,22 @@ impl Chats {
     }
 }
 
+/// Names the lines and their images, which may lie anywhere. Of images it has the sizes: opening looks for
+/// every one of them anyway, and reading them all on every rank would take as long as an epoch's decoding.
+fn fingerprint(lines: &Lines, sizes: &[u64]) -> Fingerprint {
+    if sizes.is_empty() {
+        return lines.fingerprint();
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&lines.fingerprint().0);
+    sizes.iter().for_each(|size| {
+        hasher.update(&size.to_le_bytes());
+    });
+    Fingerprint(*hasher.finalize().as_bytes())
+}
+
 /// The chats that train: the last of every so many is held out.
-fn training(chats: u64, every: u64) -> TrainingSamples {
+pub(crate) fn training(chats: u64, every: u64) -> TrainingSamples {
     let block = if every > 0 { every } else { chats.max(1) };
     TrainingSamples::new((0..chats).step_by(block as usize).map(|first| {
         let end = (first + block).min(chats);
@@ -148,11 +149,6 @@ fn training(chats: u64, every: u64) -> TrainingSamples {
 pub(super) fn beside(path: &Path, data: &ChatData) -> PathBuf {
     let beside = data.images.as_ref().map(PathBuf::from);
     beside.unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).into())
-}
-
-/// The run's own bounds of an image's pixels.
-pub(super) fn bounds(data: &ChatData) -> PixelBounds {
-    PixelBounds { min: data.min_pixels, max: data.max_pixels }
 }
 
 /// The task's keys. They have been checked, unless the specification did not come through the engine; then
@@ -176,7 +172,7 @@ impl Samples for Chats {
     }
 
     fn fingerprint(&self) -> Fingerprint {
-        self.lines.fingerprint()
+        self.fingerprint
     }
 
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
@@ -185,7 +181,7 @@ impl Samples for Chats {
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&ChatSample> = samples.iter().map(|sample| sample.content()).collect();
-        Box::new(ChatBatch::of(step, &samples, self.encoder.pad()))
+        Box::new(ChatBatch::of(step, &samples))
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {

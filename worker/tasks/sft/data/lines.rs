@@ -33,6 +33,16 @@ impl Lines {
     /// Reads the whole file once; `look` sees every line with its number.
     pub fn scan(
         path: &Path,
+        look: impl FnMut(u64, &str) -> Result<(), DataError>,
+    ) -> Result<Self, DataError> {
+        Self::scan_joined(path, |_| false, look)
+    }
+
+    /// The same for files whose records may go on over several lines: as long as `goes_on` says so of what
+    /// has been read, the next line belongs to it. A record's number is that of its first line.
+    pub fn scan_joined(
+        path: &Path,
+        goes_on: impl Fn(&[u8]) -> bool,
         mut look: impl FnMut(u64, &str) -> Result<(), DataError>,
     ) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io(path, "read"))?;
@@ -41,7 +51,14 @@ impl Lines {
         let (mut offset, mut number) = (0, 0);
         loop {
             bytes.clear();
-            let read = reader.read_until(b'\n', &mut bytes).map_err(DataError::io(path, "read"))? as u64;
+            let mut breaks = 0;
+            while bytes.len() as u64 <= LONGEST && (bytes.is_empty() || goes_on(&bytes)) {
+                match reader.read_until(b'\n', &mut bytes).map_err(DataError::io(path, "read"))? {
+                    0 => break,
+                    _ => breaks += 1,
+                }
+            }
+            let read = bytes.len() as u64;
             if read == 0 {
                 break;
             }
@@ -58,6 +75,7 @@ impl Lines {
                 lines.push(Line { offset, bytes: read as u32, number: number as u32 });
             }
             offset += read;
+            number += breaks - 1;
         }
         drop(reader);
         let fingerprint = Fingerprint(*hasher.finalize().as_bytes());

@@ -3,6 +3,7 @@
 //! ```text
 //! lines     where each line of the file lies
 //! spelling  a line as a chat: `messages`, `conversations`, `<image>`
+//! reader    a chat as ids and patches
 //! chats     the opened file: checked, and its samples one by one
 //! batch     a sample, a micro-batch, and the one from the other
 //! outline   sizes of samples, for the prediction of memory
@@ -10,11 +11,14 @@
 
 mod batch;
 mod chats;
-mod lines;
+pub(crate) mod lines;
 mod outline;
+mod reader;
 mod spelling;
 
 pub use batch::{ChatBatch, ChatSample, Targets};
 pub use chats::Chats;
+pub(crate) use chats::training;
 pub use outline::ChatOutline;
+pub use reader::ChatReader;
 pub use spelling::Chat;

@@ -18,7 +18,7 @@ use coxswain_models::qwen2_5_vl::processor::{
 };
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{chats, lines::Lines, spelling::Chat};
+use super::{chats, lines::Lines, reader, spelling::Chat};
 
 /// A tokenizer up to this size is read; larger ones make lengths estimates.
 const SMALL_TOKENIZER: u64 = 2 << 20;
@@ -61,7 +61,7 @@ impl ChatOutline {
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
         let small = (1..=SMALL_TOKENIZER).contains(&tokenizer_bytes);
         let encoder = small.then(|| ChatEncoder::open(model, facts)).transpose()?;
-        let images = ImageProcessor::open(model, facts.patches, chats::bounds(&settings.data))?;
+        let images = ImageProcessor::open(model, facts.patches, reader::bounds(&settings.data))?;
         let mut sizes =
             ImageSizes { beside: chats::beside(path, &settings.data), images, known: HashMap::new() };
         let mut outline =

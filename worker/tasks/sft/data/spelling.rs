@@ -58,6 +58,13 @@ impl Chat {
         }
         images.placed(messages)
     }
+
+    /// A question to the assistant, whose text is spelled as in a line; or what is wrong with it.
+    pub fn question(text: &str, images: Vec<String>) -> Result<Self, String> {
+        let mut images = Images::from(images);
+        let pieces = pieces_of(text, &mut images)?;
+        images.placed(vec![Message { role: Role::User, pieces }])
+    }
 }
 
 /// The paths of a line's images, as they find their places.
@@ -67,6 +74,12 @@ struct Images {
     listed: usize,
     /// Those that have one.
     placed: Vec<String>,
+}
+
+impl From<Vec<String>> for Images {
+    fn from(listed: Vec<String>) -> Self {
+        Self { listed: listed.len(), open: listed.into_iter(), placed: Vec::new() }
+    }
 }
 
 impl Images {
@@ -83,7 +96,7 @@ impl Images {
                 Some(one) => listed.push(path_of(one, key)?),
             }
         }
-        Ok(Self { listed: listed.len(), open: listed.into_iter(), placed: Vec::new() })
+        Ok(Self::from(listed))
     }
 
     /// The next of the line's list takes a place.
@@ -269,6 +282,18 @@ mod tests {
         let user = vec![Piece::Image, text("then "), Piece::Image, Piece::Image];
         let messages = [(Role::System, vec![text("Look.")]), (Role::User, user), (Role::Assistant, vec![])];
         assert_eq!(Chat::parse(line), Ok(chat(&messages, &["a", "b", "c"])));
+    }
+
+    #[test]
+    fn a_question_is_spelled_as_a_turn_of_the_user() {
+        let images = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+        let wanted = chat(&[(Role::User, vec![Piece::Image, text("Which?"), Piece::Image])], &["a", "b"]);
+        assert_eq!(Chat::question("<image>Which?<image>", images(&["a", "b"])), Ok(wanted));
+        let wanted = chat(&[(Role::User, vec![Piece::Image, text("Which?")])], &["a"]);
+        assert_eq!(Chat::question("Which?", images(&["a"])), Ok(wanted));
+        for (asked, paths) in [("<image>", &[][..]), ("<image>", &["a", "b"])] {
+            assert!(Chat::question(asked, images(paths)).is_err(), "{asked} with {paths:?}");
+        }
     }
 
     #[test]

@@ -52,6 +52,18 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
 }
 
 #[test]
+fn the_fingerprint_covers_lines_and_sizes_of_images_wherever_they_lie() {
+    let lines =
+        [format!(r#"{{"image": "a.png", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)];
+    let of = |path: &Path| Chats::open(&spec(path, &[])).expect("sound").fingerprint();
+    let ((dir, path), (_other, elsewhere)) = (file(&lines), file(&lines));
+    let found = of(&path);
+    assert_eq!(found, of(&elsewhere));
+    fs::copy(dir.path().join("broken.png"), dir.path().join("a.png")).expect("it ships");
+    assert_ne!(found, of(&path));
+}
+
+#[test]
 fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
     let with_image = |path: &str| {
         format!(r#"{{"image": "{path}", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use coxswain_models::qwen2_5_vl::prompts::Prompts;
+use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_proto::ids::Step;
 use coxswain_task::CachedFeatures;
 
@@ -102,7 +102,7 @@ impl MicroBatch {
     pub fn prompts(&self) -> Prompts<'_> {
         Prompts {
             input_ids: &self.input_ids,
-            valid: &self.valid,
+            rows: Rows::Padded(&self.valid),
             image_grids: &self.image_grids,
             pixel_values: &self.pixel_values,
         }

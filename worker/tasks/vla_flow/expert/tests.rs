@@ -6,7 +6,7 @@ use super::*;
 use crate::vla_flow::adapters;
 use coxswain_nn::{
     kernels::dropout::row_word,
-    lora::{Lora, LoraPlan, LoraTargets},
+    lora::{Lora, LoraPlan, LoraTargets, linear::matrix_keys, merged},
     params::FlatGrads,
     rng::{Key, Purpose},
 };
@@ -297,7 +297,7 @@ fn an_expert_with_adapters_is_the_one_they_are_merged_into() {
     let (mut toy, plan) = adapted();
     let ours = toy.run(0..3, 0..2, PLAIN);
     let merged = toy.trainables.lend_whole(|layout, all| {
-        let merged = adapters::merged(&plan, layout, all);
+        let merged = merged(&plan, matrix_keys, layout, all);
         merged[layout.len()..].to_vec()
     });
     let whole = Toy::new();

@@ -9,7 +9,7 @@ use crate::vla_flow::config::VlaSettings;
 use coxswain_models::qwen2_5_vl::{
     Trains,
     config::QwenConfig,
-    modules::{frozen_tensors, modules},
+    modules::{frozen_tensors, head_tensor, modules},
 };
 use coxswain_nn::{
     lora::{LoraPlan, ModuleKind, TrainedModules},
@@ -128,7 +128,8 @@ pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
 
 /// Elements of what trains of a model in full.
 pub(crate) fn in_full(config: &QwenConfig, full: &TrainedModules) -> u64 {
-    let trained = frozen_tensors(config).into_iter().filter(|tensor| full.trains(&tensor.name));
+    let tensors = frozen_tensors(config).into_iter().chain(head_tensor(config));
+    let trained = tensors.filter(|tensor| full.trains(&tensor.name));
     trained.map(|tensor| tensor.elements as u64).sum()
 }
 

@@ -31,7 +31,6 @@ mod tap;
 mod tests;
 
 pub use self::{
-    digest::WeightsBelow,
     error::{PolicyError, StepError},
     parts::{Policy, VlFeatures},
     tap::{Adapted, Tap},

@@ -88,7 +88,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.lap(EXPERT_STAGE);
         if let Some(dhidden_nd) = gradient.hidden {
-            vl.backward(vl_trace, dhidden_nd, grads, &mut |stage| clock.lap(stage))
+            vl.backward(batch.prompts(), vl_trace, dhidden_nd, grads, &mut |stage| clock.lap(stage))
                 .map_err(|broken| failed(batch, broken))?;
         }
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })

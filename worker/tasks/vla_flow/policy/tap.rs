@@ -39,6 +39,8 @@ pub enum Tap {
 pub struct Adapted {
     /// The first module of the vision tower and its merger that trains, by path.
     pub vision: Option<String>,
+    /// Whether the token embedding trains, below all decoder layers.
+    pub embedding: bool,
     /// Decoder layers in which something trains, in order. The final norm counts as part of the last.
     pub layers: Vec<usize>,
     /// Whether anything has an adapter.
@@ -71,9 +73,10 @@ impl Adapted {
         layers.dedup();
         let vision = touched.iter().find(|name| name.starts_with("model.visual."));
         let vision = vision.map(|name| (*name).to_owned());
+        let embedding = touched.iter().any(|name| name.ends_with(".embed_tokens"));
         let in_full = trains.full.is_some_and(|full| !full.is_empty());
         let adapted = trains.lora.is_some_and(|plan| plan.adapters().next().is_some());
-        Self { vision, layers, adapted, in_full, of_layers: config.text.num_layers }
+        Self { vision, embedding, layers, adapted, in_full, of_layers: config.text.num_layers }
     }
 
     /// In words: what of the vision-language model trains.
@@ -91,11 +94,14 @@ impl Adapted {
             (false, true) => "whole modules",
             _ => "LoRA",
         };
-        match (&self.vision, layers.is_empty()) {
-            (None, true) => "nothing of the vision-language model".into(),
-            (None, false) => format!("{what} in {layers}"),
-            (Some(_), true) => format!("{what} in the vision tower"),
-            (Some(_), false) => format!("{what} in the vision tower and {layers}"),
+        let vision = self.vision.as_ref().map_or("", |_| "the vision tower");
+        let embedding = if self.embedding { "the token embedding" } else { "" };
+        let parts: Vec<&str> =
+            [vision, embedding, &layers].into_iter().filter(|part| !part.is_empty()).collect();
+        match &parts[..] {
+            [] => "nothing of the vision-language model".into(),
+            [rest @ .., last] if !rest.is_empty() => format!("{what} in {} and {last}", rest.join(", ")),
+            parts => format!("{what} in {}", parts.concat()),
         }
     }
 }
@@ -112,8 +118,10 @@ impl Tap {
             Err(error) => return refuse("cache.tap", error.to_string()),
         };
         let deepest = match (cache.mode, adapted.layers.first()) {
-            (CacheMode::Periodic, _) | (_, None) => Self::Final,
+            (CacheMode::Periodic, _) => Self::Final,
             (_, Some(0)) => Self::Vision,
+            _ if adapted.embedding => Self::Vision,
+            (_, None) => Self::Final,
             (_, Some(&layer)) => Self::Layer(layer),
         };
         if let (CacheMode::Exact, Some(module)) = (cache.mode, &adapted.vision) {
@@ -147,15 +155,16 @@ impl Tap {
             return refuse("cache.tap", problem);
         }
         let trained_below = match (self, adapted.layers.first()) {
-            (Self::Layer(layer), Some(&first)) if first < layer => Some(first),
-            (Self::Final, Some(&first)) => Some(first),
+            (Self::Layer(_) | Self::Final, _) if adapted.embedding => Some("the token embedding".to_owned()),
+            (Self::Layer(layer), Some(&first)) if first < layer => Some(format!("decoder layer {first}")),
+            (Self::Final, Some(&first)) => Some(format!("decoder layer {first}")),
             _ => None,
         };
         match trained_below {
             Some(first) if mode == CacheMode::Exact => refuse(
                 "cache.tap",
                 format!(
-                    "is {self}, but decoder layer {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
+                    "is {self}, but {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
                 ),
             ),
             _ => Ok(()),
@@ -209,7 +218,14 @@ mod tests {
     }
 
     fn adapted(layers: &[usize]) -> Adapted {
-        Adapted { vision: None, layers: layers.into(), adapted: true, in_full: false, of_layers: 6 }
+        Adapted {
+            vision: None,
+            embedding: false,
+            layers: layers.into(),
+            adapted: true,
+            in_full: false,
+            of_layers: 6,
+        }
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
@@ -256,6 +272,22 @@ mod tests {
         }
         let periodic = cache(CacheMode::Periodic, vla_flow::TapSetting::Auto);
         assert_eq!(Tap::resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
+    }
+
+    #[test]
+    fn a_token_embedding_that_trains_leaves_the_image_features() {
+        for layers in [&[][..], &[4]] {
+            let adapted = Adapted { embedding: true, ..adapted(layers) };
+            let resolve = |tap| Tap::resolve(&cache(CacheMode::Exact, tap), &adapted);
+            assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
+            for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
+                let message = resolve(tap).expect_err("it changes").to_string();
+                assert!(message.contains("the token embedding trains below it"), "{message}");
+            }
+        }
+        let both = Adapted { embedding: true, vision: Some("merger".into()), in_full: true, ..adapted(&[4]) };
+        let words = "LoRA and whole modules in the vision tower, the token embedding and decoder layer 4";
+        assert_eq!(both.words(), words);
     }
 
     #[test]

@@ -249,7 +249,8 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    let origin = coxswain_nn::lora::AdapterOrigin { base_model: MODEL, readme: "" };
+    let origin =
+        coxswain_nn::lora::AdapterOrigin { base_model: MODEL, task_type: None, readme: "", tied: None };
     coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &origin)
         .expect("written");
 

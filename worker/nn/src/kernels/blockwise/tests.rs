@@ -136,6 +136,8 @@ fn segments_even_uneven_and_empty_do_not_see_each_other() {
     check([1, 128, 128, 3, 1, 8], &AttentionMask::Segments([0, 32, 64, 96, 128].into()), 1.0);
     check([1, 100, 100, 2, 1, 8], &AttentionMask::Segments([0, 20, 20, 40, 41, 100].into()), 1.0);
     check([1, 1, 1, 1, 1, 2], &AttentionMask::Segments([0, 1].into()), 1.0);
+    check([1, 128, 128, 2, 2, 8], &AttentionMask::CausalSegments([0, 40, 80, 120, 128].into()), 1.0);
+    check([1, 100, 100, 2, 1, 8], &AttentionMask::CausalSegments([0, 20, 20, 40, 41, 100].into()), 1.0);
 }
 
 #[test]

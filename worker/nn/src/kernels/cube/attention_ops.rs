@@ -54,7 +54,7 @@ where
         let inputs = inputs_bshk.map(strided_floats);
         // The kernel works in pairs along a head: attention copies what is odd.
         let is_odd = !inputs.iter().all(rotary::has_pairs);
-        if is_odd || matches!(mask, AttentionMask::Segments(_)) || inputs.iter().all(scores::lies_by_head) {
+        if is_odd || mask.segments().is_some() || inputs.iter().all(scores::lies_by_head) {
             return inputs.map(wrapped);
         }
         rotary::rotary(inputs, 0, None).map(wrapped)

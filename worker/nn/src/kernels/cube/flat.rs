@@ -7,7 +7,7 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::launch::{UNITS, by_element, cube_sum, empty, floats, len, primitive, wrapped};
+use super::launch::{UNITS, by_element, cube_sum, empty, floats, len, primitive, width, wrapped};
 use crate::kernels::flat::{
     Run,
     tensors::{BLOCK, Origins, Updated},
@@ -78,6 +78,54 @@ fn accumulate_kernel(
             }
         }
         before += cubes;
+    }
+}
+
+/// Gradients of a table's rows, `[places, d]`, added to the table that begins at `start`. `indices` are the
+/// rows that were looked up, where the places of each begin, and places; no row comes twice.
+pub fn add_rows<R: CubeRuntime>(
+    flat: CubeTensor<R>,
+    start: usize,
+    values: CubeTensor<R>,
+    indices: [CubeTensor<R>; 3],
+) -> CubeTensor<R> {
+    let (flat, width) = (owned(flat), width(&values));
+    let [rows, starts, places] = indices;
+    let (cubes, dim) = by_element(len(&rows) * width);
+    add_rows_kernel::launch::<R>(
+        &flat.client,
+        cubes,
+        dim,
+        flat.clone().into_array_arg(),
+        values.into_array_arg(),
+        rows.into_array_arg(),
+        starts.into_array_arg(),
+        places.into_array_arg(),
+        start as u64,
+        width as u32,
+    );
+    flat
+}
+
+/// One unit for each element of a row: additions of one element are in the order of its lookups.
+#[cube(launch)]
+fn add_rows_kernel(
+    flat: &mut Array<f32>,
+    values: &Array<f32>,
+    rows: &Array<u32>,
+    starts: &Array<u32>,
+    places: &Array<u32>,
+    start: u64,
+    width: u32,
+) {
+    let (number, column) = (ABSOLUTE_POS / width as usize, ABSOLUTE_POS % width as usize);
+    if number < rows.len() {
+        let at = start as usize + rows[number] as usize * width as usize + column;
+        let mut sum = flat[at];
+        for place in starts[number]..starts[number + 1] {
+            sum += values[places[place as usize] as usize * width as usize + column];
+        }
+        flat[at] = sum;
     }
 }
 

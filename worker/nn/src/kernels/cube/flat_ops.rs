@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use burn::tensor::Tensor;
-use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous};
 
 use super::{
     flat,
@@ -12,7 +12,7 @@ use super::{
 use crate::kernels::{
     FlatOps,
     flat::{
-        Gradient, OnDevice, Run,
+        Gradient, OnDevice, RowGradients, Run,
         tensors::{Origins, Updated},
     },
 };
@@ -38,6 +38,20 @@ where
             values: floats(values),
         });
         wrapped(flat::accumulate(primitive(flat), addends.collect()))
+    }
+
+    fn flat_add_rows(flat: Tensor<Self, 1>, gradients: RowGradients<'_, Self>) -> Tensor<Self, 1> {
+        let RowGradients { range, lookups, values_nd, .. } = gradients;
+        if lookups.rows().is_empty() {
+            return flat;
+        }
+        let device = flat.device();
+        let indices = [lookups.rows(), lookups.starts(), lookups.places()].map(|indices| {
+            let (indices, len) = (indices.iter().map(|&index| index as i32), indices.len());
+            let data = TensorData::new(indices.collect::<Vec<_>>(), [len]);
+            into_contiguous(Tensor::<Self, 1, Int>::from_data(data, (&device, DType::I32)).into_primitive())
+        });
+        wrapped(flat::add_rows(primitive(flat), range.start, floats(values_nd), indices))
     }
 
     fn flat_squares(flat: &Tensor<Self, 1>, range: &Range<usize>) -> Vec<Tensor<Self, 1>> {

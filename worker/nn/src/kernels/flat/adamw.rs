@@ -9,7 +9,7 @@
 //!
 //! the order of operations of `torch.optim.AdamW`. Coefficients are computed in f64 and used in f32, as
 //! there. Seven streams of memory and one square root and division per element: with the widest registers the
-//! memory is the limit.
+//! memory is the limit. With an average (EMA) of the weights there are two more, and not a pass of its own.
 
 use std::ops::Range;
 
@@ -69,12 +69,23 @@ pub struct Run {
     pub coefficients: Coefficients,
 }
 
-/// The same elements of four buffers.
+/// What follows the weights of a part.
+pub(super) struct Average<'a> {
+    /// As many elements as the part has.
+    pub values: &'a mut [f32],
+    /// How much of their way they go.
+    pub share: f32,
+}
+
+type Task<'a> = (Streams<'a>, Option<Coefficients>);
+
+/// The same elements of four buffers, and of the average if there is one.
 struct Streams<'a> {
     weights: &'a mut [f32],
     exp_avg: &'a mut [f32],
     exp_avg_sq: &'a mut [f32],
     grads: &'a [f32],
+    average: &'a mut [f32],
 }
 
 impl<'a> Streams<'a> {
@@ -88,37 +99,64 @@ impl<'a> Streams<'a> {
             exp_avg: front(&mut self.exp_avg, count),
             exp_avg_sq: front(&mut self.exp_avg_sq, count),
             grads: self.grads.split_off(..count).expect("runs lie within the part"),
+            average: {
+                let there = count.min(self.average.len());
+                front(&mut self.average, there)
+            },
+        }
+    }
+
+    /// Cuts them into tasks; without coefficients nothing but the average moves.
+    fn cut(mut self, coefficients: Option<Coefficients>, tasks: &mut Vec<Task<'a>>) {
+        while !self.exp_avg.is_empty() {
+            let count = self.exp_avg.len().min(TASK);
+            tasks.push((self.take(count), coefficients));
         }
     }
 }
 
-/// Updates runs of a part in host memory, in ascending order.
-pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run]) {
+/// Updates runs of a part in host memory, in ascending order. An average follows what has just been written,
+/// before it leaves the cache, and goes on where no run is.
+pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Average<'_>>) {
     let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
     let (weights, grads) = (&mut weights[weights_from..], &grads[grads_from..]);
-    let mut rest = Streams { weights, exp_avg, exp_avg_sq, grads };
+    let none = Average { values: &mut [], share: 0.0 };
+    let Average { values: average, share } = average.unwrap_or(none);
+    let averaged = !average.is_empty();
+    let mut rest = Streams { weights, exp_avg, exp_avg_sq, grads, average };
     let (mut tasks, mut at) = (Vec::new(), 0);
     for Run { range, coefficients } in runs {
-        rest.take(range.start - at);
-        let mut streams = rest.take(range.len());
-        at = range.end;
-        while !streams.grads.is_empty() {
-            let count = streams.grads.len().min(TASK);
-            tasks.push((streams.take(count), *coefficients));
+        let between = rest.take(range.start - at);
+        if averaged {
+            between.cut(None, &mut tasks);
         }
+        rest.take(range.len()).cut(Some(*coefficients), &mut tasks);
+        at = range.end;
     }
-    tasks
-        .into_par_iter()
-        .with_min_len(4)
-        .for_each(|(streams, coefficients)| update_run(streams, coefficients));
+    if averaged {
+        let behind = rest.exp_avg.len();
+        rest.take(behind).cut(None, &mut tasks);
+    }
+    tasks.into_par_iter().with_min_len(4).for_each(|(mut streams, coefficients)| {
+        coefficients.into_iter().for_each(|coefficients| update_run(&mut streams, coefficients));
+        approach_here(streams.average, streams.weights, share);
+    });
 }
 
-fn update_run(streams: Streams<'_>, c: Coefficients) {
+/// [`Flat::approach`](super::Flat::approach) on one thread.
+pub(super) fn approach_here(values: &mut [f32], towards: &[f32], share: f32) {
+    vectorised(
+        #[inline(always)]
+        || values.iter_mut().zip(towards).for_each(|(value, to)| *value += share * (*to - *value)),
+    );
+}
+
+fn update_run(streams: &mut Streams<'_>, c: Coefficients) {
     vectorised(
         #[inline(always)]
         || {
             let moments = streams.exp_avg.iter_mut().zip(streams.exp_avg_sq.iter_mut());
-            for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads).zip(moments) {
+            for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads.iter()).zip(moments) {
                 let g = g * c.factor;
                 *m += c.one_minus_beta1 * (g - *m);
                 *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);

@@ -6,7 +6,10 @@ use std::{any::Any, borrow::Cow, fmt, ops::Range};
 use burn::tensor::{Tensor, backend::Backend};
 use half::bf16;
 
-use super::adamw::{Part, Run};
+use super::{
+    adamw::{Part, Run},
+    rows::RowGradients,
+};
 
 /// One buffer of float32 elements.
 pub trait Flat: Clone + fmt::Debug {
@@ -54,6 +57,17 @@ pub trait Flat: Clone + fmt::Debug {
 
     /// AdamW ([`adamw`](super::adamw)) on runs of a part, in ascending order.
     fn adamw(part: Part<'_, Self>, runs: &[Run]);
+
+    /// The same, and then `average`, which has an element for each of the part, goes `share` of its way to
+    /// the weights, also where no run is ([`Flat::approach`], bit for bit).
+    fn adamw_averaging(part: Part<'_, Self>, runs: &[Run], average: &mut Self, share: f32) {
+        let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
+        Self::adamw(
+            Part { weights: &mut *weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from },
+            runs,
+        );
+        average.approach(weights, weights_from, share);
+    }
 
     /// Every element goes `share` of its way to that of `towards`, where the first one's is at `from`.
     fn approach(&mut self, towards: &Self, from: usize, share: f32);
@@ -109,6 +123,9 @@ pub trait FlatOn<B: Backend>: Flat {
 
     /// Adds gradients of linear layers' weights.
     fn add_products(&mut self, products: Vec<Product<B>>);
+
+    /// Adds gradients of a table's rows, each row's in the order of its lookups.
+    fn add_rows(&mut self, gradients: RowGradients<'_, B>);
 }
 
 /// Elements on their way between ranks.

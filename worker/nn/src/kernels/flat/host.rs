@@ -11,8 +11,8 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Flat, FlatOn, Gradient, Halves, LentBuffer, Product,
-    adamw::{self, Part, Run},
+    Flat, FlatOn, Gradient, Halves, LentBuffer, Product, RowGradients,
+    adamw::{self, Average, Part, Run, approach_here},
     squares::{sum_of_squares, sums_of_squares},
 };
 use crate::{
@@ -62,7 +62,11 @@ impl Flat for Vec<f32> {
     }
 
     fn adamw(part: Part<'_, Self>, runs: &[Run]) {
-        adamw::update(part, runs);
+        adamw::update(part, runs, None);
+    }
+
+    fn adamw_averaging(part: Part<'_, Self>, runs: &[Run], average: &mut Self, share: f32) {
+        adamw::update(part, runs, Some(Average { values: average, share }));
     }
 
     fn approach(&mut self, towards: &Self, from: usize, share: f32) {
@@ -122,6 +126,30 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
             B::add_linear_weight_gradient(dy_no, x_ni, sum);
         }
     }
+
+    fn add_rows(&mut self, gradients: RowGradients<'_, B>) {
+        let RowGradients { range, first, lookups, values_nd } = gradients;
+        let (width, mut table, mut before) = (values_nd.dims()[1], &mut self[range], 0);
+        if first {
+            table.par_chunks_mut(TASK).for_each(|values| values.fill(0.0));
+        }
+        let mut sums = Vec::with_capacity(lookups.rows().len());
+        for (row, places) in lookups.iter() {
+            let begin = row as usize * width;
+            table.split_off_mut(..begin - before).expect("rows lie in the table, each behind the last");
+            let sum = table.split_off_mut(..width).expect("a table has whole rows");
+            sums.push((sum, places));
+            before = begin + width;
+        }
+        let values = values_nd.into_data();
+        let values = values.as_slice::<f32>().expect("gradients of fp32 leaves are fp32");
+        sums.into_par_iter().for_each(|(sum, places)| {
+            for &place in places {
+                let value = &values[place as usize * width..][..width];
+                sum.iter_mut().zip(value).for_each(|(sum, value)| *sum += value);
+            }
+        });
+    }
 }
 
 impl Halves for Vec<bf16> {
@@ -137,12 +165,8 @@ impl Halves for Vec<bf16> {
 /// [`Flat::approach`] in host memory. A multiplication and an addition, never fused: the same bits wherever
 /// it runs.
 pub(super) fn approach(values: &mut [f32], towards: &[f32], share: f32) {
-    values.par_chunks_mut(TASK).zip(towards.par_chunks(TASK)).for_each(|(values, towards)| {
-        vectorised(
-            #[inline(always)]
-            || values.iter_mut().zip(towards).for_each(|(value, to)| *value += share * (*to - *value)),
-        )
-    });
+    let pieces = values.par_chunks_mut(TASK).zip(towards.par_chunks(TASK));
+    pieces.for_each(|(values, towards)| approach_here(values, towards, share));
 }
 
 /// Converts on as many threads as there are.

@@ -10,6 +10,7 @@
 //! tensors   what `on_device` does, in burn's own operations, for backends that have nothing better (GPUs
 //!           have kernels: `kernels::cube`)
 //! adamw     the optimizer's arithmetic (host), and its coefficients
+//! rows      gradients of a table whose rows are looked up
 //! squares   the sum of squares (host)
 //! ```
 //!
@@ -28,6 +29,7 @@ mod device;
 mod host;
 mod offloaded;
 mod on_device;
+mod rows;
 mod squares;
 pub mod tensors;
 #[cfg(test)]
@@ -37,4 +39,5 @@ pub use self::{
     adamw::{Coefficients, Part, Run},
     buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
     device::{HalvesOnDevice, OnDevice},
+    rows::{Lookups, RowGradients},
 };

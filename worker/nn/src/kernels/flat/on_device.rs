@@ -5,7 +5,7 @@ use std::{borrow::Cow, ops::Range};
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    Flat, FlatOn, Gradient, LentBuffer, Product,
+    Flat, FlatOn, Gradient, LentBuffer, Product, RowGradients,
     adamw::{Part, Run},
     device::{DeviceValues, HalvesOnDevice, OnDevice, SLACK, uploaded},
     host, offloaded,
@@ -185,5 +185,12 @@ impl<B: ModelBackend> FlatOn<B> for OnDevice<B> {
             waiting.push(Gradient { range, first, values });
         }
         self.add(waiting);
+    }
+
+    fn add_rows(&mut self, gradients: RowGradients<'_, B>) {
+        if gradients.first {
+            self.clear(gradients.range.clone());
+        }
+        self.change(|sums| B::flat_add_rows(sums, gradients));
     }
 }

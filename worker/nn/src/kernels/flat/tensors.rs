@@ -8,9 +8,9 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Tensor, backend::Backend};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
 
-use super::{Coefficients, Run};
+use super::{Coefficients, RowGradients, Run};
 
 /// Elements worked on at once: temporary tensors take 64 MiB each, however large a parameter is.
 #[cfg(not(test))]
@@ -57,6 +57,24 @@ pub fn accumulate<B: Backend>(
         let sum = part(&flat, &at) + part(&gradient, &piece);
         put(flat, at, sum)
     })
+}
+
+/// Adds gradients of a table's rows, to what is there.
+pub fn add_rows<B: Backend>(flat: Tensor<B, 1>, gradients: RowGradients<'_, B>) -> Tensor<B, 1> {
+    let RowGradients { range, lookups, values_nd, .. } = gradients;
+    let (width, device) = (values_nd.dims()[1], flat.device());
+    let indices = |rows: Vec<u32>| -> Tensor<B, 1, Int> {
+        let rows: Vec<i32> = rows.into_iter().map(|row| row as i32).collect();
+        let len = rows.len();
+        Tensor::from_data(TensorData::new(rows, [len]), &device)
+    };
+    let table_rd = part(&flat, &range).reshape([range.len() / width, width]);
+    let table_rd = lookups.rounds().fold(table_rd, |table_rd, round| {
+        let [rows, places] = round.map(indices);
+        table_rd.select_assign(0, rows, values_nd.clone().select(0, places), IndexingUpdateOp::Add)
+    });
+    let len = range.len();
+    put(flat, range, table_rd.reshape([len]))
 }
 
 /// `flat[range] = halves[range]`, in float32.

@@ -90,6 +90,39 @@ proptest! {
     }
 
     #[test]
+    fn an_average_in_the_same_pass_has_the_bits_of_one_in_its_own(
+        len in 1usize..100_000, cuts in prop::collection::vec(0usize..100_000, 0..5), salt in 0u64..1000,
+    ) {
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut % (len + 1)).collect();
+        cuts.sort_unstable();
+        let runs: Vec<Run> = cuts
+            .chunks_exact(2)
+            .enumerate()
+            .map(|(number, cut)| Run { range: cut[0]..cut[1], coefficients: coefficients(number) })
+            .collect();
+        fn stepped<F: Flat>(place: &F::Place, len: usize, salt: u64, runs: &[Run], at_once: bool) -> [Vec<f32>; 4] {
+            let of = |len, salt| F::of(place, uneven(len, salt));
+            let (mut weights, mut average, grads) = (of(len + 7, salt), of(len, salt + 1), of(len + 3, salt + 2));
+            let (mut exp_avg, mut exp_avg_sq) = (F::zeros(place, len), F::zeros(place, len));
+            let part = Part {
+                weights: &mut weights, weights_from: 7, exp_avg: &mut exp_avg, exp_avg_sq: &mut exp_avg_sq,
+                grads: &grads, grads_from: 3,
+            };
+            if at_once {
+                F::adamw_averaging(part, runs, &mut average, 0.3);
+            } else {
+                F::adamw(part, runs);
+                average.approach(&weights, 7, 0.3);
+            }
+            [weights, exp_avg, exp_avg_sq, average].map(|flat| all(&flat))
+        }
+        let host = [true, false].map(|at_once| stepped::<Vec<f32>>(&(), len, salt, &runs, at_once));
+        prop_assert!(host[0] == host[1]);
+        let device = [true, false].map(|at_once| stepped::<Device>(&FlexDevice, len, salt, &runs, at_once));
+        prop_assert!(device[0] == device[1]);
+    }
+
+    #[test]
     fn averages_follow_weights_wherever_they_are_by_the_formula(
         len in 0usize..3 * tensors::BLOCK, from in 0usize..100, share in 0.0f32..1.0, salt in 0u64..1000,
     ) {
@@ -195,6 +228,40 @@ fn gradients_are_added_where_their_parameters_lie_and_first_ones_overwrite() {
     let (host, device) = (added::<Vec<f32>>(gradient), added::<Device>(gradient));
     assert_eq!((host[0], host[5]), (9.0, 0.0));
     assert!(host.iter().zip(&device).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs()), "{host:?} {device:?}");
+}
+
+#[test]
+fn rows_of_a_table_are_summed_in_the_order_of_their_lookups_to_the_same_bits() {
+    const WIDTH: usize = 6;
+    // Row 4 comes at most places, row 0 never; place 3 looks nothing up.
+    let looked_up = [4, 1, 4, 0, 4, 9, 4, 1, 4].into_iter().enumerate();
+    let lookups = Lookups::new(
+        looked_up.filter(|(place, _)| *place != 3).map(|(place, row): (usize, u32)| (place as u32, row)),
+    );
+    let values = uneven(9 * WIDTH, 3);
+    fn added<F: FlatOn<Flex>>(lookups: &Lookups, values: &[f32]) -> Vec<f32> {
+        let mut sums = F::of(&F::place(&FlexDevice), uneven(10 * WIDTH + 9, 5));
+        for first in [true, false] {
+            let values_nd = Tensor::from_data(TensorData::new(values.to_vec(), [9, WIDTH]), &FlexDevice);
+            sums.add_rows(RowGradients { range: 5..5 + 10 * WIDTH, first, lookups, values_nd });
+        }
+        all(&sums)
+    }
+    let (host, device) = (added::<Vec<f32>>(&lookups, &values), added::<Device>(&lookups, &values));
+    assert_eq!(host, device);
+    let mut due = uneven(10 * WIDTH + 9, 5);
+    due[5..5 + 10 * WIDTH].fill(0.0);
+    for _ in 0..2 {
+        for (row, places) in lookups.iter() {
+            for (place, column) in
+                places.iter().flat_map(|place| (0..WIDTH).map(move |column| (place, column)))
+            {
+                due[5 + row as usize * WIDTH + column] += values[*place as usize * WIDTH + column];
+            }
+        }
+    }
+    assert_eq!(host, due);
+    assert!(host[5..5 + WIDTH].iter().all(|sum| *sum == 0.0), "nothing looked row 0 up");
 }
 
 #[test]

@@ -47,11 +47,21 @@ pub fn span(mask: &AttentionMask, b: usize, q: usize, keys: usize) -> Range<usiz
         AttentionMask::Keys(ranges) => clipped(ranges[b].start, ranges[b].end as usize),
         AttentionMask::Causal(ranges) => clipped(ranges[b].start, (ranges[b].end as usize).min(q + 1)),
         AttentionMask::Segments(ends) => {
-            let segment = ends.partition_point(|&end| end as usize <= q);
-            let start = if segment == 0 { 0 } else { ends[segment - 1] };
-            clipped(start, ends.get(segment).map_or(keys, |&end| end as usize))
+            let (start, end) = segment(ends, q, keys);
+            clipped(start, end)
+        }
+        AttentionMask::CausalSegments(ends) => {
+            let (start, end) = segment(ends, q, keys);
+            clipped(start, end.min(q + 1))
         }
     }
+}
+
+/// First key of a query's segment, and the one after its last.
+fn segment(ends: &[u32], q: usize, keys: usize) -> (u32, usize) {
+    let segment = ends.partition_point(|&end| end as usize <= q);
+    let start = if segment == 0 { 0 } else { ends[segment - 1] };
+    (start, ends.get(segment).map_or(keys, |&end| end as usize))
 }
 
 /// The blocks of batch row `b`.
@@ -124,6 +134,8 @@ mod tests {
             AttentionMask::Causal([5..5, 0..60].into()),
             AttentionMask::Segments([0, 64, 70, 70, 150].into()),
             AttentionMask::Segments([10, 20].into()),
+            AttentionMask::CausalSegments([0, 64, 70, 70, 150].into()),
+            AttentionMask::CausalSegments([10, 20].into()),
         ]
     }
 
@@ -181,6 +193,22 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert!((1..130).all(|padding| of(padding) == of(0)));
+    }
+
+    #[test]
+    fn a_causal_segment_is_cut_as_if_it_were_alone() {
+        let mask = AttentionMask::CausalSegments([0, 37, 37, 150].into());
+        let found = blocks(&mask, 0, 150, 150);
+        let alone = blocks(&AttentionMask::Causal([0..113].into()), 0, 113, 113);
+        let moved = |range: Range<usize>| range.start + 37..range.end + 37;
+        let moved = alone
+            .into_iter()
+            .map(|QueryBlock { queries, keys }| QueryBlock { queries: moved(queries), keys: moved(keys) });
+        assert_eq!(found[1..], moved.collect::<Vec<_>>()[..]);
+        assert_eq!(
+            components(&found, 150).iter().map(|c| c.keys.clone()).collect::<Vec<_>>(),
+            [0..37, 37..150]
+        );
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn panels_back(weight: &Tensor<Sizes, 2>) -> u64 {
 
 fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
     match mask {
-        AttentionMask::Segments(ends) => {
+        AttentionMask::Segments(ends) | AttentionMask::CausalSegments(ends) => {
             ends.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0)
         }
         _ => keys,

@@ -70,6 +70,10 @@ pub(super) fn scores(mask: &AttentionMask, [rows, queries, keys]: [usize; 3]) ->
         AttentionMask::Segments(ends) => {
             ends.windows(2).map(|pair| u64::from(pair[1] - pair[0]).pow(2)).sum()
         }
+        AttentionMask::CausalSegments(ends) => {
+            let lengths = ends.windows(2).map(|pair| u64::from(pair[1] - pair[0]));
+            lengths.map(|length| length * (length + 1) / 2).sum()
+        }
     }
 }
 
@@ -157,5 +161,6 @@ mod tests {
         assert_eq!(of(AttentionMask::Causal(vec![0..6, 2..6].into()), [2, 6, 6]), 21 + 10);
         assert_eq!(of(AttentionMask::Causal(vec![1..4, 0..0].into()), [2, 6, 6]), 6 + 2 * 3);
         assert_eq!(of(AttentionMask::Segments(vec![0, 4, 6].into()), [1, 6, 6]), 16 + 4);
+        assert_eq!(of(AttentionMask::CausalSegments(vec![0, 4, 6].into()), [1, 6, 6]), 10 + 3);
     }
 }

@@ -60,9 +60,10 @@ fn mask(batch: usize, keys: usize) -> impl Strategy<Value = AttentionMask> {
         Just(AttentionMask::Full),
         ranges().prop_map(|ranges| AttentionMask::Keys(ranges.into())),
         ranges().prop_map(|ranges| AttentionMask::Causal(ranges.into())),
-        ends.prop_map(move |mut ends| {
+        (ends, any::<bool>()).prop_map(move |(mut ends, causal)| {
             ends.insert(keys as u32);
-            AttentionMask::Segments(std::iter::once(0).chain(ends).collect())
+            let ends = std::iter::once(0).chain(ends).collect();
+            if causal { AttentionMask::CausalSegments(ends) } else { AttentionMask::Segments(ends) }
         }),
     ]
 }
@@ -106,6 +107,23 @@ proptest! {
         let alone = AttentionMask::Causal([0..length as u32].into());
         let alone = <F as AttentionOps>::attention(q, k, v, &alone, 0.3);
         prop_assert!(bits(row(&padded)) == bits(alone));
+    }
+
+    #[test]
+    fn company_changes_no_bit_of_a_causal_segment(before in 0usize..150, length in 1usize..400) {
+        let seq = before + length;
+        let mask = AttentionMask::CausalSegments([0, before as u32, seq as u32].into());
+        let shapes = [[1, seq, 4, 8], [1, seq, 2, 8], [1, seq, 2, 8]];
+        let inputs = [0, 1, 2].map(|i| values(shapes[i], 20 + i as u64, 1.0));
+        let [q, k, v] = inputs.clone();
+        let beside = <F as AttentionOps>::attention(q, k, v, &mask, 0.3);
+        let segment = |x: &Tensor<F, 4>| {
+            Tensor::<F, 4>::from_data(x.clone().narrow(1, before, length).into_data(), &Default::default())
+        };
+        let [q, k, v] = inputs.each_ref().map(segment);
+        let alone = AttentionMask::Causal([0..length as u32].into());
+        let alone = <F as AttentionOps>::attention(q, k, v, &alone, 0.3);
+        prop_assert!(bits(segment(&beside)) == bits(alone));
     }
 
     #[test]
@@ -171,4 +189,23 @@ fn attention_does_not_depend_on_threads() {
         };
         masks.iter().flat_map(run).collect()
     });
+}
+
+#[test]
+fn attention_with_a_bias_has_the_bits_of_its_parts_and_their_gradients() {
+    let [q, k, v] = [([2, 3, 5, 4], 1), ([2, 3, 7, 4], 2), ([2, 3, 7, 4], 3)]
+        .map(|(shape, seed)| values(shape, seed, 1.0));
+    let added = [values([1, 3, 5, 7], 4, 1.0), values([2, 1, 1, 7], 5, 1.0)];
+    let inputs = [&q, &k, &v].map(leaf);
+    let found = A::biased_attention(inputs.clone(), &added.each_ref().map(frozen));
+    let alone = F::biased_attention([q.clone(), k.clone(), v.clone()], &added);
+    assert_eq!(bits(found.clone().inner()), bits(alone));
+    let parts = [&q, &k, &v].map(leaf);
+    let weights = reference::biased_weights(&parts, &added.each_ref().map(frozen));
+    let composed = weights.matmul(parts[2].clone());
+    assert_close("the output", found.clone().inner(), composed.clone().inner());
+    let (found, composed) = (pull(found), pull(composed));
+    for (input, part) in inputs.iter().zip(&parts) {
+        assert_close("a gradient", gradient(input, &found), gradient(part, &composed));
+    }
 }

@@ -66,7 +66,8 @@ fn dropout_leaves_what_magnitudes_are_of_alone_outside_training() {
 fn magnitudes_go_out_to_peft_and_come_back() {
     let donor = shaken(&spec(&[lora(true, 0.0)]));
     let (dir, layout) = (tempfile::tempdir().expect("a directory"), donor.trainables.layout());
-    let origin = coxswain_nn::lora::AdapterOrigin { base_model: "base", readme: "" };
+    let origin =
+        coxswain_nn::lora::AdapterOrigin { base_model: "base", task_type: None, readme: "", tied: None };
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
     coxswain_nn::lora::write_adapter(dir.path(), plan, layout, &values, &origin).expect("it is ours");

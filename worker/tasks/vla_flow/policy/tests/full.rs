@@ -3,13 +3,14 @@
 use super::*;
 use crate::vla_flow::config::VlaSpec;
 
-/// Something of every kind: patch embedding, norms, linears with and without a bias, the merger, a whole
-/// decoder layer, the final norm.
-const OF_EVERY_KIND: [&str; 7] = [
+/// Something of every kind: patch embedding, norms, linears with and without a bias, the merger, the token
+/// embedding, a whole decoder layer, the final norm.
+const OF_EVERY_KIND: [&str; 8] = [
     r"patch_embed\.proj",
     r"visual\.blocks\.1\.(norm1|attn\.qkv)",
     r"visual\.blocks\.2\.mlp",
     r"visual\.merger",
+    "embed_tokens",
     r"layers\.2\.(self_attn\.[qk]_proj|mlp\.down_proj|input_layernorm)",
     r"layers\.4",
     r"language_model\.norm",
@@ -35,7 +36,8 @@ fn refused(spec: &RunSpec) -> String {
 #[test]
 fn recompute_changes_no_bit_of_what_trains_in_full() {
     let top = [r"layers\.5", r"language_model\.norm"];
-    for train in [&OF_EVERY_KIND[..], &top, &[r"language_model\.norm"], &[r"merger\.ln_q"]] {
+    for train in [&OF_EVERY_KIND[..], &top, &[r"language_model\.norm"], &[r"merger\.ln_q"], &["embed_tokens"]]
+    {
         for activations in ["float32", "bfloat16"] {
             let of = |mode: Value| {
                 let mut spec = training(train, &[recompute(mode)]);
@@ -132,6 +134,34 @@ fn features_are_kept_below_what_trains_and_nowhere_above() {
 }
 
 #[test]
+fn image_features_are_kept_below_an_embedding_that_trains() {
+    let frozen = ("lora", Value::Null);
+    let cache = ("cache", json!({"mode": "exact"}));
+    let fixture = shaken(&training(&["embed_tokens"], &[cache, frozen.clone()]));
+    assert_eq!(fixture.policy.tap(), Some(Tap::Vision));
+    let batch = batch(&[0, 1, 2]);
+    let kept = fixture.policy.features_below(&fixture.trainables, &batch).expect("a sound batch");
+    let cached = MicroBatch { pixel_values: vec![], features: Some(kept), ..batch.clone() };
+    assert!(fixture.run(&cached) == fixture.run(&batch), "kept features change nothing");
+    let last = ("cache", json!({"mode": "exact", "tap": "final"}));
+    let message = refused(&training(&["embed_tokens"], &[last, frozen.clone()]));
+    assert!(message.contains("the token embedding trains below it"), "{message}");
+    // Tokens that no sample has keep their rows: nothing reads this table but the lookup.
+    let (_, grads) = fixture.run(&batch);
+    let (layout, table) = (fixture.trainables.layout(), "model.language_model.embed_tokens.weight");
+    let table = layout.get(layout.find(table).expect("it trains"));
+    let sums = grads.values()[table.range()].chunks(table.shape[1]);
+    let reached = sums.enumerate().filter(|(_, row)| row.iter().any(|gradient| *gradient != 0.0));
+    let reached: Vec<u32> = reached.map(|(row, _)| row as u32).collect();
+    let image = fixture.policy.model().config.tokens.image;
+    assert!(!reached.is_empty() && reached.iter().all(|row| batch.input_ids.contains(row) && *row != image));
+    // No action asks for logits. In this model the head is the table; in another it would be refused.
+    let [by_head, by_name] =
+        ["lm_head", "embed_tokens"].map(|name| load(&training(&[name], std::slice::from_ref(&frozen))));
+    assert_eq!(by_head.trainables.layout(), by_name.trainables.layout());
+}
+
+#[test]
 fn an_adapter_and_full_training_of_one_module_are_refused_by_name() {
     let message = refused(&training(&[r"layers\.3"], &[]));
     assert!(message.contains("model.train") && message.contains("layers.3.self_attn.q_proj"), "{message}");
@@ -145,7 +175,8 @@ fn what_trains_in_full_goes_out_to_peft_and_comes_back() {
     let donor = shaken(&training(&train, &[]));
     let (dir, layout) = (tempfile::tempdir().expect("a directory"), donor.trainables.layout());
     let values = donor.trainables.to_vec();
-    let origin = coxswain_nn::lora::AdapterOrigin { base_model: "base", readme: "" };
+    let origin =
+        coxswain_nn::lora::AdapterOrigin { base_model: "base", task_type: None, readme: "", tied: None };
     let plan = donor.policy.lora().expect("it has adapters");
     coxswain_nn::lora::write_adapter(dir.path(), plan, layout, &values, &origin).expect("it is ours");
     let config = std::fs::read_to_string(dir.path().join("adapter_config.json")).expect("written");

@@ -1,0 +1,113 @@
+//! Streaming training's memory, from the timeline of whole runs: flat in the number of batches, and what was
+//! predicted.
+//!
+//! The counting allocator counts for the whole process, so these tests take turns.
+
+use std::{
+    alloc::System,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use burn_flex::Flex;
+use coxswain_integration_tests::{repository, solo};
+use coxswain_proto::run_spec::RunSpec;
+use coxswain_tasks::trajectory::Trajectory;
+use coxswain_worker::{
+    memory::CountingAllocator,
+    train::{Summary, TaskTrainer, TrainerOptions},
+};
+use serde_json::Value;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator<System> = CountingAllocator(System);
+
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
+
+fn exclusive() -> MutexGuard<'static, ()> {
+    // The symbol tables of a failed test's backtrace would stay in memory and count in the tests after it.
+    std::panic::set_hook(Box::new(|failure| eprintln!("{failure}")));
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Trains a world of one; its summary and the lines of its timeline.
+fn train(output: &Path, changes: &[&str]) -> (Summary, Vec<Value>) {
+    let assets = repository().join("configs/assets");
+    let mut overrides = vec![
+        format!("run.output_dir={}", output.display()),
+        format!("extractor.path={}", assets.join("tiny-vla").display()),
+        format!("data.path={}", assets.join("pictures").display()),
+    ];
+    overrides.extend(["eval.samples=0", "train.checkpoint_every=0"].map(str::to_owned));
+    overrides.extend(changes.iter().map(ToString::to_string));
+    let file = repository().join("configs/trajectory.yaml");
+    let spec = RunSpec::load(&file, &overrides, coxswain_tasks::TASKS).expect("it is in the repository");
+    let options = TrainerOptions { device: Default::default(), listener: None };
+    let summary = solo::train(&mut TaskTrainer::<Flex>::new(&Trajectory, options), &spec, 0);
+    let lines = std::fs::read_to_string(output.join("memory/rank-0000.jsonl")).expect("written");
+    let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));
+    (summary, lines.collect())
+}
+
+/// Largest bytes in use in a step.
+fn peak(line: &Value) -> u64 {
+    let phases = line["phases"].as_object().expect("phases by name");
+    phases.values().filter_map(|phase| phase["in_use"].as_u64()).max().expect("a step has phases")
+}
+
+#[test]
+fn memory_is_flat_in_the_number_of_batches() {
+    let _exclusive = exclusive();
+    const STEPS: usize = 1000;
+    let few = ["train.steps=1000", "train.global_batch=1", "train.micro_batch=1"];
+    let one = ["data.threads=1", "data.prefetch=1", "extractor.layers=[0]", "optimizer.warmup_steps=0"];
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, lines) = train(&dir.path().join("run"), &[&few[..], &one].concat());
+    assert_eq!(lines.len(), STEPS);
+    // What grows lifts every later step; a sample that is decoded at the moment of a peak lifts that one.
+    let median = |lines: &[Value], of: fn(&Value) -> u64| {
+        let mut bytes: Vec<u64> = lines.iter().map(of).collect();
+        bytes.sort_unstable();
+        bytes[bytes.len() / 2] as f64
+    };
+    let at_rest = |line: &Value| line["in_use"].as_u64().expect("bytes");
+    // What a step's trajectories take: held until the end, the later half would have 475 times that more.
+    let batch = f64::from(49 * 96 * 4);
+    for (what, of) in [("peak", peak as fn(&Value) -> u64), ("memory between steps", at_rest)] {
+        let (early, late) = (median(&lines[50..525], of), median(&lines[525..], of));
+        assert!(late <= early + batch / 2.0, "the {what} grew from {early} to {late} bytes");
+    }
+}
+
+#[test]
+fn predicted_peaks_are_the_measured_ones() {
+    let _exclusive = exclusive();
+    const NEAR: f64 = 0.03;
+    const BYTES: f64 = 8.0 * 1024.0 * 1024.0;
+    let cases: [&[&str]; 6] = [
+        &["train.micro_batch=4"],
+        &["network.type=vae", "train.micro_batch=16", "data.image_size=224"],
+        &["network.type=transformer", "train.micro_batch=8"],
+        &["network.type=transformer", "train.micro_batch=16", "train.recompute=full"],
+        &["network.hidden_dim=1024", "network.num_layers=4", "train.micro_batch=16", "train.recompute=full"],
+        &["network.hidden_dim=512", "train.micro_batch=16", "cache.mode=exact"],
+    ];
+    for (number, changes) in cases.into_iter().enumerate() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let short = ["train.steps=6", "train.global_batch=16", "optimizer.warmup_steps=0"];
+        let (summary, _) = train(&dir.path().join("run"), &[changes, &short].concat());
+        let outcome = summary.memory.expect("a run of its own micro-batch is compared");
+        // From sizes alone: what earlier runs on this machine teach is not what is tested.
+        let predicted = outcome.categories.iter().map(|row| row.predicted).sum::<u64>() as f64;
+        let measured = outcome.measured as f64;
+        println!(
+            "{number}: {:.1} MiB predicted, {:.1} measured",
+            predicted / 1048576.0,
+            measured / 1048576.0
+        );
+        let off = (predicted - measured).abs();
+        assert!(off <= BYTES.max(NEAR * measured), "{changes:?}: {predicted} for {outcome}");
+        // Beyond what such small runs hold anyway, too, or 8 MiB would forgive everything.
+        assert!(off <= 0.15 * measured, "{changes:?}: {predicted} for {outcome}");
+    }
+}

@@ -1,0 +1,198 @@
+//! `cox generate`: what a model writes, to look at it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
+use coxswain_task::{GenerateJob, Prompt, Sampling, Written};
+use coxswain_worker::device;
+use serde_json::{Value, json};
+
+use crate::{
+    commands::spec_args::of_run,
+    exit::{Failed, Outcome},
+    render::say,
+    tasks::{accelerator, schemas, tasks},
+};
+
+/// Flags of `cox generate`.
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// Output directory of a run that has ended, or what `cox export` has written: the model as it was
+    /// trained. Or a run file: the model as training would find it
+    #[arg(value_name = "RUN_DIR|CONFIG")]
+    run: PathBuf,
+    /// Changes to the run: model.path=... at another place
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// What is answered; several, each by itself
+    #[arg(long = "prompt", value_name = "TEXT")]
+    prompts: Vec<String>,
+    /// JSONL of prompts: {"prompt": TEXT, "images": [FILE, ...]}, or TEXT alone; paths begin at this file
+    #[arg(long = "prompts", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// An image that every --prompt is about; several in order
+    #[arg(long = "image", value_name = "FILE", requires = "prompts")]
+    images: Vec<PathBuf>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    #[arg(long, value_name = "auto|cpu|cuda")]
+    device: Option<DeviceChoice>,
+    /// One JSON object a line for each answer: prompt, text, ids, ended
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the next token is chosen.
+#[derive(Args, Clone, Copy, Debug)]
+struct SamplingArgs {
+    /// Tokens of an answer at most
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_new_tokens: u32,
+    /// 0 takes the likeliest token always; 1 draws as the model says
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    temperature: f64,
+    /// Draw from the fewest tokens that have so much probability between them
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
+    top_p: f64,
+    /// Draw from so many of the likeliest tokens; 0: all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+    /// Another one draws other answers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+impl From<SamplingArgs> for Sampling {
+    fn from(args: SamplingArgs) -> Self {
+        let SamplingArgs { max_new_tokens, temperature, top_p, top_k, seed } = args;
+        Self { max_new_tokens: max_new_tokens as usize, temperature, top_p, top_k, seed }
+    }
+}
+
+/// Answers all prompts.
+pub fn execute(args: &GenerateArgs) -> Outcome {
+    let prompts = args.prompts()?;
+    let (spec, results) = args.run()?;
+    let wanted = args.device.unwrap_or(spec.launch.device);
+    let device = device::choose(wanted, 0, accelerator())
+        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling: args.sampling.into() };
+    let answers = tasks().generate(&job, device)?;
+    let answers = answers
+        .ok_or_else(|| Failed::usage(format!("task {}: what it trains writes no text", spec.task.kind)))?;
+    let cut = answers.iter().filter(|answer| !answer.ended).count();
+    if cut > 0 {
+        tracing::warn!("{cut} of {} answers end at --max-new-tokens", answers.len());
+    }
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        say(args.shown(prompt, answer));
+    }
+    Ok(())
+}
+
+impl GenerateArgs {
+    /// The run, and where it has left its results.
+    fn run(&self) -> Result<(RunSpec, Option<&Path>), Failed> {
+        if self.run.is_dir() {
+            return Ok((of_run(&self.run, &self.overrides)?, Some(&self.run)));
+        }
+        let spec = RunSpec::load(&self.run, &self.overrides, schemas())?;
+        match spec.train.init_from {
+            None => Ok((spec, None)),
+            Some(_) => Err(Failed::usage(format!(
+                "{}: `train.init_from` is for training; name the directory it starts from, or take the key away with train.init_from=",
+                self.run.display()
+            ))),
+        }
+    }
+
+    fn prompts(&self) -> Result<Vec<Prompt>, Failed> {
+        let given = |text: &String| Prompt { text: text.clone(), images: self.images.clone() };
+        let mut prompts: Vec<Prompt> = self.prompts.iter().map(given).collect();
+        if let Some(path) = &self.file {
+            let refused = |problem: String| Failed::usage(format!("--prompts {}{problem}", path.display()));
+            let text = fs::read_to_string(path).map_err(|error| refused(format!(": {error}")))?;
+            let beside = path.parent().unwrap_or(Path::new(""));
+            for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+                prompts.push(
+                    parse(line, beside).map_err(|problem| refused(format!(":{}: {problem}", number + 1)))?,
+                );
+            }
+        }
+        match prompts.is_empty() {
+            true => Err(Failed::usage("there is nothing to answer; give --prompt TEXT or --prompts FILE")),
+            false => Ok(prompts),
+        }
+    }
+
+    /// An answer; between several stand the prompts.
+    fn shown(&self, prompt: &Prompt, answer: &Written) -> String {
+        let Written { ids, text, ended } = answer;
+        if self.json {
+            return json!({"prompt": prompt.text, "text": text, "ids": ids, "ended": ended}).to_string();
+        }
+        match self.file.is_none() && self.prompts.len() == 1 {
+            true => text.clone(),
+            false => format!("> {}\n{text}\n", prompt.text),
+        }
+    }
+}
+
+/// A line of a file of prompts.
+fn parse(line: &str, beside: &Path) -> Result<Prompt, String> {
+    let expected = r#"expected {"prompt": TEXT, "images": [FILE, ...]} or TEXT in quotes"#;
+    let value: Value = serde_json::from_str(line).map_err(|error| format!("{error}; {expected}"))?;
+    if let Value::String(text) = value {
+        return Ok(Prompt { text, images: Vec::new() });
+    }
+    let text = value.get("prompt").and_then(Value::as_str).ok_or(expected)?;
+    let images = match value.get("images") {
+        None => Vec::new(),
+        Some(Value::Array(paths)) => {
+            let path = |path: &Value| path.as_str().map(|path| beside.join(path)).ok_or(expected);
+            paths.iter().map(path).collect::<Result<_, _>>()?
+        }
+        Some(_) => return Err(expected.into()),
+    };
+    Ok(Prompt { text: text.into(), images })
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "expected 0 or more".into())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "expected more than 0 and at most 1".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_prompts_is_an_object_or_a_text() {
+        let beside = Path::new("/data");
+        let whole = parse(r#"{"prompt": "What?", "images": ["a.png", "/b.png"]}"#, beside);
+        let images = vec![PathBuf::from("/data/a.png"), PathBuf::from("/b.png")];
+        assert_eq!(whole, Ok(Prompt { text: "What?".into(), images }));
+        let text = parse(r#""What?""#, beside);
+        assert_eq!(text, Ok(Prompt { text: "What?".into(), images: Vec::new() }));
+        for broken in ["What?", "{}", "[]", r#"{"prompt": 3}"#, r#"{"prompt": "x", "images": "a.png"}"#] {
+            assert!(parse(broken, beside).is_err_and(|problem| problem.contains("expected {")), "{broken}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_are_refused() {
+        assert_eq!((temperature("0.7"), share("1")), (Ok(0.7), Ok(1.0)));
+        assert!(["-1", "nan", "inf", "x"].iter().all(|text| temperature(text).is_err()));
+        assert!(["0", "1.1", "nan", "x"].iter().all(|text| share(text).is_err()));
+    }
+}

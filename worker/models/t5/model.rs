@@ -1,0 +1,116 @@
+//! The whole model: table, encoder, decoder, head.
+
+use std::{cell::Cell, path::Path, sync::Arc};
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    kernels::{ModelBackend, precision},
+    params::{BaseWeight, TrainableLayout},
+};
+
+use super::{block::T5Block, buckets::Buckets, config::T5Config, modules::bias_table};
+use crate::qwen2_5_vl::{Trains, checkpoint::Checkpoint, error::ModelError, loader::Loader};
+
+/// Encoder or decoder.
+pub struct T5Stack<B: ModelBackend> {
+    /// Blocks, first to last.
+    pub blocks: Vec<T5Block<B>>,
+    /// The gain of the norm behind them.
+    pub norm_d: BaseWeight<B, 1>,
+    /// What each bucket of relative positions adds to the scores of each head, `[heads, buckets]`.
+    table_hn: Tensor<B, 2>,
+    buckets: Buckets,
+}
+
+impl<B: ModelBackend> T5Stack<B> {
+    fn load(
+        loader: &mut Loader<'_, B>,
+        config: &T5Config,
+        stack: &str,
+        layers: usize,
+    ) -> Result<Self, ModelError> {
+        let table_nh = loader.matrix(&bias_table(stack), [config.buckets[0], config.heads])?;
+        let blocks = (0..layers).map(|index| T5Block::load(loader, config, stack, index));
+        let blocks = blocks.collect::<Result<_, _>>()?;
+        let norm_d = loader.gain(&format!("{stack}.final_layer_norm.weight"), config.d_model)?;
+        let [count, max_distance] = config.buckets;
+        let buckets = Buckets { count, max_distance, both_ways: stack == "encoder" };
+        Ok(Self { blocks, norm_d, table_hn: in_float32(table_nh).transpose(), buckets })
+    }
+
+    /// What is added to the scores of texts of so many tokens, `[1, heads, len, len]`.
+    pub fn bias(&self, len: usize) -> Tensor<B, 4> {
+        self.buckets.bias(&self.table_hn, len)
+    }
+
+    /// Whether anything of its blocks trains.
+    pub fn blocks_train(&self) -> bool {
+        self.blocks.iter().any(T5Block::trains)
+    }
+}
+
+/// A T5 model whose weights are frozen, but for what trains.
+pub struct T5<B: ModelBackend> {
+    /// Sizes.
+    pub config: T5Config,
+    /// What reads the source.
+    pub encoder: T5Stack<B>,
+    /// What writes the target.
+    pub decoder: T5Stack<B>,
+    /// The head's weight, `[vocab, d]`: the table itself, or a matrix of its own.
+    pub head_vd: Tensor<B, 2>,
+    table_vd: Tensor<B, 2>,
+    /// Where the weights are.
+    pub device: B::Device,
+}
+
+impl<B: ModelBackend> T5<B> {
+    /// Reads a model directory, matrices kept as `dtype`. What trains is registered in `layout` in the order
+    /// of modules.
+    pub fn load(
+        dir: &Path,
+        dtype: WeightsDtype,
+        trains: Trains<'_>,
+        layout: &mut TrainableLayout,
+        device: &B::Device,
+    ) -> Result<Self, ModelError> {
+        let config = T5Config::read(dir)?;
+        let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
+        if B::VALUES {
+            precision::follow(dtype);
+        }
+        let (checkpoint, in_flight) = (&checkpoint, Cell::default());
+        let mut loader = Loader { checkpoint, dtype, streamed: false, trains, layout, device, in_flight };
+        let shape = [config.vocab_size, config.d_model];
+        let table_vd = loader.matrix(&config.table, shape)?;
+        let encoder = T5Stack::load(&mut loader, &config, "encoder", config.encoder_layers)?;
+        let decoder = T5Stack::load(&mut loader, &config, "decoder", config.decoder_layers)?;
+        let head_vd = match &config.head {
+            Some(head) => loader.matrix(head, shape)?,
+            None => table_vd.clone(),
+        };
+        Ok(Self { config, encoder, decoder, head_vd, table_vd, device: device.clone() })
+    }
+
+    /// Rows of the table as float32, `[n, d]`. Ids must lie in the vocabulary.
+    pub fn embed(&self, ids: &[u32]) -> Tensor<B, 2> {
+        in_float32(self.table_vd.clone().select(0, self.indices(ids)))
+    }
+
+    /// Rows by number, on the model's device.
+    pub fn indices(&self, rows: &[u32]) -> Tensor<B, 1, Int> {
+        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        let len = rows.len();
+        Tensor::from_data(TensorData::new(rows, [len]), &self.device)
+    }
+
+    /// What the decoder's normed output is multiplied with before the head.
+    pub fn output_scale(&self) -> f64 {
+        if self.config.scale_output { (self.config.d_model as f64).powf(-0.5) } else { 1.0 }
+    }
+}
+
+fn in_float32<B: ModelBackend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
+    if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
+}

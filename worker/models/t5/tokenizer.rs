@@ -1,0 +1,75 @@
+//! Text to ids and back, by `tokenizer.json` or SentencePiece's `spiece.model`.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_data::DataError;
+use tokenizers::Tokenizer;
+
+use super::{config::T5Config, spiece};
+
+/// The fast tokenizer's file.
+const FAST: &str = "tokenizer.json";
+/// SentencePiece's.
+const PIECES: &str = "spiece.model";
+
+/// A checkpoint's tokenizer.
+pub struct TextTokenizer {
+    tokenizer: Tokenizer,
+    path: PathBuf,
+    vocab: usize,
+    eos: u32,
+}
+
+impl TextTokenizer {
+    /// The file of a model directory that is read; none if it has neither.
+    pub fn file(model: &Path) -> Option<PathBuf> {
+        [FAST, PIECES].map(|name| model.join(name)).into_iter().find(|path| path.is_file())
+    }
+
+    /// Opens the tokenizer of the checkpoint at `model`.
+    pub fn open(model: &Path, config: &T5Config) -> Result<Self, DataError> {
+        let Some(path) = Self::file(model) else {
+            let found = format!("neither {FAST} nor {PIECES} is there");
+            let remedy = "copy one of them from the checkpoint";
+            return Err(DataError::invalid(model, "(directory)", found, remedy));
+        };
+        let garbled = |error: tokenizers::Error| {
+            DataError::invalid(&path, "(file)", error.to_string(), "copy the checkpoint's tokenizer again")
+        };
+        let mut tokenizer = if path.ends_with(FAST) {
+            Tokenizer::from_file(&path).map_err(garbled)?
+        } else {
+            spiece::read(&path, T5Config::has_sentinels(model))?
+        };
+        // The file keeps the truncation and padding that were set when the tokenizer was saved.
+        tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);
+        Ok(Self { tokenizer, path, vocab: config.vocab_size, eos: config.special.eos })
+    }
+
+    /// The file that it is in.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Ids of a text with the end behind them, at most `most` of them. The error says what is wrong and what
+    /// to do.
+    pub fn ids(&self, text: &str, most: usize) -> Result<Vec<u32>, String> {
+        // The end is set here: whether a file's post-processor does it depends on who wrote it.
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+        let mut ids = encoding.get_ids().to_vec();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab) {
+            return Err(format!(
+                "token {id} lies beyond the model's vocabulary of {}; use the tokenizer of this checkpoint",
+                self.vocab
+            ));
+        }
+        ids.truncate(most.saturating_sub(1));
+        ids.push(self.eos);
+        Ok(ids)
+    }
+
+    /// The text of ids, without special tokens.
+    pub fn text(&self, ids: &[u32]) -> Result<String, String> {
+        self.tokenizer.decode(ids, true).map_err(|error| error.to_string())
+    }
+}

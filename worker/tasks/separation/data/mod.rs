@@ -1,0 +1,10 @@
+//! Tracks on disk as samples: segments of a mixture and of its stems.
+
+mod batch;
+mod tracks;
+mod wav;
+
+pub use self::{
+    batch::{CHANNELS, SegmentBatch, SegmentSample},
+    tracks::Tracks,
+};

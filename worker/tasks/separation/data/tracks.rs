@@ -1,0 +1,250 @@
+//! A folder of tracks as a run sees it: a folder each, with a WAV file for each stem and, if there is one,
+//! `mixture.wav`; without it the mixture is the stems' sum.
+//!
+//! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts. What
+//! only shows when a segment is read (a file that ends early) is the segment's own fault: the run goes on
+//! without it. A track's end that is shorter than a segment is left out.
+
+use std::{
+    any::Any,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
+use coxswain_task::{Batch, Sample, Samples};
+
+use super::{
+    batch::{SegmentBatch, SegmentSample},
+    wav::Wav,
+};
+use crate::separation::config::{SeparationSettings, TrackData};
+
+/// A track: its files, and its segments' place among all.
+#[derive(Debug)]
+pub struct Track {
+    /// Its folder.
+    pub dir: PathBuf,
+    mixture: Option<Wav>,
+    stems: Vec<Wav>,
+    /// The number of its first segment, and how many it has.
+    first: u64,
+    segments: u64,
+}
+
+/// An opened folder of tracks. Shared between threads.
+pub struct Tracks {
+    root: PathBuf,
+    tracks: Vec<Track>,
+    data: TrackData,
+    /// Frames of a segment's spectrum.
+    frames: usize,
+    training: Arc<TrainingSamples>,
+    fingerprint: Fingerprint,
+}
+
+impl Tracks {
+    /// Opens the run's folder.
+    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+        let SeparationSettings { data, network, .. } = settings(spec)?;
+        let root = PathBuf::from(&spec.data.path);
+        let mut tracks = Vec::new();
+        let mut first = 0;
+        for dir in folders(&root)? {
+            let track = Track::open(dir, &data, first)?;
+            first += track.segments;
+            tracks.push(track);
+        }
+        let held_out =
+            |at: usize| data.holdout_every > 0 && (at as u64 + 1).is_multiple_of(data.holdout_every);
+        let trained = tracks.iter().enumerate().filter(|(at, _)| !held_out(*at));
+        let training =
+            TrainingSamples::new(trained.map(|(_, track)| track.first..track.first + track.segments));
+        if training.is_empty() {
+            let found = format!("{} tracks, of which none is left to train on", tracks.len());
+            let remedy = "make a folder for each track, with one WAV file for each of data.stems";
+            return Err(DataError::invalid(&root, "(folder)", found, remedy));
+        }
+        let fingerprint = fingerprint(&tracks)?;
+        let frames = 1 + data.segment() / network.hop;
+        Ok(Self { root, tracks, data, frames, training: Arc::new(training), fingerprint })
+    }
+
+    /// Segments, held-out ones included.
+    pub fn len(&self) -> u64 {
+        self.tracks.last().map_or(0, |track| track.first + track.segments)
+    }
+
+    /// Never true: opening refuses an empty folder.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Segment `index`, as training sees it.
+    pub fn sample(&self, index: u64) -> Result<SegmentSample, DataError> {
+        if index >= self.len() {
+            return Err(DataError::OutOfRange { what: "sample", index, len: self.len() });
+        }
+        let number = self.tracks.partition_point(|track| track.first <= index) - 1;
+        let track = &self.tracks[number];
+        let start = (index - track.first) * self.data.stride() as u64;
+        let fault = |wav: &Wav, fault| DataError::Sample {
+            path: wav.path.clone(),
+            index,
+            episode: number as u64,
+            frame: start,
+            feature: "segment".into(),
+            fault,
+        };
+        let read = |wav: &Wav| {
+            let blame = |words| fault(wav, words);
+            surviving(|| wav.read(start, self.data.segment()).map_err(blame), blame)
+        };
+        let mut stems = Vec::with_capacity(track.stems.len() * 2 * self.data.segment());
+        for stem in &track.stems {
+            stems.extend(read(stem)?);
+        }
+        let mixture = match &track.mixture {
+            Some(mixture) => read(mixture)?,
+            None => sum(&stems, track.stems.len()),
+        };
+        Ok(SegmentSample { index, mixture, stems })
+    }
+}
+
+impl Track {
+    fn open(dir: PathBuf, data: &TrackData, first: u64) -> Result<Self, DataError> {
+        let missing = |name: &str| {
+            let remedy = "add the file, correct data.stems, or remove the folder";
+            DataError::invalid(&dir, format!("{name}.wav"), "is not there", remedy)
+        };
+        let wav = |name: &str| {
+            let path = dir.join(format!("{name}.wav"));
+            if path.is_file() { Wav::open(path, data.sample_rate).map(Some) } else { Ok(None) }
+        };
+        let mut stems = Vec::new();
+        for stem in &data.stems {
+            stems.push(wav(stem)?.ok_or_else(|| missing(stem))?);
+        }
+        let mixture = wav("mixture")?;
+        let frames = stems[0].frames;
+        if let Some(other) = stems.iter().chain(&mixture).find(|wav| wav.frames != frames) {
+            let found = format!("{} samples, and {} has {frames}", other.frames, stems[0].path.display());
+            let remedy = "cut or pad the files of a track to one length, or remove the track";
+            return Err(DataError::invalid(&other.path, "length", found, remedy));
+        }
+        let Some(beyond) = frames.checked_sub(data.segment() as u64) else {
+            let found = format!("{frames} samples, fewer than a segment's {}", data.segment());
+            let remedy = "lower data.segment_seconds or remove the track";
+            return Err(DataError::invalid(&stems[0].path, "length", found, remedy));
+        };
+        let segments = 1 + beyond / data.stride() as u64;
+        Ok(Self { dir, mixture, stems, first, segments })
+    }
+}
+
+/// The folders in a folder, by name.
+fn folders(root: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(root).map_err(DataError::io(root, "list"))? {
+        let path = entry.map_err(DataError::io(root, "list"))?.path();
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if path.is_dir() && !hidden {
+            folders.push(path);
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
+/// Names folders by their own names and files by their content: a set may be moved.
+fn fingerprint(tracks: &[Track]) -> Result<Fingerprint, DataError> {
+    let mut hasher = blake3::Hasher::new();
+    for track in tracks {
+        let name = track.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        hasher.update(&[u8::from(track.mixture.is_some())]);
+        for wav in track.stems.iter().chain(&track.mixture) {
+            wav.name(&mut hasher)?;
+        }
+    }
+    Ok(Fingerprint(*hasher.finalize().as_bytes()))
+}
+
+/// The sum of so many signals, one after the other.
+fn sum(signals: &[f32], count: usize) -> Vec<f32> {
+    let mut parts = signals.chunks_exact(signals.len() / count);
+    let mut sum = parts.next().unwrap_or_default().to_vec();
+    parts.for_each(|part| sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value));
+    sum
+}
+
+/// The task's keys. They have been checked, unless the specification did not come through the engine; then
+/// they are refused.
+pub fn settings(spec: &RunSpec) -> Result<SeparationSettings, DataError> {
+    SeparationSettings::of(spec).map_err(|error| DataError::Invalid {
+        path: "the run's specification".into(),
+        field: "task".into(),
+        found: error.to_string(),
+        remedy: "read it from a run file, or check it against the task's schema".into(),
+    })
+}
+
+impl Samples for Tracks {
+    fn training(&self) -> &Arc<TrainingSamples> {
+        &self.training
+    }
+
+    fn holdout(&self) -> Vec<u64> {
+        (0..self.len()).filter(|index| self.training.number(*index).is_none()).collect()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
+        Ok(Box::new(self.sample(index)?))
+    }
+
+    fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
+        let samples: Vec<&SegmentSample> = samples.iter().map(|sample| sample.content()).collect();
+        Box::new(SegmentBatch::of(step, self.frames, &samples))
+    }
+
+    fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
+        let batch: &SegmentBatch = batch.content();
+        batch.apart().map(|sample| Box::new(sample) as Box<dyn Sample>).collect()
+    }
+
+    fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
+        // A segment is needed by its own sample alone.
+        let begin = self.training.number(index).unwrap_or_default();
+        DamagedRow { row: index, begin, end: begin + 1 }
+    }
+
+    fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
+        let held_out = match self.data.holdout_every {
+            0 => "none held out".to_owned(),
+            every => format!("one of {every} held out"),
+        };
+        let minutes = |samples: u64| samples as f64 / f64::from(self.data.sample_rate) / 60.0;
+        let all: u64 = self.tracks.iter().map(|track| track.stems[0].frames).sum();
+        let tracks = format!(
+            "{} tracks of {} in {}, {:.1} minutes at {} Hz, {held_out}",
+            self.tracks.len(),
+            self.data.stems.join(" + "),
+            self.root.display(),
+            minutes(all),
+            self.data.sample_rate
+        );
+        let segments = format!("{} of {} s", self.len(), self.data.segment_seconds);
+        Ok(vec![("tracks", tracks), ("segments", segments)])
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,109 @@
+//! Stereo WAV files: what their headers say, and a stretch of their frames.
+
+use std::{
+    fs::File,
+    io::{BufReader, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use coxswain_data::DataError;
+use hound::{SampleFormat, WavReader};
+
+use super::batch::CHANNELS;
+
+/// Bytes at either end of a file that name its content, besides its length.
+const NAMED_BY: u64 = 64 << 10;
+
+/// A file whose header has been read.
+#[derive(Clone, Debug)]
+pub struct Wav {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Samples of a channel.
+    pub frames: u64,
+}
+
+impl Wav {
+    /// Reads the header; another rate than `rate` and another number of channels than two are refused.
+    pub fn open(path: PathBuf, rate: u32) -> Result<Self, DataError> {
+        let reader = reader(&path)?;
+        let spec = reader.spec();
+        let refuse = |field: &str, found: String, remedy: &str| {
+            Err(DataError::invalid(&path, field, found, format!("{remedy}, or remove the track")))
+        };
+        if spec.sample_rate != rate {
+            let found = format!("is {} Hz, and data.sample_rate is {rate}", spec.sample_rate);
+            return refuse(
+                "sample rate",
+                found,
+                "resample it, or set data.sample_rate to what all files have",
+            );
+        }
+        if usize::from(spec.channels) != CHANNELS {
+            let found = format!("{}, and separation is of stereo", spec.channels);
+            return refuse("channels", found, "write it with two channels (a mono file's one twice)");
+        }
+        if spec.sample_format == SampleFormat::Int && !matches!(spec.bits_per_sample, 8 | 16 | 24 | 32) {
+            let found = format!("is {}", spec.bits_per_sample);
+            return refuse("bits of a sample", found, "write it with 16, 24 or 32 bits, or as 32-bit floats");
+        }
+        let frames = u64::from(reader.duration());
+        Ok(Self { path, frames })
+    }
+
+    /// `frames` frames from `start` on, `[channels, frames]`, full scale at 1. Says in words what is wrong.
+    pub fn read(&self, start: u64, frames: usize) -> Result<Vec<f32>, String> {
+        let mut reader = reader(&self.path).map_err(|error| error.to_string())?;
+        let start = u32::try_from(start).map_err(|_| "is longer than WAV files can be".to_owned())?;
+        let short = |what: String| format!("ends early ({what}); copy or write the file again");
+        reader.seek(start).map_err(|error| short(error.to_string()))?;
+        let spec = reader.spec();
+        let wanted = CHANNELS * frames;
+        let read: Result<Vec<f32>, hound::Error> = match spec.sample_format {
+            SampleFormat::Float => reader.samples::<f32>().take(wanted).collect(),
+            SampleFormat::Int => {
+                let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
+                let samples = reader.samples::<i32>().take(wanted);
+                samples.map(|sample| sample.map(|sample| sample as f32 * scale)).collect()
+            }
+        };
+        let interleaved = read.map_err(|error| short(error.to_string()))?;
+        if interleaved.len() < wanted {
+            return Err(short(format!("{} of {wanted} values are there", interleaved.len())));
+        }
+        if let Some(value) = interleaved.iter().find(|value| !value.is_finite()) {
+            return Err(format!("holds {value}; write the file again"));
+        }
+        let channel = |channel: usize| interleaved.iter().copied().skip(channel).step_by(CHANNELS);
+        Ok((0..CHANNELS).flat_map(channel).collect())
+    }
+
+    /// Names its content: length, beginning and end. Hours of music are not read through for that.
+    pub fn name(&self, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
+        let failed = |error| DataError::io(&self.path, "read")(error);
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        hasher.update(&len.to_le_bytes());
+        for start in [0, len.saturating_sub(NAMED_BY)] {
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(start)).map_err(failed)?;
+            (&mut file).take(NAMED_BY).read_to_end(&mut bytes).map_err(failed)?;
+            hasher.update(&bytes);
+        }
+        Ok(())
+    }
+}
+
+fn reader(path: &Path) -> Result<WavReader<BufReader<File>>, DataError> {
+    WavReader::open(path).map_err(|error| match error {
+        hound::Error::IoError(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
+            DataError::io(path, "read")(source)
+        }
+        other => DataError::invalid(
+            path,
+            "header",
+            other.to_string(),
+            "write it as WAV with 16, 24 or 32 bits, or remove the track",
+        ),
+    })
+}

@@ -1,0 +1,230 @@
+//! What a rank of a run will hold, from the run file alone: the network's own pass, run where tensors are
+//! sizes, and the signals and spectra that lie in host memory beside it.
+
+use std::convert::Infallible;
+
+use coxswain_nn::{
+    dtypes::ActivationsDtype,
+    kernels::sizes::{Account, Sizes},
+    params::{TrainableLayout, Trainables},
+    recompute::Retention,
+};
+use coxswain_proto::{
+    config::SettingsError,
+    human,
+    memory::Category,
+    run_spec::{Recompute, RunSpec},
+};
+use coxswain_task::{
+    Pass, TaskError,
+    dry_run::{PassCost, Passes},
+    memory::{Ask, Place, Prediction, Subject, Suggestion},
+};
+use serde_json::{Value, json};
+
+use super::{
+    config::SeparationSettings,
+    data::CHANNELS,
+    network::{MASKS, Separator, SeparatorShape},
+    objective::{LOSS, shape},
+};
+use crate::vla_flow::memory::of_process;
+
+/// Sizes of a run.
+#[derive(Clone, Debug)]
+pub struct SeparatorSizes {
+    spec: RunSpec,
+    settings: SeparationSettings,
+    shape: SeparatorShape,
+    trainables: u64,
+    /// By the keys that change what a pass holds.
+    passes: Passes<String>,
+}
+
+impl SeparatorSizes {
+    /// Of a run's settings. Its data is not looked at: every segment is as long as the run file says.
+    pub fn read(spec: &RunSpec) -> Result<Self, SettingsError> {
+        Self::of(spec.clone(), Passes::default())
+    }
+
+    fn of(spec: RunSpec, passes: Passes<String>) -> Result<Self, SettingsError> {
+        let settings = SeparationSettings::of(&spec)?;
+        let shape = shape(&settings);
+        let mut layout = TrainableLayout::default();
+        Separator::register(&mut layout, shape.clone());
+        let trainables = layout.len() as u64;
+        Ok(Self { spec, settings, shape, trainables, passes })
+    }
+
+    fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, SettingsError> {
+        let mut spec = self.spec.clone();
+        change(&mut spec);
+        Self::of(spec, self.passes.clone())
+    }
+
+    /// Frames of a segment.
+    fn frames(&self) -> u64 {
+        (1 + self.settings.data.segment() / self.settings.network.hop) as u64
+    }
+
+    /// Bytes of one spectrum of a segment's channel.
+    fn spectrum(&self) -> u64 {
+        8 * self.frames() * (self.settings.network.n_fft / 2 + 1) as u64
+    }
+
+    /// Signals that are estimated of a segment.
+    fn signals(&self) -> u64 {
+        (self.shape.stems * CHANNELS) as u64
+    }
+
+    /// A training pass over so many segments, without what lies beside tensors.
+    fn pass(&self, micro_batch: u64) -> PassCost {
+        let kind = format!("{:?} {:?}", self.settings, self.spec.train.recompute);
+        let run = |segments: u64| {
+            let (account, size) = (Account::open(), [segments as usize, self.frames() as usize]);
+            let mut layout = TrainableLayout::default();
+            let separator = Separator::register(&mut layout, self.shape.clone());
+            let trainables = Trainables::<Sizes>::new(layout, Vec::new(), account.device());
+            let retention = Retention {
+                recompute: self.spec.train.recompute,
+                activations: self.settings.network.activations_dtype,
+            };
+            let run = separator.run(&trainables, retention, size);
+            let zeros = |values: usize| vec![0.0; size[0] * size[1] * values];
+            let bands = 0..self.shape.bands.len();
+            PassCost::of(&account, |grads, clock| {
+                clock.enter(Pass::Forward);
+                let inputs = bands.map(|band| zeros(self.shape.inputs(band))).collect();
+                let (_, kept) = run.forward(inputs, &mut |stage| clock.lap(stage));
+                clock.lap(LOSS);
+                clock.enter(Pass::Backward);
+                let slope = |band| zeros(self.shape.outputs(band));
+                run.backward(kept, slope, grads, &mut |stage| clock.lap(stage));
+                Ok::<_, Infallible>(())
+            })
+        };
+        let Ok(cost) = self.passes.at(&kind, micro_batch, run);
+        cost
+    }
+
+    /// Host memory beside tensors in a stage of a pass over so many segments: spectra of the mixtures in
+    /// all; masks where they are made, and spectra of their gradients as soon as those are there.
+    fn beside(&self, stage: &str, segments: u64, threads: u64) -> u64 {
+        let mixtures = segments * CHANNELS as u64 * self.spectrum();
+        let masks = segments * self.signals() * self.spectrum();
+        // Of each signal that is being judged: itself, its frames added up, and what they are of.
+        let signal = 4 * (2 * self.settings.data.segment() + self.settings.network.n_fft) as u64;
+        mixtures
+            + match stage {
+                LOSS => 2 * masks + threads.min(segments * self.signals()) * signal,
+                MASKS => masks,
+                _ => 0,
+            }
+    }
+}
+
+impl Subject for SeparatorSizes {
+    fn spec(&self) -> &RunSpec {
+        &self.spec
+    }
+
+    fn model(&self) -> String {
+        format!("a separator of {:?} and {:?}", self.settings.network, self.shape.stems)
+    }
+
+    fn predict(&self, ask: Ask) -> Prediction {
+        let pass = self.pass(ask.micro_batch);
+        let beside = |stage: &str| match ask.place {
+            // Signals and spectra stay with the host.
+            Place::Gpu => 0,
+            Place::Host { threads } => self.beside(stage, ask.micro_batch, threads),
+        };
+        let engine = Prediction::of_engine(&self.spec, self.trainables, ask);
+        let mut prediction = engine.with_pass(&pass, beside);
+        prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
+        let signals = CHANNELS as u64 + self.signals();
+        let batch = 4 * ask.micro_batch * signals * self.settings.data.segment() as u64;
+        if let Place::Host { threads } = ask.place {
+            let ahead = self.spec.data.prefetch.max(1) as u64 + 1;
+            prediction.set(Category::Input, ahead * batch);
+            prediction.set(Category::Framework, of_process(0, threads, pass.scratch));
+        }
+        prediction
+    }
+
+    fn beside_gpu(&self, ask: Ask) -> u64 {
+        let signals = Prediction::of_engine_beside_gpu(&self.spec, self.trainables, ask);
+        signals + self.beside(LOSS, ask.micro_batch, 1)
+    }
+
+    fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
+        let now = self.predict(ask).peak() as i64;
+        let mut suggestions = Vec::new();
+        let mut add = |what: &str, setting: String, remark: &str, peak: Option<u64>| {
+            let saves = peak.map_or(0, |peak| now - peak as i64);
+            if saves > 0 {
+                let (what, remark) = (what.into(), remark.into());
+                suggestions.push(Suggestion { what, setting, saves, remark });
+            }
+        };
+        let changed =
+            |change: &dyn Fn(&mut RunSpec)| self.with(change).ok().map(|sizes| sizes.predict(ask).peak());
+        let with = |change: &dyn Fn(&mut SeparationSettings)| {
+            let mut settings = self.settings.clone();
+            change(&mut settings);
+            changed(&|spec| spec.set_settings(&settings))
+        };
+        for (mode, name) in [(Recompute::Selective, "selective"), (Recompute::Full, "full")] {
+            let remark = "runs blocks and masks again in the backward pass";
+            let peak = changed(&|spec| spec.train.recompute = mode);
+            add("layer recompute", format!("train.recompute={name}"), remark, peak);
+        }
+        if self.spec.train.recompute != Recompute::None {
+            let setting = "network.activations_dtype=bfloat16".to_owned();
+            let peak = with(&|settings| settings.network.activations_dtype = ActivationsDtype::Bfloat16);
+            add("activations kept in bf16", setting, "rounds what blocks hand on and recompute keeps", peak);
+        }
+        if ask.micro_batch > 1 {
+            let half = ask.micro_batch / 2;
+            let peak = self.predict(Ask { micro_batch: half, ..ask }).peak();
+            let remark = "same global batch, accumulation doubles";
+            add("half the micro-batch", format!("train.micro_batch={half}"), remark, Some(peak));
+        }
+        let seconds = self.settings.data.segment_seconds / 2.0;
+        let peak = with(&|settings| settings.data.segment_seconds = seconds);
+        let remark = "hears half as much of a piece at once";
+        add("segments of half the length", format!("data.segment_seconds={seconds}"), remark, peak);
+        suggestions
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let trained = format!("{} parameters trained in float32", human::grouped(self.trainables));
+        let sample = format!(
+            "{} s of stereo at {} Hz: {} frames of {} bands",
+            self.settings.data.segment_seconds,
+            self.settings.data.sample_rate,
+            self.frames(),
+            self.shape.bands.len()
+        );
+        vec![("model", trained), ("sample", sample)]
+    }
+
+    fn precision(&self) -> Option<&'static str> {
+        match (self.settings.network.activations_dtype, self.spec.train.recompute) {
+            (ActivationsDtype::Float32, _) => None,
+            (ActivationsDtype::Bfloat16, Recompute::None) => Some("activations rounded to bfloat16"),
+            (ActivationsDtype::Bfloat16, _) => Some("activations kept in bfloat16"),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "parameters": {"trainable": self.trainables},
+            "sample": {"frames": self.frames(), "bands": self.shape.bands.len()},
+        })
+    }
+
+    fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(self.with(change).map_err(TaskError::bad_input)?))
+    }
+}

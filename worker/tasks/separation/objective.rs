@@ -1,0 +1,255 @@
+//! The separator as the engine trains it.
+
+use std::{io, path::Path};
+
+use coxswain_nn::{
+    files::{replace, write_tensors},
+    kernels::Tape,
+    params::{GradientSums, TrainableLayout, Trainables},
+    recompute::Retention,
+};
+use coxswain_proto::{
+    config::SettingsError,
+    run_spec::{Recompute, RunSpec},
+};
+use coxswain_task::{
+    Artifact, Batch, Evaluation, Fault, MicroLoss, Module, Objective, PartSum, Pass, Samples, StageClock,
+    TaskError,
+};
+use serde_json::{Value, json};
+
+use super::{
+    bands::split,
+    config::SeparationSettings,
+    data::{CHANNELS, SegmentBatch},
+    measures::{chunked_sdr, sdr},
+    network::{SEPARATOR, Separator, SeparatorShape},
+    scene::{Judged, Scene},
+    stft::Stft,
+};
+
+/// From signals to spectra, as its time is shown.
+pub(super) const SPECTRA: &str = "spectra";
+/// From masks to the loss and back to the masks.
+pub(super) const LOSS: &str = "loss";
+
+/// What held-out segments are measured by: the loss, and decibels of signal over distortion, of whole
+/// segments and of chunks of a second. The decibels are better the higher they are.
+const MEASURES: [&str; 3] = ["loss", SDR, CSDR];
+const SDR: &str = "sdr";
+const CSDR: &str = "csdr";
+
+const WEIGHTS: Artifact = Artifact { path: "separator.safetensors", what: "the separator's weights" };
+const CONFIG: Artifact = Artifact { path: "separator.json", what: "what the separator is made of" };
+
+/// A separator, and the run that it is trained by.
+pub(super) struct SeparationObjective {
+    pub(super) separator: Separator,
+    pub(super) stft: Stft,
+    pub(super) settings: SeparationSettings,
+    pub(super) retention: Retention,
+    pub(super) seed: u64,
+}
+
+impl SeparationObjective {
+    /// The separator of a run, and the layout of everything that trains in it.
+    pub fn new(spec: &RunSpec) -> Result<(Self, TrainableLayout), SettingsError> {
+        let settings = SeparationSettings::of(spec)?;
+        let network = &settings.network;
+        let stft = Stft::new(network.n_fft, network.hop, settings.data.segment());
+        let mut layout = TrainableLayout::default();
+        let separator = Separator::register(&mut layout, shape(&settings));
+        let retention = Retention { recompute: spec.train.recompute, activations: network.activations_dtype };
+        Ok((Self { separator, stft, retention, seed: spec.run.seed, settings }, layout))
+    }
+
+    /// Sizes of its network.
+    fn shape(&self) -> &SeparatorShape {
+        self.separator.shape()
+    }
+
+    fn scene<'a>(&'a self, batch: &'a SegmentBatch) -> Scene<'a> {
+        Scene::new(self.separator.shape(), &self.stft, batch)
+    }
+
+    fn size(&self, batch: &SegmentBatch) -> [usize; 2] {
+        [batch.indices.len(), self.stft.frames()]
+    }
+
+    /// Masks of a batch, of a pass that keeps nothing.
+    fn masks<B: Tape<Base = B>>(
+        &self,
+        trainables: &Trainables<B>,
+        scene: &Scene<'_>,
+        size: [usize; 2],
+    ) -> Vec<Vec<f32>> {
+        let retention = Retention { recompute: Recompute::None, ..self.retention };
+        self.separator.run(trainables, retention, size).masks(scene.inputs())
+    }
+}
+
+/// Sizes of the network of these settings.
+pub(super) fn shape(settings: &SeparationSettings) -> SeparatorShape {
+    let network = &settings.network;
+    SeparatorShape {
+        stems: settings.data.stems.len(),
+        bands: split(network.n_fft / 2 + 1, network.bands, settings.data.sample_rate),
+        width: network.hidden_dim,
+        layers: network.layers,
+        heads: network.heads,
+    }
+}
+
+/// A loss of a batch that is a number.
+fn finite(batch: &SegmentBatch, judged: &Judged) -> Result<MicroLoss, TaskError> {
+    let broken = batch.indices.iter().zip(&judged.by_segment).filter(|(_, loss)| !loss.is_finite());
+    let broken: Vec<u64> = broken.map(|(index, _)| *index).collect();
+    if broken.is_empty() {
+        return Ok(judged.loss);
+    }
+    let message = format!(
+        "step {}: the loss of segments {broken:?} is not finite; lower the learning rate",
+        batch.step
+    );
+    Err(TaskError::new(Fault::Numeric, message))
+}
+
+impl<B: Tape<Base = B>> Objective<B> for SeparationObjective {
+    fn forward_backward(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<MicroLoss, TaskError> {
+        let batch: &SegmentBatch = batch.content();
+        if batch.indices.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        clock.enter(Pass::Forward);
+        let scene = self.scene(batch);
+        let inputs = scene.inputs();
+        clock.lap(SPECTRA);
+        let run = self.separator.run(trainables, self.retention, self.size(batch));
+        let (masks, kept) = run.forward(inputs, &mut |stage| clock.lap(stage));
+        let judged = scene.judge(&masks, self.settings.loss);
+        drop(masks);
+        let loss = finite(batch, &judged)?;
+        clock.lap(LOSS);
+
+        clock.enter(Pass::Backward);
+        let slope = |band| scene.slope(&judged, band);
+        run.backward(kept, slope, grads, &mut |stage| clock.lap(stage));
+        Ok(loss)
+    }
+
+    fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError> {
+        let batch: &SegmentBatch = batch.content();
+        if batch.indices.is_empty() {
+            return Ok(MicroLoss::default());
+        }
+        let scene = self.scene(batch);
+        let masks = self.masks(trainables, &scene, self.size(batch));
+        finite(batch, &scene.judge(&masks, self.settings.loss))
+    }
+
+    fn measures(&self) -> &'static [&'static str] {
+        &MEASURES
+    }
+
+    fn parts(&self) -> Vec<String> {
+        let stems = &self.settings.data.stems;
+        [SDR, CSDR]
+            .iter()
+            .flat_map(|measure| stems.iter().map(move |stem| format!("{measure}/{stem}")))
+            .collect()
+    }
+
+    fn evaluate(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        _samples: &dyn Samples,
+    ) -> Result<Evaluation, TaskError> {
+        let batch: &SegmentBatch = batch.content();
+        let (scene, stems) = (self.scene(batch), self.shape().stems);
+        let masks = self.masks(trainables, &scene, self.size(batch));
+        let loss = finite(batch, &scene.judge(&masks, self.settings.loss))?;
+        let estimates = scene.estimates(&masks);
+        let mut parts = vec![PartSum::default(); 2 * stems];
+        let wanted: Vec<&[f32]> = batch.stems.chunks_exact(self.stft.samples()).collect();
+        let signals = estimates.chunks_exact(CHANNELS).zip(wanted.chunks_exact(CHANNELS));
+        for (place, (estimate, wanted)) in signals.enumerate() {
+            let estimate: Vec<&[f32]> = estimate.iter().map(Vec::as_slice).collect();
+            let second = self.settings.data.sample_rate as usize;
+            let ratios = [sdr(&estimate, wanted), chunked_sdr(&estimate, wanted, second)];
+            for (measure, ratio) in ratios.into_iter().enumerate() {
+                let part = &mut parts[measure * stems + place % stems];
+                (part.count, part.sum) = (part.count + 1.0, part.sum + ratio);
+            }
+        }
+        let over = |parts: &[PartSum]| parts.iter().map(|part| part.sum).sum();
+        let sums = vec![loss.loss_sum * stems as f64, over(&parts[..stems]), over(&parts[stems..])];
+        Ok(Evaluation { count: loss.valid * stems as f64, sums, parts })
+    }
+
+    fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
+        let part = |name: &str| {
+            let prefix = format!("{SEPARATOR}.{name}.");
+            let params: Vec<_> =
+                layout.params().iter().filter(|param| param.name.starts_with(&prefix)).collect();
+            let parameters = params.iter().map(|param| param.len()).sum();
+            Module {
+                module: format!("{SEPARATOR}.{name}"),
+                tensors: params.len(),
+                parameters,
+                trains: true,
+                dtype: "float32",
+                bytes: 4 * parameters as u64,
+            }
+        };
+        ["split", "blocks", "masks"].map(part).into()
+    }
+
+    fn base(&self) -> &str {
+        ""
+    }
+
+    fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
+        Ok(layout.initial_values(self.seed))
+    }
+
+    fn export(
+        &self,
+        dir: &Path,
+        layout: &TrainableLayout,
+        values: &[f32],
+    ) -> Result<Vec<Artifact>, TaskError> {
+        let write = |artifact: Artifact, content: &dyn Fn(&Path) -> io::Result<()>| {
+            let path = dir.join(artifact.path);
+            replace(&path, content)
+                .map_err(|error| TaskError::io(format!("write {}: {error}", path.display())))
+        };
+        write(WEIGHTS, &|path| write_tensors(path, layout, values, |_| true))?;
+        let text = format!("{:#}\n", described(&self.settings, self.shape()));
+        write(CONFIG, &|path| std::fs::write(path, &text))?;
+        Ok(vec![WEIGHTS, CONFIG])
+    }
+}
+
+/// Everything that a reader of the weights has to know.
+fn described(settings: &SeparationSettings, shape: &SeparatorShape) -> Value {
+    let network = &settings.network;
+    let edges: Vec<usize> = std::iter::once(0).chain(shape.bands.iter().map(|band| band.end)).collect();
+    json!({
+        "stems": settings.data.stems,
+        "sample_rate": settings.data.sample_rate,
+        "channels": CHANNELS,
+        "n_fft": network.n_fft,
+        "hop": network.hop,
+        "band_edges": edges,
+        "hidden_dim": shape.width,
+        "layers": shape.layers,
+        "heads": shape.heads,
+    })
+}

@@ -1,0 +1,90 @@
+//! Its place among tasks.
+
+use std::{path::Path, sync::Arc};
+
+use coxswain_data::DataError;
+use coxswain_nn::{dtypes::ActivationsDtype, files::replace, kernels::Tape};
+use coxswain_proto::{
+    config::TaskSchema,
+    run_spec::{Recompute, RunSpec},
+};
+use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use safetensors::{Dtype, tensor::TensorView};
+
+use super::{
+    config::SeparationSettings,
+    data::{CHANNELS, SegmentSample, Tracks},
+    memory::SeparatorSizes,
+    objective::SeparationObjective,
+};
+
+/// Trains a separator of stereo audio.
+#[derive(Clone, Copy, Debug)]
+pub struct Separation;
+
+impl Task for Separation {
+    fn name(&self) -> &'static str {
+        "separation"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        super::config::SCHEMA
+    }
+
+    fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(Tracks::open(spec)?))
+    }
+
+    fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(SeparatorSizes::read(spec).map_err(TaskError::bad_input)?))
+    }
+
+    fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
+        // Whatever cannot be read was refused long before somebody asks for advice.
+        let Ok(settings) = SeparationSettings::of(spec) else { return Vec::new() };
+        let mut frugal = vec![
+            format!("data.segment_seconds below {}", settings.data.segment_seconds),
+            format!("network.hidden_dim below {}", settings.network.hidden_dim),
+            format!("network.bands below {}", settings.network.bands),
+            format!("network.layers below {}", settings.network.layers),
+        ];
+        if settings.network.activations_dtype == ActivationsDtype::Float32
+            && spec.train.recompute != Recompute::None
+        {
+            frugal.insert(0, "network.activations_dtype: bfloat16".into());
+        }
+        frugal
+    }
+
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+        write(&Tracks::open(spec)?.sample(index)?, out)
+    }
+}
+
+/// A segment as tensors: `mixture` `[channels, l]`, `stems` `[stems, channels, l]`.
+fn write(sample: &SegmentSample, out: &Path) -> Result<(), DataError> {
+    let samples = sample.mixture.len() / CHANNELS;
+    let stems = sample.stems.len() / sample.mixture.len();
+    let tensors = [
+        ("mixture", vec![CHANNELS, samples], bytemuck::cast_slice(&sample.mixture)),
+        ("stems", vec![stems, CHANNELS, samples], bytemuck::cast_slice(&sample.stems)),
+    ];
+    let views = tensors.map(|(name, shape, bytes)| {
+        (name, TensorView::new(Dtype::F32, shape, bytes).expect("shapes are taken from the values"))
+    });
+    replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
+        .map_err(DataError::io(out, "write"))
+}
+
+impl<B: Tape<Base = B>> TaskOn<B> for Separation {
+    fn build(
+        &self,
+        spec: &RunSpec,
+        _samples: &dyn Samples,
+        _device: &B::Device,
+    ) -> Result<Built<B>, TaskError> {
+        let (objective, layout) = SeparationObjective::new(spec).map_err(TaskError::bad_input)?;
+        let initial = layout.initial_values(spec.run.seed);
+        Ok(Built { objective: Box::new(objective), layout, initial })
+    }
+}

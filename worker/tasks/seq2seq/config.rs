@@ -1,0 +1,248 @@
+//! The keys of the task `seq2seq`.
+
+use coxswain_models::qwen2_5_vl::settings::Model;
+use coxswain_nn::{
+    dtypes::ActivationsDtype,
+    lora::{Bias, Lora, LoraTargets},
+};
+use coxswain_proto::{
+    config::{Findings, SettingsError, TaskSchema, TaskSettings},
+    identity::{
+        Class::{Learned, LearnedInOrder, Outside},
+        Classes,
+    },
+    run_spec::{CacheMode, Offload, Recompute, RunSpec},
+};
+use serde::{Deserialize, Serialize};
+
+/// The keys' schema.
+pub const SCHEMA: TaskSchema = TaskSchema::of::<Seq2SeqSettings>();
+/// What gets adapters where `lora.targets` is left out: PEFT's own choice for T5.
+const TARGETS: [&str; 2] = ["q", "v"];
+
+/// The task's keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Seq2SeqSettings {
+    /// The pretrained encoder and decoder.
+    pub model: Model,
+    /// Low-rank adapters; absent means that only what `model.train` names trains.
+    #[serde(default)]
+    pub lora: Option<Lora>,
+    /// How samples are read from a table of texts.
+    #[serde(default)]
+    pub data: PairData,
+    /// Learning rates.
+    #[serde(default)]
+    pub optimizer: Seq2SeqOptimizer,
+    /// What evaluation writes.
+    #[serde(default)]
+    pub eval: Seq2SeqEval,
+}
+
+/// How samples are read. `data.path`, the engine's key, is a file of JSON lines, or a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairData {
+    /// The column, or the field of each object, that is read.
+    pub source: String,
+    /// The one that is written.
+    pub target: String,
+    /// What stands before every source.
+    pub source_prefix: String,
+    /// Tokens of a source, its end included; what is beyond them is cut off.
+    pub max_source_tokens: usize,
+    /// Tokens of a target, its end included; what is beyond them is cut off.
+    pub max_target_tokens: usize,
+    /// One of so many pairs is held out; 0: none.
+    pub holdout_every: u64,
+}
+
+impl Default for PairData {
+    fn default() -> Self {
+        Self {
+            source: "source".into(),
+            target: "target".into(),
+            source_prefix: String::new(),
+            max_source_tokens: 512,
+            max_target_tokens: 128,
+            holdout_every: 0,
+        }
+    }
+}
+
+/// The task's part of the section `eval`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seq2SeqEval {
+    /// Whether held-out sources are answered, and the answers measured by ROUGE.
+    pub rouge: bool,
+}
+
+impl Default for Seq2SeqEval {
+    fn default() -> Self {
+        Self { rouge: true }
+    }
+}
+
+/// The task's part of the section `optimizer`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seq2SeqOptimizer {
+    /// Peak learning rate of each group of trainables.
+    pub lr: PairRates,
+}
+
+/// By the group's name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PairRates {
+    /// LoRA matrices.
+    pub lora: f64,
+    /// What of the model trains in full (`model.train`).
+    pub base: f64,
+}
+
+impl Default for PairRates {
+    fn default() -> Self {
+        Self { lora: 1e-3, base: 1e-4 }
+    }
+}
+
+impl Seq2SeqSettings {
+    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
+    /// schema's to check.
+    pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
+        let mut settings: Self = spec.settings()?;
+        settings.lora = settings.lora.map(meant);
+        Ok(settings)
+    }
+}
+
+/// A section `lora` as it is meant here: the default of its targets names modules that no T5 has.
+pub fn meant(lora: Lora) -> Lora {
+    if lora.targets != LoraTargets::default() {
+        return lora;
+    }
+    Lora { targets: LoraTargets::Suffixes(TARGETS.map(str::to_owned).into()), ..lora }
+}
+
+impl TaskSettings for Seq2SeqSettings {
+    const TYPE: &'static str = "seq2seq";
+
+    const IDENTITY: &'static Classes = &[
+        ("model.path", Learned),
+        ("model.weights_dtype", Learned),
+        ("model.activations_dtype", Learned),
+        ("model.train", Learned),
+        ("lora.rank", Learned),
+        ("lora.alpha", Learned),
+        ("lora.rslora", Learned),
+        ("lora.targets", Learned),
+        ("lora.rank_pattern", LearnedInOrder),
+        ("lora.alpha_pattern", LearnedInOrder),
+        ("lora.dropout", Learned),
+        ("lora.use_dora", Learned),
+        ("lora.bias", Learned),
+        ("lora.exclude_modules", Learned),
+        ("lora.layers_to_transform", Learned),
+        ("lora.layers_pattern", Learned),
+        ("lora.init_from", Learned),
+        ("data.source", Learned),
+        ("data.target", Learned),
+        ("data.source_prefix", Learned),
+        ("data.max_source_tokens", Learned),
+        ("data.max_target_tokens", Learned),
+        ("data.holdout_every", Learned),
+        ("optimizer.lr.lora", Learned),
+        ("optimizer.lr.base", Learned),
+        ("eval.rouge", Outside("what is looked at, not what is learned")),
+    ];
+
+    fn check(&self, spec: &RunSpec, f: &mut Findings) {
+        self.model.check(f);
+        if let Some(lora) = &self.lora {
+            lora.check(f);
+            check_lora(lora, f);
+        }
+        f.require(
+            self.lora.is_some() || !self.model.train.is_empty(),
+            "lora",
+            "is missing, and `model.train` names nothing either, so nothing would train",
+            "add a section `lora`, or patterns of modules to `model.train`",
+        );
+        let PairRates { lora, base } = self.optimizer.lr;
+        let (adapted, whole) = (self.lora.is_some(), !self.model.train.is_empty());
+        f.require(
+            !(adapted || whole) || adapted && lora != 0.0 || whole && base != 0.0,
+            if adapted { "optimizer.lr.lora" } else { "optimizer.lr.base" },
+            "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+            "give a group that is there a rate above 0",
+        );
+        f.learning_rate("lora", lora);
+        f.learning_rate("base", base);
+        check_data(&self.data, f);
+        check_engine(spec, f);
+        f.require(
+            self.model.activations_dtype == ActivationsDtype::Float32
+                || spec.train.recompute != Recompute::None,
+            "model.activations_dtype",
+            "is `bfloat16` without recompute, which rounds and saves nothing",
+            "set `train.recompute: full` or `selective`",
+        );
+    }
+}
+
+fn check_lora(lora: &Lora, f: &mut Findings) {
+    f.require(
+        lora.dropout == 0.0,
+        "lora.dropout",
+        "is above 0, and this task does not drop anything yet",
+        "remove it",
+    );
+    f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");
+}
+
+fn check_data(data: &PairData, f: &mut Findings) {
+    f.named("data.source", &data.source, "name the column of the sources");
+    f.named("data.target", &data.target, "name the column of the targets");
+    f.require(
+        data.source != data.target,
+        "data.target",
+        "is `data.source`, too, so a text would be learned from itself",
+        "name two columns",
+    );
+    for (key, tokens) in [
+        ("data.max_source_tokens", data.max_source_tokens),
+        ("data.max_target_tokens", data.max_target_tokens),
+    ] {
+        f.require(
+            tokens >= 2,
+            key,
+            format_args!("is {tokens}, and the end of a text is a token"),
+            "give at least 2",
+        );
+    }
+    f.require(data.holdout_every != 1, "data.holdout_every", "holds out every pair", "give 0 or at least 2");
+}
+
+/// What the engine offers and this task does not have.
+fn check_engine(spec: &RunSpec, f: &mut Findings) {
+    f.require(
+        spec.memory.offload != Offload::Layers,
+        "memory.offload",
+        "is `layers`, and this task holds all blocks",
+        "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
+    );
+    f.require(
+        spec.data.holdout_episodes.is_empty(),
+        "data.holdout_episodes",
+        "is given, and pairs of texts have no episodes",
+        "use `data.holdout_every`",
+    );
+    f.require(
+        spec.cache.mode == CacheMode::Off,
+        "cache.mode",
+        "is not `off`, and this task keeps no features",
+        "remove it",
+    );
+}

@@ -1,0 +1,280 @@
+//! Fields of a record, by the kind of its file.
+//!
+//! ```text
+//! .jsonl .ndjson .json    an object a line; texts, or numbers and truth values as they are written
+//! .csv                    RFC 4180: a header, commas, quotes around what has commas, quotes or line breaks
+//! .tsv                    a header, tabs; quotes are letters like others
+//! ```
+
+use std::path::Path;
+
+use coxswain_data::DataError;
+use serde_json::Value;
+
+use crate::sft::data::lines::Lines;
+
+/// A text, and what is to be written for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    /// Without a prefix.
+    pub source: String,
+    /// Never blank.
+    pub target: String,
+}
+
+impl Pair {
+    /// Refused if there is nothing to learn from it; `column` is where that is missing.
+    pub fn checked(self, column: &str) -> Result<Self, String> {
+        if self.target.trim().is_empty() {
+            return Err(format!("has an empty `{column}`; write what the source is to become, or remove it"));
+        }
+        Ok(self)
+    }
+}
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileKind {
+    Json,
+    Comma,
+    Tab,
+}
+
+impl FileKind {
+    fn of(path: &Path) -> Result<Self, DataError> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("jsonl" | "ndjson" | "json") => Ok(Self::Json),
+            Some("csv") => Ok(Self::Comma),
+            Some("tsv") => Ok(Self::Tab),
+            _ => Err(DataError::invalid(
+                path,
+                "(name)",
+                "ends with none of .jsonl, .csv and .tsv",
+                "name a file of one of these kinds in data.path",
+            )),
+        }
+    }
+}
+
+/// A file of records, and which of their fields make a pair.
+pub struct Table {
+    lines: Lines,
+    kind: FileKind,
+    columns: [String; 2],
+    /// Where the columns are; in JSON they have no place.
+    places: [usize; 2],
+}
+
+impl Table {
+    /// Reads the whole file once, and every pair of it.
+    pub fn open(path: &Path, columns: [&str; 2]) -> Result<Self, DataError> {
+        let kind = FileKind::of(path)?;
+        let columns = columns.map(str::to_owned);
+        let mut header = (kind == FileKind::Json).then_some([0; 2]);
+        let open = |record: &[u8]| kind == FileKind::Comma && has_open_quote(record);
+        let lines = Lines::scan_joined(path, open, |line, text| {
+            let refuse = |fault| DataError::Line { path: path.into(), line, fault };
+            let Some(places) = header else {
+                header = Some(places(&fields(kind, text).map_err(refuse)?, &columns).map_err(refuse)?);
+                return Ok(());
+            };
+            pair(kind, text, &Columns { names: &columns, places }).map(drop).map_err(refuse)
+        })?;
+        Ok(Self { lines, kind, columns, places: header.unwrap_or_default() })
+    }
+
+    /// Records, without a header.
+    pub fn len(&self) -> u64 {
+        self.lines.len().saturating_sub(self.headers())
+    }
+
+    /// Pair `index`.
+    pub fn pair(&self, index: u64) -> Result<Pair, DataError> {
+        let text = self.lines.read(index + self.headers())?;
+        let columns = Columns { names: &self.columns, places: self.places };
+        pair(self.kind, &text, &columns).map_err(|fault| self.fault(index, fault))
+    }
+
+    /// The error of a pair, with its line.
+    pub fn fault(&self, index: u64, fault: String) -> DataError {
+        let line = self.lines.number(index + self.headers());
+        DataError::Line { path: self.lines.path().into(), line, fault }
+    }
+
+    /// The file.
+    pub fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
+    fn headers(&self) -> u64 {
+        u64::from(self.kind != FileKind::Json)
+    }
+}
+
+/// The two columns.
+struct Columns<'a> {
+    names: &'a [String; 2],
+    places: [usize; 2],
+}
+
+fn places(header: &[String], columns: &[String; 2]) -> Result<[usize; 2], String> {
+    let place = |column: &String| {
+        let found = header.iter().position(|name| name.trim() == column);
+        let there = header.join("`, `");
+        found.ok_or_else(|| {
+            format!("has no column `{column}`; name one of `{there}` in data.source and data.target")
+        })
+    };
+    Ok([place(&columns[0])?, place(&columns[1])?])
+}
+
+fn pair(kind: FileKind, text: &str, columns: &Columns<'_>) -> Result<Pair, String> {
+    let Columns { names, places } = columns;
+    if kind == FileKind::Json {
+        let record: Value = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?;
+        let [source, target] = names.each_ref().map(|name| field(&record, name));
+        return Pair { source: source?, target: target? }.checked(&names[1]);
+    }
+    let fields = fields(kind, text)?;
+    let [source, target] = [0, 1].map(|column| {
+        let field = fields.get(places[column]).cloned();
+        field.ok_or_else(|| {
+            format!(
+                "has {} fields, and `{}` is the {}th; complete the record",
+                fields.len(),
+                names[column],
+                places[column] + 1
+            )
+        })
+    });
+    Pair { source: source?, target: target? }.checked(&names[1])
+}
+
+/// A field of an object as text.
+fn field(record: &Value, column: &str) -> Result<String, String> {
+    match record.get(column) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(value.to_string()),
+        Some(other) => Err(format!("`{column}` is {other}; write a text")),
+        None => {
+            let there: Vec<_> = record.as_object().into_iter().flat_map(|all| all.keys()).collect();
+            Err(format!(
+                "has no `{column}`, but {there:?}; add it, or name the fields in data.source and data.target"
+            ))
+        }
+    }
+}
+
+/// The fields of a record that is no JSON.
+fn fields(kind: FileKind, text: &str) -> Result<Vec<String>, String> {
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let text = text.strip_suffix('\r').unwrap_or(text).trim_start_matches('\u{feff}');
+    match kind {
+        FileKind::Comma => comma_separated(text),
+        FileKind::Json | FileKind::Tab => Ok(text.split('\t').map(str::to_owned).collect()),
+    }
+}
+
+/// Whether a record ends within quotes: a quote in quotes is written twice.
+fn has_open_quote(record: &[u8]) -> bool {
+    record.iter().filter(|byte| **byte == b'"').count() % 2 == 1
+}
+
+fn comma_separated(text: &str) -> Result<Vec<String>, String> {
+    let mut fields = Vec::new();
+    let mut rest = text;
+    loop {
+        let (field, after) = match rest.strip_prefix('"') {
+            Some(quoted) => unquoted(quoted)?,
+            None => {
+                let end = rest.find(',').unwrap_or(rest.len());
+                (rest[..end].to_owned(), &rest[end..])
+            }
+        };
+        fields.push(field);
+        match after.strip_prefix(',') {
+            Some(next) => rest = next,
+            None if after.is_empty() => return Ok(fields),
+            None => {
+                let found: String = after.chars().take(8).collect();
+                return Err(format!("has `{found}` behind a closing quote; write a quote in quotes twice"));
+            }
+        }
+    }
+}
+
+/// A field up to its closing quote, and what is behind that.
+fn unquoted(quoted: &str) -> Result<(String, &str), String> {
+    let mut field = String::new();
+    let mut rest = quoted;
+    loop {
+        let Some(end) = rest.find('"') else {
+            return Err("has a quote that is never closed; close it, or write quotes in quotes twice".into());
+        };
+        field.push_str(&rest[..end]);
+        rest = &rest[end + 1..];
+        match rest.strip_prefix('"') {
+            Some(more) => {
+                field.push('"');
+                rest = more;
+            }
+            None => return Ok((field, rest)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, text: &str) -> Result<Vec<(u64, String, String)>, String> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        let table = Table::open(&path, ["source", "target"]).map_err(|error| error.to_string())?;
+        let rows = (0..table.len()).map(|index| {
+            let Pair { source, target } = table.pair(index).expect("it was looked at");
+            (table.lines().number(index + table.headers()), source, target)
+        });
+        Ok(rows.collect())
+    }
+
+    #[test]
+    fn three_kinds_of_files_give_the_same_pairs() {
+        let pairs = vec![(2, "a, \"b\"".into(), "x".into()), (4, "c".into(), "3".into())];
+        let csv = "\u{feff}id,source,target\r\n1,\"a, \"\"b\"\"\",x\r\n\r\n2,c,3\r\n";
+        assert_eq!(read("t.csv", csv), Ok(pairs.clone()));
+        assert_eq!(read("t.tsv", "target\tsource\nx\ta, \"b\"\n\n3\tc"), Ok(pairs.clone()));
+        let json =
+            "\n{\"source\": \"a, \\\"b\\\"\", \"target\": \"x\"}\n\n{\"source\": \"c\", \"target\": 3}\n";
+        assert_eq!(read("t.jsonl", json), Ok(pairs));
+    }
+
+    #[test]
+    fn a_quoted_field_may_go_on_over_lines_and_records_behind_it_keep_their_numbers() {
+        let found = read("t.csv", "source,target\n\"one\ntwo\n\",x\nthree,y\n").expect("sound");
+        assert_eq!(found, [(2, "one\ntwo\n".into(), "x".into()), (5, "three".into(), "y".into())]);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_with_line_and_remedy() {
+        for (name, text, told) in [
+            (
+                "t.csv",
+                "source,label\na,b\n",
+                "t.csv:1: has no column `target`; name one of `source`, `label`",
+            ),
+            ("t.csv", "source,target\na,b\na\n", "t.csv:3: has 1 fields, and `target` is the 2th"),
+            ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
+            ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` behind a closing quote"),
+            ("t.tsv", "source\ttarget\na\t \n", "t.tsv:2: has an empty `target`"),
+            ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, but [\"source\"]"),
+            ("t.jsonl", "{\"source\": [1], \"target\": \"b\"}\n", "t.jsonl:1: `source` is [1]; write a text"),
+            ("t.jsonl", "source\n", "t.jsonl:1: is not JSON"),
+            ("t.parquet", "x", "ends with none of .jsonl, .csv and .tsv"),
+        ] {
+            let message = read(name, text).expect_err(told);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

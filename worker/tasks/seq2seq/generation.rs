@@ -1,0 +1,82 @@
+//! Answers of a model as it is, or as a run has left it: `cox generate`.
+//!
+//! A prompt is a source without its prefix. Prompts are answered some at a time, side by side, and each as if
+//! it were alone.
+
+use std::path::Path;
+
+use coxswain_models::t5::{T5Config, tokenizer::TextTokenizer};
+use coxswain_nn::{kernels::Tape, params::Trainables};
+use coxswain_proto::ids::Step;
+use coxswain_task::{Fault, GenerateJob, Prompt, TaskError, Written};
+
+use super::{
+    config::{PairData, Seq2SeqSettings},
+    data::{PairBatch, PairSample},
+    model::PairModel,
+    results,
+};
+use crate::pretrained;
+
+/// Prompts that are answered side by side.
+const SIDE_BY_SIDE: usize = 8;
+
+/// Answers to all prompts of a job, in their order.
+pub(super) fn generate<B: Tape<Base = B>>(
+    job: &GenerateJob<'_>,
+    device: &B::Device,
+) -> Result<Vec<Written>, TaskError> {
+    let mut settings = Seq2SeqSettings::of(job.spec).map_err(TaskError::bad_input)?;
+    let dir = Path::new(&settings.model.path);
+    let config = T5Config::read(dir).map_err(TaskError::bad_input)?;
+    let tokenizer = TextTokenizer::open(dir, &config).map_err(TaskError::bad_input)?;
+    let numbered = job.prompts.iter().zip(0..);
+    let sources = numbered.map(|(prompt, number)| asked(&tokenizer, &settings.data, prompt, number));
+    let sources = sources.collect::<Result<Vec<_>, _>>()?;
+    let mut spec = job.spec.clone();
+    if let (Some(_), Some(lora)) = (job.results, &mut settings.lora) {
+        // What the run began with need not be there any more.
+        lora.init_from = None;
+        spec.set_settings(&settings);
+    }
+    let (model, layout, mut values) = PairModel::<B>::load(&spec, device).map_err(TaskError::bad_input)?;
+    if let Some(dir) = job.results {
+        pretrained::fill(dir, results::read(&spec, dir)?, &layout, &mut values)?;
+    }
+    let trainables = Trainables::new(layout, values, device);
+    let mut written = Vec::with_capacity(sources.len());
+    for group in sources.chunks(SIDE_BY_SIDE) {
+        let special = [config.special.pad, config.special.decoder_start];
+        let batch = PairBatch::of(Step(0), &group.iter().collect::<Vec<_>>(), special);
+        let answers =
+            model.write(&trainables, &batch, job.sampling.max_new_tokens, &mut |row, at, logits| {
+                job.sampling.next(logits, batch.indices[row], at as u64)
+            });
+        let answers = answers.map_err(|error| {
+            let number = batch.indices[error.row] + 1;
+            TaskError::new(Fault::Numeric, format!("prompt {number}: {error}"))
+        })?;
+        for ids in answers {
+            let ended = ids.last() == Some(&config.special.eos);
+            let text = tokenizer.text(&ids).map_err(TaskError::bad_input)?;
+            written.push(Written { ids, text, ended });
+        }
+    }
+    Ok(written)
+}
+
+/// A prompt as the encoder reads it.
+fn asked(
+    tokenizer: &TextTokenizer,
+    data: &PairData,
+    prompt: &Prompt,
+    index: u64,
+) -> Result<PairSample, TaskError> {
+    let refused = |fault: String| TaskError::bad_input(format!("prompt {}: {fault}", index + 1));
+    if !prompt.images.is_empty() {
+        return Err(refused("has images, and this model reads text alone; leave them out".into()));
+    }
+    let source = format!("{}{}", data.source_prefix, prompt.text);
+    let source = tokenizer.ids(&source, data.max_source_tokens).map_err(refused)?;
+    Ok(PairSample { index, source, target: Vec::new() })
+}

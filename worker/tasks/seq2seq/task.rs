@@ -1,0 +1,138 @@
+//! Its place among tasks.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::DataError;
+use coxswain_models::{
+    qwen2_5_vl::forward::Job,
+    t5::{T5Config, forward},
+};
+use coxswain_nn::{
+    dtypes::{ActivationsDtype, WeightsDtype},
+    files::{StoredTensor, replace},
+    kernels::Tape,
+    params::Group,
+};
+use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
+use coxswain_task::{
+    Built, ForwardJob, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject,
+};
+use safetensors::{Dtype, tensor::TensorView};
+
+use super::{
+    config::Seq2SeqSettings,
+    data::{PairSample, Pairs},
+    generation,
+    memory::PairSizes,
+    model::PairModel,
+    objective::Seq2SeqObjective,
+    results,
+};
+use crate::pretrained;
+
+/// Fine-tunes T5 and mT5 on pairs of texts.
+#[derive(Clone, Copy, Debug)]
+pub struct Seq2Seq;
+
+impl Task for Seq2Seq {
+    fn name(&self) -> &'static str {
+        "seq2seq"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        super::config::SCHEMA
+    }
+
+    fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(Pairs::open(spec)?))
+    }
+
+    fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(PairSizes::read(spec).map_err(TaskError::bad_input)?))
+    }
+
+    fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
+        // Whatever cannot be read was refused long before advice is asked for.
+        let Ok(settings) = Seq2SeqSettings::of(spec) else { return Vec::new() };
+        let mut frugal = Vec::new();
+        if settings.model.activations_dtype == ActivationsDtype::Float32 {
+            frugal.push("model.activations_dtype: bfloat16 (with recompute)".into());
+        }
+        if settings.model.weights_dtype == WeightsDtype::Float32 {
+            frugal.push("model.weights_dtype: bfloat16".into());
+        }
+        frugal.push(format!("data.max_source_tokens below {}", settings.data.max_source_tokens));
+        frugal.push(format!("data.max_target_tokens below {}", settings.data.max_target_tokens));
+        frugal
+    }
+
+    fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
+        results::files(path)
+    }
+
+    fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+        results::read(spec, path)
+    }
+
+    fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
+        let Ok(here) = Seq2SeqSettings::of(here) else { return Vec::new() };
+        pretrained::other_meaning(here.lora.as_ref(), there, groups)
+    }
+
+    fn group_of(&self, tensor: &str) -> Option<Group> {
+        pretrained::group_of(tensor)
+    }
+
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+        write(&Pairs::open(spec)?.sample(index)?, out)
+    }
+}
+
+/// Tensors as `cox model forward` takes them.
+fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
+    let bytes = |ids: &[u32]| ids.iter().flat_map(|&id| i64::from(id).to_le_bytes()).collect::<Vec<_>>();
+    let (source, target) = (bytes(&sample.source), bytes(&sample.target));
+    let mask = bytes(&vec![1; sample.source.len()]);
+    let tensors = [
+        ("input_ids", sample.source.len(), &source),
+        ("attention_mask", sample.source.len(), &mask),
+        ("labels", sample.target.len(), &target),
+    ];
+    let views = tensors.map(|(name, len, bytes)| {
+        let view = TensorView::new(Dtype::I64, vec![1, len], bytes);
+        (name, view.expect("shapes are taken from the values"))
+    });
+    replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
+        .map_err(DataError::io(out, "write"))
+}
+
+impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
+    fn build(
+        &self,
+        spec: &RunSpec,
+        _samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Built<B>, TaskError> {
+        let (model, layout, initial) = PairModel::<B>::load(spec, device).map_err(TaskError::bad_input)?;
+        let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+        let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
+        Ok(Built { objective, layout, initial })
+    }
+
+    fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
+        let ForwardJob { model, adapter, inputs, out, bfloat16 } = *job;
+        if !T5Config::is_here(model) {
+            return None;
+        }
+        let dtype = if bfloat16 { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 };
+        let job = Job { model, adapter, inputs, out, dtype };
+        Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
+    }
+
+    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
+        Some(generation::generate::<B>(job, device))
+    }
+}

@@ -1,0 +1,68 @@
+//! What the model reads of a chat: ids and patches, with the processor of its checkpoint.
+
+use std::{fs, path::Path};
+
+use coxswain_data::DataError;
+use coxswain_models::qwen2_5_vl::processor::{
+    ChatEncoder, EncodedChat, ImageProcessor, ModelFacts, PixelBounds,
+};
+
+use super::{batch::ChatSample, spelling::Chat};
+use crate::sft::config::{ChatData, SftSettings};
+
+/// Reads chats, and questions that are to be answered. Shared between threads.
+pub struct ChatReader {
+    encoder: ChatEncoder,
+    images: ImageProcessor,
+}
+
+impl ChatReader {
+    /// With tokenizer and image settings of the run's checkpoint.
+    pub fn open(settings: &SftSettings) -> Result<Self, DataError> {
+        let model = Path::new(&settings.model.path);
+        let facts = ModelFacts::read(model)?;
+        Ok(Self {
+            encoder: ChatEncoder::open(model, facts)?,
+            images: ImageProcessor::open(model, facts.patches, bounds(&settings.data))?,
+        })
+    }
+
+    /// Its tokenizer.
+    pub fn encoder(&self) -> &ChatEncoder {
+        &self.encoder
+    }
+
+    /// A whole chat; paths of images begin at `beside`.
+    pub fn chat(&self, index: u64, chat: &Chat, beside: &Path) -> Result<ChatSample, String> {
+        let mut sample = self.pictures(&chat.images, beside)?;
+        let EncodedChat { ids, learned } = self.encoder.encode(&chat.messages, &sample.image_grids)?;
+        (sample.index, sample.input_ids, sample.learned) = (index, ids, learned);
+        Ok(sample)
+    }
+
+    /// A chat up to where the assistant's answer begins; nothing of it is learned.
+    pub fn question(&self, chat: &Chat, beside: &Path) -> Result<ChatSample, String> {
+        let mut sample = self.pictures(&chat.images, beside)?;
+        sample.input_ids = self.encoder.encode_question(&chat.messages, &sample.image_grids)?;
+        Ok(sample)
+    }
+
+    fn pictures(&self, images: &[String], beside: &Path) -> Result<ChatSample, String> {
+        let mut sample = ChatSample::default();
+        for image in images {
+            let path = beside.join(image);
+            let patches =
+                fs::read(&path).map_err(|error| format!("cannot be read ({error}); restore the file"));
+            let patches = patches.and_then(|bytes| self.images.process_encoded(&bytes));
+            let patches = patches.map_err(|fault| format!("{}: {fault}", path.display()))?;
+            sample.image_grids.push(patches.grid);
+            sample.pixel_values.extend_from_slice(&patches.pixel_values);
+        }
+        Ok(sample)
+    }
+}
+
+/// The run's own bounds of an image's pixels.
+pub(super) fn bounds(data: &ChatData) -> PixelBounds {
+    PixelBounds { min: data.min_pixels, max: data.max_pixels }
+}

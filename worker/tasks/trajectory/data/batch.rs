@@ -1,0 +1,119 @@
+//! An image as the extractor reads it, and images side by side: plain host memory. All are of one size.
+
+use std::any::Any;
+
+use coxswain_proto::ids::Step;
+use coxswain_task::{Batch, CachedFeatures, Sample};
+
+/// An image, cut into patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageSample {
+    /// Its place in the order of images.
+    pub index: u64,
+    /// `[patches, patch values]`, row-major; empty where its trajectories are there already.
+    pub pixel_values: Vec<f32>,
+}
+
+/// Images of one forward pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ImageBatch {
+    /// The optimizer step that they belong to.
+    pub step: Step,
+    /// Their places in the order of images.
+    pub indices: Vec<u64>,
+    /// Positions of each image.
+    pub positions: usize,
+    /// `[images, patches, patch values]`, row-major; empty where trajectories are there already.
+    pub pixel_values: Vec<f32>,
+    /// Trajectories, `[images, positions, layers, dim]`, if they are there already.
+    pub features: Option<CachedFeatures>,
+}
+
+impl ImageBatch {
+    /// These images, in this order.
+    pub fn of(step: Step, positions: usize, samples: &[&ImageSample]) -> Self {
+        Self {
+            step,
+            indices: samples.iter().map(|sample| sample.index).collect(),
+            positions,
+            pixel_values: samples.iter().flat_map(|sample| &sample.pixel_values).copied().collect(),
+            features: None,
+        }
+    }
+
+    /// What [`ImageBatch::of`] was given.
+    pub fn apart(&self) -> impl Iterator<Item = ImageSample> {
+        let each = self.pixel_values.len() / self.indices.len().max(1);
+        self.indices.iter().enumerate().map(move |(row, &index)| {
+            let pixel_values = self.pixel_values[row * each..][..each].to_vec();
+            ImageSample { index, pixel_values }
+        })
+    }
+}
+
+impl Sample for ImageSample {
+    fn index(&self) -> u64 {
+        self.index
+    }
+
+    fn take_seen(&mut self) -> Box<dyn Sample> {
+        Box::new(Self { pixel_values: std::mem::take(&mut self.pixel_values), ..*self })
+    }
+
+    fn boxed(&self) -> Box<dyn Sample> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn Sample) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Batch for ImageBatch {
+    fn step(&self) -> Step {
+        self.step
+    }
+
+    fn samples(&self) -> &[u64] {
+        &self.indices
+    }
+
+    fn tokens(&self) -> u64 {
+        self.cells() as u64
+    }
+
+    fn cells(&self) -> usize {
+        self.indices.len() * self.positions
+    }
+
+    fn bytes(&self) -> u64 {
+        let features = self.features.as_ref().map_or(0, |features| features.values.len());
+        4 * (self.pixel_values.len() + features) as u64
+    }
+
+    fn features(&self) -> Option<&CachedFeatures> {
+        self.features.as_ref()
+    }
+
+    fn features_mut(&mut self) -> &mut Option<CachedFeatures> {
+        &mut self.features
+    }
+
+    fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch> {
+        let Self { step, positions, .. } = *self;
+        let indices = self.indices.clone();
+        Box::new(Self { step, indices, positions, pixel_values: Vec::new(), features: Some(features) })
+    }
+
+    fn equals(&self, other: &dyn Batch) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,290 @@
+//! Folders of images as a run sees them: which there are, in which order, and each as patches.
+//!
+//! Images of several domains take turns, so that the first so many have as many of each, and so have those
+//! that are held out. [`ImageFolder::open`] reads every file once to name it by its content: that keys the
+//! order of samples and the features that are kept. What only shows when an image is decoded is that image's
+//! own fault: the run goes on without it.
+
+use std::{
+    any::Any,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PatchShape, PixelBounds};
+use coxswain_nn::pulse;
+use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
+use coxswain_task::{Batch, InputIngredients, Inputs, Sample, SampleKeys, Samples};
+
+use super::batch::{ImageBatch, ImageSample};
+use crate::trajectory::config::{ImageData, TrajectorySettings};
+
+/// Endings of the names of files that are read.
+const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+
+/// Images by domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// In the order of samples.
+    pub files: Vec<PathBuf>,
+    /// Name of each domain, and how many of its images are used; one without a name where `data.domains` is
+    /// empty.
+    pub domains: Vec<(String, u64)>,
+}
+
+/// The images that a run uses.
+pub fn list(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
+    let names = if data.domains.is_empty() { vec![String::new()] } else { data.domains.clone() };
+    let mut folders = Vec::new();
+    for name in &names {
+        let dir = if name.is_empty() { path.to_path_buf() } else { path.join(name) };
+        if !dir.is_dir() {
+            let (there, field) =
+                (folders_of(path), if name.is_empty() { "data.path" } else { "data.domains" });
+            let remedy = match &*there {
+                [] => "name a folder of images".to_owned(),
+                there => format!("name some of {}", there.join(", ")),
+            };
+            return Err(DataError::invalid(&dir, field, "no such folder", remedy));
+        }
+        folders.push(images_of(&dir, name.is_empty())?.into_iter());
+    }
+    let most = data.num_samples.unwrap_or(u64::MAX);
+    let mut listing =
+        Listing { files: Vec::new(), domains: names.into_iter().map(|name| (name, 0)).collect() };
+    // In turns, until all are through.
+    loop {
+        let before = listing.files.len();
+        for (folder, (_, used)) in folders.iter_mut().zip(&mut listing.domains) {
+            if (listing.files.len() as u64) < most
+                && let Some(file) = folder.next()
+            {
+                listing.files.push(file);
+                *used += 1;
+            }
+        }
+        if listing.files.len() == before {
+            return Ok(listing);
+        }
+    }
+}
+
+/// The images right in a folder, by name.
+fn images_of(dir: &Path, whole: bool) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(DataError::io(dir, "list"))? {
+        let path = entry.map_err(DataError::io(dir, "list"))?.path();
+        let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_lowercase);
+        if ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        let folders = folders_of(dir);
+        let remedy = match &*folders {
+            [] => "put .png, .jpg or .jpeg files there, or name another folder".to_owned(),
+            folders if whole => format!("name those of its folders in data.domains: {}", folders.join(", ")),
+            folders => format!("name deeper ones: {}", folders.join(", ")),
+        };
+        return Err(DataError::invalid(dir, "(folder)", "has no image", remedy));
+    }
+    Ok(files)
+}
+
+fn folders_of(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().display().to_string()).collect();
+    names.sort();
+    names
+}
+
+/// The grid of patches of every image, `(t, h, w)`: fits the tower, and has a patch for each position.
+pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<[u32; 3], DataError> {
+    let (side, positions) = (settings.data.image_size, settings.extractor.spatial_resolution);
+    let path = Path::new(&settings.extractor.path).join("config.json");
+    let cell = shape.patch * shape.merge;
+    let patches = (side / shape.patch) as u32;
+    if !side.is_multiple_of(cell) {
+        let found =
+            format!("{side} pixels, of which the vision tower's cells of {cell} make no whole number");
+        let remedy = format!("give a multiple, for instance {}", side.div_ceil(cell) * cell);
+        return Err(DataError::invalid(&path, "data.image_size", found, remedy));
+    }
+    if positions > patches as usize {
+        let found = format!("{positions} positions along a side of {patches} patches");
+        let least = (positions * shape.patch).div_ceil(cell) * cell;
+        let remedy = format!("lower it, or raise data.image_size to at least {least}");
+        return Err(DataError::invalid(&path, "extractor.spatial_resolution", found, remedy));
+    }
+    Ok([1, patches, patches])
+}
+
+/// One image.
+struct Image {
+    path: PathBuf,
+    digest: Digest,
+}
+
+/// Opened folders. Shared between threads.
+pub struct ImageFolder {
+    images: Vec<Image>,
+    domains: Vec<(String, u64)>,
+    processor: ImageProcessor,
+    grid: [u32; 3],
+    positions: usize,
+    settings: TrajectorySettings,
+    training: Arc<TrainingSamples>,
+    fingerprint: Fingerprint,
+}
+
+impl ImageFolder {
+    /// Lists the run's images, and reads each once for its name.
+    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+        let settings = settings(spec)?;
+        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.extractor.path));
+        let patches = ModelFacts::read(model)?.patches;
+        let grid = grid_of(patches, &settings)?;
+        let Listing { files, domains } = list(path, &settings.data)?;
+        let (mut images, mut all) = (Vec::with_capacity(files.len()), blake3::Hasher::new());
+        for path in files {
+            pulse::beat();
+            let bytes = fs::read(&path).map_err(DataError::io(&path, "read"))?;
+            let digest = Digest::of_image(&bytes);
+            all.update(&digest.0);
+            images.push(Image { path, digest });
+        }
+        let training = Arc::new(training(images.len() as u64, settings.data.holdout_every));
+        if training.is_empty() {
+            let found = format!("{} images, of which none is left to train on", images.len());
+            let remedy = "at least two are needed where data.holdout_every holds one out";
+            return Err(DataError::invalid(path, "(folder)", found, remedy));
+        }
+        Ok(Self {
+            images,
+            domains,
+            processor: ImageProcessor::open(model, patches, PixelBounds::default())?,
+            grid,
+            positions: settings.extractor.spatial_resolution.pow(2),
+            settings,
+            training,
+            fingerprint: Fingerprint(*all.finalize().as_bytes()),
+        })
+    }
+
+    /// Image `index`, as training sees it.
+    pub fn sample(&self, index: u64) -> Result<ImageSample, DataError> {
+        let image = self.image(index)?;
+        let refuse = |fault: String| {
+            DataError::invalid(&image.path, "(file)", fault, "replace the file, or take it out of its folder")
+        };
+        let bytes = fs::read(&image.path).map_err(DataError::io(&image.path, "read"))?;
+        if Digest::of_image(&bytes) != image.digest {
+            return Err(refuse("is no longer the image that was there when the run began".into()));
+        }
+        let patches = surviving(|| self.processor.process_to(&bytes, self.grid).map_err(refuse), refuse)?;
+        Ok(ImageSample { index, pixel_values: patches.pixel_values })
+    }
+
+    /// Patches of every image, `(t, h, w)`.
+    pub fn grid(&self) -> [u32; 3] {
+        self.grid
+    }
+
+    fn image(&self, index: u64) -> Result<&Image, DataError> {
+        let len = self.images.len() as u64;
+        let image = usize::try_from(index).ok().and_then(|index| self.images.get(index));
+        image.ok_or(DataError::OutOfRange { what: "sample", index, len })
+    }
+}
+
+/// The images that train: the last of every so many is held out.
+fn training(images: u64, every: u64) -> TrainingSamples {
+    let block = if every > 0 { every } else { images.max(1) };
+    TrainingSamples::new((0..images).step_by(block as usize).map(|first| {
+        let end = (first + block).min(images);
+        first..if every > 0 && end == first + block { end - 1 } else { end }
+    }))
+}
+
+/// The task's keys. They have been checked, unless the specification did not come through the engine; then
+/// they are refused.
+pub(super) fn settings(spec: &RunSpec) -> Result<TrajectorySettings, DataError> {
+    TrajectorySettings::of(spec).map_err(|error| DataError::Invalid {
+        path: "the run's specification".into(),
+        field: "task".into(),
+        found: error.to_string(),
+        remedy: "read it from a run file, or check it against the task's schema".into(),
+    })
+}
+
+impl Samples for ImageFolder {
+    fn training(&self) -> &Arc<TrainingSamples> {
+        &self.training
+    }
+
+    fn holdout(&self) -> Vec<u64> {
+        (0..self.images.len() as u64).filter(|index| self.training.number(*index).is_none()).collect()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
+        Ok(Box::new(self.sample(index)?))
+    }
+
+    fn read_beside(&self, index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
+        Ok(Box::new(ImageSample { index, pixel_values: Vec::new() }))
+    }
+
+    fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
+        let samples: Vec<&ImageSample> = samples.iter().map(|sample| sample.content()).collect();
+        Box::new(ImageBatch::of(step, self.positions, &samples))
+    }
+
+    fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
+        batch.content::<ImageBatch>().apart().map(|image| Box::new(image) as Box<dyn Sample>).collect()
+    }
+
+    fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
+        // A file is needed by its own sample alone.
+        let begin = self.training.number(index).unwrap_or_default();
+        DamagedRow { row: index, begin, end: begin + 1 }
+    }
+
+    fn keys(&self, _store: &Store) -> Result<SampleKeys, StoreError> {
+        let keys = self.images.iter().map(|image| Some(SampleKey::new(&[image.digest], "")));
+        Ok(SampleKeys::new(keys.collect(), self.images.len() as u64))
+    }
+
+    fn ingredients(&self) -> Result<InputIngredients, StoreError> {
+        let side = self.settings.data.image_size;
+        let preprocessing = format!("{}; resized to {side} x {side}", self.processor.describe());
+        // No text is read.
+        Ok(InputIngredients { preprocessing, prompt: String::new(), tokenizer: Digest([0; 32]) })
+    }
+
+    fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
+        let held_out = match self.settings.data.holdout_every {
+            0 => "none held out".to_owned(),
+            every => format!("one of {every} held out"),
+        };
+        let mut of = String::new();
+        for (name, used) in self.domains.iter().filter(|(name, _)| !name.is_empty()) {
+            of += &format!("{}{name} {used}", if of.is_empty() { " (" } else { ", " });
+        }
+        of += if of.is_empty() { "" } else { ")" };
+        let side = self.settings.data.image_size;
+        let images = format!("{} images{of} as {side} x {side} pixels, {held_out}", self.images.len());
+        Ok(vec![("images", images)])
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,308 @@
+//! What a rank of a run will hold: from configuration, headers and names of files. No weight and no image is
+//! read.
+//!
+//! What a step holds and computes is counted by running it on the backend that knows sizes alone. Nothing of
+//! it grows with the number of batches.
+
+use std::path::Path;
+
+use coxswain_feature_store::{SampleKey, index_bytes};
+use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::FrozenBytes};
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    kernels::sizes::{Account, Sizes},
+    params::{TrainableLayout, Trainables},
+};
+use coxswain_proto::{
+    human,
+    ids::Step,
+    limits::FEATURES_WAITING,
+    memory::Category,
+    run_spec::{CacheMode, Offload, Recompute, RunSpec},
+};
+use coxswain_task::{
+    CachedFeatures, Pass, TaskError,
+    dry_run::{PassCost, Passes},
+    memory::{Ask, Place, Prediction, Subject, Suggestion},
+};
+use serde_json::{Value, json};
+
+use super::{
+    config::TrajectorySettings,
+    data::{ImageBatch, list},
+    extractor::TrajectoryShape,
+    model::TrajectoryModel,
+};
+use crate::vla_flow::memory::{Frozen, of_process};
+
+/// Of a value.
+const FLOAT: u64 = 4;
+/// Bytes of an image's name: its path, its digest, and its key where features are kept.
+const NAME: u64 = 160;
+
+/// What a pass does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum TrajectoryPass {
+    /// Trains, beginning with pixels.
+    Live,
+    /// Trains, beginning with kept trajectories.
+    Kept,
+    /// Computes trajectories to be kept.
+    Filling,
+}
+
+/// Sizes of a run.
+#[derive(Clone, Debug)]
+pub struct TrajectorySizes {
+    spec: RunSpec,
+    settings: TrajectorySettings,
+    config: QwenConfig,
+    shape: TrajectoryShape,
+    images: u64,
+    frozen: Frozen,
+    /// Elements that are frozen of the tower, constants of the network, and that train.
+    elements: [u64; 3],
+    /// By the keys that change what a pass holds.
+    passes: Passes<(String, TrajectoryPass)>,
+}
+
+impl TrajectorySizes {
+    /// Reads configuration and headers of the checkpoint, and lists the images.
+    pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
+        let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
+        let listing = list(Path::new(&spec.data.path), &settings.data).map_err(TaskError::bad_input)?;
+        Self::of(spec, settings, listing.files.len() as u64, Passes::default())
+    }
+
+    fn of(
+        spec: &RunSpec,
+        settings: TrajectorySettings,
+        images: u64,
+        passes: Passes<(String, TrajectoryPass)>,
+    ) -> Result<Self, TaskError> {
+        let dir = Path::new(&settings.extractor.path);
+        let config = QwenConfig::read(dir).map_err(TaskError::bad_input)?;
+        let shape = TrajectoryShape::of(&settings)?;
+        let tensors: Vec<_> = shape.frozen(&config).collect();
+        let frozen = Frozen::read(dir, &tensors).map_err(TaskError::bad_input)?;
+        let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
+        let mut sizes = Self {
+            spec: spec.clone(),
+            settings,
+            config,
+            shape,
+            images,
+            frozen,
+            elements: [held, 0, 0],
+            passes,
+        };
+        let (_, layout) = sizes.model(&Account::open())?;
+        sizes.elements = [held, (layout.whole_len() - layout.len()) as u64, layout.len() as u64];
+        sizes.pass(1, TrajectoryPass::Live)?;
+        Ok(sizes)
+    }
+
+    fn model(&self, account: &Account) -> Result<(TrajectoryModel<Sizes>, TrainableLayout), TaskError> {
+        let mut held = self.spec.clone();
+        // What of streamed blocks is in memory is counted with the weights.
+        if held.memory.offload == Offload::Layers {
+            held.memory.offload = Offload::None;
+        }
+        TrajectoryModel::load(&held, account.device())
+    }
+
+    /// A pass over so many images.
+    fn pass(&self, images: u64, kind: TrajectoryPass) -> Result<PassCost, TaskError> {
+        let of = (format!("{:?} {:?}", self.settings, self.spec.train.recompute), kind);
+        self.passes.at(&of, images, |images| {
+            let account = Account::open();
+            let (model, layout) = self.model(&account)?;
+            let values = vec![0.0; layout.whole_len()];
+            let trainables = Trainables::new(layout, values, account.device());
+            let batch = self.batch(images as usize, kind);
+            if kind == TrajectoryPass::Filling {
+                let (features, cost) = PassCost::of_forward(&account, || model.features(&batch));
+                return features.map(|_| cost).map_err(TaskError::from);
+            }
+            PassCost::of(&account, |grads, clock| {
+                model.forward_backward(&trainables, &batch, grads, clock).map(drop)
+            })
+            .map_err(TaskError::from)
+        })
+    }
+
+    fn batch(&self, images: usize, kind: TrajectoryPass) -> ImageBatch {
+        let zeros = |each: u64| vec![0.0; images * each as usize];
+        let kept = kind == TrajectoryPass::Kept;
+        ImageBatch {
+            step: Step(1),
+            indices: (0..images as u64).collect(),
+            positions: self.shape.positions,
+            pixel_values: if kept { Vec::new() } else { zeros(self.pixels()) },
+            features: kept.then(|| CachedFeatures { width: self.shape.dim, values: zeros(self.values()) }),
+        }
+    }
+
+    fn patches(&self) -> u64 {
+        self.shape.grid.iter().map(|&side| u64::from(side)).product()
+    }
+
+    /// Values of an image's patches.
+    fn pixels(&self) -> u64 {
+        self.patches() * self.config.vision.patch_values() as u64
+    }
+
+    /// Values of an image's trajectories.
+    fn values(&self) -> u64 {
+        (self.shape.positions * self.shape.width()) as u64
+    }
+
+    fn keeps(&self) -> bool {
+        self.spec.cache.mode != CacheMode::Off
+    }
+
+    fn encoder_batch(&self, ask: Ask) -> u64 {
+        self.spec.cache.encoder_batch.map_or(ask.micro_batch, |batch| batch as u64)
+    }
+
+    fn bytes(&self, place: Place) -> &FrozenBytes {
+        self.frozen.bytes(place, self.settings.extractor.weights_dtype)
+    }
+
+    /// What is held for kept features: names, the index of the store, features that wait to be written and
+    /// those that are.
+    fn cache_bytes(&self, ask: Ask) -> u64 {
+        if !self.keeps() {
+            return 0;
+        }
+        let names = (size_of::<Option<SampleKey>>() + size_of::<SampleKey>()) as u64 * self.images;
+        let waiting = (FEATURES_WAITING as u64 + 1) * self.encoder_batch(ask) * FLOAT * self.values();
+        names + index_bytes(self.images) + waiting
+    }
+
+    /// Micro-batches as the data threads hand them over: the one that runs, and those read ahead. What runs
+    /// has kept trajectories instead of pixels, where they are kept; the first epoch reads pixels ahead
+    /// anyway.
+    fn input_bytes(&self, ask: Ask) -> u64 {
+        let batch = FLOAT * ask.micro_batch.min(self.spec.train.global_batch as u64);
+        let running = batch * if self.keeps() { self.values() } else { self.pixels() };
+        let ahead = batch * self.pixels().max(if self.keeps() { self.values() } else { 0 });
+        match ask.place {
+            Place::Gpu => running,
+            Place::Host { .. } => {
+                running + self.spec.data.prefetch.max(1) as u64 * ahead + NAME * self.images
+            }
+        }
+    }
+
+    fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, TaskError> {
+        let mut spec = self.spec.clone();
+        change(&mut spec);
+        let settings = TrajectorySettings::of(&spec).map_err(TaskError::bad_input)?;
+        Self::of(&spec, settings, self.images, self.passes.clone())
+    }
+}
+
+impl Subject for TrajectorySizes {
+    fn spec(&self) -> &RunSpec {
+        &self.spec
+    }
+
+    fn model(&self) -> String {
+        format!("{:?} of {:?}, {:?}", self.settings.network, self.shape, self.config.vision)
+    }
+
+    fn predict(&self, ask: Ask) -> Prediction {
+        // One image ran when this was made; more of the same change nothing but sizes.
+        let pass = |images, kind| self.pass(images, kind).unwrap_or_default();
+        let live =
+            pass(ask.micro_batch, if self.keeps() { TrajectoryPass::Kept } else { TrajectoryPass::Live });
+        let streamed = self.spec.memory.offload == Offload::Layers;
+        let engine = Prediction::of_engine(&self.spec, self.elements[2], ask);
+        let mut prediction = engine.with_pass(&live, |_| 0);
+        let mut scratch = live.scratch;
+        if self.keeps() {
+            let batch = self.encoder_batch(ask);
+            let filling = pass(batch, TrajectoryPass::Filling);
+            // At the end they are on the device and in host memory; until then there are pixels.
+            let held = filling.peak(Pass::Forward, |_| 0).max(2 * FLOAT * batch * self.values());
+            let pixels = if ask.place == Place::Gpu { 0 } else { FLOAT * batch * self.pixels() };
+            prediction.forward = prediction.forward.max(held + pixels);
+            scratch = scratch.max(filling.scratch);
+        }
+        // Beside the tower: the network where it stays, and the weights of positions' means.
+        let constants = FLOAT * (self.elements[1] + self.shape.positions as u64 * self.patches());
+        prediction.set(Category::FrozenWeights, self.bytes(ask.place).in_memory(streamed) + constants);
+        prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
+        prediction.set(Category::Input, self.input_bytes(ask));
+        if let Place::Host { threads } = ask.place {
+            prediction.set(Category::Cache, self.cache_bytes(ask));
+            prediction.set(Category::Framework, of_process(0, threads, scratch));
+        }
+        prediction
+    }
+
+    fn beside_gpu(&self, ask: Ask) -> u64 {
+        self.cache_bytes(ask) + Prediction::of_engine_beside_gpu(&self.spec, self.elements[2], ask)
+    }
+
+    fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
+        let now = self.predict(ask).peak() as i64;
+        let mut suggestions = Vec::new();
+        let mut add = |what: &str, setting: &str, remark: &str, changed: Option<u64>| {
+            let saves = changed.map_or(0, |peak| now - peak as i64);
+            if saves > 0 {
+                let (what, setting, remark) = (what.into(), setting.into(), remark.into());
+                suggestions.push(Suggestion { what, setting, saves, remark });
+            }
+        };
+        let changed =
+            |change: &dyn Fn(&mut RunSpec)| self.with(change).ok().map(|sizes| sizes.predict(ask).peak());
+        let mut settings = self.settings.clone();
+        settings.extractor.weights_dtype = WeightsDtype::Bfloat16;
+        let narrow = changed(&|spec| spec.set_settings(&settings));
+        let remark = "rounds the extractor's weights";
+        add("frozen weights in bf16", "extractor.weights_dtype=bfloat16", remark, narrow);
+        let full = changed(&|spec| spec.train.recompute = Recompute::Full);
+        add("recompute", "train.recompute=full", "runs the network again in the backward pass", full);
+        let kept = changed(&|spec| spec.cache.mode = CacheMode::Exact);
+        let remark = "nothing: the same losses, and the extractor runs once for each image";
+        add("features kept", "cache.mode=exact", remark, kept);
+        if ask.micro_batch > 1 {
+            let half = ask.micro_batch / 2;
+            let peak = self.predict(Ask { micro_batch: half, ..ask }).peak();
+            let remark = "same global batch, accumulation doubles";
+            add("half the micro-batch", &format!("train.micro_batch={half}"), remark, Some(peak));
+        }
+        suggestions
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let [frozen, constants, trained] = self.elements.map(human::grouped);
+        let network = match self.elements[1] {
+            0 => format!("{trained} trained in float32"),
+            _ => format!("{trained} trained in float32 beside {constants} that stay"),
+        };
+        let TrajectoryShape { positions, layers, dim, .. } = &self.shape;
+        let sample = format!(
+            "{positions} positions x {} layers x {dim} values, {} of an image; {} images",
+            layers.len(),
+            human::bytes(FLOAT * self.values()),
+            human::grouped(self.images)
+        );
+        vec![("model", format!("{frozen} parameters frozen in the extractor, {network}")), ("sample", sample)]
+    }
+
+    fn to_json(&self) -> Value {
+        let ([extractor, constant, trainable], shape) = (self.elements, &self.shape);
+        json!({
+            "parameters": {"extractor": extractor, "constant": constant, "trainable": trainable},
+            "sample": {"positions": shape.positions, "layers": shape.layers, "dim": shape.dim},
+            "images": self.images,
+        })
+    }
+
+    fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(self.with(change)?))
+    }
+}

@@ -1,0 +1,145 @@
+//! Its place among tasks.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::DataError;
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    files::{StoredTensor, read_tensors, replace},
+    kernels::Tape,
+    params::Group,
+};
+use coxswain_proto::{
+    config::TaskSchema,
+    run_spec::{CacheMode, Offload, RunSpec},
+};
+use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use safetensors::{Dtype, tensor::TensorView};
+
+use super::{
+    config::{SCHEMA, TrajectorySettings},
+    data::ImageFolder,
+    memory::TrajectorySizes,
+    model::TrajectoryModel,
+    network::{ADAPTERS, NETWORK},
+    objective::{TrajectoryObjective, WEIGHTS},
+};
+
+/// Trains a small network on trajectories of layer activations, batch by batch, or adapts one with LoRA.
+#[derive(Clone, Copy, Debug)]
+pub struct Trajectory;
+
+impl Task for Trajectory {
+    fn name(&self) -> &'static str {
+        "trajectory"
+    }
+
+    fn schema(&self) -> TaskSchema {
+        SCHEMA
+    }
+
+    fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(ImageFolder::open(spec)?))
+    }
+
+    fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
+        Ok(Box::new(TrajectorySizes::read(spec)?))
+    }
+
+    fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
+        // Whatever cannot be read was refused long before advice is asked for.
+        let Ok(TrajectorySettings { extractor, data, .. }) = TrajectorySettings::of(spec) else {
+            return Vec::new();
+        };
+        let mut settings = Vec::new();
+        if spec.cache.mode == CacheMode::Off {
+            settings.push("cache.mode: exact (after the first epoch)".into());
+        }
+        if extractor.weights_dtype == WeightsDtype::Float32 {
+            settings.push("extractor.weights_dtype: bfloat16".into());
+        }
+        if spec.memory.offload != Offload::Layers {
+            settings
+                .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
+        }
+        settings.push(format!("data.image_size below {}", data.image_size));
+        settings.push(format!("extractor.spatial_resolution below {}", extractor.spatial_resolution));
+        settings
+    }
+
+    fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+        let folder = ImageFolder::open(spec)?;
+        let pixels = folder.sample(index)?.pixel_values;
+        let grid = folder.grid();
+        let patches: usize = grid.iter().map(|&side| side as usize).product();
+        let bytes: Vec<u8> = pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let sides: Vec<u8> = grid.iter().flat_map(|&side| i64::from(side).to_le_bytes()).collect();
+        let shape = vec![patches, pixels.len() / patches.max(1)];
+        let views =
+            [("pixel_values", Dtype::F32, shape, &bytes), ("image_grid_thw", Dtype::I64, vec![1, 3], &sides)];
+        let views: Vec<_> = views
+            .into_iter()
+            .map(|(name, dtype, shape, bytes)| {
+                (name, TensorView::new(dtype, shape, bytes).expect("shapes are taken from the values"))
+            })
+            .collect();
+        replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
+            .map_err(DataError::io(out, "write"))
+    }
+
+    /// The network alone: where it was adapted, the adapter is merged into it.
+    fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
+        let file = if path.is_file() { path.to_path_buf() } else { path.join(WEIGHTS.path) };
+        if file.is_file() { vec![file] } else { Vec::new() }
+    }
+
+    fn read_weights(&self, _spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+        let mut tensors = Vec::new();
+        for file in self.weight_files(path) {
+            let read = read_tensors(&file);
+            tensors
+                .extend(read.map_err(|error| TaskError::bad_input(format!("{}: {error}", file.display())))?);
+        }
+        Ok(tensors)
+    }
+
+    fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
+        let (Ok(here), Ok(there)) = (TrajectorySettings::of(here), TrajectorySettings::of(there)) else {
+            return Vec::new();
+        };
+        let mut keys = Vec::new();
+        if groups.contains(&NETWORK) {
+            let heads = |settings: &TrajectorySettings| settings.network.heads.to_string();
+            let layers = |settings: &TrajectorySettings| format!("{:?}", settings.extractor.layers);
+            keys.push(("network.heads", heads(&there), heads(&here)));
+            keys.push(("extractor.layers", layers(&there), layers(&here)));
+        }
+        if let (true, Some(ours), Some(theirs)) = (groups.contains(&ADAPTERS), &here.lora, &there.lora) {
+            keys.push(("lora.alpha", theirs.alpha.to_string(), ours.alpha.to_string()));
+            keys.push(("lora.rslora", theirs.rslora.to_string(), ours.rslora.to_string()));
+        }
+        let differing = keys.into_iter().filter(|(_, there, here)| there != here);
+        differing.map(|(key, there, here)| format!("{key}: {there} there, {here} here")).collect()
+    }
+
+    fn group_of(&self, tensor: &str) -> Option<Group> {
+        tensor.starts_with("base_model.model.network.").then_some(ADAPTERS)
+    }
+}
+
+impl<B: Tape<Base = B>> TaskOn<B> for Trajectory {
+    fn build(
+        &self,
+        spec: &RunSpec,
+        _samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Built<B>, TaskError> {
+        let (model, layout) = TrajectoryModel::<B>::load(spec, device)?;
+        let initial = layout.initial_values(spec.run.seed);
+        let objective = TrajectoryObjective { model, spec: spec.clone(), device: device.clone() };
+        Ok(Built { objective: Box::new(objective), layout, initial })
+    }
+}
