@@ -204,7 +204,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
     let dir = tempfile::tempdir().unwrap();
     let (one, moved, run) = (dir.path().join("one"), dir.path().join("moved"), dir.path().join("run"));
     fs::create_dir(&one).unwrap();
-    let base = root().join("configs/assets/qwen2.5-vl-nano");
+    let base = root().join("configs/assets/tiny-vla");
     for file in fs::read_dir(base).expect("it ships").map(|file| file.expect("readable").path()) {
         fs::copy(&file, one.join(file.file_name().expect("a file"))).unwrap();
     }
@@ -235,6 +235,12 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
     }
     assert_eq!(fs::read(run.join("logs/coordinator.log")).ok(), Some(records), "a coordinator was started");
+
+    // Every worker looks for itself: on another machine it may be another one.
+    let launched = format!("train.base_digest={}", "0".repeat(64));
+    let (well, printed) = stage("configs/vla-stage1.yaml", &dir.path().join("other"), &[&launched]);
+    assert!(!well && printed.contains("every node has to see the same model"), "{printed}");
+    assert!(!dir.path().join("other/checkpoints").exists());
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
         .collect()
 }
 
-/// Where two runs differ in their pretrained models and in nothing else that must not change: those differences.
+/// Where two runs differ in their pretrained models and in nothing else that must not change: how.
 pub fn other_base(left: &RunSpec, right: &RunSpec) -> Option<Vec<Difference>> {
     let mut differences = differences(left, right);
     differences.retain(|difference| !difference.may_change());

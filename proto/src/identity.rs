@@ -26,8 +26,8 @@ pub enum Class {
     LearnedSince(&'static str),
     /// Another run, unless it is one that goes on: what changes at a resume is recorded there.
     LearnedUntilChanged,
-    /// Where a task's pretrained model lies, which `train.base_digest` names by its content: another run, unless
-    /// both runs know that name and it is the same. One key of a task at most.
+    /// Where a task's pretrained model lies, which `train.base_digest` names by its content: another run,
+    /// unless both runs know that name and it is the same. One key of a task at most.
     Base,
     /// The same run, for this reason.
     Outside(&'static str),

@@ -1,13 +1,14 @@
-//! A name for what a model directory holds, wherever it lies: what two places that have it hold the same model.
+//! A name for what a model directory holds, wherever it lies: two places of one name hold the same model.
 //!
 //! ```text
 //! files beside the weights that are read     every byte
-//! each tensor                                name, type and shape; of its values every byte up to 32 KiB, else
-//!                                            8 pieces of 4 KiB from its first to its last
+//! each tensor                                name, type and shape; of its values every byte up to 32 KiB,
+//!                                            else 8 pieces of 4 KiB from its first to its last
 //! ```
 //!
-//! So it costs at most 32 KiB a tensor, 26 MiB of a model of 7.5 GB with 824 tensors, and every worker can afford
-//! to find it. How tensors are spread over files, and in which of two spellings they are named, is no part of it.
+//! So at most 32 KiB a tensor are read, 26 MiB of a model of 7.5 GB with 824 tensors, few enough for every
+//! worker to find it. How tensors are spread over files, and in which of two spellings they are named, is no
+//! part of it.
 //!
 //! What it does not do: prove. Training, merging, rounding and quantizing change values everywhere, and show; a
 //! change of a few values of a large tensor may not.

@@ -1,5 +1,5 @@
-//! A run that goes on sees the data set and the pretrained model that it has trained on, wherever they lie by now.
-//! Said at launch: workers would find out when they join, and could not say what to do.
+//! A run that goes on sees the data set and the pretrained model that it has trained on, wherever they lie by
+//! now. Said at launch: workers would find out when they join, and could not say what to do.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use crate::{
 /// Digits of a fingerprint that are shown.
 const SHOWN: usize = 16;
 
-/// Refuses another data set or another pretrained model than that of the run's records. Where there are none,
-/// where they are another run's, or where the data cannot be opened, it is for the coordinator and the workers
-/// to say.
+/// Refuses another data set or another pretrained model than that of the run's records. Where there are
+/// none, where they are another run's, or where the data cannot be opened, it is for the coordinator and the
+/// workers to say.
 pub fn check(spec: &RunSpec) -> Result<(), Failed> {
     if !spec.train.resume {
         return Ok(());

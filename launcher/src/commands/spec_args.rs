@@ -36,8 +36,8 @@ impl SpecArgs {
         Ok(RunSpec::load(&self.config, &[&self.changes(), changes].concat(), schemas())?)
     }
 
-    /// The run, with the content of its pretrained model and of what it starts from in its identity: for those
-    /// who launch it. Where the file says a digest, workers hold what they read against that.
+    /// The run, with the content of its pretrained model and of what it starts from in its identity: for
+    /// those who launch it. Where the file says a digest, workers hold what they read against that.
     pub fn load_to_launch(&self) -> Result<RunSpec, Failed> {
         let mut spec = self.load()?;
         pin(&mut spec)?;

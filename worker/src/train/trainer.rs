@@ -13,7 +13,7 @@ use coxswain_nn::{
     kernels::{Tape, flat::FlatOn, pool},
     params::{FlatGrads, Trainables},
 };
-use coxswain_task::{Built, Samples, TaskOn};
+use coxswain_task::{Built, Samples, Task, TaskOn};
 
 use super::{
     TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
