@@ -10,8 +10,8 @@
 //! worker to find it. How tensors are spread over files, and in which of two spellings they are named, is no
 //! part of it.
 //!
-//! What it does not do: prove. Training, merging, rounding and quantizing change values everywhere, and show; a
-//! change of a few values of a large tensor may not.
+//! What it does not do: prove. Training, merging, rounding and quantizing change values everywhere, and show;
+//! a change of a few values of a large tensor may not.
 
 use std::{fs, io, path::Path};
 

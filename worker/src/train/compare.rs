@@ -15,7 +15,8 @@ const STEP: [Phase; 5] =
     [Phase::Data, Phase::Forward, Phase::Backward, Phase::Communication, Phase::Optimizer];
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Says what this rank's memory has come to: these peaks by phase, and the whole run beside its prediction.
+    /// Says what this rank's memory has come to: these peaks by phase, and the whole run beside its
+    /// prediction.
     pub(super) fn report_memory(&mut self, peaks: Vec<PhaseMemory>) -> Result<(), TrainError> {
         let comparison = self.beside_prediction(|finished| finished.compare());
         Ok(self.members.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)

@@ -64,8 +64,8 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
-    /// The group that stays as `train.init_from` brings it, and is of no use as it is drawn; none if there is no
-    /// such group in this run.
+    /// The group that stays as `train.init_from` brings it, and is of no use as it is drawn; none if there is
+    /// no such group in this run.
     fn brought(&self, _spec: &RunSpec) -> Option<Group> {
         None
     }
