@@ -166,10 +166,12 @@ fn a_retry_with_kept_features_learns_what_one_without_learns() {
 #[test]
 fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let fault = "rank=1 step=2 phase=backward mib=900";
-    let (code, printed) =
-        run(&dir.path().join("run"), fault, &["train.micro_batch=4", "train.recompute=none"]);
+    let (output, fault) = (dir.path().join("run"), "rank=1 step=2 phase=backward mib=900");
+    let (code, printed) = run(&output, fault, &["train.micro_batch=4", "train.recompute=none"]);
     assert_eq!(code, Some(5), "{printed}");
+    let from = "checkpoints/step-00000002";
+    assert!(printed.contains(&format!("launch again to go on from {from}")), "{printed}");
+    assert!(output.join(from).join("manifest.json").is_file(), "{printed}");
     assert!(printed.contains("does not fit, one sample at a time: out of memory in backward"), "{printed}");
     assert!(printed.contains("To make it fit: train.recompute: full, or "), "{printed}");
 }

@@ -1,13 +1,14 @@
 //! Stage one, stage two: a run that starts from another one's weights.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
 use serde_json::Value;
 
-use crate::support::{Running, cox, losses, read_json};
+use crate::support::{Running, cox, losses, read_json, root};
 
 const SHORT: [&str; 3] = ["eval.samples=4", "optimizer.warmup_steps=2", "train.checkpoint_every=0"];
 
@@ -183,6 +184,63 @@ fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
         stage("configs/vla-stage2.yaml", &dir.path().join("two"), &[&from, "expert.width=64"]);
     assert!(!well && printed.contains("there, ["), "{printed}");
     assert!(!dir.path().join("two/checkpoints").exists());
+}
+
+#[test]
+fn an_expert_that_stays_as_it_is_brought_and_is_not_is_refused_at_launch() {
+    let dir = tempfile::tempdir().unwrap();
+    let (two, sensor) = (dir.path().join("two"), first_stage().join("sensor.safetensors"));
+    for stays in ["expert.train=false", "optimizer.lr.expert=0"] {
+        let (well, printed) = stage("configs/vla-stage2.yaml", &two, &[&from(&sensor), stays]);
+        assert!(!well && printed.contains("brings no values for what this run does not train"), "{printed}");
+        let named = format!("expert: {} has no tensor of this group", sensor.display());
+        assert!(printed.contains(&named), "{printed}");
+        assert!(!two.exists(), "{stays}: something was begun");
+    }
+}
+
+#[test]
+fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, moved, run) = (dir.path().join("one"), dir.path().join("moved"), dir.path().join("run"));
+    fs::create_dir(&one).unwrap();
+    let base = root().join("configs/assets/tiny-vla");
+    for file in fs::read_dir(base).expect("it ships").map(|file| file.expect("readable").path()) {
+        fs::copy(&file, one.join(file.file_name().expect("a file"))).unwrap();
+    }
+    let path = |place: &Path| format!("model.path={}", place.display());
+    trained("configs/vla-stage1.yaml", &run, &[&path(&one), "train.steps=2"]);
+    fs::rename(&one, &moved).unwrap();
+    let (summary, printed) = trained("configs/vla-stage1.yaml", &run, &[&path(&moved), "train.steps=3"]);
+    assert_eq!(summary["first_step"].as_u64(), Some(2), "{printed}");
+    assert!(printed.contains("changed at step 2: model.path from "), "{printed}");
+    let audit = cox(&["audit", &run.display().to_string()]).output().expect("cox was built");
+    assert!(String::from_utf8_lossy(&audit.stdout).contains("model.path from "), "{audit:?}");
+
+    // One value in the midst of one of its tensors.
+    let weights = moved.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let records = fs::read(run.join("logs/coordinator.log")).expect("it has run");
+    for place in [&moved, &dir.path().join("link")] {
+        if place != &moved {
+            std::os::unix::fs::symlink(&moved, place).unwrap();
+        }
+        let (well, printed) = stage("configs/vla-stage1.yaml", &run, &[&path(place), "train.steps=4"]);
+        let told = format!("model.path {}: another pretrained model than the one", place.display());
+        assert!(!well && printed.contains(&told), "{printed}");
+        assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
+        assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
+    }
+    assert_eq!(fs::read(run.join("logs/coordinator.log")).ok(), Some(records), "a coordinator was started");
+
+    // Every worker looks for itself: on another machine it may be another one.
+    let launched = format!("train.base_digest={}", "0".repeat(64));
+    let (well, printed) = stage("configs/vla-stage1.yaml", &dir.path().join("other"), &[&launched]);
+    assert!(!well && printed.contains("every node has to see the same model"), "{printed}");
+    assert!(!dir.path().join("other/checkpoints").exists());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use crate::{
     config::ConfigError,
-    identity::{Identity, TOLD, may_change},
+    identity::{BASE_DIGEST, Identity, TOLD, may_change},
     run_spec::RunSpec,
     v1,
 };
@@ -39,12 +39,13 @@ pub struct Difference {
     pub left: String,
     /// Value of the second.
     pub right: String,
+    may_change: bool,
 }
 
 impl Difference {
     /// Whether a run may go on with it.
     pub fn may_change(&self) -> bool {
-        may_change(&self.key)
+        self.may_change
     }
 }
 
@@ -66,7 +67,8 @@ pub fn digest(spec: &RunSpec) -> String {
 /// The same without what may change where a run goes on: equal for all that a run has ever been.
 pub fn core_digest(spec: &RunSpec) -> String {
     let mut hasher = blake3::Hasher::new();
-    for (key, value) in identity(spec).named().filter(|(key, _)| !may_change(key)) {
+    let moves = spec.marks().base().filter(|_| spec.train.base_digest.is_some());
+    for (key, value) in identity(spec).named().filter(|(key, _)| !may_change(key) && moves != Some(*key)) {
         hasher.update(format!("{key}={value}\n").as_bytes());
     }
     hasher.finalize().to_hex().to_string()
@@ -76,6 +78,8 @@ pub fn core_digest(spec: &RunSpec) -> String {
 /// told: their other keys mean nothing to each other.
 pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
     let other_task = left.task != right.task;
+    let same_base = left.train.base_digest.is_some() && left.train.base_digest == right.train.base_digest;
+    let moves = right.marks().base().filter(|_| same_base).map(str::to_owned);
     let (left, right) = (identity(left).keys(), identity(right).keys());
     let absent = || ABSENT.to_owned();
     let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
@@ -86,8 +90,18 @@ pub fn differences(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
             key: key.clone(),
             left: left.get(key).cloned().unwrap_or_else(absent),
             right: right.get(key).cloned().unwrap_or_else(absent),
+            may_change: may_change(key) || moves.as_ref() == Some(key),
         })
         .collect()
+}
+
+/// Where two runs differ in their pretrained models and in nothing else that must not change: how.
+pub fn other_base(left: &RunSpec, right: &RunSpec) -> Option<Vec<Difference>> {
+    let mut differences = differences(left, right);
+    differences.retain(|difference| !difference.may_change());
+    let of_base = |key: &str| key == BASE_DIGEST || right.marks().base() == Some(key);
+    let is_it = !differences.is_empty() && differences.iter().all(|difference| of_base(&difference.key));
+    is_it.then_some(differences)
 }
 
 /// The keys outside of what is learned whose changes are told where a run goes on.
@@ -100,7 +114,7 @@ pub fn told_changes(left: &RunSpec, right: &RunSpec) -> Vec<Difference> {
     };
     let difference = |key: &&str| {
         let (left, right) = (value(&left, key), value(&right, key));
-        (left != right).then(|| Difference { key: (*key).to_owned(), left, right })
+        (left != right).then(|| Difference { key: (*key).to_owned(), left, right, may_change: true })
     };
     TOLD.iter().filter_map(difference).collect()
 }

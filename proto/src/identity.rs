@@ -26,6 +26,9 @@ pub enum Class {
     LearnedSince(&'static str),
     /// Another run, unless it is one that goes on: what changes at a resume is recorded there.
     LearnedUntilChanged,
+    /// Where a task's pretrained model lies, which `train.base_digest` names by its content: another run,
+    /// unless both runs know that name and it is the same. One key of a task at most.
+    Base,
     /// The same run, for this reason.
     Outside(&'static str),
 }
@@ -34,6 +37,9 @@ pub enum Class {
 pub type Classes = [(&'static str, Class)];
 
 use Class::{Learned, LearnedSince, LearnedUntilChanged, Outside};
+
+/// Names the content of a task's pretrained model.
+pub const BASE_DIGEST: &str = "train.base_digest";
 
 /// The classes of the keys that every run file has, whatever its task.
 pub const ENGINE: &Classes = &[
@@ -59,6 +65,7 @@ pub const ENGINE: &Classes = &[
     ("train.resume", Outside("where it begins, not what it learns")),
     ("train.init_from", Outside("a path; `train.init_digest` says what is there")),
     ("train.init_digest", Learned),
+    (BASE_DIGEST, Learned),
     ("optimizer.betas", Learned),
     ("optimizer.eps", Learned),
     ("optimizer.weight_decay", Learned),
@@ -129,6 +136,8 @@ pub struct Marks {
     ordered: BTreeSet<String>,
     /// Key to the value that says what versions without it did.
     since: BTreeMap<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
 }
 
 impl Marks {
@@ -139,6 +148,7 @@ impl Marks {
             match class {
                 Class::Learned | Class::LearnedUntilChanged => {}
                 Class::LearnedInOrder => drop(marks.ordered.insert(key)),
+                Class::Base => marks.base = Some(key),
                 Class::LearnedSince(before) => {
                     let before = serde_json::from_str(before).expect("classes give a default as JSON");
                     marks.since.insert(key, before);
@@ -157,6 +167,11 @@ impl Marks {
             ("lora.rank_pattern", Class::LearnedInOrder),
             ("lora.alpha_pattern", Class::LearnedInOrder),
         ])
+    }
+
+    /// The key that says where the task's pretrained model lies.
+    pub(crate) fn base(&self) -> Option<&str> {
+        self.base.as_deref()
     }
 
     fn and(mut self, other: &Self) -> Self {

@@ -206,6 +206,7 @@ mod tests {
             resume: true,
             init_from: None,
             init_digest: None,
+            base_digest: None,
         }
     }
 

@@ -3,5 +3,6 @@
 //!
 //! A model knows no task, no engine and no data set.
 
+pub mod content;
 pub mod qwen2_5_vl;
 pub mod t5;

@@ -1,4 +1,5 @@
-//! What runs leave of the pretrained model, whatever the task, and may start from again (`train.init_from`).
+//! The pretrained model, whatever the task: its name by content, and what runs leave of it and may start from
+//! again (`train.init_from`).
 //!
 //! ```text
 //! adapter/            a PEFT directory
@@ -10,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_models::content;
 use coxswain_nn::{
     files::{StoredTensor, read_tensors},
     lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules},
@@ -36,6 +38,12 @@ pub struct Tuning<'a> {
     pub lora: &'a OfModel<'a>,
     /// `model.train`.
     pub train: &'a [String],
+}
+
+/// Names the content of the model that a run's task names ([`Task::base_digest`](coxswain_task::Task)).
+pub fn digest(spec: &RunSpec) -> Option<Result<String, TaskError>> {
+    let path = Path::new(spec.base()?.path);
+    Some(content::digest(path).map_err(TaskError::bad_input))
 }
 
 /// The files of weights at a path, `results` those that a run leaves beside its adapter; empty if it is none

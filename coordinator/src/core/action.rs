@@ -79,6 +79,13 @@ pub enum Reply {
     Memory(Arc<Vec<RankMemory>>),
 }
 
+impl Orders {
+    /// What workers are told of the memory reports that were asked for.
+    pub fn memory(&self) -> Directive {
+        Directive::MemoryReport { request: self.memory_reports, reset: self.memory_reset }
+    }
+}
+
 /// What a worker is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Directive {
@@ -92,8 +99,13 @@ pub enum Directive {
     Resume,
     /// Write a checkpoint at the next boundary; requests are numbered from 1.
     Checkpoint(u32),
-    /// Report memory; requests are numbered from 1.
-    MemoryReport(u32),
+    /// Report memory.
+    MemoryReport {
+        /// Requests are numbered from 1.
+        request: u32,
+        /// The newest one after whose report peaks begin anew; 0: none so far.
+        reset: u32,
+    },
     /// Finish, checkpoint, export, leave.
     Stop(String),
     /// The generation is over: abandon the collective at once.
@@ -266,6 +278,9 @@ pub struct Orders {
     pub checkpoint_due: Option<Step>,
     /// Memory reports asked for so far.
     pub memory_reports: u32,
+    /// The number of the last of them after which peaks were to begin anew.
+    #[serde(default)]
+    pub memory_reset: u32,
     /// Nodes that are to go, by place.
     #[serde(default)]
     pub draining: BTreeSet<u32>,

@@ -143,6 +143,8 @@ pub enum Ask {
     ShowMemory {
         /// Ask the workers for a new report first.
         refresh: bool,
+        /// And let peaks begin anew behind it.
+        reset: bool,
     },
 }
 

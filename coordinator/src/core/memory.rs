@@ -61,9 +61,10 @@ impl MemoryLedger {
         phases.map(|peak| peak.in_use).max().unwrap_or_default()
     }
 
-    /// What a rank has reported, in phase order.
+    /// What a rank has reported, in phase order, but for phases it has not been in since peaks began anew.
     pub fn phases(&self, slot: Slot) -> Vec<PhaseMemory> {
-        self.slots.get(&slot).map(|phases| phases.values().copied().collect()).unwrap_or_default()
+        let phases = self.slots.get(&slot).into_iter().flat_map(BTreeMap::values);
+        phases.filter(|peak| peak.in_use.max(peak.driver) > Bytes(0)).copied().collect()
     }
 
     /// What a rank has laid beside its prediction.

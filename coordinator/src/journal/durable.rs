@@ -91,7 +91,7 @@ impl Durable {
                     differences.extend(document::told_changes(&other, spec));
                     differences.sort_by(|one, other| one.key.cmp(&other.key));
                     let change =
-                        |Difference { key, left, right }| Change { step, key, from: left, to: right };
+                        |Difference { key, left, right, .. }| Change { step, key, from: left, to: right };
                     return Ok(differences.into_iter().map(change).collect());
                 }
                 differences.retain(|difference| !difference.may_change());

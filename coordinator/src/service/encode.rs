@@ -102,7 +102,9 @@ pub fn directive(directive: Directive) -> v1::Directive {
         Directive::Pause => Kind::Pause(v1::Pause {}),
         Directive::Resume => Kind::Resume(v1::Resume {}),
         Directive::Checkpoint(request) => Kind::Checkpoint(v1::CheckpointNow { request }),
-        Directive::MemoryReport(request) => Kind::MemoryReport(v1::MemoryReportNow { request }),
+        Directive::MemoryReport { request, reset } => {
+            Kind::MemoryReport(v1::MemoryReportNow { request, reset })
+        }
         Directive::Stop(reason) => Kind::Stop(v1::Stop { reason }),
         Directive::Abort { generation, reason, over } => {
             Kind::Abort(v1::Abort { generation: generation.0, reason, over })

@@ -93,8 +93,8 @@ impl Control for Service {
     }
 
     async fn get_memory(&self, request: Request<v1::GetMemoryRequest>) -> Answer<v1::GetMemoryResponse> {
-        let refresh = request.into_inner().refresh;
-        match self.handle.ask(Ask::ShowMemory { refresh }).await? {
+        let v1::GetMemoryRequest { refresh, reset } = request.into_inner();
+        match self.handle.ask(Ask::ShowMemory { refresh, reset }).await? {
             Reply::Memory(table) => Ok(Response::new(encode::memory(&table))),
             other => Err(mismatch(&other)),
         }

@@ -116,9 +116,9 @@ async fn the_memory_table_is_fresh_when_asked_for() {
     worker.begin().await;
     let mut people = sandbox.people().await;
     let asked = tokio::spawn(async move {
-        people.get_memory(v1::GetMemoryRequest { refresh: true }).await.unwrap().into_inner()
+        people.get_memory(v1::GetMemoryRequest { refresh: true, reset: true }).await.unwrap().into_inner()
     });
-    assert_eq!(worker.ordered().await, Kind::MemoryReport(v1::MemoryReportNow { request: 1 }));
+    assert_eq!(worker.ordered().await, Kind::MemoryReport(v1::MemoryReportNow { request: 1, reset: 1 }));
     let peak = v1::PhaseMemory {
         phase: v1::WorkerPhase::Backward.into(),
         peak_in_use: 5,

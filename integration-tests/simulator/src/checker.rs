@@ -96,6 +96,7 @@ impl Checker {
             resume: true,
             init_from: None,
             init_digest: None,
+            base_digest: None,
         };
         Self {
             plan: Plan::new(&train, script.samples)

@@ -119,6 +119,7 @@ fn config(script: &Script) -> Config {
             resume: true,
             init_from: None,
             init_digest: None,
+            base_digest: None,
         },
         cache: script.cache.map_or_else(Cache::default, cache),
         world: Nodes {

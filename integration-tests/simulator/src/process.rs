@@ -322,7 +322,7 @@ impl World {
             Directive::Pause => Told::Pause,
             Directive::Resume => Told::Resume,
             Directive::Checkpoint(count) => Told::Checkpoints(count),
-            Directive::MemoryReport(count) => Told::MemoryReports(count),
+            Directive::MemoryReport { request, reset } => Told::MemoryReports { count: request, reset },
             Directive::Stop(_) => Told::Stop,
             Directive::Abort { over: true, reason, .. } => {
                 process.standing.cut(LinkError::Over(reason));

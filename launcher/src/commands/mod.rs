@@ -20,7 +20,7 @@ mod rebuild_cache;
 mod run;
 mod runs;
 mod runtime;
-mod same_data;
+mod same_inputs;
 mod selftest;
 mod serve;
 mod simulate;

@@ -13,7 +13,7 @@ use coxswain_proto::{
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
-use super::{runtime::block_on, same_data, spec_args::SpecArgs};
+use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
@@ -66,7 +66,7 @@ struct Launch<'a> {
 /// Launches a run on this machine and stays with it to its end.
 pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     let spec = args.spec.load_to_launch()?;
-    same_data::check(&spec)?;
+    same_inputs::check(&spec)?;
     let machine = LocalMachine::this();
     let plan = Plan::resolve(&Sources {
         flags: &args.launch,

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::train::{TrainError, content_digest};
+use coxswain_proto::{document, run_spec::RunSpec};
+use coxswain_worker::train::{TrainError, check_brought, content_digest};
 
 use crate::{
     endpoint,
@@ -36,11 +36,11 @@ impl SpecArgs {
         Ok(RunSpec::load(&self.config, &[&self.changes(), changes].concat(), schemas())?)
     }
 
-    /// The run, with the content of what it starts from in its identity (`train.init_digest`): for those who
-    /// launch it. Where the file says the digest, workers hold what they read against that.
+    /// The run, with the content of its pretrained model and of what it starts from in its identity: for
+    /// those who launch it. Where the file says a digest, workers hold what they read against that.
     pub fn load_to_launch(&self) -> Result<RunSpec, Failed> {
         let mut spec = self.load()?;
-        pin_init(&mut spec)?;
+        pin(&mut spec)?;
         Ok(spec)
     }
 
@@ -51,26 +51,42 @@ impl SpecArgs {
     }
 }
 
-/// Finds `train.init_digest` where the run file leaves it to the launch. A run that goes on has its own: what
-/// it once started from need not be there any more.
-pub fn pin_init(spec: &mut RunSpec) -> Result<(), Failed> {
-    if spec.train.init_digest.is_some() || spec.train.init_from.is_none() {
-        return Ok(());
+/// Finds `train.init_digest` and `train.base_digest` where the run file leaves them to the launch.
+pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
+    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    let before = launched_before(spec);
+    if spec.train.init_from.is_some() {
+        // A run that goes on has its own: what it once started from need not be there any more.
+        let known = before.as_ref().filter(|before| before.train.init_from == spec.train.init_from);
+        let known = known.and_then(|before| before.train.init_digest.clone());
+        if known.is_none() {
+            check_brought(task, spec).map_err(TrainError::from)?;
+        }
+        if spec.train.init_digest.is_none() {
+            let found = || content_digest(task, spec).map_err(TrainError::from);
+            spec.train.init_digest = known.map_or_else(found, |known| Ok(Some(known)))?;
+        }
     }
-    spec.train.init_digest = launched_with(spec);
-    if spec.train.init_digest.is_none() {
-        let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
-        spec.train.init_digest = content_digest(task, spec).map_err(TrainError::from)?;
+    // A run that was begun by a version that did not name its model by content goes on in its place.
+    let as_before = |before: &RunSpec| {
+        let moved = || {
+            document::differences(before, spec)
+                .iter()
+                .any(|of| spec.base().is_some_and(|at| at.key == of.key))
+        };
+        before.train.base_digest.is_none() && !moved()
+    };
+    if spec.train.base_digest.is_none() && !before.as_ref().is_some_and(as_before) {
+        // What cannot be read is refused where it is loaded, with the reason.
+        spec.train.base_digest = task.base_digest(spec).and_then(Result::ok);
     }
     Ok(())
 }
 
-/// The digest with which the run in this output directory was launched, from the same place.
-fn launched_with(spec: &RunSpec) -> Option<String> {
+/// The run in this output directory as it was launched, if it is to go on.
+fn launched_before(spec: &RunSpec) -> Option<RunSpec> {
     let file = Path::new(&spec.run.output_dir).join(endpoint::SPEC_FILE);
-    let text = std::fs::read(file).ok().filter(|_| spec.train.resume)?;
-    let before: RunSpec = serde_json::from_slice(&text).ok()?;
-    before.train.init_digest.filter(|_| before.train.init_from == spec.train.init_from)
+    serde_json::from_slice(&std::fs::read(file).ok().filter(|_| spec.train.resume)?).ok()
 }
 
 /// The run of an output directory, as it was trained but for these changes.

@@ -37,6 +37,9 @@ pub struct MemoryArgs {
     /// Ask the workers for a new report first; it is there after their next step
     #[arg(long)]
     refresh: bool,
+    /// The same, and let peaks begin anew behind it: the next answer is of the time since
+    #[arg(long)]
+    reset: bool,
 }
 
 /// Shows where a run is.
@@ -57,8 +60,9 @@ pub fn status(args: &StatusArgs) -> Outcome {
 pub fn memory(args: &MemoryArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
-        let waits = if args.refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
-        let request = unhurried(GetMemoryRequest { refresh: args.refresh }, waits);
+        let refresh = args.refresh || args.reset;
+        let waits = if refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
+        let request = unhurried(GetMemoryRequest { refresh, reset: args.reset }, waits);
         let answer = access.answer(async |mut people| people.get_memory(request).await).await?;
         match args.json {
             true => say(json::memory(&answer)),

@@ -19,7 +19,7 @@ use coxswain_worker::{
     session::{self, SessionError, SessionOptions},
 };
 
-use super::{runtime::block_on, spec_args::pin_init};
+use super::{runtime::block_on, spec_args::pin};
 use crate::{
     exit::{Exit, Failed, Outcome},
     launch::{
@@ -48,7 +48,7 @@ pub struct WorkerArgs {
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
         let mut spec = RunSpec::load(config, &args.overrides, crate::tasks::schemas())?;
-        pin_init(&mut spec)?;
+        pin(&mut spec)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
         refuse_what_is_not_here(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));

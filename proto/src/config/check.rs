@@ -121,7 +121,7 @@ fn check_train(train: &Train, f: &mut Findings) {
 }
 
 fn check_init(spec: &RunSpec, f: &mut Findings) {
-    let Train { init_from, init_digest, .. } = &spec.train;
+    let Train { init_from, init_digest, base_digest, .. } = &spec.train;
     let groups = spec.learning_rates();
     for (group, path) in init_from.iter().flat_map(InitFrom::places) {
         f.named("train.init_from", path, "name a run directory, a checkpoint or a file, or remove the key");
@@ -133,12 +133,14 @@ fn check_init(spec: &RunSpec, f: &mut Findings) {
         );
     }
     let hex = |digest: &String| digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
-    f.require(
-        init_digest.as_ref().is_none_or(hex),
-        "train.init_digest",
-        "is not 64 hexadecimal digits",
-        "remove it: it is found at launch",
-    );
+    for (key, digest) in [("train.init_digest", init_digest), ("train.base_digest", base_digest)] {
+        f.require(
+            digest.as_ref().is_none_or(hex),
+            key,
+            "is not 64 hexadecimal digits",
+            "remove it: it is found at launch",
+        );
+    }
     f.require(
         init_digest.is_none() || init_from.is_some(),
         "train.init_digest",

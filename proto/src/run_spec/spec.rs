@@ -86,6 +86,15 @@ impl Default for Task {
     }
 }
 
+/// Where a task's pretrained model lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BasePlace<'a> {
+    /// Dotted, of the task.
+    pub key: &'a str,
+    /// What it says.
+    pub path: &'a str,
+}
+
 impl RunSpec {
     /// The task's keys, as its schema wrote them, in the place of those that are there. They are not checked.
     pub(crate) fn set_sections(&mut self, task: &str, settings: &impl Serialize, identity: &Classes) {
@@ -108,6 +117,15 @@ impl RunSpec {
 
     pub(crate) fn marks(&self) -> &Marks {
         &self.sections.marks
+    }
+
+    /// Where the pretrained model lies that the task names: the key and its value; none if it names none.
+    pub fn base(&self) -> Option<BasePlace<'_>> {
+        let key = self.sections.marks.base()?;
+        let mut sections = key.split('.');
+        let section = self.sections.values.get(sections.next()?)?;
+        let path = sections.try_fold(section, |value, name| value.get(name))?.as_str()?;
+        Some(BasePlace { key, path })
     }
 
     fn engine(&self) -> Map<String, Value> {

@@ -71,6 +71,10 @@ pub struct Train {
     /// BLAKE3 of what `init_from` names, lower-case hex; found at launch where the run file does not say it.
     #[serde(default)]
     pub init_digest: Option<String>,
+    /// Names the content of the pretrained model that the task names, lower-case hex; found at launch where
+    /// the run file does not say it. None if the task names no model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_digest: Option<String>,
 }
 
 /// Where weights come from: a run directory, a checkpoint, or what the task can read.

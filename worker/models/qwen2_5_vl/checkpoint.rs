@@ -124,6 +124,11 @@ impl Checkpoint {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
+    /// The canonical names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Whether the tensor is there, under its canonical name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

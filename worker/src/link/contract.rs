@@ -72,6 +72,8 @@ pub struct Commands {
     pub stop: bool,
     /// Memory reports asked for so far.
     pub memory_reports: u32,
+    /// The number of the last of them after which peaks are to begin anew; 0: none.
+    pub memory_reset: u32,
     /// Leave this generation together, to form another one.
     pub regroup: bool,
     /// With `regroup`: write a checkpoint first, for some will not be in the next one.

@@ -282,13 +282,20 @@ impl Meter {
     /// Peaks of every phase so far.
     pub fn report(&mut self) -> Vec<PhaseMemory> {
         self.settle();
-        let row = |(phase, peak): (Phase, PhasePeak)| PhaseMemory {
-            phase,
-            in_use: Bytes(peak.in_use),
-            reserved: Bytes(peak.reserved),
-            driver: Bytes(peak.driver),
-        };
-        self.peaks.of_run().map(row).collect()
+        self.peaks.of_run().map(|(phase, peak)| row(phase, peak)).collect()
+    }
+
+    /// Peaks of every phase so far since [`forget_recent`](Self::forget_recent); 0 of one that has not been
+    /// entered since.
+    pub fn report_recent(&mut self) -> Vec<PhaseMemory> {
+        self.settle();
+        self.peaks.recent().map(|(phase, peak)| row(phase, peak)).collect()
+    }
+
+    /// What [`report_recent`](Self::report_recent) tells begins anew; all else goes on.
+    pub fn forget_recent(&mut self) {
+        self.settle();
+        self.peaks.forget_recent();
     }
 
     /// The phase that runs.
@@ -299,6 +306,15 @@ impl Meter {
     /// Bytes in use now.
     pub fn in_use(&self) -> Bytes {
         Bytes(self.peaks.in_use())
+    }
+}
+
+fn row(phase: Phase, peak: PhasePeak) -> PhaseMemory {
+    PhaseMemory {
+        phase,
+        in_use: Bytes(peak.in_use),
+        reserved: Bytes(peak.reserved),
+        driver: Bytes(peak.driver),
     }
 }
 

@@ -11,6 +11,8 @@ use crate::link::Phase;
 #[derive(Debug)]
 pub(super) struct Peaks {
     run: BTreeMap<Phase, PhasePeak>,
+    /// Since people let peaks begin anew.
+    recent: BTreeMap<Phase, PhasePeak>,
     step: BTreeMap<Phase, PhasePeak>,
     most_of_step: u64,
     most_of_attempt: u64,
@@ -25,6 +27,7 @@ impl Peaks {
         allocator::restart_peak();
         Self {
             run: BTreeMap::new(),
+            recent: BTreeMap::new(),
             step: BTreeMap::new(),
             most_of_step: 0,
             most_of_attempt: 0,
@@ -74,7 +77,7 @@ impl Peaks {
     pub fn settle(&mut self, phase: Phase) -> u64 {
         let on_gpu = self.gauge.as_ref().map(|gauge| gauge.read());
         let peak = on_gpu.unwrap_or_else(|| self.on_host());
-        for peaks in [&mut self.run, &mut self.step] {
+        for peaks in [&mut self.run, &mut self.recent, &mut self.step] {
             let booked = peaks.entry(phase).or_default();
             *booked = booked.or(peak);
         }
@@ -120,5 +123,15 @@ impl Peaks {
     /// Peaks of every phase so far.
     pub fn of_run(&self) -> impl Iterator<Item = (Phase, PhasePeak)> {
         self.run.iter().map(|(phase, peak)| (*phase, *peak))
+    }
+
+    /// Peaks of the same phases since the last [`Peaks::forget_recent`]; 0 of those not entered since.
+    pub fn recent(&self) -> impl Iterator<Item = (Phase, PhasePeak)> {
+        self.run.keys().map(|phase| (*phase, self.recent.get(phase).copied().unwrap_or_default()))
+    }
+
+    /// They begin anew.
+    pub fn forget_recent(&mut self) {
+        self.recent.clear();
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn told(directive: v1::Directive) -> Result<Told, String> {
         Some(Kind::Pause(_)) => Told::Pause,
         Some(Kind::Resume(_)) => Told::Resume,
         Some(Kind::Checkpoint(now)) => Told::Checkpoints(now.request),
-        Some(Kind::MemoryReport(now)) => Told::MemoryReports(now.request),
+        Some(Kind::MemoryReport(now)) => Told::MemoryReports { count: now.request, reset: now.reset },
         Some(Kind::Stop(_)) => Told::Stop,
         Some(Kind::Abort(abort)) if abort.over => Told::Over(abort.reason),
         Some(Kind::Abort(abort)) => Told::Abort(Generation(abort.generation), abort.reason),

@@ -41,7 +41,12 @@ pub enum Told {
     /// Checkpoints asked for so far.
     Checkpoints(u32),
     /// Memory reports asked for so far.
-    MemoryReports(u32),
+    MemoryReports {
+        /// How many.
+        count: u32,
+        /// The number of the last one after which peaks are to begin anew; 0: none.
+        reset: u32,
+    },
     /// Finish.
     Stop,
     /// A generation is over.
@@ -85,8 +90,9 @@ impl Standing {
             Told::Pause => self.commands.pause = true,
             Told::Resume => self.commands.pause = false,
             Told::Checkpoints(count) => self.commands.checkpoints = self.commands.checkpoints.max(count),
-            Told::MemoryReports(count) => {
+            Told::MemoryReports { count, reset } => {
                 self.commands.memory_reports = self.commands.memory_reports.max(count);
+                self.commands.memory_reset = self.commands.memory_reset.max(reset);
             }
             Told::Stop => self.commands.stop = true,
             Told::Regroup { generation, checkpoint } => {

@@ -6,7 +6,7 @@ use coxswain_nn::kernels::Tape;
 use super::{TrainError, training::Training};
 use crate::{
     collective::Computes,
-    link::{Phase, Report},
+    link::{Phase, PhaseMemory, Report},
     memory::prediction::outcome::{Finished, Outcome},
 };
 
@@ -15,10 +15,10 @@ const STEP: [Phase; 5] =
     [Phase::Data, Phase::Forward, Phase::Backward, Phase::Communication, Phase::Optimizer];
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Says what this rank's memory has come to, by phase and beside its prediction.
-    pub(super) fn report_memory(&mut self) -> Result<(), TrainError> {
+    /// Says what this rank's memory has come to: these peaks by phase, and the whole run beside its
+    /// prediction.
+    pub(super) fn report_memory(&mut self, peaks: Vec<PhaseMemory>) -> Result<(), TrainError> {
         let comparison = self.beside_prediction(|finished| finished.compare());
-        let peaks = self.stats.meter.report();
         Ok(self.members.link.report(Report::Memory(peaks, comparison.as_ref().map(Into::into)))?)
     }
 

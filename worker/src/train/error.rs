@@ -31,6 +31,21 @@ pub enum TrainError {
     /// The optimizer refused the gradients.
     #[error(transparent)]
     Optimizer(#[from] zero::StepError),
+    /// Another pretrained model than the one that the run was launched with.
+    #[error(
+        "{key} {path}: what is there has digest {found}, the run was launched with {launched} (train.base_digest): every node has to see \
+         the same model, and it must not change"
+    )]
+    OtherModel {
+        /// The key that names it.
+        key: String,
+        /// Where it lies.
+        path: String,
+        /// Of what is there.
+        found: String,
+        /// `train.base_digest`.
+        launched: String,
+    },
     /// Weights that the run cannot start from.
     #[error(transparent)]
     Init(#[from] InitError),
@@ -147,6 +162,7 @@ impl TrainError {
                 Fault::Io => FailureKind::Io,
             },
             Self::UnknownTask(_)
+            | Self::OtherModel { .. }
             | Self::Init(_)
             | Self::Data(_)
             | Self::NoGradient(_)

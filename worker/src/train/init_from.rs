@@ -27,6 +27,7 @@ use coxswain_nn::{
     files::{StoredTensor, read_tensors},
     params::{Group, ParamSpec, TrainableLayout},
     pulse,
+    tensor_file::{OpenFile, TensorFile},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Task, TaskError};
@@ -115,6 +116,22 @@ impl WeightSource {
         }
     }
 
+    /// Whether it has a tensor of this group, as far as names say.
+    fn has(&self, task: &dyn Task, group: Group) -> Result<bool, InitError> {
+        let files = match self {
+            Self::Checkpoint(found) => vec![found.path.join(TRAINABLES)],
+            Self::Task { files, .. } => files.clone(),
+        };
+        for path in files.into_iter().filter(|path| path.extension().is_none_or(|end| end != "json")) {
+            let file = OpenFile::open(&path).and_then(TensorFile::new);
+            let file = file.map_err(|source| InitError::Io { path, source })?;
+            if file.tensors().any(|(name, _)| group_name(task, &name) == group.0) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Of what its files hold.
     fn hash(&self, hasher: &mut blake3::Hasher) -> Result<(), InitError> {
         let files = match self {
@@ -148,6 +165,26 @@ pub fn content_digest(task: &dyn Task, spec: &RunSpec) -> Result<Option<String>,
         WeightSource::find(task, Path::new(path))?.hash(&mut hasher)?;
     }
     Ok(Some(hasher.finalize().to_hex().to_string()))
+}
+
+/// Refuses a start that brings nothing of the group that stays as it is brought ([`Task::brought`]): by the
+/// names of tensors, before a model is read or anything runs.
+pub fn check_brought(task: &dyn Task, spec: &RunSpec) -> Result<(), InitError> {
+    let (Some(init), Some(wanted)) = (&spec.train.init_from, task.brought(spec)) else { return Ok(()) };
+    let mut without = Vec::new();
+    for (group, path) in init.places() {
+        if group.is_some_and(|group| group != wanted.0) {
+            continue;
+        }
+        if WeightSource::find(task, Path::new(path))?.has(task, wanted)? {
+            return Ok(());
+        }
+        without.push(format!("{wanted}: {path} has no tensor of this group"));
+    }
+    if without.is_empty() {
+        without.push(format!("{wanted}: train.init_from names other groups"));
+    }
+    Err(InitError::NotBrought { list: lines(&without) })
 }
 
 /// Puts the weights that a run starts from in the place of drawn ones; what was taken from where and what was
@@ -253,15 +290,11 @@ impl<'l> Placed<'l> {
                 Some(param) => {
                     placed.misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
                 }
-                // Its group is what the task says, or what its name begins with.
-                None => {
-                    let known = task.group_of(name);
-                    let of = known.map_or_else(|| name.split('.').next().unwrap_or_default(), |of| of.0);
-                    if wanted.is_none_or(|group| group == of) {
-                        placed.misfits.push(format!("{name}: {shape:?} there, not here"));
-                        placed.misfitting.extend(known);
-                    }
+                None if wanted.is_none_or(|group| group == group_name(task, name)) => {
+                    placed.misfits.push(format!("{name}: {shape:?} there, not here"));
+                    placed.misfitting.extend(task.group_of(name));
                 }
+                None => {}
             }
         }
         placed
@@ -317,6 +350,11 @@ fn refuse_other_meaning(
             remedy: "set these keys as they were there",
         }),
     }
+}
+
+/// The group of a tensor: what the task says, or what its name begins with.
+fn group_name<'t>(task: &dyn Task, tensor: &'t str) -> &'t str {
+    task.group_of(tensor).map_or_else(|| tensor.split('.').next().unwrap_or_default(), |of| of.0)
 }
 
 /// A line of each, cut off where a reader has seen enough.

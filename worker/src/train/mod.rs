@@ -77,7 +77,7 @@ pub use export_run::{ExportJob, Exported, WhichCheckpoint, export_run};
 pub use features::{CacheSummary, DriftRecord, FeatureVersion, Mark};
 pub use gradient_watch::{GradientWatch, SilentTrainables};
 pub use held_out::{HeldOutError, MAX_MEASURES};
-pub use init_from::{InitError, content_digest};
+pub use init_from::{InitError, check_brought, content_digest};
 pub use summary::Summary;
 pub use trainer::{TaskTrainer, TrainerOptions};
 pub use unknown_task::UnknownTask;

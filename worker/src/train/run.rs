@@ -136,7 +136,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 self.members.link.report(Report::Note(line))?;
             }
             if self.stats.summary.losses.len() == STEPS_OBSERVED {
-                self.report_memory()?;
+                let peaks = self.stats.meter.report_recent();
+                self.report_memory(peaks)?;
             }
             self.with_features(|features, desk| features.tell_step(desk, step))?;
             self.obey(verdict.commands)?;
@@ -154,7 +155,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             _ => (self.evaluate()?, average::evaluate(self)?),
         };
         // Before this run is among those that the prediction learns from.
-        self.report_memory()?;
+        let peaks = self.stats.meter.report();
+        self.report_memory(peaks)?;
         // The results first: what keeps the average's from being written costs those alone.
         self.export(after, of_average)?;
         average::export(self)?;
@@ -165,7 +167,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Does what all ranks have agreed was asked for, at this boundary.
     fn obey(&mut self, agreed: Commands) -> Result<(), TrainError> {
         if agreed.memory_reports > self.obeyed.memory_reports {
-            self.report_memory()?;
+            let peaks = self.stats.meter.report_recent();
+            self.report_memory(peaks)?;
+            if agreed.memory_reset > self.obeyed.memory_reports {
+                self.stats.meter.forget_recent();
+            }
         }
         let every = self.run.spec.train.checkpoint_every;
         let due = every > 0 && self.next.0.is_multiple_of(every);

@@ -13,7 +13,7 @@ use coxswain_nn::{
     kernels::{Tape, flat::FlatOn, pool},
     params::{FlatGrads, Trainables},
 };
-use coxswain_task::{Built, Samples, TaskOn};
+use coxswain_task::{Built, Samples, Task, TaskOn};
 
 use super::{
     TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
@@ -213,7 +213,8 @@ where
     B::Device: Send,
 {
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
-        let dataset = self.samples(spec).map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
+        let dataset = self.samples(spec).and_then(|samples| same_base(self.task, spec).map(|()| samples));
+        let dataset = dataset.map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
         Ok(DataSetFacts {
             training_samples: dataset.training_len(),
             fingerprint: dataset.fingerprint().to_string(),
@@ -243,6 +244,21 @@ where
                 ended(&error, failure)
             }
         }
+    }
+}
+
+/// Refuses another pretrained model than the one that the run was launched with. One that cannot be read is
+/// refused where it is loaded, with the reason.
+fn same_base(task: &dyn Task, spec: &RunSpec) -> Result<(), TrainError> {
+    let (Some(launched), Some(place)) = (&spec.train.base_digest, spec.base()) else { return Ok(()) };
+    match task.base_digest(spec) {
+        Some(Ok(found)) if !found.eq_ignore_ascii_case(launched) => Err(TrainError::OtherModel {
+            key: place.key.to_owned(),
+            path: place.path.to_owned(),
+            found,
+            launched: launched.clone(),
+        }),
+        _ => Ok(()),
     }
 }
 

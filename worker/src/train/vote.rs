@@ -88,7 +88,7 @@ pub struct Verdict {
     pub pressed: Option<Rank>,
 }
 
-const FIELDS: usize = 9;
+const FIELDS: usize = 10;
 
 impl Ballot {
     fn encode(&self) -> [f64; FIELDS] {
@@ -103,6 +103,7 @@ impl Ballot {
             self.valid_count,
             f64::from(u8::from(commands.regroup) + u8::from(commands.hand_over)),
             f64::from(u8::from(self.pressed)),
+            f64::from(commands.memory_reset),
         ]
     }
 }
@@ -154,6 +155,7 @@ fn count(ballots: &[f64]) -> Verdict {
         verdict.valid_count += ballot[6];
         verdict.commands.regroup |= ballot[7] != 0.0;
         verdict.commands.hand_over |= ballot[7] > 1.0;
+        verdict.commands.memory_reset = verdict.commands.memory_reset.max(ballot[9] as u32);
         if ballot[8] != 0.0 {
             verdict.pressed = verdict.pressed.or(Some(Rank(rank as u32)));
         }
@@ -217,7 +219,8 @@ mod tests {
             pause: true,
             checkpoints: 3,
             stop: false,
-            memory_reports: 1,
+            memory_reports: 2,
+            memory_reset: 1,
             regroup: true,
             hand_over: true,
         };

@@ -64,6 +64,18 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
+    /// The group that stays as `train.init_from` brings it, and is of no use as it is drawn; none if there is
+    /// no such group in this run.
+    fn brought(&self, _spec: &RunSpec) -> Option<Group> {
+        None
+    }
+
+    /// Names the content of the run's pretrained model, wherever it lies: `train.base_digest`. Nothing if the
+    /// task has none.
+    fn base_digest(&self, _spec: &RunSpec) -> Option<Result<String, TaskError>> {
+        None
+    }
+
     /// The group that a tensor of this name is of, where the name does not begin with the group's: of weights
     /// for which a run has no place.
     fn group_of(&self, _tensor: &str) -> Option<Group> {

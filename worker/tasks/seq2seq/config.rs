@@ -8,7 +8,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, Outside},
+        Class::{Base, Learned, LearnedInOrder, Outside},
         Classes,
     },
     run_spec::{CacheMode, Offload, Recompute, RunSpec},
@@ -130,7 +130,7 @@ impl TaskSettings for Seq2SeqSettings {
     const TYPE: &'static str = "seq2seq";
 
     const IDENTITY: &'static Classes = &[
-        ("model.path", Learned),
+        ("model.path", Base),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", Learned),

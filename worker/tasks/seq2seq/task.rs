@@ -82,6 +82,10 @@ impl Task for Seq2Seq {
         pretrained::other_meaning(here.lora.as_ref(), there, groups)
     }
 
+    fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
+        pretrained::digest(spec)
+    }
+
     fn group_of(&self, tensor: &str) -> Option<Group> {
         pretrained::group_of(tensor)
     }

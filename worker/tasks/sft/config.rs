@@ -5,7 +5,7 @@ use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, LearnedSince},
+        Class::{Base, Learned, LearnedInOrder, LearnedSince},
         Classes,
     },
     run_spec::{CacheMode, RunSpec},
@@ -90,7 +90,7 @@ impl TaskSettings for SftSettings {
     const TYPE: &'static str = "sft";
 
     const IDENTITY: &'static Classes = &[
-        ("model.path", Learned),
+        ("model.path", Base),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", LearnedSince("[]")),

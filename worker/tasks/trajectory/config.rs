@@ -6,7 +6,10 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
-    identity::{Class::Learned, Classes},
+    identity::{
+        Class::{Base, Learned},
+        Classes,
+    },
     run_spec::{CacheMode, RunSpec, Tap},
 };
 use serde::{Deserialize, Serialize};
@@ -184,7 +187,7 @@ impl TaskSettings for TrajectorySettings {
     const TYPE: &'static str = "trajectory";
 
     const IDENTITY: &'static Classes = &[
-        ("extractor.path", Learned),
+        ("extractor.path", Base),
         ("extractor.layers", Learned),
         ("extractor.spatial_resolution", Learned),
         ("extractor.weights_dtype", Learned),

@@ -19,6 +19,8 @@ use coxswain_proto::{
 use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
 use safetensors::{Dtype, tensor::TensorView};
 
+use crate::pretrained;
+
 use super::{
     config::{SCHEMA, TrajectorySettings},
     data::ImageFolder,
@@ -123,6 +125,15 @@ impl Task for Trajectory {
         }
         let differing = keys.into_iter().filter(|(_, there, here)| there != here);
         differing.map(|(key, there, here)| format!("{key}: {there} there, {here} here")).collect()
+    }
+
+    fn brought(&self, spec: &RunSpec) -> Option<Group> {
+        let settings = TrajectorySettings::of(spec).ok()?;
+        settings.lora.is_some().then_some(NETWORK)
+    }
+
+    fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
+        pretrained::digest(spec)
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {

@@ -30,6 +30,7 @@ use coxswain_task::{
 };
 
 use super::{
+    EXPERT,
     data::{Dataset, write_sample},
     memory,
     objective::{VlaObjective, dataset},
@@ -115,6 +116,15 @@ impl Task for VlaFlow {
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
         start::other_meaning(here, there, groups)
+    }
+
+    fn brought(&self, spec: &RunSpec) -> Option<Group> {
+        let vla = VlaSettings::of(spec).ok()?;
+        (!vla.expert.train || vla.optimizer.lr.expert == 0.0).then_some(EXPERT)
+    }
+
+    fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
+        pretrained::digest(spec)
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {

@@ -80,15 +80,25 @@ impl People<'_> {
         Ok(Reply::Phase(self.run.phase_for(&self.run.voice.reason)))
     }
 
-    pub(super) fn refresh_memory(self, ticket: Ticket) {
+    /// A table of fresh reports; with `reset`, workers let peaks begin anew behind them.
+    pub(super) fn refresh_memory(self, ticket: Ticket, reset: bool) {
         let run = &mut *self.run;
-        if run.phase.running().is_none() {
-            let table = run.memory.table(&run.fleet.roster);
-            return run.reply(ticket, Ok(Reply::Memory(table)));
+        let is_running = run.phase.running().is_some();
+        if is_running || reset {
+            run.order(|orders| {
+                orders.memory_reports = orders.memory_reports.saturating_add(1);
+                if reset {
+                    orders.memory_reset = orders.memory_reports;
+                }
+            });
+            run.tell_all(&run.orders.memory());
         }
-        run.order(|orders| orders.memory_reports = orders.memory_reports.saturating_add(1));
-        run.tell_all(&Directive::MemoryReport(run.orders.memory_reports));
-        run.memory.refresh(run.now, ticket, &run.fleet.roster);
+        if is_running {
+            run.memory.refresh(run.now, ticket, &run.fleet.roster);
+        } else {
+            let table = run.memory.table(&run.fleet.roster);
+            run.reply(ticket, Ok(Reply::Memory(table)));
+        }
     }
 
     pub(super) fn rebuild_cache(self) -> Result<Reply, Refusal> {

@@ -1,9 +1,9 @@
 //! The end of a run whose state is intact: before it, the ranks that are left write a checkpoint.
 //!
-//! A run whose budget is spent, that makes no progress, or whose successors do not come, has lost nothing of
-//! what it has learned: survivors hold it, with replicas of what the lost ones held. They form one last
-//! generation, as many as they are, in a fixed world, too. It settles like any other, trains no step, and
-//! writes what no checkpoint has yet.
+//! A run whose budget is spent, that makes no progress, whose successors do not come, or of which a rank
+//! cannot use its input any more, has lost nothing of what it has learned: survivors hold it, with replicas
+//! of what the lost ones held. They form one last generation, as many as they are, in a fixed world, too. It
+//! settles like any other, trains no step, and writes what no checkpoint has yet.
 //!
 //! ```text
 //! such a fault ─▶ is_worth_it ─▶ Gathering ─▶ Connecting, of the survivors ─▶ checkpoint ─▶ Over
@@ -22,7 +22,8 @@ use crate::core::{failure::Failure, roster::Worker};
 /// Whether survivors have learned something that no checkpoint has.
 pub(super) fn is_worth_it(run: &Run) -> bool {
     let unsaved = run.progress.committed > run.progress.checkpoints.newest_complete();
-    unsaved && run.faults.closing().is_none() && holders(run).next().is_some()
+    let ended = run.phase.is_over() || run.faults.closing().is_some();
+    unsaved && !ended && holders(run).next().is_some()
 }
 
 /// Workers that were in a generation, and may hold a part of its state: the members of the last one.

@@ -186,7 +186,7 @@ impl Arrivals<'_> {
             tell(Directive::Checkpoint(orders.checkpoints));
         }
         if orders.memory_reports > 0 {
-            tell(Directive::MemoryReport(orders.memory_reports));
+            tell(orders.memory());
         }
         if let Some(reason) = &orders.stop {
             tell(Directive::Stop(reason.clone()));

@@ -68,7 +68,7 @@ impl Departures<'_> {
         failure.host.clone_from(&worker.claim.host);
         if losing::is_final(run, failure.kind, run.is_member(slot)) {
             // It has its good-byes to say.
-            run.fatal(failure);
+            transitions::end_for(run, failure);
         } else {
             run.lose(slot, failure);
             run.try_form();

@@ -131,7 +131,9 @@ impl Machine {
             Ask::Follow { worker, incarnation, stream } => {
                 return Arrivals { run }.follow(ticket, worker, &incarnation, stream);
             }
-            Ask::ShowMemory { refresh: true } => return People { run }.refresh_memory(ticket),
+            Ask::ShowMemory { refresh, reset } if refresh || reset => {
+                return People { run }.refresh_memory(ticket, reset);
+            }
             Ask::JoinNode(claim) => Arrivals { run }.join_node(&claim),
             Ask::GetRun(origin) => Arrivals { run }.welcome(&origin).map(|()| Reply::Welcome),
             Ask::Register(claim) => Arrivals { run }.register(claim),
@@ -159,7 +161,7 @@ impl Machine {
             Ask::CheckpointNow => People { run }.checkpoint_now(),
             Ask::Stop { reason } => People { run }.stop(reason),
             Ask::Drain { node, reason } => People { run }.drain(node, reason),
-            Ask::ShowMemory { refresh: false } => Ok(Reply::Memory(run.memory.table(&run.fleet.roster))),
+            Ask::ShowMemory { .. } => Ok(Reply::Memory(run.memory.table(&run.fleet.roster))),
         };
         if let Err(refusal) = &reply {
             self.run.voice.refuse(caller, refusal, &mut self.run.out);

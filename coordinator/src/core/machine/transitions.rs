@@ -48,7 +48,7 @@ impl Run {
         self.fleet.lose(slot, &mut self.out);
         let loss = losing::judge(self, slot, failure.kind);
         if loss == Loss::Fatal {
-            return self.fatal(failure);
+            return end_for(self, failure);
         }
         let failure = Arc::new(failure);
         match loss {
@@ -359,6 +359,15 @@ impl Run {
         if !self.memory.ledger.is_empty() {
             self.publish(News::Memory(self.memory.table(&self.fleet.roster)));
         }
+    }
+}
+
+/// The end, for the failure of one worker that would meet any other: what the others have learned is intact,
+/// unless ranks disagree about it.
+pub(super) fn end_for(run: &mut Run, failure: Failure) {
+    match failure.kind {
+        CauseKind::Disagreement => run.fatal(failure),
+        _ => close(run, failure),
     }
 }
 

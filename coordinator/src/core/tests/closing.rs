@@ -169,6 +169,52 @@ fn generations_that_get_nowhere_and_successors_that_do_not_come_end_with_a_check
     assert_eq!(assigned(&formed, 0), Some((1, true)), "{formed:?}");
 }
 
+fn fails(rank: u32, kind: CauseKind) -> Ask {
+    let failure = Failure::of_run(kind, format!("{kind:?}"));
+    Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure, sample: None }
+}
+
+#[test]
+fn what_one_rank_cannot_use_any_more_leaves_the_others_to_save() {
+    for kind in [CauseKind::BadInput, CauseKind::OutOfMemory, CauseKind::Numeric] {
+        let mut run = at_step_ten();
+        let actions = run.tell(fails(1, kind));
+        assert_eq!((respawns(&actions), end(&actions)), (vec![], None), "{kind:?}");
+        assert_eq!(assigned(&run.get_ready(0, 1, ""), 0), None, "the other may not have let go of it yet");
+        let leave = Ask::Leave { worker: id(1), exit_code: 3, reason: "failed".into() };
+        let formed = run.tell(leave);
+        assert_eq!(assigned(&formed, 0), Some((1, true)), "{formed:?}");
+        run.start(0, 10, StateSource::Replica).0.unwrap();
+        saved(&mut run, 0, 10, CheckpointState::Complete);
+        let over = run.get_ready(0, 2, "");
+        let failure = end(&over).expect("the run is over");
+        assert_eq!((failure.slot, failure.kind), (Some(Slot(1)), kind));
+        assert!(failure.message.ends_with("go on from checkpoints/step-00000010"), "{}", failure.message);
+        run.tell(Ask::Leave { worker: id(0), exit_code: 1, reason: "over".into() });
+        assert!(matches!(run.machine.outcome(), Some(Outcome::Failed(_))));
+    }
+}
+
+#[test]
+fn ranks_that_fail_alike_end_the_run_when_the_last_of_them_has_left() {
+    let mut run = at_step_ten();
+    for rank in 0..2 {
+        assert_eq!(end(&run.tell(fails(rank, CauseKind::BadInput))), None);
+    }
+    let leave = |rank| Ask::Leave { worker: id(rank), exit_code: 3, reason: "failed".into() };
+    assert_eq!(end(&run.tell(leave(0))), None);
+    let failure = end(&run.tell(leave(1))).expect("nobody is left");
+    assert_eq!((failure.slot, failure.kind), (Some(Slot(0)), CauseKind::BadInput));
+    assert!(failure.message.contains("no rank is left that has the state"), "{}", failure.message);
+}
+
+#[test]
+fn ranks_that_disagree_save_nothing() {
+    let mut run = at_step_ten();
+    let failure = end(&run.tell(fails(1, CauseKind::Disagreement))).expect("the run is over");
+    assert_eq!((failure.kind, &*failure.message), (CauseKind::Disagreement, "Disagreement"));
+}
+
 #[test]
 fn a_coordinator_that_is_killed_meanwhile_sees_it_through() {
     let mut fragile = config(2);

@@ -140,8 +140,8 @@ fn status_says_where_the_run_is_and_when_it_will_end() {
 fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
     let mut run = Run::started(2);
     let ticket = Ticket(500);
-    let asked = run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true }));
-    assert_eq!(told(&asked, 1), [&Directive::MemoryReport(1)]);
+    let asked = run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true, reset: false }));
+    assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 0 }]);
     let peak =
         PhaseMemory { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
     let first = run.ask(Ask::Memory(id(0), peaks(vec![peak]))).1;
@@ -151,10 +151,25 @@ fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
 }
 
 #[test]
+fn a_reset_of_peaks_is_ordered_with_the_report_before_it_and_once() {
+    let mut run = Run::started(2);
+    let reset = |reset| Ask::ShowMemory { refresh: true, reset };
+    let asked = run.event(Event::Asked(Ticket(500), reset(true)));
+    assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 1 }]);
+    let asked = run.event(Event::Asked(Ticket(501), reset(false)));
+    assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 2, reset: 1 }], "it is no second one");
+    // Where no generation runs the answer is what is known, and the order stands.
+    let mut run = Run::new(config(2));
+    let asked = run.event(Event::Asked(Ticket(502), reset(true)));
+    assert!(matches!(asked[..], [.., Action::Reply(Ticket(502), Ok(Reply::Memory(_)))]), "{asked:?}");
+    assert_eq!((run.machine.run.orders.memory_reports, run.machine.run.orders.memory_reset), (1, 1));
+}
+
+#[test]
 fn a_memory_refresh_does_not_wait_for_ever() {
     let mut run = Run::started(1);
     let ticket = Ticket(500);
-    run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true }));
+    run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true, reset: false }));
     run.wait(Duration::from_secs(9));
     let actions = run.wait(Duration::from_secs(2));
     assert!(actions.iter().any(|action| matches!(action, Action::Reply(to, Ok(_)) if *to == ticket)));

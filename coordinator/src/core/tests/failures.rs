@@ -79,17 +79,19 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
 
 #[test]
 fn input_that_a_member_cannot_use_any_more_ends_the_run_all_the_same() {
-    let mut run = super::recovery::at_step_ten();
-    run.tell(failure(1, CauseKind::BadInput));
-    assert_eq!(run.phase(), RunPhase::Failed);
+    let ends = |mut run: Run, rank| {
+        let (_, actions) = run.ask(failure(rank, CauseKind::BadInput));
+        assert_eq!((respawns(&actions), run.phase()), (vec![], RunPhase::WaitingForWorkers), "{actions:?}");
+        assert!(run.machine.run.faults.closing().is_some(), "what was learned is saved first");
+    };
+    ends(super::recovery::at_step_ten(), 1);
 
     // Those of a new membership that refuse each other, say because one has lost its GPU.
     let mut run = super::recovery::at_step_ten();
     run.kill(1);
     run.get_ready(0, 1, "");
     run.replace(1, 1);
-    run.tell(failure(0, CauseKind::BadInput));
-    assert_eq!(run.phase(), RunPhase::Failed);
+    ends(run, 0);
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn train() -> Train {
         resume: true,
         init_from: None,
         init_digest: None,
+        base_digest: None,
     }
 }
 

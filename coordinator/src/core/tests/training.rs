@@ -190,9 +190,13 @@ fn the_last_memory_report_of_a_phase_counts() {
     let newer = MemoryReport { peaks: vec![peak(WorkerPhase::Forward, 7)], comparison: comparison.clone() };
     run.tell(Ask::Memory(id(0), newer));
     run.tell(Ask::Memory(id(0), MemoryReport::default()));
-    let (Ok(Reply::Memory(table)), _) = run.ask(Ask::ShowMemory { refresh: false }) else { panic!() };
+    let shown = Ask::ShowMemory { refresh: false, reset: false };
+    let (Ok(Reply::Memory(table)), _) = run.ask(shown.clone()) else { panic!() };
     assert_eq!(table[0].phases, [peak(WorkerPhase::Forward, 7), peak(WorkerPhase::Backward, 9)]);
     assert_eq!(table[0].comparison, comparison);
+    run.tell(Ask::Memory(id(0), peaks(vec![peak(WorkerPhase::Forward, 0)])));
+    let (Ok(Reply::Memory(table)), _) = run.ask(shown) else { panic!() };
+    assert_eq!(table[0].phases, [peak(WorkerPhase::Backward, 9)], "not entered since peaks began anew");
 }
 
 #[test]

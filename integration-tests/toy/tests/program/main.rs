@@ -124,6 +124,40 @@ fn the_plan_says_what_the_run_then_takes() {
 }
 
 #[test]
+fn peaks_begin_anew_where_people_ask_for_it_and_the_runs_own_stay() {
+    let toy = Toy::new(500);
+    let held = toy.hold(0, "forward", 20);
+    // Longer than anybody asks it anything; it is stopped.
+    let mut running = toy.start("run", &["train.steps=10000000", "train.log_every=100000"]);
+    running.wait_until_held(&held);
+    std::fs::remove_file(held).expect("it is held");
+    let ask = |arguments: &[&str]| {
+        let answer =
+            toy.cox(arguments).arg("--run").arg(toy.path("run")).output().expect("cox-toy was built");
+        let told = String::from_utf8_lossy(&answer.stdout).into_owned();
+        assert!(answer.status.success(), "{told}\n{}", String::from_utf8_lossy(&answer.stderr));
+        told
+    };
+    let phases = |flag: &str| {
+        let told: Value = serde_json::from_str(&ask(&["memory", "--json", flag])).expect("one JSON object");
+        let phases = told.pointer("/ranks/1/phases").and_then(Value::as_array).expect("an array").clone();
+        phases.iter().map(|of| of["phase"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let has = |phases: &[String], phase: &str| phases.iter().any(|of| of.ends_with(phase));
+    // What this answer tells is of the time before.
+    let before = phases("--reset");
+    assert!(has(&before, "loading") && has(&before, "forward"), "{before:?}");
+    let since = phases("--refresh");
+    assert!(!has(&since, "loading") && has(&since, "forward"), "{since:?}");
+    ask(&["stop"]);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    let summary = read_json(&toy.path("run/summary.json"));
+    let of_run = &summary["peak_memory"][1]["phases"]["loading"]["in_use"];
+    assert!(of_run.as_u64() > Some(0), "{summary:#}");
+}
+
+#[test]
 fn metrics_show_the_tasks_own_stages_and_figures() {
     let toy = Toy::new(500);
     let (held, address) = (toy.hold(0, "forward", 4), free_endpoint());

@@ -112,6 +112,30 @@ fn what_is_overlooked_is_booked_and_counts_against_no_micro_batch() {
 }
 
 #[test]
+fn peaks_that_begin_anew_take_nothing_from_those_of_the_run_and_the_step() {
+    let told = Told::default();
+    let set = |bytes| told.0.store(bytes, std::sync::atomic::Ordering::Relaxed);
+    let mut meter = Meter::new(Phase::Data, None).on_gpu(Box::new(told.clone()));
+    let of = |peaks: Vec<PhaseMemory>, phase| {
+        peaks.iter().find(|peak| peak.phase == phase).map(|peak| peak.in_use.0)
+    };
+    set(100);
+    meter.enter(Phase::Forward).expect("no bound");
+    set(300);
+    meter.enter(Phase::Backward).expect("no bound");
+    set(40);
+    assert_eq!(of(meter.report_recent(), Phase::Forward), Some(300));
+    meter.forget_recent();
+    assert_eq!(of(meter.report_recent(), Phase::Forward), Some(0));
+    assert_eq!(of(meter.report_recent(), Phase::Backward), Some(40), "the phase that runs goes on");
+    set(20);
+    meter.enter(Phase::Forward).expect("no bound");
+    assert_eq!(of(meter.report_recent(), Phase::Forward), Some(20));
+    assert_eq!(of(meter.report(), Phase::Forward), Some(300));
+    assert_eq!(meter.take_step_peak(), Bytes(300));
+}
+
+#[test]
 fn a_devices_refusal_is_told_in_its_own_words() {
     let mut meter = Meter::new(Phase::Forward, None);
     let overrun = Overrun { in_use: 5, device: Some("CUDA_ERROR_OUT_OF_MEMORY".into()) };

@@ -9,7 +9,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::{InitFrom, RunSpec};
 use coxswain_tasks::vla_flow::VlaFlow;
 
-use crate::train::init_from::{InitError, bring, content_digest, take};
+use crate::train::init_from::{InitError, bring, check_brought, content_digest, take};
 
 const EXPERT: Group = Group("expert");
 const SENSOR: Group = Group("sensor");
@@ -31,9 +31,13 @@ fn here() -> TrainableLayout {
     ])
 }
 
-fn spec(init_from: InitFrom) -> RunSpec {
+fn loaded(overrides: &[String]) -> RunSpec {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/quickstart.yaml");
-    let mut spec = RunSpec::load(&file, &[], coxswain_tasks::TASKS).unwrap();
+    RunSpec::load(&file, overrides, coxswain_tasks::TASKS).unwrap()
+}
+
+fn spec(init_from: InitFrom) -> RunSpec {
+    let mut spec = loaded(&[]);
     spec.train.init_from = Some(init_from);
     spec
 }
@@ -112,6 +116,32 @@ fn what_does_not_train_is_brought_whole_or_refused_tensor_by_tensor() {
     let path = file(dir.path(), &[("expert.in", &[2, 3], EXPERT)]);
     let error = brought(&path, vec![0.5; 3]).unwrap_err().to_string();
     assert!(error.contains("\n  expert.out: [2]") && !error.contains("expert.in"), "{error}");
+}
+
+#[test]
+fn a_group_that_stays_as_it_is_brought_is_looked_for_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let sensor = file(dir.path(), &[("sensor.in", &[3], SENSOR)]);
+    let whole = dir.path().join("expert");
+    std::fs::create_dir(&whole).unwrap();
+    let expert = file(&whole, &[("expert.out", &[2], EXPERT), ("sensor.in", &[3], SENSOR)]);
+    let groups = |paths: &[(&str, &str)]| {
+        InitFrom::Groups(paths.iter().map(|(group, path)| ((*group).into(), (*path).into())).collect())
+    };
+    for stays in ["expert.train=false", "optimizer.lr.expert=0"] {
+        let checked = |init_from: InitFrom| {
+            let brought = format!("train.init_from={}", serde_json::to_string(&init_from).unwrap());
+            check_brought(&VlaFlow, &loaded(&[brought, stays.into()]))
+        };
+        checked(InitFrom::All(expert.clone())).unwrap();
+        checked(groups(&[("expert", &expert), ("sensor", &sensor)])).unwrap();
+        for without in [InitFrom::All(sensor.clone()), groups(&[("expert", &sensor)])] {
+            let error = checked(without).unwrap_err().to_string();
+            assert!(error.contains(&format!("expert: {sensor} has no tensor of this group")), "{error}");
+        }
+    }
+    // One that trains may begin anew.
+    check_brought(&VlaFlow, &spec(InitFrom::All(sensor))).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{Findings, TaskSchema, TaskSettings},
     identity::{
-        Class::{Learned, LearnedInOrder, LearnedSince, Outside},
+        Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
     },
     run_spec::RunSpec,
@@ -19,7 +19,7 @@ impl TaskSettings for VlaSettings {
     const TYPE: &'static str = "vla_flow";
 
     const IDENTITY: &'static Classes = &[
-        ("model.path", Learned),
+        ("model.path", Base),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", LearnedSince("\"float32\"")),
         ("model.train", LearnedSince("[]")),

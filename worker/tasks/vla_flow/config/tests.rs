@@ -135,6 +135,40 @@ fn rounding_activations_is_another_run() {
 }
 
 #[test]
+fn a_model_may_be_moved_where_both_runs_know_it_by_the_same_content() {
+    let run = |path: &str, digest: Option<&str>| {
+        let digest = digest.map(|digit| format!("train.base_digest={}", digit.repeat(64)));
+        let path = format!("model.path={path}");
+        small(&[&*path].into_iter().chain(digest.as_deref()).collect::<Vec<_>>())
+    };
+    let of = |left: &RunSpec, right: &RunSpec| {
+        let told = document::differences(left, right);
+        told.iter().map(|of| (of.key.clone(), of.may_change())).collect::<Vec<_>>()
+    };
+    let (key, digest) = ("model.path".to_owned(), "train.base_digest".to_owned());
+    let (here, moved, other) = (run("a", Some("1")), run("b", Some("1")), run("b", Some("2")));
+    assert_eq!(of(&here, &moved), [(key.clone(), true)]);
+    assert_eq!((of(&here, &here), document::other_base(&here, &moved)), (vec![], None));
+    assert_eq!(document::core_digest(&here), document::core_digest(&moved));
+    assert_ne!(document::digest(&here), document::digest(&moved), "the journal tells of it");
+
+    assert_eq!(of(&here, &other), [(key.clone(), false), (digest.clone(), false)]);
+    assert_eq!(document::other_base(&here, &other), Some(document::differences(&here, &other)));
+    assert_ne!(document::core_digest(&here), document::core_digest(&other));
+    assert_eq!(of(&moved, &other), [(digest.clone(), false)], "it was changed in its place");
+
+    // Without a name for the content the place is what there is.
+    assert_eq!(of(&run("a", None), &run("b", None)), [(key.clone(), false)]);
+    assert_eq!(of(&run("a", None), &moved), [(key, false), (digest, false)]);
+    assert_ne!(document::core_digest(&run("a", None)), document::core_digest(&run("b", None)));
+    let place = here.base().expect("it has one");
+    assert_eq!((place.key, place.path), ("model.path", "a"));
+    let mut more = here.clone();
+    more.run.seed = 9;
+    assert_eq!(document::other_base(&more, &other), None, "it is another run for another reason");
+}
+
+#[test]
 fn the_order_of_patterns_is_part_of_what_is_learned() {
     let [one, other] = ["{self_attn.q_proj: 16, q_proj: 6}", "{q_proj: 6, self_attn.q_proj: 16}"]
         .map(|patterns| small(&["lora={}", &format!("lora.rank_pattern={patterns}")]));
