@@ -11,6 +11,7 @@
 use std::any::Any;
 
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
+use coxswain_nn::next_token::Targets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
 
@@ -48,15 +49,6 @@ pub struct ChatBatch {
     pub image_grids: Vec<[u32; 3]>,
     /// Images of each chat.
     pub images_per_chat: Vec<u32>,
-}
-
-/// Tokens that are predicted: from which token of the batch, and what is there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Targets {
-    /// Among all tokens, ascending.
-    pub rows: Vec<u32>,
-    /// The token behind each.
-    pub ids: Vec<u32>,
 }
 
 impl ChatBatch {
