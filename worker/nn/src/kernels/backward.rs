@@ -12,7 +12,7 @@ use burn::{
     },
 };
 
-use super::{AttentionMask, AttentionSaved, LowRankGradients, LowRankSaved, reference};
+use super::{AttentionMask, AttentionOps, AttentionSaved, LowRankGradients, LowRankSaved, reference};
 
 type Gradients<B> = <Autodiff<B> as AutodiffBackend>::Gradients;
 
@@ -51,23 +51,27 @@ pub fn rotary<B: Backend>(
     gradient(&x_bshk, &pull(y_bshk, dy_bshk))
 }
 
-/// The gradients of queries, keys and values under
+/// The gradients of queries, keys and values `[b, heads, s, k]` under
 /// [`AttentionOps::biased_attention`](super::AttentionOps::biased_attention), from its weights `w`:
 ///
 /// ```text
-/// dv = w^T dout     ds = w (dw - sum(dw w)), dw = dout v^T     dq = ds k     dk = ds^T q
+/// dv = w^T dout     dw = dout v^T     dq = ds k     dk = ds^T q
 /// ```
-pub fn biased_attention<B: Backend>(
+pub fn biased_attention<B: AttentionOps>(
     [q_bhsk, k_bhsk, v_bhsk]: [Tensor<B, 4>; 3],
     weights: Tensor<B, 4>,
     dout_bhsk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
-    let dweights = dout_bhsk.matmul(v_bhsk.swap_dims(2, 3));
-    let along = (dweights.clone() * weights.clone()).sum_dim(3);
-    let dscores = (dweights - along) * weights;
+    let dscores = B::softmax_backward(weights, dout_bhsk.matmul(v_bhsk.swap_dims(2, 3)));
     let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
     [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk]
+}
+
+/// See [`AttentionOps::softmax_backward`](super::AttentionOps::softmax_backward): `w (dw - sum(dw w))`.
+pub fn softmax<B: Backend>(weights: Tensor<B, 4>, dweights: Tensor<B, 4>) -> Tensor<B, 4> {
+    let along = (dweights.clone() * weights.clone()).sum_dim(3);
+    (dweights - along) * weights
 }
 
 /// See [`AttentionOps::attention_backward`](super::AttentionOps::attention_backward).
