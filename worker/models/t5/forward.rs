@@ -11,8 +11,8 @@
 //! | `grad.{key}` | as the parameter | with an adapter: gradients of its tensors |
 //!
 //! With `dropout_rows` `[b, s]` and `decoder_dropout_rows` `[b, t]` among the inputs, i64, the adapter drops
-//! what its `lora_dropout` says, by these words of the tokens (`kernels::dropout`). It is the pass of training,
-//! not one of its own.
+//! what its `lora_dropout` says, by these words of the tokens (`kernels::dropout`). It is the pass of
+//! training, not one of its own.
 
 use std::{
     collections::BTreeMap,

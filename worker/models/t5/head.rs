@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use coxswain_nn::{
     kernels::{LinearOps, Tape},
-    next_token::{Head, NextTokens, Targets, next_tokens},
+    next_token::{Head, NextTokens, TokenTargets, next_tokens},
     params::GradientSums,
 };
 
@@ -15,7 +15,7 @@ impl<B: Tape<Base = B>> T5<B> {
     pub fn predict(
         &self,
         hidden_nd: Tensor<B, 2>,
-        targets: &Targets,
+        targets: &TokenTargets,
         grads: Option<&mut dyn GradientSums<B>>,
     ) -> NextTokens<B> {
         let head = Head { w_vd: self.head_vd.clone(), update: None, trained: None };

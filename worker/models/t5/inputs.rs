@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use coxswain_nn::next_token::Targets;
+use coxswain_nn::next_token::TokenTargets;
 use safetensors::{Dtype, SafeTensors};
 
 use super::config::T5Config;
@@ -23,7 +23,7 @@ pub struct SeqInputs {
     /// What the decoder reads, `[b, t]`: labels shifted right.
     pub target: Vec<u32>,
     /// What it is to write.
-    pub targets: Targets,
+    pub targets: TokenTargets,
     /// One word a token of sources, and of targets, by which adapters drop what they read.
     pub dropout_rows: Option<[Vec<u64>; 2]>,
 }
@@ -60,7 +60,7 @@ impl SeqInputs {
         let ids =
             file.ids("labels", labels.iter().map(|&label| known(label)).collect(), config.vocab_size)?;
         let learned = labels.iter().zip(&ids).map(|(&label, &id)| (label != IGNORED_LABEL).then_some(id));
-        let targets = Targets::of(learned);
+        let targets = TokenTargets::of(learned);
         if targets.rows.is_empty() {
             return Err(file.error("labels", format!("every one is {IGNORED_LABEL}: nothing to predict")));
         }

@@ -24,14 +24,14 @@ const CHUNK_ON_DEVICE: usize = 64 << 20;
 
 /// Tokens that are predicted: from which row of the hidden states, and what is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Targets {
+pub struct TokenTargets {
     /// Rows, ascending.
     pub rows: Vec<u32>,
     /// The token that each predicts.
     pub ids: Vec<u32>,
 }
 
-impl Targets {
+impl TokenTargets {
     /// Of labels, one a row; none where nothing is predicted.
     pub fn of(labels: impl IntoIterator<Item = Option<u32>>) -> Self {
         let labelled = labels.into_iter().zip(0..).filter_map(|(label, row)| Some((row, label?)));
@@ -71,7 +71,7 @@ pub fn chunk_rows(vocab: usize, on_host: bool) -> usize {
 pub fn next_tokens<B: ModelBackend>(
     hidden_nd: Tensor<B, 2>,
     head: &Head<B>,
-    targets: &Targets,
+    targets: &TokenTargets,
     grads: Option<&mut dyn GradientSums<B>>,
 ) -> NextTokens<B> {
     let ([n, d], device) = (hidden_nd.dims(), hidden_nd.device());
@@ -172,7 +172,7 @@ mod tests {
         let (hidden, head) = (drawn([m, d], 1.0), drawn([v, d], 0.3));
         // Every sixth row predicts nothing.
         let labels = (0..m as u32).map(|row| (row % 6 != 5).then_some(row * 7919 % v as u32));
-        let targets = Targets::of(labels);
+        let targets = TokenTargets::of(labels);
         let [a, b] = [drawn([2, d], 0.3), drawn([v, 2], 0.3)];
         let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.7, dropout: None };
         let adapted = Head { w_vd: head.clone(), update: Some(update), trained: None };
@@ -187,7 +187,7 @@ mod tests {
         hidden: &Tensor<Flex, 2>,
         head: &Head<Flex>,
         update: Option<[Tensor<Flex, 2>; 2]>,
-        targets: &Targets,
+        targets: &TokenTargets,
     ) {
         let m = targets.ids.len();
         let mut sums = FlatGrads::new(head.w_vd.dims().iter().product());
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn nothing_to_predict_is_no_loss() {
         let head = Head { w_vd: drawn([8, 4], 1.0), update: None, trained: None };
-        let none = Targets::default();
+        let none = TokenTargets::default();
         let found = next_tokens(drawn([3, 4], 1.0), &head, &none, Some(&mut FlatGrads::new(0)));
         assert!(found.rows.is_empty() && found.dhidden.is_none());
     }

@@ -27,7 +27,7 @@ use coxswain_nn::{
     files::StoredTensor,
     kernels::Tape,
     lora::{LoraPlan, Module, TrainedModules},
-    next_token::{Head, NextTokens, Targets, next_tokens},
+    next_token::{Head, NextTokens, TokenTargets, next_tokens},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
 };
@@ -178,7 +178,12 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     }
 
     /// The head with its adapter, which drops some of the rows that predict something if `dropout` says so.
-    fn head(&self, trainables: &Trainables<B>, dropout: Option<&ModelRows<B>>, targets: &Targets) -> Head<B> {
+    fn head(
+        &self,
+        trainables: &Trainables<B>,
+        dropout: Option<&ModelRows<B>>,
+        targets: &TokenTargets,
+    ) -> Head<B> {
         let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
         let params = ParamScope::<B>::frozen(trainables).dropping(rows);
         let w_vd = self.model.head_weight(&params).expect("the model was read with its head");
@@ -206,7 +211,7 @@ fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
     Ok(modules(&QwenConfig::read(Path::new(&model.path))?))
 }
 
-fn sums(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
+fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
     TokenSums::of(rows, targets, batch.step, |row| batch.chat_at(row))
 }
 

@@ -1,6 +1,6 @@
 //! What predicting the tokens of a batch has come to.
 
-use coxswain_nn::next_token::Targets;
+use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Fault, MicroLoss, TaskError};
 
@@ -20,7 +20,7 @@ impl TokenSums {
     /// step and the samples concerned: `sample_at` tells of which one a row of hidden states is.
     pub fn of(
         rows: &[[f32; 2]],
-        targets: &Targets,
+        targets: &TokenTargets,
         step: Step,
         sample_at: impl Fn(u32) -> u64,
     ) -> Result<Self, TaskError> {
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_is_no_number_names_the_samples_that_have_one() {
-        let targets = Targets::of([None, Some(4), Some(5), None, Some(6), Some(7)]);
+        let targets = TokenTargets::of([None, Some(4), Some(5), None, Some(6), Some(7)]);
         let of = |rows: &[[f32; 2]]| TokenSums::of(rows, &targets, Step(3), |row| 10 + u64::from(row) / 3);
         let sums = of(&[[1.0, 0.0], [2.0, -0.5], [0.5, 0.0], [0.5, -2.0]]).expect("finite");
         assert_eq!(sums, TokenSums { loss_sum: 4.0, right: 2.0, tokens: 4.0 });

@@ -114,6 +114,24 @@ pub trait AttentionOps: Backend {
         Self::heads_inside(weights.matmul(v_bhsk))
     }
 
+    /// The gradients of queries, keys and values, `[b, s, heads, k]`, under
+    /// [`biased_attention`](Self::biased_attention), from these by head, `[b, heads, s, k]`, and weights `w`:
+    ///
+    /// ```text
+    /// dv = w^T dout     dw = dout v^T     dq = ds k     dk = ds^T q
+    /// ```
+    fn biased_attention_backward(
+        [q_bhsk, k_bhsk, v_bhsk]: [Tensor<Self, 4>; 3],
+        weights: Tensor<Self, 4>,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let dout_bhsk = dout_bshk.swap_dims(1, 2);
+        let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
+        let dscores = Self::softmax_backward(weights, dout_bhsk.matmul(v_bhsk.swap_dims(2, 3)));
+        let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
+        [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk].map(Self::heads_inside)
+    }
+
     /// `softmax(scores + added)` of scores `[b, heads, queries, keys]`.
     fn biased_softmax(scores: Tensor<Self, 4>, added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
         reference::biased_softmax(scores, added)

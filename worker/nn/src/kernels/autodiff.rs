@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps, backward,
+    ModelBackend, Residual, RowOps,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -174,8 +174,8 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
         let weights = B::biased_softmax(q_bhsk.matmul(k_bhsk.swap_dims(2, 3)), &added);
         let out_bshk = B::heads_inside(weights.clone().matmul(v_bhsk));
         record(inputs.each_ref(), out_bshk, move |dout_bshk| {
-            let gradients = backward::biased_attention(by_head_bhsk, weights, dout_bshk.swap_dims(1, 2));
-            gradients.map(|gradient| Some(primitive(B::heads_inside(gradient))))
+            let gradients = B::biased_attention_backward(by_head_bhsk, weights, dout_bshk);
+            gradients.map(|gradient| Some(primitive(gradient)))
         })
     }
 

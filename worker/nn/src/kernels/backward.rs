@@ -12,7 +12,7 @@ use burn::{
     },
 };
 
-use super::{AttentionMask, AttentionOps, AttentionSaved, LowRankGradients, LowRankSaved, reference};
+use super::{AttentionMask, AttentionSaved, LowRankGradients, LowRankSaved, reference};
 
 type Gradients<B> = <Autodiff<B> as AutodiffBackend>::Gradients;
 
@@ -49,23 +49,6 @@ pub fn rotary<B: Backend>(
     let x_bshk = leaf(dy_bshk.clone());
     let y_bshk = reference::rotary(x_bshk.clone(), Tensor::from_inner(cos_bsk), Tensor::from_inner(sin_bsk));
     gradient(&x_bshk, &pull(y_bshk, dy_bshk))
-}
-
-/// The gradients of queries, keys and values `[b, heads, s, k]` under
-/// [`AttentionOps::biased_attention`](super::AttentionOps::biased_attention), from its weights `w`:
-///
-/// ```text
-/// dv = w^T dout     dw = dout v^T     dq = ds k     dk = ds^T q
-/// ```
-pub fn biased_attention<B: AttentionOps>(
-    [q_bhsk, k_bhsk, v_bhsk]: [Tensor<B, 4>; 3],
-    weights: Tensor<B, 4>,
-    dout_bhsk: Tensor<B, 4>,
-) -> [Tensor<B, 4>; 3] {
-    let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
-    let dscores = B::softmax_backward(weights, dout_bhsk.matmul(v_bhsk.swap_dims(2, 3)));
-    let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
-    [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk]
 }
 
 /// See [`AttentionOps::softmax_backward`](super::AttentionOps::softmax_backward): `w (dw - sum(dw w))`.
