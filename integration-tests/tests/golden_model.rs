@@ -38,6 +38,7 @@ golden_cases! {
     a_gated_t5_of_unequal_depths_with_an_odd_number_of_heads: "t5-gated-uneven";
     mt5_with_adapters_in_a_few_layers: "mt5";
     magnitudes_in_cross_attention_above_a_frozen_encoder: "t5-cross-dora";
+    dropout_of_sources_and_targets_with_the_masks_that_peft_was_given: "t5-dropout";
 }
 
 #[test]

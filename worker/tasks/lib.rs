@@ -1,11 +1,17 @@
 //! What Coxswain trains, a folder each; and what they have in common: in `pretrained` of the files they
-//! leave, in `frozen` of the weights that kept features depend on.
+//! leave, in `frozen` of the weights that kept features depend on, in `tokens` of losses over tokens, in
+//! `holdout`, `savings`, `sample_file` and `settings` what their names say.
 
 mod frozen;
+mod holdout;
 mod pretrained;
+mod sample_file;
+mod savings;
 pub mod separation;
 pub mod seq2seq;
+mod settings;
 pub mod sft;
+mod tokens;
 pub mod trajectory;
 pub mod vla_flow;
 

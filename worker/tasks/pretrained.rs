@@ -5,6 +5,8 @@
 //! adapter/            a PEFT directory
 //! base.safetensors    modules that trained in full
 //! ```
+//!
+//! And how tables of modules show what of it trains.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +15,21 @@ use std::{
 
 use coxswain_models::content;
 use coxswain_nn::{
-    files::{StoredTensor, read_tensors},
-    lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules},
-    params::{Group, TrainableLayout},
+    files::{StoredTensor, read_tensors, replace, write_tensors},
+    lora::{AdapterOrigin, Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules, write_adapter},
+    params::{Group, ParamSpec, TrainableLayout},
 };
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::TaskError;
+use coxswain_task::{Artifact, Module as TableRow, TaskError};
 
+/// Modules of the pretrained model that trained in full.
+pub const BASE: Artifact =
+    Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
+const ADAPTER_DIR: &str = "adapter";
+const ADAPTER: [Artifact; 2] = [
+    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
+    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
+];
 /// Of a PEFT directory.
 const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// What a layout's names of adapter tensors begin with, which are PEFT's.
@@ -52,7 +62,7 @@ pub fn files(path: &Path, results: &[&str]) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.into()];
     }
-    let adapter = [path.into(), path.join("adapter")].into_iter().find(|dir| dir.join(PEFT[0]).is_file());
+    let adapter = [path.into(), path.join(ADAPTER_DIR)].into_iter().find(|dir| dir.join(PEFT[0]).is_file());
     let adapter = adapter.into_iter().flat_map(|dir| PEFT.map(|file| dir.join(file)));
     let results = results.iter().map(|file| path.join(file)).filter(|file| file.is_file());
     adapter.chain(results).collect()
@@ -77,6 +87,48 @@ pub fn read(path: &Path, results: &[&str], here: &Tuning<'_>) -> Result<Vec<Stor
         }
     }
     Ok(tensors)
+}
+
+/// Writes what trained of a model that has nothing else: adapters by this plan, and modules in full.
+pub fn leave(
+    dir: &Path,
+    plan: Option<&LoraPlan>,
+    layout: &TrainableLayout,
+    values: &[f32],
+    origin: &AdapterOrigin<'_>,
+) -> Result<Vec<Artifact>, TaskError> {
+    let mut written = Vec::new();
+    if layout.params().iter().any(|param| param.group == Group::BASE) {
+        let path = dir.join(BASE.path);
+        replace(&path, |path| write_tensors(path, layout, values, |param| param.group == Group::BASE))
+            .map_err(|error| TaskError::io(format!("write {}: {error}", path.display())))?;
+        written.push(BASE);
+    }
+    if let Some(plan) = plan {
+        write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, origin)
+            .map_err(|error: LoraError| TaskError::io(error))?;
+        written.extend(ADAPTER);
+    }
+    Ok(written)
+}
+
+/// Rows of the start-up table for what trains: by group, and in it by `parts`, of which `part_of` tells a
+/// tensor's.
+pub fn trained_rows(
+    layout: &TrainableLayout,
+    parts: &[&'static str],
+    part_of: fn(&str) -> &'static str,
+) -> Vec<TableRow> {
+    let groups = [Group::LORA, Group::BASE].into_iter();
+    let rows = groups.flat_map(|group| parts.iter().map(move |part| (group, *part)));
+    let rows = rows.map(|(group, part)| {
+        let of = |param: &&ParamSpec| param.group == group && part_of(&param.name) == part;
+        let params: Vec<_> = layout.params().iter().filter(of).collect();
+        let parameters = params.iter().map(|param| param.len()).sum();
+        let (module, bytes) = (format!("{part}.{group}"), 4 * parameters as u64);
+        TableRow { module, tensors: params.len(), parameters, trains: true, dtype: "float32", bytes }
+    });
+    rows.filter(|row| row.tensors > 0).collect()
 }
 
 /// Puts what a run has left in `dir` into the places of a model that was loaded as that run's.

@@ -156,6 +156,12 @@ fn schema() -> String {
         }
         at["properties"][last] = Value::Object(typed(&key));
     }
+    for (key, kind, says) in [
+        ("sections", "object", "Several runs: by name, what each has of its own over the rest of the file."),
+        ("section", "string", "The one of `sections` that is meant without --section."),
+    ] {
+        root["properties"][key] = json!({"type": [kind, "null"], "description": says});
+    }
     format!("{root:#}\n")
 }
 

@@ -12,7 +12,7 @@ use coxswain_worker::device;
 use serde_json::{Value, json};
 
 use crate::{
-    commands::spec_args::of_run,
+    commands::spec_args::{choice, of_run},
     exit::{Failed, Outcome},
     render::say,
     tasks::{accelerator, schemas, tasks},
@@ -28,6 +28,9 @@ pub struct GenerateArgs {
     /// Changes to the run: model.path=... at another place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Which of the run file's sections to take
+    #[arg(long, value_name = "NAME", alias = "config-section", alias = "config_section")]
+    section: Option<String>,
     /// What is answered; several, each by itself
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
@@ -98,10 +101,12 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
 impl GenerateArgs {
     /// The run, and where it has left its results.
     fn run(&self) -> Result<(RunSpec, Option<&Path>), Failed> {
+        let overrides: Vec<_> =
+            self.overrides.iter().cloned().chain(self.section.as_deref().map(choice)).collect();
         if self.run.is_dir() {
-            return Ok((of_run(&self.run, &self.overrides)?, Some(&self.run)));
+            return Ok((of_run(&self.run, &overrides)?, Some(&self.run)));
         }
-        let spec = RunSpec::load(&self.run, &self.overrides, schemas())?;
+        let spec = RunSpec::load(&self.run, &overrides, schemas())?;
         match spec.train.init_from {
             None => Ok((spec, None)),
             Some(_) => Err(Failed::usage(format!(

@@ -20,6 +20,9 @@ pub struct SpecArgs {
     /// Changes to it: section.key=value
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
+    /// Which of the file's sections to take
+    #[arg(long, value_name = "NAME", alias = "config-section", alias = "config_section")]
+    pub section: Option<String>,
     /// Find the largest micro-batch that fits by trial steps; short for train.auto_micro_batch=true
     #[arg(long, alias = "auto_batch_size")]
     pub auto_batch_size: bool,
@@ -47,8 +50,13 @@ impl SpecArgs {
     /// All that is laid over the file.
     pub fn changes(&self) -> Vec<String> {
         let auto = self.auto_batch_size.then(|| "train.auto_micro_batch=true".to_owned());
-        self.overrides.iter().cloned().chain(auto).collect()
+        self.overrides.iter().cloned().chain(self.section.as_deref().map(choice)).chain(auto).collect()
     }
+}
+
+/// The override that `--section` stands for.
+pub fn choice(section: &str) -> String {
+    format!("section={section}")
 }
 
 /// Finds `train.init_digest` and `train.base_digest` where the run file leaves them to the launch.

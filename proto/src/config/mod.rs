@@ -1,9 +1,9 @@
 //! From a YAML file and dotted overrides to a checked [`RunSpec`].
 //!
 //! ```text
-//! text ─tree─▶ Node with places ─overrides─▶ Node ─de─▶ engine's part ─┬─▶ RunSpec ─check─▶ checked RunSpec
-//!                                            │    └───▶ task's part ───┘                └─ contradictions
-//!                                                  └─ keys that neither knows, wrong types
+//! text ─tree─▶ Node with places ─sections─▶ one run's ─overrides─▶ Node ─de─▶ engine's part ─┬─▶ RunSpec
+//!                                                                   │    └──▶ task's part ───┘     │
+//!                                         keys that neither knows, wrong types        contradictions: check
 //! ```
 //!
 //! Every complaint names the file, line and column (or the override) it is about, the dotted path of the
@@ -19,6 +19,7 @@ mod error;
 mod findings;
 mod keys;
 mod overrides;
+mod sections;
 mod task;
 mod tree;
 
@@ -49,8 +50,8 @@ pub fn engine_keys() -> Vec<String> {
 }
 
 impl RunSpec {
-    /// Reads the file at `path`, lays `overrides` (`a.b=value`, later ones win) over it, and checks the
-    /// result.
+    /// Reads the file at `path`, lays its chosen section and then `overrides` (`a.b=value`, later ones win)
+    /// over it, and checks the result. The override `section=NAME` chooses the section.
     pub fn load(path: &Path, overrides: &[String], tasks: Tasks) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
         let unreadable = |source| ConfigError::Unreadable { file: name.clone(), source };
@@ -70,9 +71,11 @@ impl RunSpec {
         tasks: Tasks,
     ) -> Result<Self, ConfigError> {
         let mut root = tree::parse(text, source_name)?;
-        for given in overrides {
-            overrides::apply(&mut root, given)?;
-        }
+        let (choices, changes): (Vec<_>, Vec<_>) =
+            overrides.iter().partition(|given| sections::is_choice(given));
+        choices.iter().try_for_each(|given| overrides::apply(&mut root, given))?;
+        sections::resolve(&mut root)?;
+        changes.iter().try_for_each(|given| overrides::apply(&mut root, given))?;
         read(&root, tasks)
     }
 }

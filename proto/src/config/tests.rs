@@ -3,6 +3,7 @@
 mod keys;
 mod overrides;
 mod rules;
+mod sections;
 mod task;
 mod text;
 

@@ -149,8 +149,11 @@ fn fill_pretrained(
     Ok(())
 }
 
-/// The README of an adapter's directory; `trained` says how it came about.
-pub fn readme(base_model: &str, trained: &str) -> String {
+/// The class of Transformers that reads a Qwen2.5-VL.
+pub const MODEL_CLASS: &str = "Qwen2_5_VLForConditionalGeneration";
+
+/// The README of an adapter's directory: `class` reads its model, and `trained` says how it came about.
+pub fn readme(base_model: &str, class: &str, trained: &str) -> String {
     format!(
         "---\n\
          base_model: {base_model}\n\
@@ -164,8 +167,8 @@ pub fn readme(base_model: &str, trained: &str) -> String {
          {trained}\n\n\
          ```python\n\
          from peft import PeftModel\n\
-         from transformers import Qwen2_5_VLForConditionalGeneration\n\n\
-         base = Qwen2_5_VLForConditionalGeneration.from_pretrained(\"{base_model}\")\n\
+         from transformers import {class}\n\n\
+         base = {class}.from_pretrained(\"{base_model}\")\n\
          model = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
          ```\n"
     )

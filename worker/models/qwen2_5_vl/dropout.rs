@@ -2,9 +2,11 @@
 //! it. What else is in the batch, and how far a row is padded, does not count.
 
 use coxswain_nn::{
-    kernels::{DropoutRows, Tape, dropout::row_word},
+    kernels::{
+        DropoutRows, Tape,
+        dropout::{row_word, sample_word},
+    },
     lora::LoraPlan,
-    rng::{Key, Purpose},
 };
 
 use super::{config::QwenConfig, prompts::Prompts};
@@ -47,11 +49,7 @@ impl<B: Tape<Base = B>> ModelRows<B> {
 
     fn new(merge: usize, of: RowsOf<'_>, prompts: Prompts<'_>, device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);
-        let word = |&sample: &u64| {
-            let RowsOf { seed, step, .. } = of;
-            let key = Key { seed, purpose: Purpose::Dropout, step, sample, repeat: 0 };
-            key.draws().word()
-        };
+        let word = |&sample: &u64| sample_word(of.seed, of.step, sample);
         let samples: Vec<u64> = of.samples.iter().map(word).collect();
         let places = prompts.rows.places(prompts.input_ids.len());
         let tokens = places.map(|(row, place)| row_word(samples[row], place.cast_unsigned()));

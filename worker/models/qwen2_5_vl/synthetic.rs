@@ -142,10 +142,7 @@ impl SyntheticCheckpoint<'_> {
         if self.tokenizer.is_some() {
             tokens::adopt(json, &tokenizer.join("tokenizer.json"))?;
         }
-        let name = match self.dtype {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
+        let name = self.dtype.name();
         for key in
             ["torch_dtype", "dtype"].into_iter().filter(|key| json.get(key).is_some()).collect::<Vec<_>>()
         {

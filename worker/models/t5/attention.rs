@@ -57,12 +57,11 @@ impl<B: ModelBackend> Attention<B> {
     ) -> Tensor<T, 2> {
         let (heads, width) = (self.heads, self.width);
         let n = inputs_nd[0].dims()[0];
-        let [q_bhsk, k_bhsk, v_bhsk] = inputs_nd.map(|x_nd| {
+        let inputs_bshk = inputs_nd.map(|x_nd| {
             let len = x_nd.dims()[0] / batch.max(1);
-            x_nd.reshape([batch, len, heads, width]).swap_dims(1, 2)
+            x_nd.reshape([batch, len, heads, width])
         });
         let added: Vec<_> = added.into_iter().flatten().map(|added| T::lift(added.clone())).collect();
-        let seen_bhsk = T::biased_attention([q_bhsk, k_bhsk, v_bhsk], &added);
-        seen_bhsk.swap_dims(1, 2).reshape([n, heads * width])
+        T::biased_attention(inputs_bshk, &added).reshape([n, heads * width])
     }
 }

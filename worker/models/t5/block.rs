@@ -124,7 +124,8 @@ impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
         let y_nd = block.normed(params, norm_d, x_nd.clone());
         let [q_nd] = forward_all(params, [(&attention.q, Keep::Output)], y_nd);
         let layers = [&attention.k, &attention.v].map(|layer| (layer, Keep::Output));
-        let [k_nd, v_nd] = forward_all(params, layers, inputs[1].clone());
+        let source = context.dropout.as_ref().map(|rows| &rows.source);
+        let [k_nd, v_nd] = params.reading(source, || forward_all(params, layers, inputs[1].clone()));
         let added = [context.padding.as_ref(), None];
         let heads_nd = attention.attend(context.batch, [q_nd, k_nd, v_nd], added);
         attention.o.forward_residual(params, x_nd, heads_nd)

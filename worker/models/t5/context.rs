@@ -1,7 +1,23 @@
 //! What a micro-batch is to the blocks.
 
 use burn::tensor::Tensor;
-use coxswain_nn::kernels::ModelBackend;
+use coxswain_nn::kernels::{
+    DropoutRows, ModelBackend,
+    dropout::{row_word, sample_word},
+};
+
+/// Texts of a micro-batch, padded on the right.
+#[derive(Clone, Copy, Debug)]
+pub struct Texts<'a> {
+    /// Rows.
+    pub batch: usize,
+    /// Sources, `[b, s]`.
+    pub source: &'a [u32],
+    /// Whether a token of a source is seen, `[b, s]`: padding is not.
+    pub seen: &'a [bool],
+    /// What the decoder reads, `[b, t]`.
+    pub target: &'a [u32],
+}
 
 /// What all blocks share within one micro-batch. Added to scores: `[1, heads, s, s]`, `[1, heads, t, t]`,
 /// `[b, 1, 1, s]`.
@@ -14,4 +30,41 @@ pub struct T5Context<B: ModelBackend> {
     pub decoder_bias: Tensor<B, 4>,
     /// Against padding of a source; none where nothing is padded.
     pub padding: Option<Tensor<B, 4>>,
+    /// Of a pass whose adapters drop some of what they read.
+    pub dropout: Option<TextRows<B>>,
+}
+
+impl<B: ModelBackend> T5Context<B> {
+    /// The same for a pass whose adapters drop by these rows.
+    pub fn dropping(self, dropout: Option<TextRows<B>>) -> Self {
+        Self { dropout, ..self }
+    }
+}
+
+/// Tokens as the dropout of adapters knows them: which pair they are of, and where in its text. Encoder and
+/// decoder have other modules, so that a place in both drops other elements.
+pub struct TextRows<B: ModelBackend> {
+    /// `[b * s]`.
+    pub source: DropoutRows<B>,
+    /// `[b * t]`.
+    pub target: DropoutRows<B>,
+}
+
+impl<B: ModelBackend> TextRows<B> {
+    /// Of these texts in a step of a run with this seed; `samples` has the pair of each row.
+    pub fn of(texts: &Texts<'_>, seed: u64, step: u64, samples: &[u64], device: &B::Device) -> Self {
+        let [source, target] = [texts.source, texts.target].map(|ids| {
+            let len = (ids.len() / texts.batch.max(1)) as u64;
+            let words = samples.iter().map(|&sample| sample_word(seed, step, sample));
+            words.flat_map(|word| (0..len).map(move |place| row_word(word, place))).collect()
+        });
+        Self::of_words([source, target], device)
+    }
+
+    /// Of one word a token of sources, and of targets.
+    pub fn of_words(words: [Vec<u64>; 2], device: &B::Device) -> Self {
+        let device = (!B::ON_HOST).then_some(device);
+        let [source, target] = words.map(|words| DropoutRows::new(words, device));
+        Self { source, target }
+    }
 }

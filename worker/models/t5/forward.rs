@@ -10,7 +10,9 @@
 //! | `loss` | `[]` | mean over labels other than -100 |
 //! | `grad.{key}` | as the parameter | with an adapter: gradients of its tensors |
 //!
-//! It is the pass of training, not one of its own.
+//! With `dropout_rows` `[b, s]` and `decoder_dropout_rows` `[b, t]` among the inputs, i64, the adapter drops
+//! what its `lora_dropout` says, by these words of the tokens (`kernels::dropout`). It is the pass of
+//! training, not one of its own.
 
 use std::{
     collections::BTreeMap,
@@ -33,11 +35,11 @@ use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     config::T5Config,
-    context::T5Context,
+    context::{T5Context, TextRows, Texts},
     inputs::SeqInputs,
     model::T5,
     modules::modules,
-    pass::{T5Run, Texts},
+    pass::T5Run,
 };
 use crate::qwen2_5_vl::{Trains, error::ModelError, forward::Job};
 
@@ -69,16 +71,18 @@ struct Comparison<'a, B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> Comparison<'_, B> {
     fn results(&self) -> SeqResults {
-        let Self { model, inputs: SeqInputs { batch, source, seen, target, targets }, trainables } = self;
+        let Self { model, inputs, trainables } = self;
+        let SeqInputs { batch, source, seen, target, targets, dropout_rows } = inputs;
         let texts = Texts { batch: *batch, source, seen, target };
-        let context = T5Context::new(model, &texts);
+        let rows = dropout_rows.clone().map(|words| TextRows::of_words(words, &model.device));
+        let context = T5Context::new(model, &texts).dropping(rows);
         let retention = Retention::in_float32(Recompute::None);
         let run = T5Run { model, context: &context, trainables, retention };
         let axes = |ids: &[u32], width| vec![*batch, ids.len() / batch, width];
         let mut results = SeqResults::default();
-        let memory = run.encode(source);
-        results.tensor("encoder_last_hidden_state", memory, axes(source, model.config.d_model));
         let (hidden_nd, trace) = run.forward(&texts, &mut |_| {});
+        let memory = trace.memory().clone();
+        results.tensor("encoder_last_hidden_state", memory, axes(source, model.config.d_model));
         let logits = model.logits(hidden_nd.clone());
         results.tensor("logits", logits, axes(target, model.config.vocab_size));
         let layout = trainables.layout();
@@ -88,7 +92,7 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let count = found.rows.len() as f64;
         let loss = found.rows.iter().map(|[loss, _]| f64::from(*loss)).sum::<f64>() / count;
         results.floats("loss", vec![loss as f32], vec![]);
-        if let Some(dhidden_nd) = found.dhidden_nd {
+        if let Some(dhidden_nd) = found.dhidden {
             run.backward(trace, dhidden_nd / count, &mut flat, &mut |_| {});
             for param in layout.params() {
                 let values = flat.values().read(param.range()).into_owned();

@@ -2,9 +2,10 @@
 
 use std::{fs, path::Path};
 
+use coxswain_nn::next_token::TokenTargets;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{config::T5Config, head::LabelRows};
+use super::config::T5Config;
 use crate::qwen2_5_vl::error::ModelError;
 
 /// Labels of this value are not predicted.
@@ -22,7 +23,9 @@ pub struct SeqInputs {
     /// What the decoder reads, `[b, t]`: labels shifted right.
     pub target: Vec<u32>,
     /// What it is to write.
-    pub targets: LabelRows,
+    pub targets: TokenTargets,
+    /// One word a token of sources, and of targets, by which adapters drop what they read.
+    pub dropout_rows: Option<[Vec<u64>; 2]>,
 }
 
 /// `[b, s]` integers and `s`.
@@ -57,12 +60,23 @@ impl SeqInputs {
         let ids =
             file.ids("labels", labels.iter().map(|&label| known(label)).collect(), config.vocab_size)?;
         let learned = labels.iter().zip(&ids).map(|(&label, &id)| (label != IGNORED_LABEL).then_some(id));
-        let targets = LabelRows::of(learned);
+        let targets = TokenTargets::of(learned);
         if targets.rows.is_empty() {
             return Err(file.error("labels", format!("every one is {IGNORED_LABEL}: nothing to predict")));
         }
         let target = shifted(&ids, len, config.special.decoder_start);
-        Ok(Self { batch, source, seen, target, targets })
+        let words = ["dropout_rows", "decoder_dropout_rows"].map(|name| file.words(name));
+        let dropout_rows = match words {
+            [Some(source_words), Some(target_words)] => Some([source_words?, target_words?]),
+            _ => None,
+        };
+        let fits = |[of_source, of_target]: &[Vec<u64>; 2]| {
+            of_source.len() == source.len() && of_target.len() == target.len()
+        };
+        if !dropout_rows.as_ref().is_none_or(fits) {
+            return Err(file.error("dropout_rows", "not one word a token of sources, and of targets".into()));
+        }
+        Ok(Self { batch, source, seen, target, targets, dropout_rows })
     }
 }
 
@@ -101,6 +115,11 @@ impl File<'_> {
             return Err(self.error("attention_mask", problem));
         }
         Ok(mask.into_iter().map(|seen| seen != 0).collect())
+    }
+
+    fn words(&self, name: &'static str) -> Option<Result<Vec<u64>, ModelError>> {
+        let there = self.tensors.tensor(name).is_ok();
+        there.then(|| self.rows(name).map(|(words, _)| words.into_iter().map(i64::cast_unsigned).collect()))
     }
 
     fn ids(&self, name: &'static str, values: Vec<i64>, vocab: usize) -> Result<Vec<u32>, ModelError> {

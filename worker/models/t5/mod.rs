@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Files, loading and streaming of weights are those of every checkpoint ([`qwen2_5_vl`](super::qwen2_5_vl)).
-//! Not here: T5's own dropout, which adapters rarely want; streamed blocks.
+//! Not here: T5's own dropout (adapters have theirs); streamed blocks.
 
 mod attention;
 mod block;
@@ -35,4 +35,4 @@ mod tests;
 pub mod tokenizer;
 pub mod writing;
 
-pub use self::{config::T5Config, head::LabelRows, head::Predicted, model::T5};
+pub use self::{config::T5Config, model::T5};

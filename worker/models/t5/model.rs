@@ -99,15 +99,10 @@ impl<B: ModelBackend> T5<B> {
     }
 
     /// Rows by number, on the model's device.
-    pub fn indices(&self, rows: &[u32]) -> Tensor<B, 1, Int> {
+    fn indices(&self, rows: &[u32]) -> Tensor<B, 1, Int> {
         let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
         let len = rows.len();
         Tensor::from_data(TensorData::new(rows, [len]), &self.device)
-    }
-
-    /// What the decoder's normed output is multiplied with before the head.
-    pub fn output_scale(&self) -> f64 {
-        if self.config.scale_output { (self.config.d_model as f64).powf(-0.5) } else { 1.0 }
     }
 }
 

@@ -7,11 +7,11 @@
 //!
 //! What a decoder reads is the target shifted right by one. The head is not part of the pass: which rows
 //! predict something is for the task to say. Every sum over keys leaves padding out, so that a row depends on
-//! its own texts alone.
+//! its own texts alone. What adapters drop follows from a token's pair and its place there.
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_nn::{
-    kernels::{ModelBackend, Tape},
+    kernels::{DropoutRows, ModelBackend, Tape},
     params::{BaseWeight, GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
@@ -22,7 +22,7 @@ use coxswain_nn::{
 use super::{
     block::{InContext, T5Block},
     buckets::UNSEEN,
-    context::T5Context,
+    context::{T5Context, Texts},
     model::{T5, T5Stack},
 };
 
@@ -30,19 +30,6 @@ use super::{
 pub const ENCODER: &str = "encoder";
 /// The decoder.
 pub const DECODER: &str = "decoder";
-
-/// Texts of a micro-batch, padded on the right.
-#[derive(Clone, Copy, Debug)]
-pub struct Texts<'a> {
-    /// Rows.
-    pub batch: usize,
-    /// Sources, `[b, s]`.
-    pub source: &'a [u32],
-    /// Whether a token of a source is seen, `[b, s]`: padding is not.
-    pub seen: &'a [bool],
-    /// What the decoder reads, `[b, t]`.
-    pub target: &'a [u32],
-}
 
 impl<B: ModelBackend> T5Context<B> {
     /// Of these texts.
@@ -58,6 +45,7 @@ impl<B: ModelBackend> T5Context<B> {
             encoder_bias: model.encoder.bias(source),
             decoder_bias: model.decoder.bias(target),
             padding,
+            dropout: None,
         }
     }
 }
@@ -82,6 +70,15 @@ pub struct T5Trace<'a, B: Tape<Base = B>> {
     memory: Tensor<B, 2>,
 }
 
+type StackTower<'a, B> = Tower<'a, B, Vec<InContext<'a, B>>>;
+
+impl<B: Tape<Base = B>> T5Trace<'_, B> {
+    /// What the encoder has made of the sources, `[b * s, d]`.
+    pub fn memory(&self) -> &Tensor<B, 2> {
+        &self.memory
+    }
+}
+
 struct StackTrace<'a, B: Tape<Base = B>> {
     blocks: Trace<'a, B>,
     norm: Recorded<'a, B>,
@@ -95,13 +92,14 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         lap: &mut dyn FnMut(&'static str),
     ) -> (Tensor<B, 2>, T5Trace<'a, B>) {
         let x_nd = self.model.embed(texts.source);
-        let (memory, encoder) = self.through(&self.model.encoder, x_nd, vec![], false);
+        let (memory, encoder) = self.through(&self.model.encoder, self.encoder_tower(), x_nd, false);
         lap(ENCODER);
         let side = Input { value: memory.clone(), tracked: encoder.is_some() };
         let decoder = &self.model.decoder;
         // A block below the first that trains passes gradients on to the encoder all the same.
         let below = encoder.is_some() && !decoder.blocks.first().is_some_and(T5Block::trains);
-        let (hidden_nd, decoder) = self.through(decoder, self.model.embed(texts.target), vec![side], below);
+        let x_nd = self.model.embed(texts.target);
+        let (hidden_nd, decoder) = self.through(decoder, self.decoder_tower(vec![side]), x_nd, below);
         lap(DECODER);
         (hidden_nd, T5Trace { encoder, decoder, memory })
     }
@@ -118,28 +116,30 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         let Some(StackTrace { blocks, norm }) = decoder else { return };
         let Some(dx_nd) = norm.backward(dhidden_nd, grads).into_iter().next().flatten() else { return };
         let side = Input { value: memory, tracked: encoder.is_some() };
-        let Ok(found) = self.tower(&self.model.decoder, vec![side]).backward(blocks, dx_nd, grads);
+        let Ok(found) = self.decoder_tower(vec![side]).backward(blocks, dx_nd, grads);
         lap(DECODER);
         let dmemory = found.sides.into_iter().next().flatten();
         let (Some(StackTrace { blocks, norm }), Some(dmemory_nd)) = (encoder, dmemory) else { return };
         if let Some(dx_nd) = norm.backward(dmemory_nd, grads).into_iter().next().flatten() {
-            let Ok(_) = self.tower(&self.model.encoder, vec![]).backward(blocks, dx_nd, grads);
+            let Ok(_) = self.encoder_tower().backward(blocks, dx_nd, grads);
         }
         lap(ENCODER);
     }
 
     /// What the encoder makes of the sources, `[b * s, d]`, without a trace.
     pub fn encode(&self, source: &[u32]) -> Tensor<B, 2> {
-        self.run(&self.model.encoder, self.model.embed(source), vec![])
+        let Ok(x_nd) = self.encoder_tower().run(self.model.embed(source));
+        self.normed(&self.model.encoder, x_nd)
     }
 
     /// What the decoder makes of targets beside that, `[b * t, d]`, without a trace.
     pub fn decode(&self, memory: Tensor<B, 2>, target: &[u32]) -> Tensor<B, 2> {
-        self.run(&self.model.decoder, self.model.embed(target), vec![Input::constant(memory)])
+        let tower = self.decoder_tower(vec![Input::constant(memory)]);
+        let Ok(x_nd) = tower.run(self.model.embed(target));
+        self.normed(&self.model.decoder, x_nd)
     }
 
-    fn run(&self, stack: &'a T5Stack<B>, x_nd: Tensor<B, 2>, sides: Vec<Input<B>>) -> Tensor<B, 2> {
-        let Ok(x_nd) = self.tower(stack, sides).run(x_nd);
+    fn normed(&self, stack: &'a T5Stack<B>, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
         self.norm(stack).run(&ParamScope::<B>::frozen(self.trainables), &[x_nd])
     }
 
@@ -147,25 +147,38 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
     fn through(
         &self,
         stack: &'a T5Stack<B>,
+        tower: StackTower<'a, B>,
         x_nd: Tensor<B, 2>,
-        sides: Vec<Input<B>>,
         below_trains: bool,
     ) -> (Tensor<B, 2>, Option<StackTrace<'a, B>>) {
-        let Ok((x_nd, blocks)) = self.tower(stack, sides).forward(x_nd, below_trains);
+        let Ok((x_nd, blocks)) = tower.forward(x_nd, below_trains);
         let tracked = below_trains || stack.blocks_train();
         if !tracked && !stack.norm_d.trains() {
-            let params = ParamScope::<B>::frozen(self.trainables);
-            return (self.norm(stack).run(&params, &[x_nd]), None);
+            return (self.normed(stack, x_nd), None);
         }
         let norm = Recorded::run(&self.norm(stack), self.trainables, vec![Input { value: x_nd, tracked }]);
         (norm.output(), Some(StackTrace { blocks, norm }))
     }
 
-    fn tower(&self, stack: &'a T5Stack<B>, sides: Vec<Input<B>>) -> Tower<'a, B, Vec<InContext<'a, B>>> {
-        let context = self.context;
+    fn encoder_tower(&self) -> StackTower<'a, B> {
+        let rows = self.context.dropout.as_ref().map(|rows| rows.source.clone());
+        self.tower(&self.model.encoder, vec![], rows)
+    }
+
+    fn decoder_tower(&self, sides: Vec<Input<B>>) -> StackTower<'a, B> {
+        let rows = self.context.dropout.as_ref().map(|rows| rows.target.clone());
+        self.tower(&self.model.decoder, sides, rows)
+    }
+
+    fn tower(
+        &self,
+        stack: &'a T5Stack<B>,
+        sides: Vec<Input<B>>,
+        dropout: Option<DropoutRows<B>>,
+    ) -> StackTower<'a, B> {
+        let Self { context, trainables, retention, .. } = *self;
         let layers = stack.blocks.iter().map(|block| InContext { block, context }).collect();
-        let Self { trainables, retention, .. } = *self;
-        Tower { layers, trainables, retention, sides, dropout: None }
+        Tower { layers, trainables, retention, sides, dropout }
     }
 
     fn norm(&self, stack: &'a T5Stack<B>) -> Norm<'a, B> {

@@ -13,7 +13,7 @@ use coxswain_nn::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use super::{T5, inputs::SeqInputs, pass::Texts, spiece, writing::likeliest};
+use super::{T5, context::Texts, inputs::SeqInputs, spiece, writing::likeliest};
 use crate::qwen2_5_vl::Trains;
 
 fn fixture(path: &str) -> PathBuf {

@@ -12,9 +12,9 @@ use coxswain_proto::run_spec::Recompute;
 
 use super::{
     block::WrittenKeys,
-    context::T5Context,
+    context::{T5Context, Texts},
     model::T5,
-    pass::{T5Run, Texts},
+    pass::T5Run,
 };
 
 /// Chooses a row's next token from its logits, `[vocab]`: the row, how many tokens it has, and those. None if

@@ -13,6 +13,16 @@ pub enum WeightsDtype {
     Bfloat16,
 }
 
+impl WeightsDtype {
+    /// As run files spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+}
+
 /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the backward
 /// pass.
 ///

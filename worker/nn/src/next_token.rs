@@ -6,10 +6,10 @@
 //! because the loss is a sum: its gradient by the hidden states needs nothing from above, so it is made at
 //! once, forward and backward in one.
 //!
-//! A head may have a low-rank adapter, or a weight that trains: its gradient is made of the same chunks. What
-//! this file does not do: know which tokens are learned.
+//! A head may have a low-rank adapter, or a weight that trains: its gradient is made of the same chunks. Rows
+//! that predict nothing have no logits. What this file does not do: know which tokens are learned.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::{
     kernels::{LinearOps, LowRank, LowRankSaved, ModelBackend},
@@ -22,12 +22,30 @@ const CHUNK_ON_HOST: usize = 16 << 20;
 /// The same on a device, which wants larger products: 256 MiB.
 const CHUNK_ON_DEVICE: usize = 64 << 20;
 
+/// Tokens that are predicted: from which row of the hidden states, and what is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenTargets {
+    /// Rows, ascending.
+    pub rows: Vec<u32>,
+    /// The token that each predicts.
+    pub ids: Vec<u32>,
+}
+
+impl TokenTargets {
+    /// Of labels, one a row; none where nothing is predicted.
+    pub fn of(labels: impl IntoIterator<Item = Option<u32>>) -> Self {
+        let labelled = labels.into_iter().zip(0..).filter_map(|(label, row)| Some((row, label?)));
+        let (rows, ids) = labelled.unzip();
+        Self { rows, ids }
+    }
+}
+
 /// What predicting tokens has come to.
 pub struct NextTokens<B: ModelBackend> {
-    /// Of each row its loss, and its target's margin: `x_t - max(x)`, zero where the target is the likeliest.
+    /// Of each target its loss in nats, and its margin: `x_t - max(x)`, zero where it is the likeliest token.
     pub rows: Vec<[f32; 2]>,
-    /// The gradient of the losses' sum by the hidden states, `[m, d]`, if it was asked for.
-    pub dhidden_md: Option<Tensor<B, 2>>,
+    /// The gradient of the losses' sum by the hidden states, as many as there were, if it was asked for.
+    pub dhidden: Option<Tensor<B, 2>>,
     /// The same by the two matrices of the head's update, if it has one.
     pub dupdate: Option<[Tensor<B, 2>; 2]>,
 }
@@ -36,7 +54,7 @@ pub struct NextTokens<B: ModelBackend> {
 pub struct Head<B: ModelBackend> {
     /// Its weight, `[v, d]`.
     pub w_vd: Tensor<B, 2>,
-    /// What an adapter adds; its dropout's rows are those of the hidden states.
+    /// What an adapter adds; its dropout's rows are those of the targets.
     pub update: Option<LowRank<B>>,
     /// The parameter that the weight is, if it trains; then there is no adapter.
     pub trained: Option<ParamSpec>,
@@ -48,9 +66,34 @@ pub fn chunk_rows(vocab: usize, on_host: bool) -> usize {
     (values / vocab.max(1)).max(1)
 }
 
-/// Predicts one target from each row of `hidden` `[m, d]`. With `grads` there are gradients, and that of a
-/// weight that trains is added to them.
+/// Predicts targets from rows of `hidden` `[n, d]`. With `grads` there are gradients, and that of a weight
+/// that trains is added to them.
 pub fn next_tokens<B: ModelBackend>(
+    hidden_nd: Tensor<B, 2>,
+    head: &Head<B>,
+    targets: &TokenTargets,
+    grads: Option<&mut dyn GradientSums<B>>,
+) -> NextTokens<B> {
+    let ([n, d], device) = (hidden_nd.dims(), hidden_nd.device());
+    let indices = |rows: &[u32]| -> Tensor<B, 1, Int> {
+        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        let len = rows.len();
+        Tensor::from_data(TensorData::new(rows, [len]), &device)
+    };
+    let found = one_each(hidden_nd.select(0, indices(&targets.rows)), head, &targets.ids, grads);
+    // Zero at rows that predict nothing. Each is taken from one place, so that no sum depends on an order.
+    let spread = |dhidden_md: Tensor<B, 2>| {
+        let mut sources = vec![targets.rows.len() as u32; n];
+        for (&row, source) in targets.rows.iter().zip(0..) {
+            sources[row as usize] = source;
+        }
+        Tensor::cat(vec![dhidden_md, Tensor::zeros([1, d], &device)], 0).select(0, indices(&sources))
+    };
+    NextTokens { dhidden: found.dhidden.map(spread), ..found }
+}
+
+/// One target from each row of `hidden` `[m, d]`.
+fn one_each<B: ModelBackend>(
     hidden_md: Tensor<B, 2>,
     head: &Head<B>,
     targets: &[u32],
@@ -89,19 +132,19 @@ pub fn next_tokens<B: ModelBackend>(
         });
     }
     drop(hidden_md);
-    let dhidden_md = match gradients.len() {
+    let dhidden = match gradients.len() {
         0 => None,
         1 => gradients.pop(),
         _ => Some(Tensor::cat(gradients, 0)),
     };
-    NextTokens { rows, dhidden_md, dupdate }
+    NextTokens { rows, dhidden, dupdate }
 }
 
 #[cfg(test)]
 mod tests {
     use burn::{
         backend::{Autodiff, Flex},
-        tensor::{Distribution, Int, TensorData, activation},
+        tensor::{Distribution, activation},
     };
 
     use super::*;
@@ -125,9 +168,11 @@ mod tests {
     #[test]
     fn chunks_give_the_loss_and_the_gradient_of_all_logits_at_once() {
         // So many that a chunk ends within them.
-        let (m, d, v) = (37, 24, CHUNK_ON_HOST / 16);
+        let (m, d, v) = (45, 24, CHUNK_ON_HOST / 16);
         let (hidden, head) = (drawn([m, d], 1.0), drawn([v, d], 0.3));
-        let targets: Vec<u32> = (0..m as u32).map(|row| row * 7919 % v as u32).collect();
+        // Every sixth row predicts nothing.
+        let labels = (0..m as u32).map(|row| (row % 6 != 5).then_some(row * 7919 % v as u32));
+        let targets = TokenTargets::of(labels);
         let [a, b] = [drawn([2, d], 0.3), drawn([v, 2], 0.3)];
         let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.7, dropout: None };
         let adapted = Head { w_vd: head.clone(), update: Some(update), trained: None };
@@ -142,28 +187,32 @@ mod tests {
         hidden: &Tensor<Flex, 2>,
         head: &Head<Flex>,
         update: Option<[Tensor<Flex, 2>; 2]>,
-        targets: &[u32],
+        targets: &TokenTargets,
     ) {
-        let m = targets.len();
+        let m = targets.ids.len();
         let mut sums = FlatGrads::new(head.w_vd.dims().iter().product());
         let found = next_tokens(hidden.clone(), head, targets, Some(&mut sums));
 
         let leaf = Tensor::<A, 2>::from_inner(hidden.clone()).require_grad();
         let weight = Tensor::<A, 2>::from_inner(head.w_vd.clone()).require_grad();
-        let mut logits = leaf.clone().matmul(weight.clone().transpose());
+        let integers = |values: &[u32]| -> Tensor<A, 1, Int> {
+            let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
+            Tensor::from_data(TensorData::new(values, [m]), &Default::default())
+        };
+        let picked = leaf.clone().select(0, integers(&targets.rows));
+        let mut logits = picked.clone().matmul(weight.clone().transpose());
         let leaves = update.map(|both| both.map(|matrix| Tensor::<A, 2>::from_inner(matrix).require_grad()));
         if let Some([a, b]) = &leaves {
-            logits = logits + leaf.clone().matmul(a.clone().transpose()).matmul(b.clone().transpose()) * 0.7;
+            logits = logits + picked.matmul(a.clone().transpose()).matmul(b.clone().transpose()) * 0.7;
         }
-        let ids: Vec<i32> = targets.iter().map(|&id| id as i32).collect();
-        let ids: Tensor<A, 2, Int> = Tensor::from_data(TensorData::new(ids, [m, 1]), &Default::default());
+        let ids = integers(&targets.ids).reshape([m, 1]);
         let losses = activation::log_softmax(logits, 1).gather(1, ids).neg();
         let wanted: Vec<f32> = losses.clone().into_data().into_vec().expect("f32");
         for (row, wanted) in found.rows.iter().zip(&wanted) {
             assert!((row[0] - wanted).abs() < 1e-4, "{row:?} is not {wanted}");
         }
         let gradients = losses.sum().backward();
-        let dhidden = found.dhidden_md.expect("it was asked for");
+        let dhidden = found.dhidden.expect("it was asked for");
         assert!(off(dhidden, leaf.grad(&gradients).expect("tracked")) < 1e-4);
         for (leaf, found) in leaves.iter().flatten().zip(found.dupdate.into_iter().flatten()) {
             assert!(off(found, leaf.grad(&gradients).expect("tracked")) < 1e-4);
@@ -179,7 +228,7 @@ mod tests {
         }
 
         let alone = next_tokens(hidden.clone(), head, targets, None);
-        assert!(alone.dhidden_md.is_none());
+        assert!(alone.dhidden.is_none());
         for (row, wanted) in alone.rows.iter().zip(&found.rows) {
             assert!((row[0] - wanted[0]).abs() < 1e-5 && row[1] == wanted[1], "{row:?} is not {wanted:?}");
         }
@@ -205,7 +254,8 @@ mod tests {
     #[test]
     fn nothing_to_predict_is_no_loss() {
         let head = Head { w_vd: drawn([8, 4], 1.0), update: None, trained: None };
-        let found = next_tokens(drawn([0, 4], 1.0), &head, &[], Some(&mut FlatGrads::new(0)));
-        assert!(found.rows.is_empty() && found.dhidden_md.is_none());
+        let none = TokenTargets::default();
+        let found = next_tokens(drawn([3, 4], 1.0), &head, &none, Some(&mut FlatGrads::new(0)));
+        assert!(found.rows.is_empty() && found.dhidden.is_none());
     }
 }

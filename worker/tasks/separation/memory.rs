@@ -28,7 +28,10 @@ use super::{
     network::{MASKS, Separator, SeparatorShape},
     objective::{LOSS, shape},
 };
-use crate::vla_flow::memory::of_process;
+use crate::{
+    savings::{Savings, of_settings},
+    vla_flow::memory::of_process,
+};
 
 /// Sizes of a run.
 #[derive(Clone, Debug)]
@@ -158,43 +161,23 @@ impl Subject for SeparatorSizes {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let now = self.predict(ask).peak() as i64;
-        let mut suggestions = Vec::new();
-        let mut add = |what: &str, setting: String, remark: &str, peak: Option<u64>| {
-            let saves = peak.map_or(0, |peak| now - peak as i64);
-            if saves > 0 {
-                let (what, remark) = (what.into(), remark.into());
-                suggestions.push(Suggestion { what, setting, saves, remark });
-            }
-        };
-        let changed =
-            |change: &dyn Fn(&mut RunSpec)| self.with(change).ok().map(|sizes| sizes.predict(ask).peak());
-        let with = |change: &dyn Fn(&mut SeparationSettings)| {
-            let mut settings = self.settings.clone();
-            change(&mut settings);
-            changed(&|spec| spec.set_settings(&settings))
-        };
-        for (mode, name) in [(Recompute::Selective, "selective"), (Recompute::Full, "full")] {
-            let remark = "runs blocks and masks again in the backward pass";
-            let peak = changed(&|spec| spec.train.recompute = mode);
-            add("layer recompute", format!("train.recompute={name}"), remark, peak);
-        }
+        let mut savings = Savings::of(self, ask);
+        savings.add_recompute("runs blocks and masks again in the backward pass");
         if self.spec.train.recompute != Recompute::None {
-            let setting = "network.activations_dtype=bfloat16".to_owned();
-            let peak = with(&|settings| settings.network.activations_dtype = ActivationsDtype::Bfloat16);
-            add("activations kept in bf16", setting, "rounds what blocks hand on and recompute keeps", peak);
+            let rounded = of_settings(&self.settings, |settings| {
+                settings.network.activations_dtype = ActivationsDtype::Bfloat16;
+            });
+            let setting = "network.activations_dtype=bfloat16".into();
+            let remark = "rounds what blocks hand on and recompute keeps";
+            savings.add("activations kept in bf16", setting, remark, rounded);
         }
-        if ask.micro_batch > 1 {
-            let half = ask.micro_batch / 2;
-            let peak = self.predict(Ask { micro_batch: half, ..ask }).peak();
-            let remark = "same global batch, accumulation doubles";
-            add("half the micro-batch", format!("train.micro_batch={half}"), remark, Some(peak));
-        }
+        savings.add_micro_batch();
         let seconds = self.settings.data.segment_seconds / 2.0;
-        let peak = with(&|settings| settings.data.segment_seconds = seconds);
+        let shorter = of_settings(&self.settings, |settings| settings.data.segment_seconds = seconds);
+        let setting = format!("data.segment_seconds={seconds}");
         let remark = "hears half as much of a piece at once";
-        add("segments of half the length", format!("data.segment_seconds={seconds}"), remark, peak);
-        suggestions
+        savings.add("segments of half the length", setting, remark, shorter);
+        savings.into_suggestions()
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {

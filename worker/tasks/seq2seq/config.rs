@@ -11,9 +11,11 @@ use coxswain_proto::{
         Class::{Base, Learned, LearnedInOrder, Outside},
         Classes,
     },
-    run_spec::{CacheMode, Offload, Recompute, RunSpec},
+    run_spec::{Offload, Recompute, RunSpec},
 };
 use serde::{Deserialize, Serialize};
+
+use crate::settings::{check_texts, check_trained};
 
 /// The keys' schema.
 pub const SCHEMA: TaskSchema = TaskSchema::of::<Seq2SeqSettings>();
@@ -162,26 +164,18 @@ impl TaskSettings for Seq2SeqSettings {
         self.model.check(f);
         if let Some(lora) = &self.lora {
             lora.check(f);
-            check_lora(lora, f);
+            f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");
         }
-        f.require(
-            self.lora.is_some() || !self.model.train.is_empty(),
-            "lora",
-            "is missing, and `model.train` names nothing either, so nothing would train",
-            "add a section `lora`, or patterns of modules to `model.train`",
-        );
         let PairRates { lora, base } = self.optimizer.lr;
-        let (adapted, whole) = (self.lora.is_some(), !self.model.train.is_empty());
-        f.require(
-            !(adapted || whole) || adapted && lora != 0.0 || whole && base != 0.0,
-            if adapted { "optimizer.lr.lora" } else { "optimizer.lr.base" },
-            "is 0, and so is the rate of whatever else this run trains, so nothing would move",
-            "give a group that is there a rate above 0",
-        );
-        f.learning_rate("lora", lora);
-        f.learning_rate("base", base);
+        check_trained(self.lora.as_ref(), &self.model.train, [lora, base], f);
         check_data(&self.data, f);
-        check_engine(spec, f);
+        check_texts(spec, "pairs of texts", f);
+        f.require(
+            spec.memory.offload != Offload::Layers,
+            "memory.offload",
+            "is `layers`, and this task holds all blocks",
+            "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
+        );
         f.require(
             self.model.activations_dtype == ActivationsDtype::Float32
                 || spec.train.recompute != Recompute::None,
@@ -190,16 +184,6 @@ impl TaskSettings for Seq2SeqSettings {
             "set `train.recompute: full` or `selective`",
         );
     }
-}
-
-fn check_lora(lora: &Lora, f: &mut Findings) {
-    f.require(
-        lora.dropout == 0.0,
-        "lora.dropout",
-        "is above 0, and this task does not drop anything yet",
-        "remove it",
-    );
-    f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");
 }
 
 fn check_data(data: &PairData, f: &mut Findings) {
@@ -223,26 +207,4 @@ fn check_data(data: &PairData, f: &mut Findings) {
         );
     }
     f.require(data.holdout_every != 1, "data.holdout_every", "holds out every pair", "give 0 or at least 2");
-}
-
-/// What the engine offers and this task does not have.
-fn check_engine(spec: &RunSpec, f: &mut Findings) {
-    f.require(
-        spec.memory.offload != Offload::Layers,
-        "memory.offload",
-        "is `layers`, and this task holds all blocks",
-        "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
-    );
-    f.require(
-        spec.data.holdout_episodes.is_empty(),
-        "data.holdout_episodes",
-        "is given, and pairs of texts have no episodes",
-        "use `data.holdout_every`",
-    );
-    f.require(
-        spec.cache.mode == CacheMode::Off,
-        "cache.mode",
-        "is not `off`, and this task keeps no features",
-        "remove it",
-    );
 }

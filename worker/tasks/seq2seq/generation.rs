@@ -13,8 +13,7 @@ use coxswain_task::{Fault, GenerateJob, Prompt, TaskError, Written};
 use super::{
     config::{PairData, Seq2SeqSettings},
     data::{PairBatch, PairSample},
-    model::PairModel,
-    results,
+    model::{PairModel, read_left},
 };
 use crate::pretrained;
 
@@ -39,9 +38,9 @@ pub(super) fn generate<B: Tape<Base = B>>(
         lora.init_from = None;
         spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = PairModel::<B>::load(&spec, device).map_err(TaskError::bad_input)?;
+    let (model, layout, mut values) = PairModel::<B>::load(&spec, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, results::read(&spec, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&spec, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let mut written = Vec::with_capacity(sources.len());

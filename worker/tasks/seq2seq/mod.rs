@@ -18,7 +18,6 @@ mod generation;
 pub mod memory;
 mod model;
 mod objective;
-mod results;
 mod rouge;
 mod task;
 #[cfg(test)]

@@ -6,64 +6,32 @@ use coxswain_models::{
     qwen2_5_vl::{
         adapters::{Adapters, HeadAdapter, Tuned},
         error::ModelError,
+        settings::Model,
     },
     t5::{
-        Predicted, T5, T5Config,
-        context::T5Context,
+        T5, T5Config,
+        context::{T5Context, TextRows},
         modules::modules,
         pass::T5Run,
         writing::{Choice, NoToken},
     },
 };
 use coxswain_nn::{
+    files::StoredTensor,
     kernels::Tape,
-    lora::{LoraPlan, TrainedModules},
+    lora::{LoraPlan, Module, TrainedModules},
+    next_token::NextTokens,
     params::{GradientSums, TrainableLayout, Trainables},
     recompute::Retention,
 };
-use coxswain_proto::{
-    config::SettingsError,
-    ids::Step,
-    run_spec::{Recompute, RunSpec},
-};
-use coxswain_task::{MicroLoss, Pass, StageClock};
+use coxswain_proto::run_spec::{Recompute, RunSpec};
+use coxswain_task::{MicroLoss, Pass, StageClock, TaskError};
 
 use super::{config::Seq2SeqSettings, data::PairBatch};
-
-/// Head and loss, as their time is shown.
-pub(super) const HEAD_STAGE: &str = "head";
-
-/// A model that cannot be built.
-#[derive(Debug, thiserror::Error)]
-pub enum PairLoadError {
-    /// The checkpoint, or adapter settings that do not fit it.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The run's settings are none of this task's.
-    #[error(transparent)]
-    Task(#[from] SettingsError),
-}
-
-/// A micro-batch whose loss is infinite or not a number.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("step {step}: the loss of pairs {pairs:?} is not finite; lower the learning rate")]
-pub struct NonFiniteLoss {
-    /// Optimizer step.
-    pub step: Step,
-    /// The pairs concerned.
-    pub pairs: Vec<u64>,
-}
-
-/// What the targets of a batch have come to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TargetSums {
-    /// Sum of the losses of tokens, in nats.
-    pub loss_sum: f64,
-    /// Tokens that are the likeliest at their place.
-    pub right: f64,
-    /// Tokens.
-    pub tokens: f64,
-}
+use crate::{
+    pretrained::{self, Tuning},
+    tokens::{memory::HEAD_STAGE, sums::TokenSums},
+};
 
 /// The model with what trains of it.
 pub struct PairModel<B: Tape<Base = B>> {
@@ -71,26 +39,26 @@ pub struct PairModel<B: Tape<Base = B>> {
     lora: Option<LoraPlan>,
     full: TrainedModules,
     retention: Retention,
+    seed: u64,
 }
 
 impl<B: Tape<Base = B>> PairModel<B> {
     /// Reads the model directory. Returns the model with the layout of everything that trains and the values
     /// it starts from; both are the same on every rank.
-    pub fn load(
-        spec: &RunSpec,
-        device: &B::Device,
-    ) -> Result<(Self, TrainableLayout, Vec<f32>), PairLoadError> {
-        let settings = Seq2SeqSettings::of(spec)?;
-        let tuned = tuned(&settings)?;
+    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
+        let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+        let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
         let (dir, dtype) = (Path::new(&settings.model.path), settings.model.weights_dtype);
-        let model = T5::load(dir, dtype, tuned.trains(), &mut layout, device)?;
-        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, dtype)?;
+        let model = T5::load(dir, dtype, tuned.trains(), &mut layout, device);
+        let model = model.map_err(TaskError::bad_input)?;
+        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, dtype);
+        let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
         let Tuned { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
-        Ok((Self { model, lora, full, retention }, layout, values))
+        Ok((Self { model, lora, full, retention, seed: spec.run.seed }, layout, values))
     }
 
     /// Its adapters, if it has any.
@@ -115,30 +83,31 @@ impl<B: Tape<Base = B>> PairModel<B> {
         batch: &PairBatch,
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
-    ) -> Result<MicroLoss, NonFiniteLoss> {
+    ) -> Result<MicroLoss, TaskError> {
         if batch.targets.rows.is_empty() {
             return Ok(MicroLoss::default());
         }
         clock.enter(Pass::Forward);
         let texts = batch.texts();
-        let context = T5Context::new(&self.model, &texts);
+        let context = T5Context::new(&self.model, &texts).dropping(self.dropped(batch));
         let run = T5Run { model: &self.model, context: &context, trainables, retention: self.retention };
         let (hidden_nd, trace) = run.forward(&texts, &mut |stage| clock.lap(stage));
-        let Predicted { rows, dhidden_nd } = self.model.predict(hidden_nd, &batch.targets, Some(&mut *grads));
-        let found = sums(batch, &rows)?;
+        let NextTokens { rows, dhidden, .. } =
+            self.model.predict(hidden_nd, &batch.targets, Some(&mut *grads));
+        let loss = sums(batch, &rows)?.loss();
         clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
-        if let Some(dhidden_nd) = dhidden_nd {
+        if let Some(dhidden_nd) = dhidden {
             run.backward(trace, dhidden_nd, grads, &mut |stage| clock.lap(stage));
         }
-        Ok(MicroLoss { loss_sum: found.loss_sum, valid: found.tokens })
+        Ok(loss)
     }
 
     /// Losses of a batch without a trace.
-    pub fn losses(&self, trainables: &Trainables<B>, batch: &PairBatch) -> Result<TargetSums, NonFiniteLoss> {
+    pub fn losses(&self, trainables: &Trainables<B>, batch: &PairBatch) -> Result<TokenSums, TaskError> {
         if batch.targets.rows.is_empty() {
-            return Ok(TargetSums::default());
+            return Ok(TokenSums::default());
         }
         let texts = batch.texts();
         let context = T5Context::new(&self.model, &texts);
@@ -159,27 +128,35 @@ impl<B: Tape<Base = B>> PairModel<B> {
     ) -> Result<Vec<Vec<u32>>, NoToken> {
         self.model.write(trainables, &batch.texts(), most, choose)
     }
+
+    /// The tokens that the adapters of a training pass drop from; none where they drop nothing.
+    fn dropped(&self, batch: &PairBatch) -> Option<TextRows<B>> {
+        let drops = self.lora.as_ref().is_some_and(|plan| plan.recipe().dropout > 0.0);
+        let PairBatch { step, indices, .. } = batch;
+        drops.then(|| TextRows::of(&batch.texts(), self.seed, step.0, indices, &self.model.device))
+    }
 }
 
 /// What trains of the model, by a run's settings.
 pub(super) fn tuned(settings: &Seq2SeqSettings) -> Result<Tuned, ModelError> {
-    let modules = modules(&T5Config::read(Path::new(&settings.model.path))?);
+    let modules = modules_of(&settings.model)?;
     let head = HeadAdapter::Refused("which takes none in this task");
     Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, head)
 }
 
-fn sums(batch: &PairBatch, rows: &[[f32; 2]]) -> Result<TargetSums, NonFiniteLoss> {
-    let mut sums = TargetSums { tokens: rows.len() as f64, ..TargetSums::default() };
-    for [loss, margin] in rows {
-        sums.loss_sum += f64::from(*loss);
-        sums.right += f64::from(u8::from(*margin >= 0.0));
-    }
-    if sums.loss_sum.is_finite() {
-        return Ok(sums);
-    }
+/// What a run of this task has left at `path`, under the names that this run's layout has.
+pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+    let Seq2SeqSettings { model, lora, .. } = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+    let modules = || modules_of(&model).map_err(TaskError::bad_input);
+    let here = Tuning { modules: &modules, lora: &|_| Ok(lora.clone()), train: &model.train };
+    pretrained::read(path, &[pretrained::BASE.path], &here)
+}
+
+fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
+    Ok(modules(&T5Config::read(Path::new(&model.path))?))
+}
+
+fn sums(batch: &PairBatch, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
     let len = batch.shifted.len() / batch.indices.len().max(1);
-    let broken = batch.targets.rows.iter().zip(rows).filter(|(_, row)| !row[0].is_finite());
-    let mut pairs: Vec<u64> = broken.map(|(at, _)| batch.indices[*at as usize / len.max(1)]).collect();
-    pairs.dedup();
-    Err(NonFiniteLoss { step: batch.step, pairs })
+    TokenSums::of(rows, &batch.targets, batch.step, |row| batch.indices[row as usize / len.max(1)])
 }

@@ -3,15 +3,13 @@
 use std::path::Path;
 
 use coxswain_models::{
-    qwen2_5_vl::{modules::FrozenTensor, settings::Model},
+    qwen2_5_vl::{adapters::readme, settings::Model},
     t5::{modules::tensors, writing::likeliest},
 };
 use coxswain_nn::{
-    dtypes::WeightsDtype,
-    files::{replace, write_tensors},
     kernels::Tape,
-    lora::{AdapterOrigin, LoraError, write_adapter},
-    params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
+    lora::AdapterOrigin,
+    params::{GradientSums, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
@@ -21,22 +19,18 @@ use coxswain_task::{
 use super::{
     config::Seq2SeqSettings,
     data::{PairBatch, Pairs},
-    model::{NonFiniteLoss, PairModel, TargetSums, tuned},
+    model::{PairModel, tuned},
     rouge,
 };
+use crate::{pretrained, tokens::sums::TokenSums};
 
 /// What held-out pairs are measured by: nats for each token of a target, and how many of these tokens are the
 /// likeliest at their place. ROUGE is told beside them: it counts texts, not tokens.
 const MEASURES: [&str; 2] = ["loss", "token_accuracy"];
 
-const BASE: Artifact =
-    Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
-const ADAPTER: [Artifact; 2] = [
-    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
-    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
-];
-/// What PEFT wraps such a model in.
+/// What PEFT wraps such a model in, and Transformers reads it with.
 const TASK_TYPE: &str = "SEQ_2_SEQ_LM";
+const MODEL_CLASS: &str = "AutoModelForSeq2SeqLM";
 
 /// A model, and the run that it is trained by.
 pub(super) struct Seq2SeqObjective<B: Tape<Base = B>> {
@@ -76,12 +70,11 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
     ) -> Result<MicroLoss, TaskError> {
-        Ok(self.model.forward_backward(trainables, batch.content(), grads, clock)?)
+        self.model.forward_backward(trainables, batch.content(), grads, clock)
     }
 
     fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError> {
-        let TargetSums { loss_sum, tokens, .. } = self.model.losses(trainables, batch.content())?;
-        Ok(MicroLoss { loss_sum, valid: tokens })
+        Ok(self.model.losses(trainables, batch.content())?.loss())
     }
 
     fn measures(&self) -> &'static [&'static str] {
@@ -100,7 +93,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
         samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError> {
         let batch: &PairBatch = batch.content();
-        let TargetSums { loss_sum, right, tokens } = self.model.losses(trainables, batch)?;
+        let TokenSums { loss_sum, right, tokens } = self.model.losses(trainables, batch)?;
         let parts = match (self.settings.eval.rouge, samples.as_any().downcast_ref()) {
             (true, Some(pairs)) => self.rouge(trainables, batch, pairs)?,
             _ => Vec::new(),
@@ -110,29 +103,21 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
         let dtype = self.settings.model.weights_dtype;
-        let name = match dtype {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
         let mut all = tensors(self.model.config());
         all.retain(|tensor| !self.model.full().trains(&tensor.name));
         let frozen = STACKS.map(|stack| {
-            let of: Vec<&FrozenTensor> =
-                all.iter().filter(|tensor| stack_of(&tensor.name) == stack).collect();
-            let parameters = of.iter().map(|tensor| tensor.elements).sum();
-            let bytes = of.iter().map(|tensor| tensor.kept_bytes(dtype)).sum();
-            Module { module: stack.into(), tensors: of.len(), parameters, trains: false, dtype: name, bytes }
+            let of: Vec<_> = all.iter().filter(|tensor| stack_of(&tensor.name) == stack).collect();
+            Module {
+                module: stack.into(),
+                tensors: of.len(),
+                parameters: of.iter().map(|tensor| tensor.elements).sum(),
+                trains: false,
+                dtype: dtype.name(),
+                bytes: of.iter().map(|tensor| tensor.kept_bytes(dtype)).sum(),
+            }
         });
-        let parts =
-            [Group::LORA, Group::BASE].into_iter().flat_map(|group| STACKS.map(|stack| (group, stack)));
-        let trained = parts.map(|(group, stack)| {
-            let of = |param: &&ParamSpec| param.group == group && stack_of(&param.name) == stack;
-            let params: Vec<_> = layout.params().iter().filter(of).collect();
-            let parameters = params.iter().map(|param| param.len()).sum();
-            let (module, bytes) = (format!("{stack}.{group}"), 4 * parameters as u64);
-            Module { module, tensors: params.len(), parameters, trains: true, dtype: "float32", bytes }
-        });
-        frozen.into_iter().chain(trained).filter(|module| module.tensors > 0).collect()
+        let frozen = frozen.into_iter().filter(|module| module.tensors > 0);
+        frozen.chain(pretrained::trained_rows(layout, &STACKS, stack_of)).collect()
     }
 
     fn base(&self) -> &str {
@@ -154,22 +139,9 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
-        let mut written = Vec::new();
-        if !self.model.full().is_empty() {
-            let path = dir.join(BASE.path);
-            replace(&path, |path| write_tensors(path, layout, values, |param| param.group == Group::BASE))
-                .map_err(|error| TaskError::io(format!("write {}: {error}", path.display())))?;
-            written.push(BASE);
-        }
-        if let Some(plan) = self.model.lora() {
-            let readme = readme(base_model);
-            let origin =
-                AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied: None };
-            write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
-                .map_err(|error: LoraError| TaskError::io(error))?;
-            written.extend(ADAPTER);
-        }
-        Ok(written)
+        let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on pairs of texts.");
+        let origin = AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied: None };
+        pretrained::leave(dir, self.model.lora(), layout, values, &origin)
     }
 }
 
@@ -184,32 +156,5 @@ fn stack_of(tensor: &str) -> &'static str {
         Some("encoder") if !tensor.contains("embed_tokens") => "encoder",
         Some("decoder") if !tensor.contains("embed_tokens") => "decoder",
         _ => "embedding",
-    }
-}
-
-fn readme(base_model: &str) -> String {
-    format!(
-        "---\n\
-         base_model: {base_model}\n\
-         library_name: peft\n\
-         tags:\n\
-         - base_model:adapter:{base_model}\n\
-         - lora\n\
-         - transformers\n\
-         ---\n\n\
-         # LoRA adapter of {base_model}\n\n\
-         Fine-tuned by Coxswain on pairs of texts.\n\n\
-         ```python\n\
-         from peft import PeftModel\n\
-         from transformers import AutoModelForSeq2SeqLM\n\n\
-         base = AutoModelForSeq2SeqLM.from_pretrained(\"{base_model}\")\n\
-         model = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
-         ```\n"
-    )
-}
-
-impl From<NonFiniteLoss> for TaskError {
-    fn from(error: NonFiniteLoss) -> Self {
-        Self::new(Fault::Numeric, error)
     }
 }

@@ -1,6 +1,7 @@
 //! Its place among tasks.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,28 +11,21 @@ use coxswain_models::{
     qwen2_5_vl::forward::Job,
     t5::{T5Config, forward},
 };
-use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
-    files::{StoredTensor, replace},
-    kernels::Tape,
-    params::Group,
-};
+use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
     Built, ForwardJob, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject,
 };
-use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     config::Seq2SeqSettings,
     data::{PairSample, Pairs},
     generation,
     memory::PairSizes,
-    model::PairModel,
+    model::{PairModel, read_left},
     objective::Seq2SeqObjective,
-    results,
 };
-use crate::pretrained;
+use crate::{pretrained, sample_file, tokens::memory::frugal};
 
 /// Fine-tunes T5 and mT5 on pairs of texts.
 #[derive(Clone, Copy, Debug)]
@@ -51,30 +45,24 @@ impl Task for Seq2Seq {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(PairSizes::read(spec).map_err(TaskError::bad_input)?))
+        Ok(Box::new(PairSizes::read(spec)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before advice is asked for.
         let Ok(settings) = Seq2SeqSettings::of(spec) else { return Vec::new() };
-        let mut frugal = Vec::new();
-        if settings.model.activations_dtype == ActivationsDtype::Float32 {
-            frugal.push("model.activations_dtype: bfloat16 (with recompute)".into());
-        }
-        if settings.model.weights_dtype == WeightsDtype::Float32 {
-            frugal.push("model.weights_dtype: bfloat16".into());
-        }
+        let mut frugal = frugal(&settings.model);
         frugal.push(format!("data.max_source_tokens below {}", settings.data.max_source_tokens));
         frugal.push(format!("data.max_target_tokens below {}", settings.data.max_target_tokens));
         frugal
     }
 
     fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
-        results::files(path)
+        pretrained::files(path, &[pretrained::BASE.path])
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        results::read(spec, path)
+        read_left(spec, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -97,20 +85,15 @@ impl Task for Seq2Seq {
 
 /// Tensors as `cox model forward` takes them.
 fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
-    let bytes = |ids: &[u32]| ids.iter().flat_map(|&id| i64::from(id).to_le_bytes()).collect::<Vec<_>>();
-    let (source, target) = (bytes(&sample.source), bytes(&sample.target));
-    let mask = bytes(&vec![1; sample.source.len()]);
-    let tensors = [
-        ("input_ids", sample.source.len(), &source),
-        ("attention_mask", sample.source.len(), &mask),
-        ("labels", sample.target.len(), &target),
-    ];
-    let views = tensors.map(|(name, len, bytes)| {
-        let view = TensorView::new(Dtype::I64, vec![1, len], bytes);
-        (name, view.expect("shapes are taken from the values"))
-    });
-    replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
-        .map_err(DataError::io(out, "write"))
+    let integers = |ids: &[u32]| ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>();
+    let (source, target) = (integers(&sample.source), integers(&sample.target));
+    let mask = vec![1; source.len()];
+    let tensors = BTreeMap::from([
+        ("input_ids", sample_file::row(&source)),
+        ("attention_mask", sample_file::row(&mask)),
+        ("labels", sample_file::row(&target)),
+    ]);
+    sample_file::write(out, tensors)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
@@ -120,7 +103,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let (model, layout, initial) = PairModel::<B>::load(spec, device).map_err(TaskError::bad_input)?;
+        let (model, layout, initial) = PairModel::<B>::load(spec, device)?;
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })

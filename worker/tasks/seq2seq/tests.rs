@@ -102,7 +102,8 @@ fn whole_modules() -> [(&'static str, Value); 2] {
 fn recompute_changes_no_bit_of_loss_or_gradient() {
     let encoder_alone = [("lora.targets", json!(r"encoder\.block\.1.*\.q"))];
     let late_decoder = [("lora.targets", json!(r"(encoder.*\.k|decoder\.block\.1.*\.q)"))];
-    for trains in [&[][..], &whole_modules(), &encoder_alone, &late_decoder] {
+    let dropping = [("lora.dropout", json!(0.3))];
+    for trains in [&[][..], &whole_modules(), &encoder_alone, &late_decoder, &dropping] {
         let of = |changes: &[(&str, Value)]| Fixture::new(&[trains, changes].concat()).run(&[0, 1, 2, 3]);
         let unchecked = of(&[]);
         assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().any(|gradient| *gradient != 0.0));
@@ -114,7 +115,12 @@ fn recompute_changes_no_bit_of_loss_or_gradient() {
 
 #[test]
 fn a_batch_in_parts_has_the_same_loss_and_gradients_up_to_rounding() {
-    let fixture = Fixture::new(&[]);
+    in_parts(&Fixture::new(&[]));
+    // What adapters drop of a pair is its own: neither its neighbours nor its padding count.
+    in_parts(&Fixture::new(&[("lora.dropout", json!(0.3))]));
+}
+
+fn in_parts(fixture: &Fixture) {
     let (whole, gradients) = fixture.run(&[0, 1, 2, 3, 6]);
     let parts = [&[0, 1][..], &[2], &[3, 6]].map(|part| fixture.run(part));
     let sum = |of: fn(&MicroLoss) -> f64| parts.iter().map(|(loss, _)| of(loss)).sum::<f64>();
@@ -148,6 +154,27 @@ fn gradients_are_derivatives() {
         let slope = (moved(1.0) - moved(-1.0)) / (2.0 * length);
         assert!((slope / squared - 1.0).abs() < 0.02, "{slope} is not {squared}");
     }
+}
+
+#[test]
+fn adapters_drop_other_elements_in_every_step_and_none_outside_training() {
+    let (plain, dropping) = (Fixture::new(&[]), Fixture::new(&[("lora.dropout", json!(0.5))]));
+    let batch = |fixture: &Fixture, step| {
+        let read: Vec<_> = [0, 1].map(|index| fixture.samples.read(index).expect("sound")).into();
+        (&fixture.samples as &dyn Samples).batch(Step(step), &read)
+    };
+    let trained = |fixture: &Fixture, step| {
+        let mut grads = FlatGrads::new(fixture.trainables.layout().len());
+        let (batch, mut clock) = (batch(fixture, step), StageClock::default());
+        let found = fixture.objective.forward_backward(&fixture.trainables, &*batch, &mut grads, &mut clock);
+        found.expect("sound").loss_sum
+    };
+    let losses = [trained(&plain, 3), trained(&dropping, 3), trained(&dropping, 4)];
+    assert!(losses[0] != losses[1] && losses[1] != losses[2], "{losses:?}");
+    let outside = |fixture: &Fixture| {
+        fixture.objective.loss(&fixture.trainables, &*batch(fixture, 3)).expect("sound").loss_sum
+    };
+    assert_eq!(outside(&plain), outside(&dropping));
 }
 
 #[test]
@@ -207,7 +234,7 @@ fn what_a_run_leaves_another_one_may_start_from() {
 #[test]
 fn what_cannot_be_is_refused_by_key() {
     for (key, value, told) in [
-        ("lora.dropout", json!(0.1), "lora.dropout"),
+        ("lora.dropout", json!(1.0), "lora.dropout"),
         ("lora.bias", json!("all"), "a T5 has no biases"),
         ("data.target", json!("text"), "learned from itself"),
         ("data.max_target_tokens", json!(1), "data.max_target_tokens"),

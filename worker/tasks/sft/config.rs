@@ -8,9 +8,11 @@ use coxswain_proto::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince},
         Classes,
     },
-    run_spec::{CacheMode, RunSpec},
+    run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::settings::{check_texts, check_trained};
 
 /// The keys' schema.
 pub const SCHEMA: TaskSchema = TaskSchema::of::<SftSettings>();
@@ -121,36 +123,11 @@ impl TaskSettings for SftSettings {
         if let Some(lora) = &self.lora {
             lora.check(f);
         }
-        f.require(
-            self.lora.is_some() || !self.model.train.is_empty(),
-            "lora",
-            "is missing, and `model.train` names nothing either, so nothing would train",
-            "add a section `lora`, or patterns of modules to `model.train`",
-        );
         let Rates { lora, base } = self.optimizer.lr;
-        let (adapted, whole) = (self.lora.is_some(), !self.model.train.is_empty());
-        f.require(
-            !(adapted || whole) || adapted && lora != 0.0 || whole && base != 0.0,
-            if adapted { "optimizer.lr.lora" } else { "optimizer.lr.base" },
-            "is 0, and so is the rate of whatever else this run trains, so nothing would move",
-            "give a group that is there a rate above 0",
-        );
+        check_trained(self.lora.as_ref(), &self.model.train, [lora, base], f);
         check_data(&self.data, f);
-        f.learning_rate("lora", self.optimizer.lr.lora);
-        f.learning_rate("base", self.optimizer.lr.base);
         check_offload(spec, true, f);
-        f.require(
-            spec.data.holdout_episodes.is_empty(),
-            "data.holdout_episodes",
-            "is given, and chats have no episodes",
-            "use `data.holdout_every`",
-        );
-        f.require(
-            spec.cache.mode == CacheMode::Off,
-            "cache.mode",
-            "is not `off`, and this task keeps no features",
-            "remove it",
-        );
+        check_texts(spec, "chats", f);
     }
 }
 

@@ -12,8 +12,7 @@ use coxswain_task::{Fault, GenerateJob, Prompt, Sampling, TaskError, Written};
 use super::{
     config::SftSettings,
     data::{Chat, ChatReader, ChatSample},
-    model::ChatModel,
-    results,
+    model::{ChatModel, read_left},
 };
 use crate::pretrained;
 
@@ -38,9 +37,9 @@ pub(super) fn generate<B: Tape<Base = B>>(
         lora.init_from = None;
         spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = ChatModel::<B>::load(&spec, device).map_err(TaskError::bad_input)?;
+    let (model, layout, mut values) = ChatModel::<B>::load(&spec, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, results::read(&spec, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&spec, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let writer = Writer { model: &model, trainables: &trainables, reader: &reader, sampling: job.sampling };

@@ -7,7 +7,6 @@
 //! model       loading, forward and backward, the loss on answers
 //! objective   what the engine trains: losses, measures, the adapter at the end
 //! generation  answers to prompts
-//! results     what a run leaves, read again
 //! memory      what a rank will hold
 //! ```
 
@@ -17,7 +16,6 @@ mod generation;
 pub mod memory;
 mod model;
 mod objective;
-mod results;
 mod task;
 #[cfg(test)]
 mod tests;

@@ -10,92 +10,35 @@
 
 use std::path::Path;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, HeadAdapter, Tuned},
     config::QwenConfig,
     decode::Decoder,
     dropout::{ModelRows, RowsOf},
-    error::{ModelError, TokenError, UnreadableWeights},
+    error::ModelError,
     modules::modules,
     pass::{Broken, Entry, Until, VlContext, VlRun},
     prompts::Prompts,
+    settings::Model,
 };
 use coxswain_nn::{
+    files::StoredTensor,
     kernels::Tape,
-    lora::{LoraPlan, TrainedModules},
-    next_token::{Head, NextTokens, next_tokens},
+    lora::{LoraPlan, Module, TrainedModules},
+    next_token::{Head, NextTokens, TokenTargets, next_tokens},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
 };
-use coxswain_proto::{
-    config::SettingsError,
-    ids::Step,
-    run_spec::{Offload, Recompute, RunSpec},
+use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
+use coxswain_task::{MicroLoss, Pass, StageClock, TaskError};
+
+use super::{config::SftSettings, data::ChatBatch};
+use crate::{
+    pretrained::{self, Tuning},
+    tokens::{memory::HEAD_STAGE, sums::TokenSums},
 };
-use coxswain_task::{MicroLoss, Pass, StageClock};
-
-use super::{
-    config::SftSettings,
-    data::{ChatBatch, Targets},
-};
-
-/// Head and loss, as their time is shown.
-pub(super) const HEAD_STAGE: &str = "head";
-
-/// A model that cannot be built.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The checkpoint, or adapter settings that do not fit it.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The run's settings are none of this task's.
-    #[error(transparent)]
-    Task(#[from] SettingsError),
-}
-
-/// A micro-batch that cannot be run.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ChatStepError {
-    /// Its tokens or images do not fit the model.
-    #[error("step {step}, chats {chats:?}: {source}")]
-    Tokens {
-        /// Optimizer step.
-        step: Step,
-        /// Chats of the micro-batch.
-        chats: Vec<u64>,
-        /// What does not fit.
-        source: TokenError,
-    },
-    /// Frozen weights that are streamed cannot be read any more.
-    #[error("step {step}: {source}")]
-    Weights {
-        /// Optimizer step.
-        step: Step,
-        /// Which, and why.
-        source: UnreadableWeights,
-    },
-    /// The loss is infinite or not a number.
-    #[error("step {step}: the loss of chats {chats:?} is not finite; lower the learning rate")]
-    NonFiniteLoss {
-        /// Optimizer step.
-        step: Step,
-        /// The chats concerned.
-        chats: Vec<u64>,
-    },
-}
-
-/// What answers of a batch have come to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Answers {
-    /// Sum of the losses of learned tokens, in nats.
-    pub loss_sum: f64,
-    /// Learned tokens that are the likeliest at their place.
-    pub right: f64,
-    /// Learned tokens.
-    pub tokens: f64,
-}
 
 /// The model with what trains of it.
 pub struct ChatModel<B: Tape<Base = B>> {
@@ -111,15 +54,17 @@ pub struct ChatModel<B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> ChatModel<B> {
     /// Reads the model directory. Returns the model with the layout of everything that trains and the values
     /// it starts from; both are the same on every rank.
-    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), LoadError> {
-        let settings = SftSettings::of(spec)?;
-        let tuned = tuned(&settings)?;
+    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
+        let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+        let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
         let streamed = spec.memory.offload == Offload::Layers;
         let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
         let dir = Path::new(&settings.model.path);
-        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
-        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype)?;
+        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
+        let model = model.map_err(TaskError::bad_input)?;
+        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype);
+        let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
         let device = device.clone();
@@ -162,7 +107,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         batch: &ChatBatch,
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
-    ) -> Result<MicroLoss, ChatStepError> {
+    ) -> Result<MicroLoss, TaskError> {
         let targets = batch.targets();
         if targets.rows.is_empty() {
             return Ok(MicroLoss::default());
@@ -181,9 +126,9 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let head = self.head(trainables, vl.dropout.as_ref(), &targets);
         let mut lap = |stage| clock.lap(stage);
         let (hidden_nd, trace) = vl.forward(batch.prompts(), Entry::Pixels, &mut lap).map_err(failed)?;
-        let NextTokens { rows, dhidden_md, dupdate } =
-            self.predicted(hidden_nd, &head, &targets, Some(&mut *grads));
-        let loss = answers(batch, &targets, &rows)?;
+        let NextTokens { rows, dhidden, dupdate } =
+            next_tokens(hidden_nd, &head, &targets, Some(&mut *grads));
+        let loss = sums(batch, &targets, &rows)?.loss();
         clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
@@ -191,20 +136,18 @@ impl<B: Tape<Base = B>> ChatModel<B> {
             let params = adapter.matrices().map(|id| trainables.layout().get(id));
             grads.add(params.into_iter().zip(gradients).collect());
         }
-        if let Some(dhidden_md) = dhidden_md {
-            let dhidden_nd = self.scattered(dhidden_md, &targets, batch.input_ids.len());
-            clock.lap(HEAD_STAGE);
+        if let Some(dhidden_nd) = dhidden {
             let mut lap = |stage| clock.lap(stage);
             vl.backward(batch.prompts(), trace, dhidden_nd, grads, &mut lap).map_err(failed)?;
         }
-        Ok(MicroLoss { loss_sum: loss.loss_sum, valid: loss.tokens })
+        Ok(loss)
     }
 
     /// Losses of a batch without a trace.
-    pub fn answers(&self, trainables: &Trainables<B>, batch: &ChatBatch) -> Result<Answers, ChatStepError> {
+    pub fn answers(&self, trainables: &Trainables<B>, batch: &ChatBatch) -> Result<TokenSums, TaskError> {
         let targets = batch.targets();
         if targets.rows.is_empty() {
-            return Ok(Answers::default());
+            return Ok(TokenSums::default());
         }
         let failed = |broken| failed(batch, broken);
         let context = VlContext::new(&self.model, batch.prompts(), &Entry::Pixels);
@@ -214,7 +157,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let vl = VlRun { model: &self.model, context: &context, trainables, retention, dropout: None };
         let hidden_nd = vl.features(batch.prompts(), Entry::Pixels, Until::Hidden).map_err(failed)?;
         let head = self.head(trainables, None, &targets);
-        answers(batch, &targets, &self.predicted(hidden_nd, &head, &targets, None).rows)
+        sums(batch, &targets, &next_tokens(hidden_nd, &head, &targets, None).rows)
     }
 
     /// Runs prompts that are to be gone on with: for each the logits of its next token, `[b, vocab]`.
@@ -235,7 +178,12 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     }
 
     /// The head with its adapter, which drops some of the rows that predict something if `dropout` says so.
-    fn head(&self, trainables: &Trainables<B>, dropout: Option<&ModelRows<B>>, targets: &Targets) -> Head<B> {
+    fn head(
+        &self,
+        trainables: &Trainables<B>,
+        dropout: Option<&ModelRows<B>>,
+        targets: &TokenTargets,
+    ) -> Head<B> {
         let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
         let params = ParamScope::<B>::frozen(trainables).dropping(rows);
         let w_vd = self.model.head_weight(&params).expect("the model was read with its head");
@@ -243,64 +191,34 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let trained = self.model.trained_head().map(|id| trainables.layout().get(id).clone());
         Head { w_vd, update, trained }
     }
-
-    /// Head and loss of the rows that predict something; with `grads` their gradients.
-    fn predicted(
-        &self,
-        hidden_nd: Tensor<B, 2>,
-        head: &Head<B>,
-        targets: &Targets,
-        grads: Option<&mut dyn GradientSums<B>>,
-    ) -> NextTokens<B> {
-        let hidden_md = hidden_nd.select(0, self.indices(&targets.rows));
-        next_tokens(hidden_md, head, &targets.ids, grads)
-    }
-
-    /// `dhidden_md` at its rows of `n`, zero at the others: every row is taken from one place, so that no sum
-    /// depends on an order.
-    fn scattered(&self, dhidden_md: Tensor<B, 2>, targets: &Targets, n: usize) -> Tensor<B, 2> {
-        let [m, d] = dhidden_md.dims();
-        let mut sources = vec![m as u32; n];
-        for (row, &at) in targets.rows.iter().enumerate() {
-            sources[at as usize] = row as u32;
-        }
-        let with_zero = Tensor::cat(vec![dhidden_md, Tensor::zeros([1, d], &self.device)], 0);
-        with_zero.select(0, self.indices(&sources))
-    }
-
-    fn indices(&self, rows: &[u32]) -> Tensor<B, 1, Int> {
-        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
-        let len = rows.len();
-        Tensor::from_data(TensorData::new(rows, [len]), &self.device)
-    }
 }
 
 /// What trains of the model, by a run's settings.
 pub(super) fn tuned(settings: &SftSettings) -> Result<Tuned, ModelError> {
-    let modules = modules(&QwenConfig::read(Path::new(&settings.model.path))?);
+    let modules = modules_of(&settings.model)?;
     Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, HeadAdapter::Taken)
 }
 
-fn answers(batch: &ChatBatch, targets: &Targets, rows: &[[f32; 2]]) -> Result<Answers, ChatStepError> {
-    let mut sums = Answers { tokens: rows.len() as f64, ..Answers::default() };
-    for [loss, margin] in rows {
-        sums.loss_sum += f64::from(*loss);
-        sums.right += f64::from(u8::from(*margin >= 0.0));
-    }
-    if sums.loss_sum.is_finite() {
-        return Ok(sums);
-    }
-    let broken = targets.rows.iter().zip(rows).filter(|(_, row)| !row[0].is_finite());
-    let mut chats: Vec<u64> = broken.map(|(at, _)| batch.chat_at(*at)).collect();
-    chats.dedup();
-    Err(ChatStepError::NonFiniteLoss { step: batch.step, chats })
+/// What a run of this task has left at `path`, under the names that this run's layout has.
+pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+    let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+    let modules = || modules_of(&model).map_err(TaskError::bad_input);
+    let here = Tuning { modules: &modules, lora: &|_| Ok(lora.clone()), train: &model.train };
+    pretrained::read(path, &[pretrained::BASE.path], &here)
 }
 
-fn failed(batch: &ChatBatch, broken: Broken) -> ChatStepError {
+fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
+    Ok(modules(&QwenConfig::read(Path::new(&model.path))?))
+}
+
+fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
+    TokenSums::of(rows, targets, batch.step, |row| batch.chat_at(row))
+}
+
+fn failed(batch: &ChatBatch, broken: Broken) -> TaskError {
+    let ChatBatch { step, indices, .. } = batch;
     match broken {
-        Broken::Tokens(source) => {
-            ChatStepError::Tokens { step: batch.step, chats: batch.indices.clone(), source }
-        }
-        Broken::Weights(source) => ChatStepError::Weights { step: batch.step, source },
+        Broken::Tokens(source) => TaskError::bad_input(format!("step {step}, chats {indices:?}: {source}")),
+        Broken::Weights(source) => TaskError::io(format!("step {step}: {source}")),
     }
 }

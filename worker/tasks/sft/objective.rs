@@ -3,40 +3,35 @@
 use std::path::Path;
 
 use coxswain_models::qwen2_5_vl::{
-    adapters::readme,
+    adapters::{MODEL_CLASS, readme},
     embed::tied_to_head,
     merge::{Trained, write_merged},
     modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
     settings::Model,
 };
 use coxswain_nn::{
-    dtypes::WeightsDtype,
-    files::{replace, write_tensors},
     kernels::Tape,
-    lora::{AdapterOrigin, LoraError, write_adapter},
-    params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
+    lora::AdapterOrigin,
+    params::{GradientSums, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
-    Artifact, Batch, Evaluation, Fault, MicroLoss, Module, Objective, Samples, StageClock, TaskError,
+    Artifact, Batch, Evaluation, MicroLoss, Module, Objective, Samples, StageClock, TaskError,
 };
 
 use super::{
     config::SftSettings,
-    model::{Answers, ChatModel, ChatStepError, tuned},
+    model::{ChatModel, tuned},
 };
+use crate::{pretrained, tokens::sums::TokenSums};
 
 /// What held-out chats are measured by: nats for each learned token, `e` to the power of that, and how many
 /// of these tokens are the likeliest at their place.
 const MEASURES: [&str; 3] = ["loss", PERPLEXITY, "token_accuracy"];
 const PERPLEXITY: &str = "perplexity";
 
-const BASE: Artifact =
-    Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
-const ADAPTER: [Artifact; 2] = [
-    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
-    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
-];
+/// Parts of what trains, as tables name them.
+const PARTS: [&str; 3] = ["vision", "language", "head"];
 
 /// A model, and the run that it is trained by.
 pub(super) struct SftObjective<B: Tape<Base = B>> {
@@ -53,12 +48,11 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
     ) -> Result<MicroLoss, TaskError> {
-        Ok(self.model.forward_backward(trainables, batch.content(), grads, clock)?)
+        self.model.forward_backward(trainables, batch.content(), grads, clock)
     }
 
     fn loss(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<MicroLoss, TaskError> {
-        let Answers { loss_sum, tokens, .. } = self.model.answers(trainables, batch.content())?;
-        Ok(MicroLoss { loss_sum, valid: tokens })
+        Ok(self.model.answers(trainables, batch.content())?.loss())
     }
 
     fn measures(&self) -> &'static [&'static str] {
@@ -75,36 +69,19 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         batch: &dyn Batch,
         _samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError> {
-        let Answers { loss_sum, right, tokens } = self.model.answers(trainables, batch.content())?;
+        let TokenSums { loss_sum, right, tokens } = self.model.answers(trainables, batch.content())?;
         Ok(Evaluation { count: tokens, sums: vec![loss_sum, loss_sum, right], ..Evaluation::default() })
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
-        let dtype = self.settings.model.weights_dtype;
-        let name = match dtype {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
-        let config = self.model.config();
+        let (config, dtype) = (self.model.config(), self.settings.model.weights_dtype);
         let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
         tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
         let frozen = frozen_parts(&tensors, dtype, self.model.streamed()).into_iter().map(|part| {
-            let FrozenPart { name: module, tensors, elements, bytes } = part;
-            Module { module: module.into(), tensors, parameters: elements, trains: false, dtype: name, bytes }
+            let FrozenPart { name, tensors, elements: parameters, bytes } = part;
+            Module { module: name.into(), tensors, parameters, trains: false, dtype: dtype.name(), bytes }
         });
-        let parts = [Group::LORA, Group::BASE].into_iter().flat_map(|group| {
-            [("vision", ".visual."), ("language", ".language_model."), ("head", "lm_head.")]
-                .map(|part| (group, part))
-        });
-        let trained = parts.map(|(group, (part, path))| {
-            let of_part = |param: &&ParamSpec| param.group == group && param.name.contains(path);
-            let params: Vec<_> = layout.params().iter().filter(of_part).collect();
-            let parameters = params.iter().map(|param| param.len()).sum();
-            let module = format!("{part}.{group}");
-            let bytes = 4 * parameters as u64;
-            Module { module, tensors: params.len(), parameters, trains: true, dtype: "float32", bytes }
-        });
-        frozen.chain(trained.filter(|module| module.tensors > 0)).collect()
+        frozen.chain(pretrained::trained_rows(layout, &PARTS, part_of)).collect()
     }
 
     fn base(&self) -> &str {
@@ -126,22 +103,10 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
-        let mut written = Vec::new();
-        if !self.model.full().is_empty() {
-            let path = dir.join(BASE.path);
-            replace(&path, |path| write_tensors(path, layout, values, |param| param.group == Group::BASE))
-                .map_err(|error| TaskError::io(format!("write {}: {error}", path.display())))?;
-            written.push(BASE);
-        }
-        if let Some(plan) = self.model.lora() {
-            let readme = readme(base_model, "Fine-tuned by Coxswain on chats.");
-            let tied = tied_to_head(self.model.config());
-            let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
-            write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
-                .map_err(|error: LoraError| TaskError::io(error))?;
-            written.extend(ADAPTER);
-        }
-        Ok(written)
+        let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on chats.");
+        let tied = tied_to_head(self.model.config());
+        let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
+        pretrained::leave(dir, self.model.lora(), layout, values, &origin)
     }
 
     fn export_merged(
@@ -160,13 +125,11 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     }
 }
 
-impl From<ChatStepError> for TaskError {
-    fn from(error: ChatStepError) -> Self {
-        let fault = match error {
-            ChatStepError::Weights { .. } => Fault::Io,
-            ChatStepError::NonFiniteLoss { .. } => Fault::Numeric,
-            ChatStepError::Tokens { .. } => Fault::BadInput,
-        };
-        Self::new(fault, error)
-    }
+/// The part that a tensor is of, by its name or PEFT's.
+fn part_of(tensor: &str) -> &'static str {
+    let of_tower = |(path, part)| tensor.contains(path).then_some(part);
+    [(".visual.", PARTS[0]), (".language_model.", PARTS[1])]
+        .into_iter()
+        .find_map(of_tower)
+        .unwrap_or(PARTS[2])
 }

@@ -1,33 +1,28 @@
 //! Its place among tasks.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use coxswain_data::DataError;
-use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
-    files::{StoredTensor, replace},
-    kernels::Tape,
-    params::Group,
-};
+use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{Built, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject};
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::Dtype;
 
 use super::{
     config::SftSettings,
     data::{ChatSample, Chats},
     generation, memory,
-    model::ChatModel,
+    model::{ChatModel, read_left},
     objective::SftObjective,
-    results,
 };
-use crate::pretrained;
+use crate::{pretrained, sample_file, tokens::memory::frugal};
 
 /// Fine-tunes a vision-language model with LoRA on chats.
 #[derive(Clone, Copy, Debug)]
@@ -47,19 +42,13 @@ impl Task for Sft {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(memory::ChatSizes::read(spec).map_err(TaskError::bad_input)?))
+        Ok(Box::new(memory::ChatSizes::read(spec)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before somebody asks for advice.
         let Ok(sft) = SftSettings::of(spec) else { return Vec::new() };
-        let mut settings = Vec::new();
-        if sft.model.activations_dtype == ActivationsDtype::Float32 {
-            settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
-        }
-        if sft.model.weights_dtype == WeightsDtype::Float32 {
-            settings.push("model.weights_dtype: bfloat16".into());
-        }
+        let mut settings = frugal(&sft.model);
         if spec.memory.offload != Offload::Layers {
             settings
                 .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
@@ -69,11 +58,11 @@ impl Task for Sft {
     }
 
     fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
-        results::files(path)
+        pretrained::files(path, &[pretrained::BASE.path])
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        results::read(spec, path)
+        read_left(spec, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -96,32 +85,26 @@ impl Task for Sft {
 
 /// Tensors as `cox model forward` takes them: labels are -100 where nothing is learned.
 fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
-    let integers =
-        |values: &mut dyn Iterator<Item = i64>| values.flat_map(i64::to_le_bytes).collect::<Vec<_>>();
-    let (seq, images) = (sample.input_ids.len(), sample.image_grids.len());
+    let images = sample.image_grids.len();
     let patches: usize = sample.image_grids.iter().map(|grid| grid.iter().product::<u32>() as usize).sum();
-    let ids = integers(&mut sample.input_ids.iter().map(|&id| id.into()));
-    let label = |(&id, &learned): (&u32, &bool)| if learned { id.into() } else { -100 };
-    let labels = integers(&mut sample.input_ids.iter().zip(&sample.learned).map(label));
-    let mask = integers(&mut std::iter::repeat_n(1, seq));
-    let grids = integers(&mut sample.image_grids.iter().flatten().map(|&side| side.into()));
-    let pixels: Vec<u8> = sample.pixel_values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let columns = sample.pixel_values.len() / patches.max(1);
-    let mut tensors = vec![
-        ("input_ids", Dtype::I64, vec![1, seq], &ids),
-        ("attention_mask", Dtype::I64, vec![1, seq], &mask),
-        ("labels", Dtype::I64, vec![1, seq], &labels),
-    ];
+    let ids: Vec<i64> = sample.input_ids.iter().map(|&id| id.into()).collect();
+    let label = |(&id, &learned): (&i64, &bool)| if learned { id } else { -100 };
+    let labels: Vec<i64> = ids.iter().zip(&sample.learned).map(label).collect();
+    let mask = vec![1; ids.len()];
+    let sides: Vec<i64> = sample.image_grids.iter().flatten().map(|&side| side.into()).collect();
+    let mut tensors = BTreeMap::from([
+        ("input_ids", sample_file::row(&ids)),
+        ("attention_mask", sample_file::row(&mask)),
+        ("labels", sample_file::row(&labels)),
+    ]);
     if images > 0 {
-        tensors.push(("pixel_values", Dtype::F32, vec![patches, columns], &pixels));
-        tensors.push(("image_grid_thw", Dtype::I64, vec![images, 3], &grids));
+        let shape = vec![patches, sample.pixel_values.len() / patches.max(1)];
+        let pixels = bytemuck::cast_slice(&sample.pixel_values);
+        tensors.insert("pixel_values", sample_file::tensor(Dtype::F32, shape, pixels));
+        let sides = bytemuck::cast_slice(&sides);
+        tensors.insert("image_grid_thw", sample_file::tensor(Dtype::I64, vec![images, 3], sides));
     }
-    let views = tensors.into_iter().map(|(name, dtype, shape, bytes)| {
-        (name, TensorView::new(dtype, shape, bytes).expect("shapes are taken from the values"))
-    });
-    let views: Vec<_> = views.collect();
-    replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
-        .map_err(DataError::io(out, "write"))
+    sample_file::write(out, tensors)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Sft {
@@ -131,7 +114,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft {
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let (model, layout, initial) = ChatModel::<B>::load(spec, device).map_err(TaskError::bad_input)?;
+        let (model, layout, initial) = ChatModel::<B>::load(spec, device)?;
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })

@@ -33,7 +33,10 @@ use super::{
     extractor::TrajectoryShape,
     model::TrajectoryModel,
 };
-use crate::vla_flow::memory::{Frozen, of_process};
+use crate::{
+    savings::{Savings, of_settings},
+    vla_flow::memory::{Frozen, of_process},
+};
 
 /// Of a value.
 const FLOAT: u64 = 4;
@@ -247,34 +250,20 @@ impl Subject for TrajectorySizes {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let now = self.predict(ask).peak() as i64;
-        let mut suggestions = Vec::new();
-        let mut add = |what: &str, setting: &str, remark: &str, changed: Option<u64>| {
-            let saves = changed.map_or(0, |peak| now - peak as i64);
-            if saves > 0 {
-                let (what, setting, remark) = (what.into(), setting.into(), remark.into());
-                suggestions.push(Suggestion { what, setting, saves, remark });
-            }
-        };
-        let changed =
-            |change: &dyn Fn(&mut RunSpec)| self.with(change).ok().map(|sizes| sizes.predict(ask).peak());
-        let mut settings = self.settings.clone();
-        settings.extractor.weights_dtype = WeightsDtype::Bfloat16;
-        let narrow = changed(&|spec| spec.set_settings(&settings));
-        let remark = "rounds the extractor's weights";
-        add("frozen weights in bf16", "extractor.weights_dtype=bfloat16", remark, narrow);
-        let full = changed(&|spec| spec.train.recompute = Recompute::Full);
-        add("recompute", "train.recompute=full", "runs the network again in the backward pass", full);
-        let kept = changed(&|spec| spec.cache.mode = CacheMode::Exact);
+        let mut savings = Savings::of(self, ask);
+        let narrow = of_settings(&self.settings, |settings| {
+            settings.extractor.weights_dtype = WeightsDtype::Bfloat16;
+        });
+        let setting = "extractor.weights_dtype=bfloat16".into();
+        savings.add("frozen weights in bf16", setting, "rounds the extractor's weights", narrow);
+        let remark = "runs the network again in the backward pass";
+        let full = |spec: &mut RunSpec| spec.train.recompute = Recompute::Full;
+        savings.add("recompute", "train.recompute=full".into(), remark, full);
         let remark = "nothing: the same losses, and the extractor runs once for each image";
-        add("features kept", "cache.mode=exact", remark, kept);
-        if ask.micro_batch > 1 {
-            let half = ask.micro_batch / 2;
-            let peak = self.predict(Ask { micro_batch: half, ..ask }).peak();
-            let remark = "same global batch, accumulation doubles";
-            add("half the micro-batch", &format!("train.micro_batch={half}"), remark, Some(peak));
-        }
-        suggestions
+        let kept = |spec: &mut RunSpec| spec.cache.mode = CacheMode::Exact;
+        savings.add("features kept", "cache.mode=exact".into(), remark, kept);
+        savings.add_micro_batch();
+        savings.into_suggestions()
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {

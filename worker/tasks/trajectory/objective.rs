@@ -4,7 +4,6 @@ use std::path::Path;
 
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, pass::Broken};
 use coxswain_nn::{
-    dtypes::WeightsDtype,
     files::{replace, write_tensors},
     kernels::Tape,
     lora::{AdapterOrigin, LoraError, linear::peft_keys, merged, write_adapter},
@@ -98,10 +97,7 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
         let settings = &self.model.settings.extractor;
-        let dtype = match settings.weights_dtype {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
+        let dtype = settings.weights_dtype.name();
         // It was read from there a moment ago; a table is no place for an error.
         let config = QwenConfig::read(Path::new(&settings.path)).ok();
         let frozen: Vec<_> = config.iter().flat_map(|config| self.shape_of().frozen(config)).collect();

@@ -4,7 +4,7 @@ use std::{io, path::Path};
 
 use crate::vla_flow::config::VlaSettings;
 use coxswain_models::qwen2_5_vl::{
-    adapters::readme,
+    adapters::{MODEL_CLASS, readme},
     config::QwenConfig,
     embed::tied_to_head,
     merge::{Trained, write_merged},
@@ -144,8 +144,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
             let tied = tied_to_head(&self.policy.model().config);
-            let origin =
-                AdapterOrigin { base_model, task_type: None, readme: &readme(base_model, TRAINED), tied };
+            let readme = readme(base_model, MODEL_CLASS, TRAINED);
+            let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
             write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);

@@ -105,12 +105,45 @@ pub trait AttentionOps: Backend {
         backward::attention(saved, mask, scale, dout_bshk)
     }
 
-    /// `softmax(q k^T + added) v` without a scale: queries, keys and values by head, `[b, heads, queries or
-    /// keys, k]`; returns `[b, heads, queries, k]`. What is added to the scores, `[b or 1, heads or 1,
-    /// queries or 1, keys]` each, gets no gradient.
-    fn biased_attention(inputs_bhsk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
-        let weights = reference::biased_weights(&inputs_bhsk, added);
-        let [_, _, v_bhsk] = inputs_bhsk;
-        weights.matmul(v_bhsk)
+    /// `softmax(q k^T + added) v` without a scale: queries, keys and values `[b, queries or keys, heads, k]`;
+    /// returns `[b, queries, heads, k]`. What is added to the scores, `[b or 1, heads or 1, queries or 1,
+    /// keys]` each, gets no gradient.
+    fn biased_attention(inputs_bshk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let [q_bhsk, k_bhsk, v_bhsk] = inputs_bshk.map(|x_bshk| x_bshk.swap_dims(1, 2));
+        let weights = Self::biased_softmax(q_bhsk.matmul(k_bhsk.swap_dims(2, 3)), added);
+        Self::heads_inside(weights.matmul(v_bhsk))
+    }
+
+    /// The gradients of queries, keys and values, `[b, s, heads, k]`, under
+    /// [`biased_attention`](Self::biased_attention), from these by head, `[b, heads, s, k]`, and weights `w`:
+    ///
+    /// ```text
+    /// dv = w^T dout     dw = dout v^T     dq = ds k     dk = ds^T q
+    /// ```
+    fn biased_attention_backward(
+        [q_bhsk, k_bhsk, v_bhsk]: [Tensor<Self, 4>; 3],
+        weights: Tensor<Self, 4>,
+        dout_bshk: Tensor<Self, 4>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let dout_bhsk = dout_bshk.swap_dims(1, 2);
+        let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
+        let dscores = Self::softmax_backward(weights, dout_bhsk.matmul(v_bhsk.swap_dims(2, 3)));
+        let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
+        [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk].map(Self::heads_inside)
+    }
+
+    /// `softmax(scores + added)` of scores `[b, heads, queries, keys]`.
+    fn biased_softmax(scores: Tensor<Self, 4>, added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        reference::biased_softmax(scores, added)
+    }
+
+    /// The gradient of scores whose softmax these weights are.
+    fn softmax_backward(weights: Tensor<Self, 4>, dweights: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        backward::softmax(weights, dweights)
+    }
+
+    /// From `[b, heads, s, k]` to `[b, s, heads, k]`, as it is read next: row by row.
+    fn heads_inside(x_bhsk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        x_bhsk.swap_dims(1, 2)
     }
 }

@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps, backward, reference,
+    ModelBackend, Residual, RowOps,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -166,14 +166,15 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
         })
     }
 
-    fn biased_attention(inputs_bhsk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
-        let inputs = inputs_bhsk.map(tracked);
-        let plain_bhsk = inputs.each_ref().map(plain::<B, 4>);
+    fn biased_attention(inputs_bshk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let inputs = inputs_bshk.map(tracked);
+        let by_head_bhsk = inputs.each_ref().map(|input| plain::<B, 4>(input).swap_dims(1, 2));
         let added: Vec<_> = added.iter().map(|added| added.clone().inner()).collect();
-        let weights = reference::biased_weights(&plain_bhsk, &added);
-        let out_bhsk = weights.clone().matmul(plain_bhsk[2].clone());
-        record(inputs.each_ref(), out_bhsk, move |dout_bhsk| {
-            let gradients = backward::biased_attention(plain_bhsk, weights, dout_bhsk);
+        let [q_bhsk, k_bhsk, v_bhsk] = by_head_bhsk.clone();
+        let weights = B::biased_softmax(q_bhsk.matmul(k_bhsk.swap_dims(2, 3)), &added);
+        let out_bshk = B::heads_inside(weights.clone().matmul(v_bhsk));
+        record(inputs.each_ref(), out_bshk, move |dout_bshk| {
+            let gradients = B::biased_attention_backward(by_head_bhsk, weights, dout_bshk);
             gradients.map(|gradient| Some(primitive(gradient)))
         })
     }

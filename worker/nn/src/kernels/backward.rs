@@ -51,23 +51,10 @@ pub fn rotary<B: Backend>(
     gradient(&x_bshk, &pull(y_bshk, dy_bshk))
 }
 
-/// The gradients of queries, keys and values under
-/// [`AttentionOps::biased_attention`](super::AttentionOps::biased_attention), from its weights `w`:
-///
-/// ```text
-/// dv = w^T dout     ds = w (dw - sum(dw w)), dw = dout v^T     dq = ds k     dk = ds^T q
-/// ```
-pub fn biased_attention<B: Backend>(
-    [q_bhsk, k_bhsk, v_bhsk]: [Tensor<B, 4>; 3],
-    weights: Tensor<B, 4>,
-    dout_bhsk: Tensor<B, 4>,
-) -> [Tensor<B, 4>; 3] {
-    let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
-    let dweights = dout_bhsk.matmul(v_bhsk.swap_dims(2, 3));
+/// See [`AttentionOps::softmax_backward`](super::AttentionOps::softmax_backward): `w (dw - sum(dw w))`.
+pub fn softmax<B: Backend>(weights: Tensor<B, 4>, dweights: Tensor<B, 4>) -> Tensor<B, 4> {
     let along = (dweights.clone() * weights.clone()).sum_dim(3);
-    let dscores = (dweights - along) * weights;
-    let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
-    [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk]
+    (dweights - along) * weights
 }
 
 /// See [`AttentionOps::attention_backward`](super::AttentionOps::attention_backward).

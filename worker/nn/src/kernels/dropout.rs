@@ -17,6 +17,8 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use rayon::prelude::*;
 
+use crate::rng::{Key, Purpose};
+
 /// Odd, and nearly 2^32 divided by the golden ratio.
 pub(super) const STRIDE: u32 = 0x9e37_79b9;
 pub(super) const FIRST: u32 = 0x7feb_352d;
@@ -60,6 +62,11 @@ impl<B: Backend> DropoutRows<B> {
             Tensor::from_data(TensorData::new(halves, [count]), (device, DType::I32))
         })
     }
+}
+
+/// The word of a sample in a step of a run with this seed.
+pub fn sample_word(seed: u64, step: u64, sample: u64) -> u64 {
+    Key { seed, purpose: Purpose::Dropout, step, sample, repeat: 0 }.draws().word()
 }
 
 /// The word of a row: of what its sample's draws gave, and of its position in the sample.

@@ -80,13 +80,8 @@ pub fn attention<B: Backend>(
     weights_bhqs.matmul(v_bhsk).swap_dims(1, 2)
 }
 
-/// Attention weights under [`AttentionOps::biased_attention`](super::AttentionOps::biased_attention), `[b,
-/// heads, queries, keys]`.
-pub fn biased_weights<B: Backend>(
-    [q_bhsk, k_bhsk, _]: &[Tensor<B, 4>; 3],
-    added: &[Tensor<B, 4>],
-) -> Tensor<B, 4> {
-    let scores = q_bhsk.clone().matmul(k_bhsk.clone().swap_dims(2, 3));
+/// See [`AttentionOps::biased_softmax`](super::AttentionOps::biased_softmax).
+pub fn biased_softmax<B: Backend>(scores: Tensor<B, 4>, added: &[Tensor<B, 4>]) -> Tensor<B, 4> {
     activation::softmax(added.iter().fold(scores, |scores, added| scores + added.clone()), 3)
 }
 

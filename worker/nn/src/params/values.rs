@@ -162,7 +162,7 @@ pub struct ParamScope<'a, T: Tape> {
     left: Arc<Mutex<Vec<LeftGradient<T::Base>>>>,
     notebook: Notebook<T::Base>,
     activations: ActivationsDtype,
-    dropout: Option<DropoutRows<T::Base>>,
+    dropout: RefCell<Option<DropoutRows<T::Base>>>,
 }
 
 /// What the gradient of a linear layer's weight is made of, left by the backward pass for
@@ -185,7 +185,7 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     fn new(trainables: &'a Trainables<T::Base>, tracked: fn(ParamView<T>) -> ParamView<T>) -> Self {
         let (notebook, activations) = (Notebook::Closed, ActivationsDtype::Float32);
         let (leaves, left) = (RefCell::default(), Arc::default());
-        Self { trainables, tracked, leaves, left, notebook, activations, dropout: None }
+        Self { trainables, tracked, leaves, left, notebook, activations, dropout: RefCell::default() }
     }
 
     /// The same for a block whose values are of this precision where they may be kept (`held`); float32
@@ -197,12 +197,23 @@ impl<'a, T: Tape> ParamScope<'a, T> {
     /// The same for a block that trains on these rows, whose adapters drop what their module's rate says;
     /// nothing is dropped unless said.
     pub fn dropping(self, dropout: Option<DropoutRows<T::Base>>) -> Self {
-        Self { dropout, ..self }
+        Self { dropout: RefCell::new(dropout), ..self }
+    }
+
+    /// Runs what reads the rows of a side input; where the block drops nothing of its own, nothing is dropped
+    /// there.
+    pub fn reading<R>(&self, side: Option<&DropoutRows<T::Base>>, run: impl FnOnce() -> R) -> R {
+        let own = self.dropout.borrow().clone();
+        let (Some(own), Some(side)) = (own, side) else { return run() };
+        self.dropout.replace(Some(side.clone()));
+        let found = run();
+        self.dropout.replace(Some(own));
+        found
     }
 
     /// The rows of this block's inputs, if anything of them may be dropped.
     pub fn dropout_rows(&self) -> Option<DropoutRows<T>> {
-        self.dropout.clone().map(T::lift_rows)
+        self.dropout.borrow().clone().map(T::lift_rows)
     }
 
     /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.

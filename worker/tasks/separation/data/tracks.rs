@@ -20,7 +20,10 @@ use super::{
     batch::{SegmentBatch, SegmentSample},
     wav::Wav,
 };
-use crate::separation::config::{SeparationSettings, TrackData};
+use crate::{
+    separation::config::{SeparationSettings, TrackData},
+    settings::checked,
+};
 
 /// A track: its files, and its segments' place among all.
 #[derive(Debug)]
@@ -48,7 +51,7 @@ pub struct Tracks {
 impl Tracks {
     /// Opens the run's folder.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let SeparationSettings { data, network, .. } = settings(spec)?;
+        let SeparationSettings { data, network, .. } = checked(SeparationSettings::of(spec))?;
         let root = PathBuf::from(&spec.data.path);
         let mut tracks = Vec::new();
         let mut first = 0;
@@ -179,17 +182,6 @@ fn sum(signals: &[f32], count: usize) -> Vec<f32> {
     let mut sum = parts.next().unwrap_or_default().to_vec();
     parts.for_each(|part| sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value));
     sum
-}
-
-/// The task's keys. They have been checked, unless the specification did not come through the engine; then
-/// they are refused.
-pub fn settings(spec: &RunSpec) -> Result<SeparationSettings, DataError> {
-    SeparationSettings::of(spec).map_err(|error| DataError::Invalid {
-        path: "the run's specification".into(),
-        field: "task".into(),
-        found: error.to_string(),
-        remedy: "read it from a run file, or check it against the task's schema".into(),
-    })
 }
 
 impl Samples for Tracks {

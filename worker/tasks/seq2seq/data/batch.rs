@@ -2,7 +2,8 @@
 
 use std::any::Any;
 
-use coxswain_models::t5::{LabelRows, pass::Texts};
+use coxswain_models::t5::context::Texts;
+use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
 
@@ -33,7 +34,7 @@ pub struct PairBatch {
     /// Tokens of each target.
     pub lengths: Vec<usize>,
     /// What the decoder is to write.
-    pub targets: LabelRows,
+    pub targets: TokenTargets,
 }
 
 impl PairBatch {
@@ -55,7 +56,7 @@ impl PairBatch {
             batch.shifted.extend(before.take(target_len));
             labels.extend(labelled);
         }
-        batch.targets = LabelRows::of(labels);
+        batch.targets = TokenTargets::of(labels);
         batch
     }
 
@@ -149,6 +150,6 @@ mod tests {
         assert_eq!(batch.targets.rows, [0, 1, 4, 5, 6, 7, 8]);
         assert_eq!(batch.apart(), samples);
         let none = PairBatch::of(Step(0), &[], [0, 99]);
-        assert!(none.apart().is_empty() && none.targets == LabelRows::default());
+        assert!(none.apart().is_empty() && none.targets == TokenTargets::default());
     }
 }

@@ -1,8 +1,7 @@
 //! How large a run's samples are: what a memory prediction needs to know of the data.
 //!
-//! Sizes are those of the *longest* texts: the largest micro-batch is what has to fit. Where tokenizer and
-//! file are small every pair is encoded; else lengths are estimated from bytes, of pairs all over the file.
-//! Without a tokenizer (a plan from a configuration alone) every text is as long as it may be.
+//! Sizes are those of the *longest* texts: the largest micro-batch is what has to fit. Without a tokenizer (a
+//! plan from a configuration alone) every text is as long as it may be.
 
 use std::path::Path;
 
@@ -14,15 +13,11 @@ use super::{
     pairs,
     table::{Pair, Table},
 };
-use crate::seq2seq::config::{PairData, Seq2SeqSettings};
-
-/// A tokenizer up to this size is read; larger ones make lengths estimates.
-const SMALL_TOKENIZER: u64 = 2 << 20;
-/// Pairs that are looked at, evenly spread.
-const LOOKED_AT: u64 = 2000;
-/// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
-/// on the long side.
-const BYTES_PER_TOKEN: usize = 3;
+use crate::{
+    seq2seq::config::{PairData, Seq2SeqSettings},
+    settings::checked,
+    tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
+};
 
 /// Sizes of a run's samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +35,7 @@ pub struct PairOutline {
 impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = pairs::settings(spec)?;
+        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
         let model = Path::new(&model.path);
         let table = Table::open(Path::new(&spec.data.path), [&data.source, &data.target])?;
         let bytes = TextTokenizer::file(model).and_then(|file| std::fs::metadata(file).ok());
@@ -50,11 +45,10 @@ impl PairOutline {
         };
         let small = tokenizer_bytes <= SMALL_TOKENIZER;
         let tokenizer = small.then(|| TextTokenizer::open(model, &pairs::config(model)?)).transpose()?;
-        let count = table.len().min(LOOKED_AT);
-        let estimated = tokenizer.is_none() || count < table.len();
+        let looked_at = looked_at(table.len());
+        let estimated = tokenizer.is_none() || (looked_at.len() as u64) < table.len();
         let mut outline = Self { tokenizer_bytes, estimated, ..Self::default() };
-        for number in 0..count {
-            let index = number * table.len() / count;
+        for index in looked_at {
             let lengths = lengths(&table.pair(index)?, &data, tokenizer.as_ref());
             let [source, target] = lengths.map_err(|fault| table.fault(index, fault))?;
             outline.source = outline.source.max(source);
@@ -69,7 +63,7 @@ fn lengths(pair: &Pair, data: &PairData, tokenizer: Option<&TextTokenizer>) -> R
     let source = format!("{}{}", data.source_prefix, pair.source);
     let of = |text: &str, most: usize| match tokenizer {
         Some(tokenizer) => tokenizer.ids(text, most).map(|ids| ids.len()),
-        None => Ok((text.len().div_ceil(BYTES_PER_TOKEN) + 1).min(most)),
+        None => Ok((estimated(text.len()) + 1).min(most)),
     };
     Ok([of(&source, data.max_source_tokens)?, of(&pair.target, data.max_target_tokens)?])
 }

@@ -16,8 +16,9 @@ use super::{
     table::{Pair, Table},
 };
 use crate::{
+    holdout::Holdout,
     seq2seq::config::{PairData, Seq2SeqSettings},
-    sft::data::training,
+    settings::checked,
 };
 
 /// An opened file of pairs. Shared between threads.
@@ -27,30 +28,20 @@ pub struct Pairs {
     data: PairData,
     /// Pad and the decoder's start.
     special: [u32; 2],
-    training: Arc<TrainingSamples>,
+    holdout: Holdout,
 }
 
 impl Pairs {
     /// Opens the run's file, and what samples are made with.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = settings(spec)?;
+        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), Path::new(&model.path));
         let table = Table::open(path, [&data.source, &data.target])?;
-        let training = Arc::new(training(table.len(), data.holdout_every));
-        if training.is_empty() {
-            let found = format!("{} pairs, of which none is left to train on", table.len());
-            let remedy = "write one pair a record, and at least two where data.holdout_every holds one out";
-            return Err(DataError::invalid(path, "(file)", found, remedy));
-        }
+        let holdout = Holdout::of(path, "pair", table.len(), data.holdout_every)?;
         let config = config(model)?;
         let tokenizer = TextTokenizer::open(model, &config)?;
-        Ok(Self {
-            table,
-            tokenizer,
-            data,
-            special: [config.special.pad, config.special.decoder_start],
-            training,
-        })
+        let special = [config.special.pad, config.special.decoder_start];
+        Ok(Self { table, tokenizer, data, special, holdout })
     }
 
     /// Pairs, held-out ones included.
@@ -101,24 +92,13 @@ pub(in crate::seq2seq) fn config(model: &Path) -> Result<T5Config, DataError> {
     })
 }
 
-/// The task's keys. They have been checked, unless the specification did not come through the engine; then
-/// they are refused.
-pub(super) fn settings(spec: &RunSpec) -> Result<Seq2SeqSettings, DataError> {
-    Seq2SeqSettings::of(spec).map_err(|error| DataError::Invalid {
-        path: "the run's specification".into(),
-        field: "task".into(),
-        found: error.to_string(),
-        remedy: "read it from a run file, or check it against the task's schema".into(),
-    })
-}
-
 impl Samples for Pairs {
     fn training(&self) -> &Arc<TrainingSamples> {
-        &self.training
+        self.holdout.training()
     }
 
     fn holdout(&self) -> Vec<u64> {
-        (0..self.len()).filter(|index| self.training.number(*index).is_none()).collect()
+        self.holdout.held_out()
     }
 
     fn fingerprint(&self) -> Fingerprint {
@@ -140,18 +120,12 @@ impl Samples for Pairs {
     }
 
     fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
-        // A record is needed by its own sample alone.
-        let begin = self.training.number(index).unwrap_or_default();
-        DamagedRow { row: index, begin, end: begin + 1 }
+        self.holdout.damaged(index)
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
-        let held_out = match self.data.holdout_every {
-            0 => "none held out".to_owned(),
-            every => format!("one of {every} held out"),
-        };
-        let mut told = vec![("pairs", format!("{} pairs, {held_out}", self.len()))];
-        if let Some(first) = self.training.get(0) {
+        let mut told = vec![("pairs", format!("{} pairs, {}", self.len(), self.holdout.describe()))];
+        if let Some(first) = self.training().get(0) {
             let PairSample { source, target, .. } = self.sample(first)?;
             told.push(("first_pair", format!("{} tokens become {}", source.len(), target.len())));
         }

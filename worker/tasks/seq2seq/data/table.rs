@@ -11,7 +11,7 @@ use std::path::Path;
 use coxswain_data::DataError;
 use serde_json::Value;
 
-use crate::sft::data::lines::Lines;
+use crate::tokens::lines::Lines;
 
 /// A text, and what is to be written for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 use std::any::Any;
 
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
+use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
 
@@ -48,15 +49,6 @@ pub struct ChatBatch {
     pub image_grids: Vec<[u32; 3]>,
     /// Images of each chat.
     pub images_per_chat: Vec<u32>,
-}
-
-/// Tokens that are predicted: from which token of the batch, and what is there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Targets {
-    /// Among all tokens, ascending.
-    pub rows: Vec<u32>,
-    /// The token behind each.
-    pub ids: Vec<u32>,
 }
 
 impl ChatBatch {
@@ -100,8 +92,8 @@ impl ChatBatch {
     }
 
     /// What is predicted: every learned token, from the one before it.
-    pub fn targets(&self) -> Targets {
-        let mut targets = Targets::default();
+    pub fn targets(&self) -> TokenTargets {
+        let mut targets = TokenTargets::default();
         for chat in self.ends.windows(2) {
             // Its first token is predicted from nothing.
             for at in (chat[0] + 1..chat[1]).filter(|&at| self.learned[at as usize]) {
@@ -203,9 +195,9 @@ mod tests {
         assert_eq!([0, 3, 4, 5, 6, 8].map(|token| batch.chat_at(token)), [7, 7, 3, 3, 9, 9]);
         assert_eq!(batch.apart(), samples);
         // The first token of the second chat is predicted from nothing.
-        let targets = Targets { rows: vec![1, 2, 4, 6], ids: vec![3, 4, 6, 9] };
+        let targets = TokenTargets { rows: vec![1, 2, 4, 6], ids: vec![3, 4, 6, 9] };
         assert_eq!(batch.targets(), targets);
         let none = ChatBatch::of(Step(0), &[]);
-        assert!(none.apart().is_empty() && none.targets() == Targets::default());
+        assert!(none.apart().is_empty() && none.targets() == TokenTargets::default());
     }
 }

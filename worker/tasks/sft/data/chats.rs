@@ -17,11 +17,15 @@ use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{ChatBatch, ChatSample},
-    lines::Lines,
     reader::ChatReader,
     spelling::Chat,
 };
-use crate::sft::config::{ChatData, SftSettings};
+use crate::{
+    holdout::Holdout,
+    settings::checked,
+    sft::config::{ChatData, SftSettings},
+    tokens::lines::Lines,
+};
 
 /// An opened file of chats. Shared between threads.
 pub struct Chats {
@@ -31,14 +35,13 @@ pub struct Chats {
     /// Where relative paths of images begin.
     beside: PathBuf,
     max_tokens: usize,
-    holdout_every: u64,
-    training: Arc<TrainingSamples>,
+    holdout: Holdout,
 }
 
 impl Chats {
     /// Opens the run's file, and what samples are made with.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let settings = settings(spec)?;
+        let settings = checked(SftSettings::of(spec))?;
         let path = Path::new(&spec.data.path);
         let beside = beside(path, &settings.data);
         let mut sizes = Vec::new();
@@ -56,21 +59,14 @@ impl Chats {
             Ok(())
         })?;
         let fingerprint = fingerprint(&lines, &sizes);
-        let every = settings.data.holdout_every;
-        let training = Arc::new(training(lines.len(), every));
-        if training.is_empty() {
-            let found = format!("{} chats, of which none is left to train on", lines.len());
-            let remedy = "write one chat a line, and at least two where data.holdout_every holds one out";
-            return Err(DataError::invalid(path, "(file)", found, remedy));
-        }
+        let holdout = Holdout::of(path, "chat", lines.len(), settings.data.holdout_every)?;
         Ok(Self {
             reader: ChatReader::open(&settings)?,
             lines,
             fingerprint,
             beside,
             max_tokens: settings.data.max_tokens,
-            holdout_every: every,
-            training,
+            holdout,
         })
     }
 
@@ -136,39 +132,19 @@ fn fingerprint(lines: &Lines, sizes: &[u64]) -> Fingerprint {
     Fingerprint(*hasher.finalize().as_bytes())
 }
 
-/// The chats that train: the last of every so many is held out.
-pub(crate) fn training(chats: u64, every: u64) -> TrainingSamples {
-    let block = if every > 0 { every } else { chats.max(1) };
-    TrainingSamples::new((0..chats).step_by(block as usize).map(|first| {
-        let end = (first + block).min(chats);
-        first..if every > 0 && end == first + block { end - 1 } else { end }
-    }))
-}
-
 /// Where relative paths of images begin.
 pub(super) fn beside(path: &Path, data: &ChatData) -> PathBuf {
     let beside = data.images.as_ref().map(PathBuf::from);
     beside.unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).into())
 }
 
-/// The task's keys. They have been checked, unless the specification did not come through the engine; then
-/// they are refused.
-pub(super) fn settings(spec: &RunSpec) -> Result<SftSettings, DataError> {
-    SftSettings::of(spec).map_err(|error| DataError::Invalid {
-        path: "the run's specification".into(),
-        field: "task".into(),
-        found: error.to_string(),
-        remedy: "read it from a run file, or check it against the task's schema".into(),
-    })
-}
-
 impl Samples for Chats {
     fn training(&self) -> &Arc<TrainingSamples> {
-        &self.training
+        self.holdout.training()
     }
 
     fn holdout(&self) -> Vec<u64> {
-        (0..self.len()).filter(|index| self.training.number(*index).is_none()).collect()
+        self.holdout.held_out()
     }
 
     fn fingerprint(&self) -> Fingerprint {
@@ -190,18 +166,12 @@ impl Samples for Chats {
     }
 
     fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
-        // A line is needed by its own sample alone.
-        let begin = self.training.number(index).unwrap_or_default();
-        DamagedRow { row: index, begin, end: begin + 1 }
+        self.holdout.damaged(index)
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
-        let held_out = match self.holdout_every {
-            0 => "none held out".to_owned(),
-            every => format!("one of {every} held out"),
-        };
-        let mut told = vec![("chats", format!("{} chats, {held_out}", self.len()))];
-        if let Some(first) = self.training.get(0) {
+        let mut told = vec![("chats", format!("{} chats, {}", self.len(), self.holdout.describe()))];
+        if let Some(first) = self.training().get(0) {
             let ChatSample { input_ids, learned, image_grids, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
             let (tokens, images) = (input_ids.len(), image_grids.len());

@@ -1,7 +1,6 @@
 //! Chats: one JSON object a line, images by path.
 //!
 //! ```text
-//! lines     where each line of the file lies
 //! spelling  a line as a chat: `messages`, `conversations`, `<image>`
 //! reader    a chat as ids and patches
 //! chats     the opened file: checked, and its samples one by one
@@ -11,14 +10,12 @@
 
 mod batch;
 mod chats;
-pub(crate) mod lines;
 mod outline;
 mod reader;
 mod spelling;
 
-pub use batch::{ChatBatch, ChatSample, Targets};
+pub use batch::{ChatBatch, ChatSample};
 pub use chats::Chats;
-pub(crate) use chats::training;
 pub use outline::ChatOutline;
 pub use reader::ChatReader;
 pub use spelling::Chat;

@@ -1,9 +1,7 @@
 //! How large a run's samples are, without opening images beyond their headers: what a memory prediction needs
 //! to know of the data.
 //!
-//! Sizes are those of the *longest* chat: the largest micro-batch is what has to fit. Where file and
-//! tokenizer are small every chat is encoded; else lengths are estimated from bytes, of chats all over
-//! the file.
+//! Sizes are those of the *longest* chat: the largest micro-batch is what has to fit.
 
 use std::{
     collections::HashMap,
@@ -18,15 +16,16 @@ use coxswain_models::qwen2_5_vl::processor::{
 };
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{chats, lines::Lines, reader, spelling::Chat};
+use super::{chats, reader, spelling::Chat};
+use crate::{
+    settings::checked,
+    sft::config::SftSettings,
+    tokens::{
+        lines::Lines,
+        outline::{SMALL_TOKENIZER, estimated, looked_at},
+    },
+};
 
-/// A tokenizer up to this size is read; larger ones make lengths estimates.
-const SMALL_TOKENIZER: u64 = 2 << 20;
-/// Chats that are looked at, evenly spread.
-const LOOKED_AT: u64 = 2000;
-/// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
-/// on the long side.
-const BYTES_PER_TOKEN: usize = 3;
 /// Tokens around a turn: its marks, role and line breaks.
 const TURN_TOKENS: usize = 6;
 /// Tokens around one image.
@@ -54,7 +53,7 @@ pub struct ChatOutline {
 impl ChatOutline {
     /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
-        let settings = chats::settings(spec)?;
+        let settings = checked(SftSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
         let lines = Lines::scan(path, |_, _| Ok(()))?;
         let facts = ModelFacts::read(model)?;
@@ -66,10 +65,9 @@ impl ChatOutline {
             ImageSizes { beside: chats::beside(path, &settings.data), images, known: HashMap::new() };
         let mut outline =
             Self { chats: lines.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
-        let count = outline.chats.min(LOOKED_AT);
-        outline.estimated |= count < outline.chats;
-        for number in 0..count {
-            let index = number * outline.chats / count;
+        let looked_at = looked_at(outline.chats);
+        outline.estimated |= (looked_at.len() as u64) < outline.chats;
+        for index in looked_at {
             let line = lines.read(index)?;
             let refuse = |fault| DataError::Line { path: path.into(), line: lines.number(index), fault };
             let chat = Chat::parse(&line).map_err(refuse)?;
@@ -82,7 +80,7 @@ impl ChatOutline {
                 }
                 None => {
                     let images = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS);
-                    let tokens = images.sum::<usize>() + estimated(&chat.messages);
+                    let tokens = images.sum::<usize>() + in_texts(&chat.messages);
                     (tokens, tokens)
                 }
             };
@@ -106,8 +104,8 @@ fn patches(grids: &[[u32; 3]]) -> usize {
     grids.iter().map(|grid| grid.iter().map(|&side| side as usize).product::<usize>()).sum()
 }
 
-/// Tokens of a chat's text.
-fn estimated(messages: &[Message]) -> usize {
+/// Tokens of a chat's text, estimated.
+fn in_texts(messages: &[Message]) -> usize {
     let bytes = |message: &Message| -> usize {
         let texts = message.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => text.len(),
@@ -115,7 +113,7 @@ fn estimated(messages: &[Message]) -> usize {
         });
         texts.sum()
     };
-    messages.iter().map(|message| TURN_TOKENS + bytes(message).div_ceil(BYTES_PER_TOKEN)).sum()
+    messages.iter().map(|message| TURN_TOKENS + estimated(bytes(message))).sum()
 }
 
 /// Grids of images by path, each file's header read once.

@@ -20,7 +20,11 @@ use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, InputIngredients, Inputs, Sample, SampleKeys, Samples};
 
 use super::batch::{ImageBatch, ImageSample};
-use crate::trajectory::config::{ImageData, TrajectorySettings};
+use crate::{
+    holdout::Holdout,
+    settings::checked,
+    trajectory::config::{ImageData, TrajectorySettings},
+};
 
 /// Endings of the names of files that are read.
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
@@ -137,14 +141,14 @@ pub struct ImageFolder {
     grid: [u32; 3],
     positions: usize,
     settings: TrajectorySettings,
-    training: Arc<TrainingSamples>,
+    holdout: Holdout,
     fingerprint: Fingerprint,
 }
 
 impl ImageFolder {
     /// Lists the run's images, and reads each once for its name.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let settings = settings(spec)?;
+        let settings = checked(TrajectorySettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.extractor.path));
         let patches = ModelFacts::read(model)?.patches;
         let grid = grid_of(patches, &settings)?;
@@ -157,12 +161,7 @@ impl ImageFolder {
             all.update(&digest.0);
             images.push(Image { path, digest });
         }
-        let training = Arc::new(training(images.len() as u64, settings.data.holdout_every));
-        if training.is_empty() {
-            let found = format!("{} images, of which none is left to train on", images.len());
-            let remedy = "at least two are needed where data.holdout_every holds one out";
-            return Err(DataError::invalid(path, "(folder)", found, remedy));
-        }
+        let holdout = Holdout::of(path, "image", images.len() as u64, settings.data.holdout_every)?;
         Ok(Self {
             images,
             domains,
@@ -170,7 +169,7 @@ impl ImageFolder {
             grid,
             positions: settings.extractor.spatial_resolution.pow(2),
             settings,
-            training,
+            holdout,
             fingerprint: Fingerprint(*all.finalize().as_bytes()),
         })
     }
@@ -201,33 +200,13 @@ impl ImageFolder {
     }
 }
 
-/// The images that train: the last of every so many is held out.
-fn training(images: u64, every: u64) -> TrainingSamples {
-    let block = if every > 0 { every } else { images.max(1) };
-    TrainingSamples::new((0..images).step_by(block as usize).map(|first| {
-        let end = (first + block).min(images);
-        first..if every > 0 && end == first + block { end - 1 } else { end }
-    }))
-}
-
-/// The task's keys. They have been checked, unless the specification did not come through the engine; then
-/// they are refused.
-pub(super) fn settings(spec: &RunSpec) -> Result<TrajectorySettings, DataError> {
-    TrajectorySettings::of(spec).map_err(|error| DataError::Invalid {
-        path: "the run's specification".into(),
-        field: "task".into(),
-        found: error.to_string(),
-        remedy: "read it from a run file, or check it against the task's schema".into(),
-    })
-}
-
 impl Samples for ImageFolder {
     fn training(&self) -> &Arc<TrainingSamples> {
-        &self.training
+        self.holdout.training()
     }
 
     fn holdout(&self) -> Vec<u64> {
-        (0..self.images.len() as u64).filter(|index| self.training.number(*index).is_none()).collect()
+        self.holdout.held_out()
     }
 
     fn fingerprint(&self) -> Fingerprint {
@@ -252,9 +231,7 @@ impl Samples for ImageFolder {
     }
 
     fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {
-        // A file is needed by its own sample alone.
-        let begin = self.training.number(index).unwrap_or_default();
-        DamagedRow { row: index, begin, end: begin + 1 }
+        self.holdout.damaged(index)
     }
 
     fn keys(&self, _store: &Store) -> Result<SampleKeys, StoreError> {
@@ -270,10 +247,7 @@ impl Samples for ImageFolder {
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
-        let held_out = match self.settings.data.holdout_every {
-            0 => "none held out".to_owned(),
-            every => format!("one of {every} held out"),
-        };
+        let held_out = self.holdout.describe();
         let mut of = String::new();
         for (name, used) in self.domains.iter().filter(|(name, _)| !name.is_empty()) {
             of += &format!("{}{name} {used}", if of.is_empty() { " (" } else { ", " });

@@ -75,6 +75,11 @@ fn every_run_file_in_configs_loads() {
     for file in files {
         RunSpec::load(&file, &[], TASKS).unwrap_or_else(|error| panic!("{error}"));
     }
+    for section in ["mt5-1.2b", "t5-220m"] {
+        let choice = [format!("section={section}")];
+        let spec = RunSpec::load(&configs().join("seq2seq-sizes.yaml"), &choice, TASKS).unwrap();
+        assert_eq!(spec.run.name, section);
+    }
 }
 
 #[test]

@@ -7,7 +7,10 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use crate::vla_flow::config::{Data, VlaSettings};
+use crate::{
+    settings::checked,
+    vla_flow::config::{Data, VlaSettings},
+};
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
@@ -24,7 +27,7 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder};
 
-use super::{batch::SampleDims, settings};
+use super::batch::SampleDims;
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
 /// file per episode) the others are checked on first use.
@@ -76,7 +79,7 @@ impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
     /// statistics.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let vla = settings::of(spec)?;
+        let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;

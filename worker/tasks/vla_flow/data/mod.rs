@@ -23,7 +23,6 @@ mod policy_file;
 mod reading;
 mod sample_file;
 mod samples;
-mod settings;
 #[cfg(test)]
 mod tests;
 

@@ -19,8 +19,9 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
+use super::batch::SampleDims;
 use super::dataset::{camera_size, pixel_bounds, sensor_shape};
-use super::{batch::SampleDims, settings};
+use crate::{settings::checked, vla_flow::config::VlaSettings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
 const SMALL_TOKENIZER: u64 = 2 << 20;
@@ -65,7 +66,7 @@ pub struct Outline {
 impl Outline {
     /// Reads the metadata of the run's data set, and of its checkpoint what images and prompts depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
-        let vla = settings::of(spec)?;
+        let vla = checked(VlaSettings::of(spec))?;
         let (data, model) = (&vla.data, Path::new(&vla.model.path));
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;

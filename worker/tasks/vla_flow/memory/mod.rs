@@ -48,6 +48,5 @@ pub use cache::CacheOutlook;
 pub use counts::{Counts, Elements};
 // What another task on the same model predicts with.
 pub(crate) use about::Frozen;
-pub(crate) use counts::{adapters, in_full};
 use coxswain_task::memory::{Ask, Place, Suggestion};
 pub(crate) use framework::of_process;

@@ -1,7 +1,6 @@
 //! The prediction as the engine and `cox plan` see it.
 
 use coxswain_nn::dtypes::ActivationsDtype;
-use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::{
     human,
     run_spec::{Recompute, RunSpec},
@@ -41,10 +40,7 @@ impl memory::Subject for Subject {
         let trainable = counts.trainable();
         let frozen = counts.pretrained() - counts.base + counts.frozen_expert;
         let share = 100.0 * trainable as f64 / (frozen + trainable).max(1) as f64;
-        let dtype = match vla.model.weights_dtype {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
+        let dtype = vla.model.weights_dtype.name();
         let base = match counts.base {
             0 => String::new(),
             base => format!("base {}, ", human::grouped(base)),

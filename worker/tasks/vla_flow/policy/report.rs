@@ -41,10 +41,7 @@ impl Tally {
 impl<B: Tape<Base = B>> Policy<B> {
     /// Rows of the start-up table: frozen parts first, then what trains.
     pub fn trainable_report(&self, layout: &TrainableLayout, frozen: WeightsDtype) -> Vec<Module> {
-        let name = match frozen {
-            WeightsDtype::Float32 => "float32",
-            WeightsDtype::Bfloat16 => "bfloat16",
-        };
+        let name = frozen.name();
         let mut tensors = frozen_tensors(&self.model.config);
         let trains = Trains { lora: self.lora(), full: Some(&self.full) };
         tensors.retain(|tensor| trains.group(&tensor.name).is_none());

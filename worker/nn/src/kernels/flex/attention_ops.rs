@@ -4,8 +4,9 @@ use burn::{backend::Flex, tensor::Tensor};
 
 use super::{
     attention,
-    border::{Strided, Values, attention_inputs, is_f32, tensor},
-    pointwise,
+    border::{Strided, Values, attention_inputs, changed, is_f32, tensor},
+    pointwise, rows,
+    softmax::{self, Added},
 };
 use crate::kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, backward, reference};
 
@@ -67,6 +68,43 @@ impl AttentionOps for Flex {
         let outputs = attention::Outputs { out: out.heads(), lse: lse.get(), dout: dout.heads() };
         let (dq, dk, dv) = attention::backward(&inputs, &outputs);
         [tensor(dq, q_shape), tensor(dk, k_shape), tensor(dv, k_shape)]
+    }
+
+    fn biased_softmax(scores: Tensor<Self, 4>, added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        if !(is_f32(&scores) && added.iter().all(is_f32)) {
+            return reference::biased_softmax(scores, added);
+        }
+        let shape = scores.dims();
+        let held: Vec<_> = added.iter().map(|added| (Values::of(added.clone()), added.dims())).collect();
+        let added: Vec<_> =
+            held.iter().map(|(values, shape)| Added { values: values.get(), shape: *shape }).collect();
+        changed(scores, |scores| softmax::forward(scores, shape, &added))
+    }
+
+    fn softmax_backward(weights: Tensor<Self, 4>, dweights: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        if !(is_f32(&weights) && is_f32(&dweights)) {
+            return backward::softmax(weights, dweights);
+        }
+        let ([.., keys], weights) = (weights.dims(), Values::of(weights));
+        changed(dweights, |dweights| softmax::backward(weights.get(), dweights, keys))
+    }
+
+    fn heads_inside(x_bhsk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let [batch, heads, len, width] = x_bhsk.dims();
+        if !is_f32(&x_bhsk) {
+            return x_bhsk.swap_dims(1, 2);
+        }
+        let x = Values::of(x_bhsk);
+        let fill = |first: usize, rows: &mut [f32]| {
+            for (row, out) in (first..).zip(rows.chunks_exact_mut((heads * width).max(1))) {
+                let (b, at) = (row / len, row % len);
+                for (head, out) in out.chunks_exact_mut(width).enumerate() {
+                    let from = ((b * heads + head) * len + at) * width;
+                    out.copy_from_slice(&x.get()[from..from + width]);
+                }
+            }
+        };
+        tensor(rows::build(batch * len, heads * width, fill), [batch, len, heads, width])
     }
 }
 

@@ -24,6 +24,7 @@ mod row_ops;
 mod rows;
 mod scratch;
 mod simd;
+mod softmax;
 mod spans;
 
 use burn::{

@@ -193,7 +193,7 @@ fn attention_does_not_depend_on_threads() {
 
 #[test]
 fn attention_with_a_bias_has_the_bits_of_its_parts_and_their_gradients() {
-    let [q, k, v] = [([2, 3, 5, 4], 1), ([2, 3, 7, 4], 2), ([2, 3, 7, 4], 3)]
+    let [q, k, v] = [([2, 5, 3, 4], 1), ([2, 7, 3, 4], 2), ([2, 7, 3, 4], 3)]
         .map(|(shape, seed)| values(shape, seed, 1.0));
     let added = [values([1, 3, 5, 7], 4, 1.0), values([2, 1, 1, 7], 5, 1.0)];
     let inputs = [&q, &k, &v].map(leaf);
@@ -201,8 +201,10 @@ fn attention_with_a_bias_has_the_bits_of_its_parts_and_their_gradients() {
     let alone = F::biased_attention([q.clone(), k.clone(), v.clone()], &added);
     assert_eq!(bits(found.clone().inner()), bits(alone));
     let parts = [&q, &k, &v].map(leaf);
-    let weights = reference::biased_weights(&parts, &added.each_ref().map(frozen));
-    let composed = weights.matmul(parts[2].clone());
+    let [q_bhsk, k_bhsk, v_bhsk] = parts.clone().map(|part| part.swap_dims(1, 2));
+    let scores = q_bhsk.matmul(k_bhsk.swap_dims(2, 3));
+    let weights = reference::biased_softmax(scores, &added.each_ref().map(frozen));
+    let composed = weights.matmul(v_bhsk).swap_dims(1, 2);
     assert_close("the output", found.clone().inner(), composed.clone().inner());
     let (found, composed) = (pull(found), pull(composed));
     for (input, part) in inputs.iter().zip(&parts) {

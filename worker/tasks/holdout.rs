@@ -1,0 +1,78 @@
+//! Which samples of a file train: all, or all but the last of every so many.
+
+use std::{path::Path, sync::Arc};
+
+use coxswain_data::{DataError, TrainingSamples};
+use coxswain_proto::order::DamagedRow;
+
+/// Samples that train, and those that are held out.
+pub struct Holdout {
+    count: u64,
+    every: u64,
+    training: Arc<TrainingSamples>,
+}
+
+impl Holdout {
+    /// Of so many samples, `data.holdout_every` of the run file; refused if none is left. `one` is what a
+    /// sample is called.
+    pub fn of(path: &Path, one: &str, count: u64, every: u64) -> Result<Self, DataError> {
+        let training = Arc::new(training(count, every));
+        if training.is_empty() {
+            let found = format!("{count} {one}s, of which none is left to train on");
+            let remedy =
+                format!("give one {one} or more; at least two where data.holdout_every holds one out");
+            return Err(DataError::invalid(path, "(samples)", found, remedy));
+        }
+        Ok(Self { count, every, training })
+    }
+
+    /// Those that train.
+    pub fn training(&self) -> &Arc<TrainingSamples> {
+        &self.training
+    }
+
+    /// The others.
+    pub fn held_out(&self) -> Vec<u64> {
+        (0..self.count).filter(|index| self.training.number(*index).is_none()).collect()
+    }
+
+    /// What a damaged record takes along: a record is needed by its own sample alone.
+    pub fn damaged(&self, index: u64) -> DamagedRow {
+        let begin = self.training.number(index).unwrap_or_default();
+        DamagedRow { row: index, begin, end: begin + 1 }
+    }
+
+    /// What is held out, for people.
+    pub fn describe(&self) -> String {
+        match self.every {
+            0 => "none held out".to_owned(),
+            every => format!("one of {every} held out"),
+        }
+    }
+}
+
+fn training(count: u64, every: u64) -> TrainingSamples {
+    let block = if every > 0 { every } else { count.max(1) };
+    TrainingSamples::new((0..count).step_by(block as usize).map(|first| {
+        let end = (first + block).min(count);
+        first..if every > 0 && end == first + block { end - 1 } else { end }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_every_so_many_is_held_out_and_one_has_to_be_left() {
+        let of = |count, every| Holdout::of(Path::new("a.jsonl"), "chat", count, every);
+        let split = of(8, 3).expect("most train");
+        assert_eq!(split.held_out(), [2, 5]);
+        let training: Vec<_> = (0..6).map(|number| split.training().get(number)).collect();
+        assert_eq!(training, [0, 1, 3, 4, 6, 7].map(Some));
+        assert_eq!(split.damaged(4), DamagedRow { row: 4, begin: 3, end: 4 });
+        assert!(of(3, 0).expect("all train").held_out().is_empty());
+        let error = of(0, 2).err().expect("nothing to train on").to_string();
+        assert!(error.contains("0 chats") && error.contains("at least two"), "{error}");
+    }
+}

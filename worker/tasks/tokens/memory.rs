@@ -1,0 +1,191 @@
+//! What a rank holds beside its passes, for a model whose samples are texts: weights, samples read ahead, the
+//! logits of a chunk; and what of it settings would save.
+
+use std::path::Path;
+
+use coxswain_models::qwen2_5_vl::{
+    error::ModelError,
+    modules::{FrozenBytes, FrozenTensor},
+    pass::streamed_during,
+    settings::Model,
+};
+use coxswain_nn::{
+    dtypes::{ActivationsDtype, WeightsDtype},
+    next_token::chunk_rows,
+    params::{Group, TrainableLayout},
+};
+use coxswain_proto::{
+    config::TaskSettings,
+    human,
+    memory::Category,
+    run_spec::{Offload, Recompute, RunSpec},
+};
+use coxswain_task::{
+    dry_run::PassCost,
+    memory::{Ask, Place, Prediction, Subject},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    savings::{Savings, of_settings},
+    vla_flow::memory::{Frozen, of_process},
+};
+
+/// Head and loss, as their time is shown.
+pub const HEAD_STAGE: &str = "head";
+
+/// Weights of a run, by what becomes of them.
+#[derive(Clone, Debug)]
+pub struct TokenWeights {
+    frozen: Frozen,
+    /// Elements that are frozen.
+    held: u64,
+    lora: u64,
+    base: u64,
+}
+
+impl TokenWeights {
+    /// From all `tensors` of the checkpoint in `dir` that training loads, and what of them trains.
+    pub fn of(
+        dir: &Path,
+        mut tensors: Vec<FrozenTensor>,
+        layout: &TrainableLayout,
+    ) -> Result<Self, ModelError> {
+        tensors.retain(|tensor| layout.find(&tensor.name).is_none());
+        let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
+        let trained = |group: Group| -> u64 {
+            let params = layout.params().iter().filter(|param| param.group == group);
+            params.map(|param| param.len() as u64).sum()
+        };
+        let [lora, base] = [Group::LORA, Group::BASE].map(trained);
+        Ok(Self { frozen: Frozen::read(dir, &tensors)?, held, lora, base })
+    }
+
+    /// Elements that train.
+    pub fn trained(&self) -> u64 {
+        self.lora + self.base
+    }
+}
+
+/// A run as its memory is predicted.
+pub struct TokenRun<'a> {
+    /// Its keys.
+    pub spec: &'a RunSpec,
+    /// Of them what is said of the model.
+    pub model: &'a Model,
+    /// Its weights.
+    pub weights: &'a TokenWeights,
+    /// Entries of the vocabulary.
+    pub vocab: usize,
+    /// Tokens that a sample predicts, at most.
+    pub predicted: usize,
+    /// Bytes of a sample as the data threads hand it over.
+    pub sample_bytes: u64,
+    /// Bytes of the tokenizer's file.
+    pub tokenizer_bytes: u64,
+}
+
+impl TokenRun<'_> {
+    /// One rank, with this pass.
+    pub fn predict(&self, pass: &PassCost, ask: Ask) -> Prediction {
+        let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
+        let streamed = (self.spec.memory.offload == Offload::Layers).then_some(held);
+        let beside = |stage: &str| {
+            let blocks = streamed.map_or(0, |frozen| streamed_during(stage, frozen));
+            blocks + if stage == HEAD_STAGE { self.further_logits(ask) } else { 0 }
+        };
+        let mut prediction = Prediction::of_engine(self.spec, self.weights.trained(), ask);
+        prediction = prediction.with_pass(pass, beside);
+        prediction.set(Category::FrozenWeights, held.in_memory(streamed.is_some()));
+        // The step holds streamed blocks when they run; two of them are booked as weights.
+        let activations = prediction.forward.max(prediction.backward);
+        let booked = streamed.map_or(0, FrozenBytes::two_blocks);
+        prediction.set(Category::Activations, activations.saturating_sub(booked));
+        let batch = ask.micro_batch.min(self.spec.train.global_batch as u64) * self.sample_bytes;
+        match ask.place {
+            Place::Gpu => prediction.set(Category::Input, batch),
+            Place::Host { threads } => {
+                let ahead = self.spec.data.prefetch.max(1) as u64 + 1;
+                prediction.set(Category::Input, ahead * batch);
+                let process = of_process(self.tokenizer_bytes, threads, pass.scratch);
+                prediction.set(Category::Framework, process);
+            }
+        }
+        prediction
+    }
+
+    /// In host memory beside a GPU.
+    pub fn beside_gpu(&self, ask: Ask) -> u64 {
+        Prediction::of_engine_beside_gpu(self.spec, self.weights.trained(), ask)
+    }
+
+    /// Logits of a chunk on a GPU beyond those that the pass has counted, which is the host's.
+    fn further_logits(&self, ask: Ask) -> u64 {
+        let rows = ask.micro_batch as usize * self.predicted;
+        let [host, device] = [true, false].map(|on_host| chunk_rows(self.vocab, on_host).min(rows));
+        if ask.place == Place::Gpu { 4 * (self.vocab * (device - host)) as u64 } else { 0 }
+    }
+
+    /// What every run on tokens may save. `model` finds the model's keys among the task's.
+    pub fn savings<'s, S: TaskSettings + Clone>(
+        &self,
+        subject: &'s dyn Subject,
+        ask: Ask,
+        settings: &S,
+        model: fn(&mut S) -> &mut Model,
+    ) -> Savings<'s> {
+        let mut savings = Savings::of(subject, ask);
+        let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = WeightsDtype::Bfloat16);
+        let setting = "model.weights_dtype=bfloat16".into();
+        savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);
+        savings.add_recompute("runs blocks again in the backward pass");
+        if self.spec.train.recompute != Recompute::None {
+            let bfloat16 =
+                of_settings(settings, |keys| model(keys).activations_dtype = ActivationsDtype::Bfloat16);
+            let setting = "model.activations_dtype=bfloat16".into();
+            let remark = "rounds what blocks hand on and recompute keeps";
+            savings.add("activations kept in bf16", setting, remark, bfloat16);
+        }
+        savings.add_micro_batch();
+        savings
+    }
+
+    /// What is frozen and what trains, for people.
+    pub fn describe(&self) -> String {
+        let (frozen, trained) = (self.weights.held, self.weights.trained());
+        let share = 100.0 * trained as f64 / (frozen + trained).max(1) as f64;
+        format!(
+            "{} parameters frozen in {}, {} trained in float32 ({share:.2} %)",
+            human::grouped(frozen),
+            self.model.weights_dtype.name(),
+            human::grouped(trained)
+        )
+    }
+
+    /// The same for programs.
+    pub fn parameters(&self) -> Value {
+        let TokenWeights { held, lora, base, .. } = self.weights;
+        json!({"pretrained": held + base, "trainable": lora + base, "lora": lora, "base": base})
+    }
+
+    /// How precise activations are, where it is not the default.
+    pub fn precision(&self) -> Option<&'static str> {
+        match (self.model.activations_dtype, self.spec.train.recompute) {
+            (ActivationsDtype::Float32, _) => None,
+            (ActivationsDtype::Bfloat16, Recompute::None) => Some("activations rounded to bfloat16"),
+            (ActivationsDtype::Bfloat16, _) => Some("activations kept in bfloat16"),
+        }
+    }
+}
+
+/// Keys that would take less memory, for somebody whose run did not fit.
+pub fn frugal(model: &Model) -> Vec<String> {
+    let mut settings = Vec::new();
+    if model.activations_dtype == ActivationsDtype::Float32 {
+        settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
+    }
+    if model.weights_dtype == WeightsDtype::Float32 {
+        settings.push("model.weights_dtype: bfloat16".into());
+    }
+    settings
+}
