@@ -7,6 +7,7 @@
 //! generation   what is written to prompts, on any backend
 //! trajectory   fixtures of streaming training, on any backend
 //! solo         a run in this process, without a coordinator
+//! at_rest      the same, for peaks that do not depend on how far data is read ahead
 //! ```
 //!
 //! Everything here fails by panicking, as a test does. What it does not do: name a GPU's backend; the crate
@@ -16,6 +17,7 @@
 
 use std::path::{Path, PathBuf};
 
+pub mod at_rest;
 pub mod expert;
 pub mod generation;
 pub mod golden;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_integration_tests::solo;
+use coxswain_integration_tests::{at_rest, solo};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_tasks::vla_flow::{VlaFlow, memory::Subject};
 use coxswain_worker::{
@@ -42,7 +42,7 @@ fn spec(output: &Path, overrides: &[String]) -> RunSpec {
 /// Trains a world of one; returns its summary and the lines of its timeline.
 fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
     let options = TrainerOptions { device: Default::default(), listener: None };
-    let summary = solo::train(&mut TaskTrainer::<Flex>::new(&VlaFlow, options), spec, first_step);
+    let summary = at_rest::train(&mut TaskTrainer::<Flex>::new(&VlaFlow, options), spec, first_step);
     let lines = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("memory/rank-0000.jsonl"));
     let lines = lines.expect("written");
     let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));

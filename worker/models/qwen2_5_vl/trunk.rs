@@ -62,11 +62,12 @@ impl<B: Tape<Base = B>> VisionTrunk<B> {
         })
     }
 
-    /// Runs images of these grids, `(t, h, w)` in patches, whose patches lie in raster order. `look` is given
-    /// each block's number and output, `[patches, d]`, while the next one has not run.
+    /// Runs images of these grids, `(t, h, w)` in patches, whose patches lie in raster order, each image's by
+    /// themselves. `look` is given each block's number and output, `[patches, d]`, while the next one has not
+    /// run.
     pub fn run(
         &self,
-        pixel_values: &[f32],
+        pixel_values: &[&[f32]],
         grids: &[[u32; 3]],
         mut look: impl FnMut(usize, &Tensor<B, 2>),
     ) -> Result<(), Broken> {

@@ -56,16 +56,17 @@ impl<B: ModelBackend> VisionContext<B> {
         })
     }
 
-    /// See [`VisionTower::patches`].
+    /// See [`VisionTower::patches`]; here in pieces of whole images.
     pub(super) fn patches(
         &self,
         config: &VisionConfig,
-        pixel_values: &[f32],
+        pixel_values: &[&[f32]],
         device: &B::Device,
     ) -> Result<Tensor<B, 2>, TokenError> {
         let (patches, width) = (self.plan.patches(), config.patch_values());
-        if pixel_values.len() != patches * width {
-            return Err(TokenError::Pixels { found: pixel_values.len(), patches, width });
+        let found = pixel_values.iter().map(|piece| piece.len()).sum();
+        if found != patches * width {
+            return Err(TokenError::Pixels { found, patches, width });
         }
         if !B::VALUES {
             return Ok(Tensor::zeros([patches, width], device));
@@ -130,7 +131,7 @@ impl<B: ModelBackend> VisionTower<B> {
         pixel_values: &[f32],
         context: &VisionContext<B>,
     ) -> Result<Tensor<B, 2>, TokenError> {
-        context.patches(&self.config, pixel_values, &self.device)
+        context.patches(&self.config, &[pixel_values], &self.device)
     }
 
     /// Embeds patches: `[patches, d]`.

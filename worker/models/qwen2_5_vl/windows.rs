@@ -86,13 +86,19 @@ impl WindowPlan {
         AttentionMask::Segments(self.frames.clone())
     }
 
-    /// Rows of `width` values per patch, from raster to window order.
-    pub fn permute(&self, rows: &[f32], width: usize, merge_unit: usize) -> Vec<f32> {
+    /// Rows of `width` values per patch, from raster to window order. They lie in pieces of whole images.
+    pub fn permute(&self, pieces: &[&[f32]], width: usize, merge_unit: usize) -> Vec<f32> {
         let square = merge_unit * width;
-        let mut out = Vec::with_capacity(rows.len());
+        let mut out = Vec::with_capacity(self.order.len() * square);
+        // Windows never cross images, so the pieces are gone through once.
+        let (mut piece, mut begin) = (0, 0);
         for &raster in &self.order {
             let start = raster as usize * square;
-            out.extend_from_slice(&rows[start..start + square]);
+            while start >= begin + pieces[piece].len() {
+                begin += pieces[piece].len();
+                piece += 1;
+            }
+            out.extend_from_slice(&pieces[piece][start - begin..][..square]);
         }
         out
     }
@@ -168,6 +174,18 @@ mod tests {
     fn positions_follow_merged_squares() {
         let plan = WindowPlan::new(&config(), &[[1, 2, 4]]).unwrap();
         assert_eq!(plan.positions, [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]);
+    }
+
+    #[test]
+    fn patches_in_pieces_of_whole_images_move_as_they_do_in_one() {
+        let plan = WindowPlan::new(&config(), &[[1, 2, 2], [1, 4, 6], [1, 2, 4]]).unwrap();
+        let rows: Vec<f32> = (0..36 * 3).map(|value| value as f32).collect();
+        let whole = plan.permute(&[&rows], 3, 4);
+        assert_eq!(whole[..3 * 12], [&rows[..12], &rows[12..36]].concat());
+        let (first, others) = rows.split_at(4 * 3);
+        let (second, third) = others.split_at(24 * 3);
+        assert_eq!(plan.permute(&[first, second, third], 3, 4), whole);
+        assert_eq!(plan.permute(&[first, others], 3, 4), whole);
     }
 
     #[test]

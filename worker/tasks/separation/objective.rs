@@ -177,7 +177,7 @@ impl<B: Tape<Base = B>> Objective<B> for SeparationObjective {
         let loss = finite(batch, &scene.judge(&masks, self.settings.loss))?;
         let estimates = scene.estimates(&masks);
         let mut parts = vec![PartSum::default(); 2 * stems];
-        let wanted: Vec<&[f32]> = batch.stems.chunks_exact(self.stft.samples()).collect();
+        let wanted = batch.stems(self.stft.samples());
         let signals = estimates.chunks_exact(CHANNELS).zip(wanted.chunks_exact(CHANNELS));
         for (place, (estimate, wanted)) in signals.enumerate() {
             let estimate: Vec<&[f32]> = estimate.iter().map(Vec::as_slice).collect();

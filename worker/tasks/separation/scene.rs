@@ -51,8 +51,8 @@ pub struct Judged {
 impl<'a> Scene<'a> {
     /// Transforms the mixtures.
     pub fn new(shape: &'a SeparatorShape, stft: &'a Stft, batch: &'a SegmentBatch) -> Self {
-        let signals = batch.mixtures.par_chunks_exact(stft.samples());
-        let mixtures = signals.map(|signal| {
+        let signals = batch.mixtures(stft.samples());
+        let mixtures = signals.into_par_iter().map(|signal| {
             let mut spectrum = Vec::with_capacity(stft.frames() * stft.bins());
             stft.spectrum(signal, |_, frame| spectrum.extend_from_slice(frame));
             spectrum
@@ -87,7 +87,7 @@ impl<'a> Scene<'a> {
 
     /// Loss of masks, and what their gradients are made of.
     pub fn judge(&self, masks: &[Vec<f32>], weights: LossWeights) -> Judged {
-        let signals = self.batch.stems.par_chunks_exact(self.stft.samples()).enumerate();
+        let signals = self.batch.stems(self.stft.samples()).into_par_iter().enumerate();
         let judged: Vec<_> =
             signals.map(|(signal, wanted)| self.judge_one(masks, weights, signal, wanted)).collect();
         let (losses, slopes): (Vec<f64>, Vec<_>) = judged.into_iter().unzip();

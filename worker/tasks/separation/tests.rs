@@ -12,7 +12,12 @@ use coxswain_task::{
 };
 use serde_json::{Value, json};
 
-use super::{Separation, config::SCHEMA, data::Tracks, objective::SeparationObjective};
+use super::{
+    Separation,
+    config::SCHEMA,
+    data::{SegmentBatch, SegmentSample, Tracks},
+    objective::SeparationObjective,
+};
 
 mod data;
 mod golden;
@@ -120,6 +125,10 @@ fn a_batch_in_parts_has_the_same_loss_and_gradients_up_to_rounding() {
     let batch = fixture.batch(&[4, 2]);
     let apart = fixture.samples.take_apart(&*batch);
     assert!(*(&fixture.samples as &dyn Samples).batch(Step(3), &apart) == *batch);
+    let stems = |segment: &SegmentSample| segment.stems.as_ptr();
+    let batch = batch.content::<SegmentBatch>();
+    let shared = apart.iter().zip(&batch.segments).all(|(a, b)| stems(a.content()) == stems(b));
+    assert!(shared, "what is read ahead is predicted to be there once");
 }
 
 #[test]

@@ -128,9 +128,9 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         Ok(Self { shape, trunk, pooling_ps })
     }
 
-    /// Trajectories of so many images, `[images * positions, layers * dim]`. `pixel_values`
-    /// `[images, patches, patch values]`.
-    pub fn trajectories(&self, pixel_values: &[f32], images: usize) -> Result<Tensor<B, 2>, Broken> {
+    /// Trajectories of these images, `[patches, patch values]` each: `[images * positions, layers * dim]`.
+    pub fn trajectories(&self, pixel_values: &[&[f32]]) -> Result<Tensor<B, 2>, Broken> {
+        let images = pixel_values.len();
         let mut layers = Vec::with_capacity(self.shape.layers.len());
         self.trunk.run(pixel_values, &vec![self.shape.grid; images], |block, x_nd| {
             if self.shape.layers.contains(&block) {

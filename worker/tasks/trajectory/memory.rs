@@ -4,7 +4,7 @@
 //! What a step holds and computes is counted by running it on the backend that knows sizes alone. Nothing of
 //! it grows with the number of batches.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use coxswain_feature_store::{SampleKey, index_bytes};
 use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::FrozenBytes};
@@ -135,14 +135,18 @@ impl TrajectorySizes {
     }
 
     fn batch(&self, images: usize, kind: TrajectoryPass) -> ImageBatch {
-        let zeros = |each: u64| vec![0.0; images * each as usize];
+        let zeros = |values: u64| vec![0.0; values as usize];
         let kept = kind == TrajectoryPass::Kept;
+        let image = Arc::new(if kept { Vec::new() } else { zeros(self.pixels()) });
         ImageBatch {
             step: Step(1),
             indices: (0..images as u64).collect(),
             positions: self.shape.positions,
-            pixel_values: if kept { Vec::new() } else { zeros(self.pixels()) },
-            features: kept.then(|| CachedFeatures { width: self.shape.dim, values: zeros(self.values()) }),
+            pixel_values: vec![image; images],
+            features: kept.then(|| CachedFeatures {
+                width: self.shape.dim,
+                values: zeros(images as u64 * self.values()),
+            }),
         }
     }
 
@@ -183,9 +187,9 @@ impl TrajectorySizes {
         names + index_bytes(self.images) + waiting
     }
 
-    /// Micro-batches as the data threads hand them over: the one that runs, and those read ahead. What runs
-    /// has kept trajectories instead of pixels, where they are kept; the first epoch reads pixels ahead
-    /// anyway.
+    /// Micro-batches as the data threads hand them over: the one that runs, and those read ahead, whether they
+    /// are ready or being read: a sample that has been read is its place in the micro-batch. What runs has
+    /// kept trajectories instead of pixels, where they are kept; the first epoch reads pixels ahead anyway.
     fn input_bytes(&self, ask: Ask) -> u64 {
         let batch = FLOAT * ask.micro_batch.min(self.spec.train.global_batch as u64);
         let running = batch * if self.keeps() { self.values() } else { self.pixels() };

@@ -202,7 +202,8 @@ impl<B: Tape<Base = B>> TrajectoryModel<B> {
     }
 
     fn extracted(&self, batch: &ImageBatch) -> Result<Tensor<B, 2>, TrajectoryError> {
-        let found = self.extractor.trajectories(&batch.pixel_values, batch.indices.len());
+        let images: Vec<&[f32]> = batch.pixel_values.iter().map(|image| &***image).collect();
+        let found = self.extractor.trajectories(&images);
         found.map_err(|source| {
             let images = batch.indices.clone();
             TrajectoryError::Extractor { step: batch.step, images, source }

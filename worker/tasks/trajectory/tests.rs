@@ -3,6 +3,8 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    slice,
+    sync::Arc,
 };
 
 use burn::backend::Flex;
@@ -18,7 +20,7 @@ use serde_json::{Value, json};
 use super::{
     Trajectory,
     config::SCHEMA,
-    data::{ImageFolder, ImageSample},
+    data::{ImageBatch, ImageFolder, ImageSample},
 };
 
 fn assets() -> PathBuf {
@@ -255,6 +257,18 @@ fn images_of_domains_take_turns_and_content_not_place_names_them() {
     assert_eq!(moved.fingerprint(), first.fingerprint());
     assert_ne!(moved.fingerprint(), sketches.fingerprint());
     assert_eq!(of(&moved, 1).pixel_values, of(&first, 1).pixel_values);
+}
+
+#[test]
+fn pixels_that_are_read_ahead_are_there_once() {
+    let folder = ImageFolder::open(&spec(&[])).expect("they ship");
+    let sample = folder.read(3).expect("sound");
+    let batch = (&folder as &dyn Samples).batch(Step(0), slice::from_ref(&sample));
+    let apart = folder.take_apart(&*batch);
+    assert!(apart[0] == sample);
+    let pixels = |sample: &ImageSample| sample.pixel_values.clone();
+    let all = [&batch.content::<ImageBatch>().pixel_values[0], &pixels(apart[0].content())];
+    assert!(all.iter().all(|image| Arc::ptr_eq(image, &pixels(sample.content()))));
 }
 
 #[test]

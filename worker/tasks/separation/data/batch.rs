@@ -1,6 +1,9 @@
 //! A segment as training sees it, and segments side by side: plain host memory.
+//!
+//! A batch shares the signals of the samples that it is made of: putting one together takes no memory, so
+//! what is read ahead is never there twice.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
@@ -14,9 +17,9 @@ pub struct SegmentSample {
     /// Its number among all segments.
     pub index: u64,
     /// `[channels, l]`.
-    pub mixture: Vec<f32>,
+    pub mixture: Arc<Vec<f32>>,
     /// `[stems, channels, l]`.
-    pub stems: Vec<f32>,
+    pub stems: Arc<Vec<f32>>,
 }
 
 /// Segments of one forward pass, all of one length.
@@ -26,10 +29,8 @@ pub struct SegmentBatch {
     pub step: Step,
     /// Their numbers.
     pub indices: Vec<u64>,
-    /// `[b, channels, l]`.
-    pub mixtures: Vec<f32>,
-    /// `[b, stems, channels, l]`.
-    pub stems: Vec<f32>,
+    /// What they sound like.
+    pub segments: Vec<SegmentSample>,
     /// Frames of a segment's spectrum.
     pub frames: usize,
 }
@@ -40,22 +41,19 @@ impl SegmentBatch {
         Self {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),
-            mixtures: samples.iter().flat_map(|sample| &sample.mixture).copied().collect(),
-            stems: samples.iter().flat_map(|sample| &sample.stems).copied().collect(),
+            segments: samples.iter().map(|sample| (*sample).clone()).collect(),
             frames,
         }
     }
 
-    /// What [`SegmentBatch::of`] was given.
-    pub fn apart(&self) -> impl Iterator<Item = SegmentSample> {
-        let rows = self.indices.len().max(1);
-        let mixtures = self.mixtures.chunks(self.mixtures.len() / rows);
-        let stems = self.stems.chunks(self.stems.len() / rows);
-        self.indices.iter().zip(mixtures).zip(stems).map(|((&index, mixture), stems)| SegmentSample {
-            index,
-            mixture: mixture.to_vec(),
-            stems: stems.to_vec(),
-        })
+    /// Signals of `l` samples: `[b, channels]` mixtures.
+    pub fn mixtures(&self, l: usize) -> Vec<&[f32]> {
+        self.segments.iter().flat_map(|segment| segment.mixture.chunks_exact(l)).collect()
+    }
+
+    /// Signals of `l` samples: `[b, stems, channels]`.
+    pub fn stems(&self, l: usize) -> Vec<&[f32]> {
+        self.segments.iter().flat_map(|segment| segment.stems.chunks_exact(l)).collect()
     }
 }
 
@@ -95,7 +93,8 @@ impl Batch for SegmentBatch {
     }
 
     fn bytes(&self) -> u64 {
-        4 * (self.mixtures.len() + self.stems.len()) as u64
+        let values = |segment: &SegmentSample| segment.mixture.len() + segment.stems.len();
+        4 * self.segments.iter().map(values).sum::<usize>() as u64
     }
 
     fn equals(&self, other: &dyn Batch) -> bool {

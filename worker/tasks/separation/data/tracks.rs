@@ -113,7 +113,7 @@ impl Tracks {
             Some(mixture) => read(mixture)?,
             None => sum(&stems, track.stems.len()),
         };
-        Ok(SegmentSample { index, mixture, stems })
+        Ok(SegmentSample { index, mixture: Arc::new(mixture), stems: Arc::new(stems) })
     }
 }
 
@@ -207,8 +207,7 @@ impl Samples for Tracks {
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
-        let batch: &SegmentBatch = batch.content();
-        batch.apart().map(|sample| Box::new(sample) as Box<dyn Sample>).collect()
+        batch.content::<SegmentBatch>().segments.iter().map(Sample::boxed).collect()
     }
 
     fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {

@@ -59,23 +59,28 @@ impl Wav {
         reader.seek(start).map_err(|error| short(error.to_string()))?;
         let spec = reader.spec();
         let wanted = CHANNELS * frames;
-        let read: Result<Vec<f32>, hound::Error> = match spec.sample_format {
-            SampleFormat::Float => reader.samples::<f32>().take(wanted).collect(),
+        let mut interleaved = Vec::with_capacity(wanted);
+        let read: Result<(), hound::Error> = match spec.sample_format {
+            SampleFormat::Float => {
+                let mut samples = reader.samples::<f32>().take(wanted);
+                samples.try_for_each(|sample| sample.map(|sample| interleaved.push(sample)))
+            }
             SampleFormat::Int => {
                 let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
-                let samples = reader.samples::<i32>().take(wanted);
-                samples.map(|sample| sample.map(|sample| sample as f32 * scale)).collect()
+                let mut samples = reader.samples::<i32>().take(wanted);
+                samples.try_for_each(|sample| sample.map(|sample| interleaved.push(sample as f32 * scale)))
             }
         };
-        let interleaved = read.map_err(|error| short(error.to_string()))?;
+        read.map_err(|error| short(error.to_string()))?;
         if interleaved.len() < wanted {
             return Err(short(format!("{} of {wanted} values are there", interleaved.len())));
         }
         if let Some(value) = interleaved.iter().find(|value| !value.is_finite()) {
             return Err(format!("holds {value}; write the file again"));
         }
-        let channel = |channel: usize| interleaved.iter().copied().skip(channel).step_by(CHANNELS);
-        Ok((0..CHANNELS).flat_map(channel).collect())
+        let mut channels = Vec::with_capacity(wanted);
+        (0..CHANNELS).for_each(|channel| channels.extend(interleaved.iter().skip(channel).step_by(CHANNELS)));
+        Ok(channels)
     }
 
     /// Names its content: length, beginning and end. Hours of music are not read through for that.

@@ -1,7 +1,7 @@
 //! The whole network against PyTorch, on the fixtures of
 //! `integration-tests/fixtures/make_separation_fixtures.py`.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use coxswain_nn::params::TrainableLayout;
 use coxswain_nn::recompute::Retention;
@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use super::*;
 use crate::separation::{
     config::{LossWeights, SeparationSettings},
-    data::SegmentBatch,
+    data::{SegmentBatch, SegmentSample},
     network::{Separator, SeparatorShape},
     scene::Scene,
     stft::Stft,
@@ -58,13 +58,16 @@ impl GoldenSeparator {
         let separator = Separator::register(&mut layout, shape);
         let values = layout.params().iter().flat_map(|param| &tensors[&format!("param.{}", param.name)]);
         let trainables = Trainables::new(layout.clone(), values.copied().collect(), &Default::default());
-        let batch = SegmentBatch {
-            step: Step(0),
-            indices: (0..number("batch") as u64).collect(),
-            mixtures: tensors["in.mixture"].clone(),
-            stems: tensors["in.stems"].clone(),
-            frames: stft.frames(),
+        let signals = |name: &str| {
+            let values = &tensors[name];
+            let segments = values.chunks_exact(values.len() / number("batch"));
+            segments.map(|segment| Arc::new(segment.to_vec())).collect::<Vec<_>>()
         };
+        let segments = signals("in.mixture").into_iter().zip(signals("in.stems")).enumerate();
+        let segments: Vec<_> = segments
+            .map(|(index, (mixture, stems))| SegmentSample { index: index as u64, mixture, stems })
+            .collect();
+        let batch = SegmentBatch::of(Step(0), stft.frames(), &segments.iter().collect::<Vec<_>>());
         let retention = Retention::in_float32(recompute);
         let objective = SeparationObjective { separator, stft, settings, retention, seed: 0 };
         Self { tensors, objective, trainables, batch }
@@ -77,7 +80,7 @@ fn a_spectrum_is_what_torch_stft_makes_of_a_signal() {
         let golden = GoldenSeparator::read(case, Recompute::None);
         let stft = &golden.objective.stft;
         let mut found = Vec::new();
-        stft.spectrum(&golden.batch.mixtures[..stft.samples()], |_, frame| {
+        stft.spectrum(golden.batch.mixtures(stft.samples())[0], |_, frame| {
             found.extend(frame.iter().flat_map(|value| [value.re, value.im]));
         });
         assert!(relative_error(&found, &golden.tensors["out.spectrum"]) < 1e-6, "{case}");

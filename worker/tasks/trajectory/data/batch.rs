@@ -1,6 +1,9 @@
 //! An image as the extractor reads it, and images side by side: plain host memory. All are of one size.
+//!
+//! A batch shares the pixels of the samples that it is made of: putting one together takes no memory, so what
+//! is read ahead is never there twice.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, CachedFeatures, Sample};
@@ -11,7 +14,7 @@ pub struct ImageSample {
     /// Its place in the order of images.
     pub index: u64,
     /// `[patches, patch values]`, row-major; empty where its trajectories are there already.
-    pub pixel_values: Vec<f32>,
+    pub pixel_values: Arc<Vec<f32>>,
 }
 
 /// Images of one forward pass.
@@ -23,8 +26,8 @@ pub struct ImageBatch {
     pub indices: Vec<u64>,
     /// Positions of each image.
     pub positions: usize,
-    /// `[images, patches, patch values]`, row-major; empty where trajectories are there already.
-    pub pixel_values: Vec<f32>,
+    /// Of each image `[patches, patch values]`, row-major; empty where trajectories are there already.
+    pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// Trajectories, `[images, positions, layers, dim]`, if they are there already.
     pub features: Option<CachedFeatures>,
 }
@@ -36,18 +39,15 @@ impl ImageBatch {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),
             positions,
-            pixel_values: samples.iter().flat_map(|sample| &sample.pixel_values).copied().collect(),
+            pixel_values: samples.iter().map(|sample| sample.pixel_values.clone()).collect(),
             features: None,
         }
     }
 
     /// What [`ImageBatch::of`] was given.
     pub fn apart(&self) -> impl Iterator<Item = ImageSample> {
-        let each = self.pixel_values.len() / self.indices.len().max(1);
-        self.indices.iter().enumerate().map(move |(row, &index)| {
-            let pixel_values = self.pixel_values[row * each..][..each].to_vec();
-            ImageSample { index, pixel_values }
-        })
+        let images = self.indices.iter().zip(&self.pixel_values);
+        images.map(|(&index, pixel_values)| ImageSample { index, pixel_values: pixel_values.clone() })
     }
 }
 
@@ -92,7 +92,8 @@ impl Batch for ImageBatch {
 
     fn bytes(&self) -> u64 {
         let features = self.features.as_ref().map_or(0, |features| features.values.len());
-        4 * (self.pixel_values.len() + features) as u64
+        let pixels: usize = self.pixel_values.iter().map(|image| image.len()).sum();
+        4 * (pixels + features) as u64
     }
 
     fn features(&self) -> Option<&CachedFeatures> {
@@ -106,7 +107,8 @@ impl Batch for ImageBatch {
     fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch> {
         let Self { step, positions, .. } = *self;
         let indices = self.indices.clone();
-        Box::new(Self { step, indices, positions, pixel_values: Vec::new(), features: Some(features) })
+        let pixel_values = vec![Arc::default(); indices.len()];
+        Box::new(Self { step, indices, positions, pixel_values, features: Some(features) })
     }
 
     fn equals(&self, other: &dyn Batch) -> bool {

@@ -185,7 +185,7 @@ impl ImageFolder {
             return Err(refuse("is no longer the image that was there when the run began".into()));
         }
         let patches = surviving(|| self.processor.process_to(&bytes, self.grid).map_err(refuse), refuse)?;
-        Ok(ImageSample { index, pixel_values: patches.pixel_values })
+        Ok(ImageSample { index, pixel_values: Arc::new(patches.pixel_values) })
     }
 
     /// Patches of every image, `(t, h, w)`.
@@ -218,7 +218,7 @@ impl Samples for ImageFolder {
     }
 
     fn read_beside(&self, index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
-        Ok(Box::new(ImageSample { index, pixel_values: Vec::new() }))
+        Ok(Box::new(ImageSample { index, pixel_values: Arc::default() }))
     }
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
