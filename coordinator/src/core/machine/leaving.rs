@@ -66,7 +66,8 @@ impl Departures<'_> {
         let slot = worker.slot();
         failure.slot = Some(slot);
         failure.host.clone_from(&worker.claim.host);
-        if losing::is_final(run, failure.kind, run.is_member(slot)) {
+        let closing = run.faults.closing().is_some();
+        if !closing && losing::is_final(run, failure.kind, run.is_member(slot)) {
             // It has its good-byes to say.
             transitions::end_for(run, failure);
         } else {
