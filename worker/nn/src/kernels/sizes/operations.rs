@@ -266,6 +266,21 @@ impl AttentionOps for Sizes {
             .run();
         [next(&mut made), next(&mut made), next(&mut made)]
     }
+
+    fn biased_softmax(scores: Tensor<Self, 4>, _added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let shape = scores.dims();
+        next(&mut Fused::new([raw(scores)]).makes(shape).named("changed"))
+    }
+
+    fn softmax_backward(weights: Tensor<Self, 4>, dweights: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let shape = dweights.dims();
+        next(&mut Fused::new([raw(weights), raw(dweights)]).makes(shape).named("changed"))
+    }
+
+    fn heads_inside(x_bhsk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let [batch, heads, len, width] = x_bhsk.dims();
+        Fused::new([raw(x_bhsk)]).makes([batch, len, heads, width]).one()
+    }
 }
 
 impl LinearOps for Sizes {
