@@ -31,9 +31,50 @@ fn stems_of_held_out_tracks_are_separated_by_decibels() {
     let files = manifest["files"].as_array().expect("an array");
     assert!(files.iter().any(|file| file["path"] == WEIGHTS), "{manifest:#}");
     assert_eq!(read_json(&output.join("separator.json"))["stems"][1], "drums");
+    assert_stems_of_a_held_out_track(&output, dir.path());
     // What was predicted at the start, beside what the workers measured.
     let peak = &summary["memory"];
     assert!(printed.contains("held-out sdr"), "{printed}\n{peak:#}");
+}
+
+/// Mixes a track that was held out, longer than a segment, and has it taken apart.
+fn assert_stems_of_a_held_out_track(run: &Path, dir: &Path) {
+    let track = root().join("configs/assets/plucks/track-03");
+    let [plucks, drums] = ["plucks", "drums"].map(|stem| samples(&track.join(format!("{stem}.wav"))));
+    let mixture = dir.join("mixture.wav");
+    let spec = hound::WavReader::open(track.join("drums.wav")).expect("it ships").spec();
+    let spec = hound::WavSpec { bits_per_sample: 32, sample_format: hound::SampleFormat::Float, ..spec };
+    let mut writer = hound::WavWriter::create(&mixture, spec).expect("a file");
+    plucks.iter().zip(&drums).for_each(|(a, b)| writer.write_sample(a + b).expect("a sample"));
+    writer.finalize().expect("a file");
+    let path = |path: &Path| path.display().to_string();
+    let arguments = ["generate", &path(run), "--audio", &path(&mixture), "--out", &path(&dir.join("stems"))];
+    let out = cox(&arguments).output().expect("cox was built");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let told = String::from_utf8(out.stdout).expect("text");
+    for ((stem, wanted), told) in [("plucks", plucks), ("drums", drums)].into_iter().zip(told.lines()) {
+        let file = dir.join(format!("stems/mixture/{stem}.wav"));
+        assert_eq!(told, path(&file));
+        let found = samples(&file);
+        assert_eq!(found.len(), wanted.len());
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let error: f64 = found.iter().zip(&wanted).map(|(a, b)| square(a - b)).sum();
+        let ratio = 10.0 * (wanted.iter().map(|x| square(*x)).sum::<f64>() / error).log10();
+        assert!(ratio > 3.0, "{stem}: {ratio} dB");
+    }
+}
+
+/// Values of a file, full scale at 1.
+fn samples(path: &Path) -> Vec<f32> {
+    let mut reader =
+        hound::WavReader::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    match reader.spec().sample_format {
+        hound::SampleFormat::Float => reader.samples().map(|sample| sample.expect("a sample")).collect(),
+        hound::SampleFormat::Int => {
+            let scale = 2f32.powi(1 - i32::from(reader.spec().bits_per_sample));
+            reader.samples::<i32>().map(|sample| sample.expect("a sample") as f32 * scale).collect()
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Training whose passes begin when everything that may be read ahead is there, so that what is held in a pass
-//! is the same on every machine, however busy: for tests of peaks.
+//! Training whose passes begin when everything that may be read ahead is there, so that what is held in a
+//! pass is the same on every machine, however busy: for tests of peaks.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use coxswain_worker::{
 
 use crate::solo;
 
-/// Trains to the end as [`solo::train`] does; of no other training in this process may data be read meanwhile.
+/// Trains to the end as [`solo::train`] does; meanwhile no other training in this process may read data.
 pub fn train(trainer: &mut dyn Trainer, spec: &RunSpec, first_step: u64) -> Summary {
     let outcome = solo::outcome(trainer, spec, first_step, |link, _| Box::new(AtRest(link)));
     assert_eq!(outcome, TrainerOutcome::Done);

@@ -1,4 +1,4 @@
-//! `cox generate`: what a model writes, to look at it.
+//! `cox generate`: what a model writes: texts, to look at them, or files.
 
 use std::{
     fs,
@@ -7,8 +7,8 @@ use std::{
 
 use clap::Args;
 use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
-use coxswain_task::{GenerateJob, Prompt, Sampling, Written};
-use coxswain_worker::device;
+use coxswain_task::{ConvertJob, GenerateJob, Prompt, Sampling, Written};
+use coxswain_worker::device::{self, Device};
 use serde_json::{Value, json};
 
 use crate::{
@@ -40,12 +40,18 @@ pub struct GenerateArgs {
     /// An image that every --prompt is about; several in order
     #[arg(long = "image", value_name = "FILE", requires = "prompts")]
     images: Vec<PathBuf>,
+    /// A recording to take apart; several, each by itself
+    #[arg(long = "audio", value_name = "FILE", requires = "out", conflicts_with_all = ["prompts", "file"])]
+    audio: Vec<PathBuf>,
+    /// The folder that gets a folder with the stems of each --audio
+    #[arg(long, value_name = "DIR", requires = "audio")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// What to compute on: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
-    /// One JSON object a line for each answer: prompt, text, ids, ended
+    /// One JSON object a line for each answer: prompt, text, ids, ended; for each recording: audio, written
     #[arg(long)]
     json: bool,
 }
@@ -77,13 +83,14 @@ impl From<SamplingArgs> for Sampling {
     }
 }
 
-/// Answers all prompts.
+/// Answers all prompts, or takes all recordings apart.
 pub fn execute(args: &GenerateArgs) -> Outcome {
+    if let Some(out) = &args.out {
+        return take_apart(args, out);
+    }
     let prompts = args.prompts()?;
     let (spec, results) = args.run()?;
-    let wanted = args.device.unwrap_or(spec.launch.device);
-    let device = device::choose(wanted, 0, accelerator())
-        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let device = args.device(&spec)?;
     let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling: args.sampling.into() };
     let answers = tasks().generate(&job, device)?;
     let answers = answers
@@ -98,7 +105,37 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     Ok(())
 }
 
+/// Writes the stems of all recordings.
+fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
+    let (spec, Some(results)) = args.run()? else {
+        let remedy = "--audio takes the output directory of a run; before training there is nothing to use";
+        return Err(Failed::usage(format!("{}: is a file; {remedy}", args.run.display())));
+    };
+    let job = ConvertJob { spec: &spec, results, files: &args.audio, out };
+    let written = tasks().convert(&job, args.device(&spec)?)?;
+    let written = written.ok_or_else(|| {
+        Failed::usage(format!("task {}: what it trains takes no recordings apart", spec.task.kind))
+    })?;
+    for (audio, written) in args.audio.iter().zip(&written) {
+        if args.json {
+            say(json!({"audio": audio, "written": written}));
+            continue;
+        }
+        for path in written {
+            say(path.display());
+        }
+    }
+    Ok(())
+}
+
 impl GenerateArgs {
+    /// What is computed on.
+    fn device(&self, spec: &RunSpec) -> Result<Device, Failed> {
+        let wanted = self.device.unwrap_or(spec.launch.device);
+        device::choose(wanted, 0, accelerator())
+            .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
+    }
+
     /// The run, and where it has left its results.
     fn run(&self) -> Result<(RunSpec, Option<&Path>), Failed> {
         let overrides: Vec<_> =
@@ -130,7 +167,9 @@ impl GenerateArgs {
             }
         }
         match prompts.is_empty() {
-            true => Err(Failed::usage("there is nothing to answer; give --prompt TEXT or --prompts FILE")),
+            true => Err(Failed::usage(
+                "there is nothing to answer; give --prompt TEXT, --prompts FILE or --audio FILE",
+            )),
             false => Ok(prompts),
         }
     }

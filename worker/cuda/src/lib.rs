@@ -21,12 +21,17 @@ mod nccl;
 #[cfg(test)]
 mod tests;
 
-use std::{path::Path, sync::OnceLock};
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 pub use burn_cuda::Cuda;
 use burn_cuda::CudaDevice;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written};
+use coxswain_task::{
+    ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
+};
 use coxswain_worker::{
     collective::{RingListener, TransportError, TransportSource},
     device::{Accelerator, Gpus, NoGpus, Version},
@@ -117,6 +122,11 @@ impl Accelerator for Nvidia {
     fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
         let task = self.named(&job.spec.task.kind)?;
         Ok(task.generate(job, &CudaDevice::new(gpu)).transpose()?)
+    }
+
+    fn convert(&self, job: &ConvertJob<'_>, gpu: usize) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError> {
+        let task = self.named(&job.spec.task.kind)?;
+        Ok(task.convert(job, &CudaDevice::new(gpu)).transpose()?)
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {

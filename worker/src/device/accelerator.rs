@@ -6,7 +6,7 @@ use std::{
 };
 
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
+use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
 
 use crate::{
     collective::{RingListener, TransportError, TransportSource},
@@ -138,6 +138,9 @@ pub trait Accelerator: Sync {
     /// See [`Tasks::generate`](super::Tasks::generate).
     fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError>;
 
+    /// See [`Tasks::convert`](super::Tasks::convert).
+    fn convert(&self, job: &ConvertJob<'_>, gpu: usize) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError>;
+
     /// What carries large buffers between GPUs.
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource>;
 
@@ -197,6 +200,10 @@ impl Accelerator for Absent {
     }
 
     fn generate(&self, _job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+        never(gpu)
+    }
+
+    fn convert(&self, _job: &ConvertJob<'_>, gpu: usize) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError> {
         never(gpu)
     }
 

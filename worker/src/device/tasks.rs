@@ -1,11 +1,11 @@
 //! What this program can train, and on what.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
 use coxswain_nn::kernels::pool;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ForwardJob, GenerateJob, Responder, TaskError, TaskOn, Written};
+use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Responder, TaskError, TaskOn, Written};
 
 use super::{Accelerator, Device};
 use crate::{
@@ -66,6 +66,20 @@ impl Tasks {
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.generate(job, &Default::default()).transpose()?),
             Device::Cuda(gpu) => self.accelerator.generate(job, gpu),
+        }
+    }
+
+    /// Files made of files, computed on `device`: what was written for each; nothing if what the run's task
+    /// trains makes none.
+    pub fn convert(
+        &self,
+        job: &ConvertJob<'_>,
+        device: Device,
+    ) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError> {
+        pool::join();
+        match device {
+            Device::Cpu => Ok(self.of(job.spec)?.convert(job, &Default::default()).transpose()?),
+            Device::Cuda(gpu) => self.accelerator.convert(job, gpu),
         }
     }
 

@@ -4,7 +4,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_task::{ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
+use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
@@ -66,6 +66,14 @@ impl Accelerator for Machine {
 
     fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
         ABSENT.generate(job, gpu)
+    }
+
+    fn convert(
+        &self,
+        job: &ConvertJob<'_>,
+        gpu: usize,
+    ) -> Result<Option<Vec<Vec<std::path::PathBuf>>>, TrainError> {
+        ABSENT.convert(job, gpu)
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {

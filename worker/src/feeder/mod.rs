@@ -10,7 +10,8 @@
 //!
 //! Memory: the micro-batches of the prefetch bound, those that are being made included. Where a task's
 //! `collate` copies its samples, one that is being put together is there twice for that moment. It does not
-//! grow with the number of batches or the size of the data set. Nothing here knows what a sample is, tensors, ranks or gRPC.
+//! grow with the number of batches or the size of the data set. Nothing here knows what a sample is, tensors,
+//! ranks or gRPC.
 
 mod prefetch;
 mod queue;

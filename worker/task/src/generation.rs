@@ -1,4 +1,4 @@
-//! A trained model writing text: `cox generate`.
+//! A trained model writing, text or files: `cox generate`.
 
 use std::path::{Path, PathBuf};
 
@@ -39,6 +39,19 @@ pub struct Sampling {
     pub top_k: usize,
     /// Keys every draw, together with the prompt's number and the token's.
     pub seed: u64,
+}
+
+/// Files to make others of, with a trained model.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvertJob<'a> {
+    /// The run whose model is used.
+    pub spec: &'a RunSpec,
+    /// What that run has left.
+    pub results: &'a Path,
+    /// What is read, each by itself.
+    pub files: &'a [PathBuf],
+    /// The folder that gets a folder for each, of its name.
+    pub out: &'a Path,
 }
 
 /// An answer.

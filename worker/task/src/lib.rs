@@ -34,7 +34,7 @@ pub use self::{
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},
-    generation::{GenerateJob, Prompt, Sampling, Written},
+    generation::{ConvertJob, GenerateJob, Prompt, Sampling, Written},
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},

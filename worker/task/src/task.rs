@@ -10,8 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, TaskError, Width, Written,
-    memory::Subject,
+    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, TaskError,
+    Width, Written, memory::Subject,
 };
 
 /// Something that can be trained.
@@ -116,6 +116,16 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
         _job: &GenerateJob<'_>,
         _device: &B::Device,
     ) -> Option<Result<Vec<Written>, TaskError>> {
+        None
+    }
+
+    /// Makes files of files, each whole or not at all, and says what it has written for each, in their order;
+    /// nothing if what this task trains makes no files.
+    fn convert(
+        &self,
+        _job: &ConvertJob<'_>,
+        _device: &B::Device,
+    ) -> Option<Result<Vec<Vec<PathBuf>>, TaskError>> {
         None
     }
 

@@ -11,6 +11,7 @@
 //! scene       a micro-batch in host memory: spectra, estimates, loss and its gradient by masks
 //! measures    ratios of signal to distortion
 //! objective   what the engine trains, evaluates and exports
+//! stems       whole mixtures taken apart into files
 //! memory      what a rank will hold
 //! ```
 
@@ -24,6 +25,7 @@ pub mod memory;
 mod network;
 mod objective;
 mod scene;
+mod stems;
 mod stft;
 mod task;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The separator as the engine trains it.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use coxswain_nn::{
     files::{replace, write_tensors},
@@ -10,6 +10,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     config::SettingsError,
+    ids::Step,
     run_spec::{Recompute, RunSpec},
 };
 use coxswain_task::{
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use super::{
     bands::split,
     config::SeparationSettings,
-    data::{CHANNELS, SegmentBatch},
+    data::{CHANNELS, SegmentBatch, SegmentSample},
     measures::{chunked_sdr, sdr},
     network::{SEPARATOR, Separator, SeparatorShape},
     scene::{Judged, Scene},
@@ -39,7 +40,8 @@ const MEASURES: [&str; 3] = ["loss", SDR, CSDR];
 const SDR: &str = "sdr";
 const CSDR: &str = "csdr";
 
-const WEIGHTS: Artifact = Artifact { path: "separator.safetensors", what: "the separator's weights" };
+pub(super) const WEIGHTS: Artifact =
+    Artifact { path: "separator.safetensors", what: "the separator's weights" };
 const CONFIG: Artifact = Artifact { path: "separator.json", what: "what the separator is made of" };
 
 /// A separator, and the run that it is trained by.
@@ -70,6 +72,19 @@ impl SeparationObjective {
 
     fn scene<'a>(&'a self, batch: &'a SegmentBatch) -> Scene<'a> {
         Scene::new(self.separator.shape(), &self.stft, batch)
+    }
+
+    /// What it makes of a mixture, `[channels, l]` with no more samples than a segment, which silence
+    /// completes: `[stems, channels]` signals of a segment's length.
+    pub fn estimates<B: Tape<Base = B>>(&self, trainables: &Trainables<B>, mixture: &[f32]) -> Vec<Vec<f32>> {
+        let samples = self.stft.samples();
+        let mut whole = vec![0.0; CHANNELS * samples];
+        let channels = mixture.chunks_exact((mixture.len() / CHANNELS).max(1));
+        whole.chunks_exact_mut(samples).zip(channels).for_each(|(to, of)| to[..of.len()].copy_from_slice(of));
+        let segment = SegmentSample { index: 0, mixture: Arc::new(whole), stems: Arc::default() };
+        let batch = SegmentBatch::of(Step(0), self.stft.frames(), &[&segment]);
+        let scene = self.scene(&batch);
+        scene.estimates(&self.masks(trainables, &scene, self.size(&batch)))
     }
 
     fn size(&self, batch: &SegmentBatch) -> [usize; 2] {

@@ -1,6 +1,9 @@
 //! Its place among tasks.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_data::DataError;
 use coxswain_nn::{dtypes::ActivationsDtype, files::replace, kernels::Tape};
@@ -8,7 +11,7 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Recompute, RunSpec},
 };
-use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{Built, ConvertJob, Samples, Task, TaskError, TaskOn, memory::Subject};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -16,6 +19,7 @@ use super::{
     data::{CHANNELS, SegmentSample, Tracks},
     memory::SeparatorSizes,
     objective::SeparationObjective,
+    stems,
 };
 
 /// Trains a separator of stereo audio.
@@ -86,5 +90,13 @@ impl<B: Tape<Base = B>> TaskOn<B> for Separation {
         let (objective, layout) = SeparationObjective::new(spec).map_err(TaskError::bad_input)?;
         let initial = layout.initial_values(spec.run.seed);
         Ok(Built { objective: Box::new(objective), layout, initial })
+    }
+
+    fn convert(
+        &self,
+        job: &ConvertJob<'_>,
+        device: &B::Device,
+    ) -> Option<Result<Vec<Vec<PathBuf>>, TaskError>> {
+        Some(stems::convert::<B>(job, device))
     }
 }

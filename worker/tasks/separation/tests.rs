@@ -21,6 +21,7 @@ use super::{
 
 mod data;
 mod golden;
+mod stems;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -187,9 +187,9 @@ impl TrajectorySizes {
         names + index_bytes(self.images) + waiting
     }
 
-    /// Micro-batches as the data threads hand them over: the one that runs, and those read ahead, whether they
-    /// are ready or being read: a sample that has been read is its place in the micro-batch. What runs has
-    /// kept trajectories instead of pixels, where they are kept; the first epoch reads pixels ahead anyway.
+    /// Micro-batches as the data threads hand them over: the one that runs, and those read ahead, ready or
+    /// being read (a sample is not copied into its micro-batch). What runs has kept trajectories instead of
+    /// pixels, where they are kept; the first epoch reads pixels ahead anyway.
     fn input_bytes(&self, ask: Ask) -> u64 {
         let batch = FLOAT * ask.micro_batch.min(self.spec.train.global_batch as u64);
         let running = batch * if self.keeps() { self.values() } else { self.pixels() };

@@ -265,7 +265,7 @@ fn pixels_that_are_read_ahead_are_there_once() {
     let sample = folder.read(3).expect("sound");
     let batch = (&folder as &dyn Samples).batch(Step(0), slice::from_ref(&sample));
     let apart = folder.take_apart(&*batch);
-    assert!(apart[0] == sample);
+    assert!(*apart[0] == *sample);
     let pixels = |sample: &ImageSample| sample.pixel_values.clone();
     let all = [&batch.content::<ImageBatch>().pixel_values[0], &pixels(apart[0].content())];
     assert!(all.iter().all(|image| Arc::ptr_eq(image, &pixels(sample.content()))));

@@ -7,4 +7,5 @@ mod wav;
 pub use self::{
     batch::{CHANNELS, SegmentBatch, SegmentSample},
     tracks::Tracks,
+    wav::Wav,
 };

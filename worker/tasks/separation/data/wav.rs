@@ -11,8 +11,10 @@ use hound::{SampleFormat, WavReader};
 
 use super::batch::CHANNELS;
 
-/// Bytes at either end of a file that name its content, besides its length.
-const NAMED_BY: u64 = 64 << 10;
+/// Bytes of a block by which a file's content is named.
+const BLOCK: u64 = 64 << 10;
+/// Blocks by which one is named; a file that has no more is named by all of it.
+const BLOCKS: u64 = 16;
 
 /// A file whose header has been read.
 #[derive(Clone, Debug)]
@@ -28,16 +30,11 @@ impl Wav {
     pub fn open(path: PathBuf, rate: u32) -> Result<Self, DataError> {
         let reader = reader(&path)?;
         let spec = reader.spec();
-        let refuse = |field: &str, found: String, remedy: &str| {
-            Err(DataError::invalid(&path, field, found, format!("{remedy}, or remove the track")))
-        };
+        let refuse =
+            |field: &str, found: String, remedy: &str| Err(DataError::invalid(&path, field, found, remedy));
         if spec.sample_rate != rate {
             let found = format!("is {} Hz, and data.sample_rate is {rate}", spec.sample_rate);
-            return refuse(
-                "sample rate",
-                found,
-                "resample it, or set data.sample_rate to what all files have",
-            );
+            return refuse("sample rate", found, "resample it, or train at the rate that all files have");
         }
         if usize::from(spec.channels) != CHANNELS {
             let found = format!("{}, and separation is of stereo", spec.channels);
@@ -83,16 +80,23 @@ impl Wav {
         Ok(channels)
     }
 
-    /// Names its content: length, beginning and end. Hours of music are not read through for that.
+    /// Names its content: its length, and blocks from the first to the last, as far apart as each other. A
+    /// set of hours of music would take a minute to be read through, on every rank, whenever one starts.
     pub fn name(&self, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
         let failed = |error| DataError::io(&self.path, "read")(error);
         let mut file = File::open(&self.path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
         hasher.update(&len.to_le_bytes());
-        for start in [0, len.saturating_sub(NAMED_BY)] {
-            let mut bytes = Vec::new();
+        let blocks = len.div_ceil(BLOCK).min(BLOCKS);
+        let start = |number: u64| match len > BLOCKS * BLOCK {
+            true => number * (len - BLOCK) / (BLOCKS - 1),
+            false => number * BLOCK,
+        };
+        let mut bytes = Vec::with_capacity(BLOCK as usize);
+        for start in (0..blocks).map(start) {
             file.seek(SeekFrom::Start(start)).map_err(failed)?;
-            (&mut file).take(NAMED_BY).read_to_end(&mut bytes).map_err(failed)?;
+            bytes.clear();
+            (&mut file).take(BLOCK).read_to_end(&mut bytes).map_err(failed)?;
             hasher.update(&bytes);
         }
         Ok(())
@@ -104,11 +108,8 @@ fn reader(path: &Path) -> Result<WavReader<BufReader<File>>, DataError> {
         hound::Error::IoError(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
             DataError::io(path, "read")(source)
         }
-        other => DataError::invalid(
-            path,
-            "header",
-            other.to_string(),
-            "write it as WAV with 16, 24 or 32 bits, or remove the track",
-        ),
+        other => {
+            DataError::invalid(path, "header", other.to_string(), "write it as WAV with 16, 24 or 32 bits")
+        }
     })
 }

@@ -72,6 +72,31 @@ fn segments_are_numbered_through_all_tracks_and_a_mixture_is_the_sum_of_its_stem
 }
 
 #[test]
+fn a_set_is_named_by_content_of_all_of_its_files() {
+    let dir = tempfile::tempdir().expect("a folder");
+    tracks(dir.path());
+    let name = || open(dir.path(), &[]).expect("sound").fingerprint();
+    let change = |name: &str, from: usize, to: usize| {
+        let path = dir.path().join(name);
+        let mut bytes = fs::read(&path).expect("a file");
+        let end = bytes.len() - to;
+        bytes[from..end].iter_mut().for_each(|byte| *byte ^= 1);
+        fs::write(&path, bytes).expect("a file");
+    };
+    let before = name();
+    change("b/drums.wav", 5000, 5043);
+    assert!(before != name(), "of a short file every byte counts");
+    for stem in ["plucks", "drums"] {
+        write(&dir.path().join(format!("c/{stem}.wav")), PLAIN, 600_000);
+    }
+    let before = name();
+    change("c/plucks.wav", 100 << 10, 100 << 10);
+    assert!(before != name(), "another take of the same length, between the same silence");
+    change("c/plucks.wav", 100 << 10, 100 << 10);
+    assert!(before == name());
+}
+
+#[test]
 fn files_of_every_usual_kind_have_the_same_values() {
     let kinds = [
         (16, SampleFormat::Int),
