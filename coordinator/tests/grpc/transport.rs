@@ -77,6 +77,24 @@ async fn only_callers_with_the_token_are_heard() {
 }
 
 #[tokio::test]
+async fn a_stranger_may_ask_whether_a_service_is_healthy_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(spec(directory.path(), 10), 1);
+    options.token = Some("secret".into());
+    let sandbox = Sandbox::start(options).await;
+    let mut health = HealthClient::new(sandbox.channel().await);
+    let request = HealthCheckRequest { service: String::new() };
+    health.check(request.clone()).await.unwrap();
+    let watched = health.watch(request).await.unwrap_err();
+    assert_eq!(watched.code(), Code::Unauthenticated);
+    let mut reflection = ServerReflectionClient::new(sandbox.channel().await);
+    let asked = tokio_stream::iter([ServerReflectionRequest::default()]);
+    let described = reflection.server_reflection_info(asked).await.unwrap_err();
+    assert_eq!(described.code(), Code::Unauthenticated);
+    assert!(described.message().contains("COX_TOKEN"), "{described}");
+}
+
+#[tokio::test]
 async fn a_world_of_nobody_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

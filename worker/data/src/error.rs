@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::order::DamagedRow;
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES, order::DamagedRow};
 use coxswain_video::Fault;
 
 /// A data set, tokenizer or image that cannot be used.
@@ -148,9 +148,9 @@ impl DataError {
     }
 }
 
-/// The whole file as text.
+/// The whole file as text; one that is larger than any file of metadata is refused.
 pub fn read_text(path: &Path) -> Result<String, DataError> {
-    std::fs::read_to_string(path).map_err(DataError::io(path, "read"))
+    bounded::read_text(path, MAX_METADATA_BYTES).map_err(DataError::io(path, "read"))
 }
 
 /// The whole file as one JSON value of type `T`.
