@@ -1,4 +1,5 @@
-//! What the machine and other people's files may do to `cox`: few file descriptors, names that a terminal acts on.
+//! What the machine and other people's files may do to `cox`: few file descriptors, names that a terminal
+//! acts on.
 
 use std::{net::TcpStream, process::Command};
 

@@ -1,5 +1,6 @@
-//! How many files this process and its children may have open. A coordinator has a connection for each worker of
-//! a world of thousands, and 1,024 is what shells give at first; the hard limit is what the machine's owner allows.
+//! How many files this process and its children may have open. A coordinator has a connection for each worker
+//! of a world of thousands, and 1,024 is what shells give at first; the hard limit is what the machine's
+//! owner allows.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

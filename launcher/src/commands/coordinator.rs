@@ -105,8 +105,8 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     })
 }
 
-/// How long the lock of a journal on such a file system is waited for. Where the kernel keeps it, it ends with
-/// its process; a server of files keeps it for a client that it has not yet given up.
+/// How long the lock of a journal on such a file system is waited for. Where the kernel keeps it, it ends
+/// with its process; a server of files keeps it for a client that it has not yet given up.
 fn lock_patience(on: FsType) -> Duration {
     // SMB 2 and later, Ceph, Lustre, GPFS, BeeGFS: `statfs` has them, and nix no names for them.
     const OTHERS: [u32; 5] = [0xfe53_4d42, 0x00c3_6400, 0x0bd0_0bd0, 0x4750_4653, 0x1983_0326];

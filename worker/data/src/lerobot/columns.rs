@@ -143,8 +143,8 @@ impl Images {
 }
 
 /// The encoded images of an image column: LeRobot stores a struct of `bytes` and `path`, others the bytes
-/// alone. Copied out of their pages, which hold more rows than these. Several rows of far more than `expected`
-/// bytes are too large; one may have any number.
+/// alone. Copied out of their pages, which hold more rows than these. Several rows of far more than
+/// `expected` bytes are too large; one may have any number.
 pub fn images(column: &Column<'_>, expected: u64) -> Result<Images, ColumnFault> {
     let descriptor = column.descriptor();
     let encoded = match column.reader()? {

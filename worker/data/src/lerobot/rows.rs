@@ -8,9 +8,9 @@
 //! compressed), and kept in a cache that forgets the least recently used one when it exceeds its limit
 //! ([`Limits`]). So memory is bounded by the cache plus one parquet page, whatever the size of the data set.
 //!
-//! A footer says how many bytes a row group has. That is not believed: numbers are counted by the shapes of their
-//! features, and a window of images that turns out much larger (identical images, stored once, or a forged
-//! footer) is cut to the rows that fit, and so are the others of its row group.
+//! A footer says how many bytes a row group has. That is not believed: numbers are counted by the shapes of
+//! their features, and a window of images that turns out much larger (identical images, stored once, or a
+//! forged footer) is cut to the rows that fit, and so are the others of its row group.
 //!
 //! The trade-off: samples are visited in a full random order, so once a data set is much larger than the
 //! cache, nearly every sample decodes a window of its own, up to `block_bytes` for one image. That costs a

@@ -1,19 +1,19 @@
 //! A checkpoint that can be gone on from, though a newer one is damaged.
 //!
-//! Every rank reads what it needs of the newest checkpoint, compares it with the manifest, and votes. If a rank
-//! has found damage, all go back to the newest one before it, the same on each, and vote again; the first rank
-//! sets the damaged one aside. It is renamed and not removed: the rank's machine may be to blame.
+//! Every rank reads what it needs of the newest checkpoint, compares it with the manifest, and votes. If a
+//! rank has found damage, all go back to the newest one before it, the same on each, and vote again; the
+//! first rank sets the damaged one aside. It is renamed and not removed: the rank's machine may be to blame.
 //!
 //! What this does not do: look for damage in what no rank reads (the shards of a checkpoint are read by those
-//! that hold a part of them), or go back beyond the oldest checkpoint. Without an older one the error ends the
-//! rank, as any other does.
+//! that hold a part of them), or go back beyond the oldest checkpoint. Without an older one the error ends
+//! the rank, as any other does.
 
 use coxswain_proto::ids::{Bytes, Step};
 
-use super::super::{TrainError, training::Training};
 use crate::{
     collective::{BufMut, Reduce},
     link::Report,
+    train::{TrainError, training::Training},
 };
 use coxswain_nn::kernels::Tape;
 
@@ -36,7 +36,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let mut ballot =
                 [f64::from(u8::from(damage.is_some())), -older.map_or(NONE, |step| step.0 as f64)];
             self.members.comm.all_reduce(BufMut::F64(&mut ballot), Reduce::Max)?;
-            let [damaged, older] = [ballot[0] > 0.0, -ballot[1]];
+            let (damaged, older) = (ballot[0] > 0.0, -ballot[1]);
             if !damaged || older < 0.0 {
                 return restored;
             }
