@@ -6,11 +6,11 @@ use std::{net::TcpStream, process::Command};
 use crate::support::{Running, cox, free_endpoint, root};
 
 #[test]
-fn a_coordinator_takes_the_file_descriptors_it_may_have_and_goes_on_when_it_has_none_left() {
+fn a_coordinator_uses_all_file_descriptors_and_goes_on_without() {
     let dir = tempfile::tempdir().unwrap();
     let (endpoint, output) = (free_endpoint(), format!("run.output_dir={}", dir.path().display()));
     let mut command = Command::new("bash");
-    command.args(["-c", "ulimit -Hn 96; ulimit -Sn 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cox")]);
+    command.args(["-c", "ulimit -Sn 48 && ulimit -Hn 96 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cox")]);
     command.args(["coordinator", "configs/quickstart.yaml", "--listen", &endpoint, &output]);
     command.current_dir(root());
     let mut running = Running::of(command);

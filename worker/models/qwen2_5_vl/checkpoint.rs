@@ -14,7 +14,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs::{self, File},
+    fs::File,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,

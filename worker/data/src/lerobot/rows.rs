@@ -242,8 +242,8 @@ impl RowStore {
         let metadata = footer.metadata.row_group(group);
         let all = metadata.num_rows().max(1) as u64;
         let mine = metadata.columns().iter().filter(|c| self.belongs(c.column_path().parts(), part));
-        let said: u64 = mine.fold(0, |sum, c| sum.saturating_add(c.uncompressed_size().max(0) as u64));
-        let bytes = said.max(all.saturating_mul(self.row_bytes(part)));
+        let claimed: u64 = mine.fold(0, |sum, c| sum.saturating_add(c.uncompressed_size().max(0) as u64));
+        let bytes = claimed.max(all.saturating_mul(self.row_bytes(part)));
         let fit = (self.limits.block_bytes as u128 * all as u128 / bytes.max(1) as u128) as u64;
         let narrow = lock(&self.narrow).get(&(file, group, part)).copied().unwrap_or(all);
         let size = fit.min(narrow).clamp(1, all);
