@@ -1,5 +1,5 @@
-//! What workers and launchers have in common as callers: how they show their token, and what an answer that is
-//! none says about the next try, and when that is.
+//! What workers and launchers have in common as callers: how they show their token, and what an answer that
+//! is none says about the next try, and when that is.
 
 use std::time::Duration;
 

@@ -83,9 +83,9 @@ pub fn start(text: &str, most: usize) -> String {
     }
 }
 
-/// A text from elsewhere that does nothing to a terminal and hides nothing: control characters, and those that
-/// turn the direction of writing, become escapes such as `\u001b`, which JSON reads as what they were. Line
-/// breaks and tabs stay.
+/// A text from elsewhere that does nothing to a terminal and hides nothing: control characters, and those
+/// that turn the direction of writing, become escapes such as `\u001b`, which JSON reads as what they were.
+/// Line breaks and tabs stay.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     let acts = |c: char| {
         (c.is_control() && !matches!(c, '\n' | '\t'))

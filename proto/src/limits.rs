@@ -100,8 +100,8 @@ pub const MAX_REFUSALS_KEPT: usize = 256;
 pub const MAX_NAME_BYTES: usize = 4096;
 /// Bytes of a name that `status` tells of every rank: the longest of a host that DNS has, and of a device.
 pub const MAX_SHORT_NAME_BYTES: usize = 255;
-/// Ranges of samples in one report. A rank's part of a step is one range, with a hole for each quarantined row
-/// in it, and each of these may be needed by samples in several places.
+/// Ranges of samples in one report. A rank's part of a step is one range, with a hole for each quarantined
+/// row in it, and each of these may be needed by samples in several places.
 pub const MAX_SAMPLE_RANGES: usize = 4096;
 /// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest
 /// world does not overflow.
@@ -153,8 +153,8 @@ pub const COORDINATOR_RESTARTS: usize = 5;
 pub const COORDINATOR_WINDOW: Duration = Duration::from_secs(60);
 /// How long a worker looks for a coordinator that has gone before it gives up.
 pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
-/// How long a coordinator waits for the lock of a journal on a network file system: a server that lost a client
-/// keeps its locks for a lease, of 90 s with NFSv4, and a little more until it has noticed.
+/// How long a coordinator waits for the lock of a journal on a network file system: a server that lost a
+/// client keeps its locks for a lease, of 90 s with NFSv4, and a little more until it has noticed.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
@@ -163,8 +163,8 @@ pub const MAX_ERROR_TEXT: usize = 8 << 10;
 /// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused
 /// unread.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Bytes of a file of metadata: `info.json`, `config.json`, statistics, tasks. A data set of a million episodes
-/// has 500 bytes for each in the longest of them.
+/// Bytes of a file of metadata: `info.json`, `config.json`, statistics, tasks. A data set of a million
+/// episodes has 500 bytes for each in the longest of them.
 pub const MAX_METADATA_BYTES: u64 = 1 << 29;
 /// Bytes of a tokenizer's file; that of a quarter of a million pieces has 33 MiB.
 pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
@@ -182,7 +182,8 @@ pub const MAX_CONFIG_DEPTH: usize = 32;
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
-// A metric is its name, its unit, and less than 24 bytes; a rank is its metrics, two names, and less than 250.
+// A metric is its name, its unit, and less than 24 bytes; a rank is its metrics, two names, and less than
+// 250.
 const _: () = assert!(
     ((MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS
         + 2 * MAX_SHORT_NAME_BYTES

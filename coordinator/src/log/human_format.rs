@@ -8,8 +8,8 @@
 //! 14:03:52  fail    warning: lost: rank 1 on node-b, last heard of in forward of step 12: its process ...
 //! ```
 //!
-//! What a message brings from elsewhere cannot pass for a line of ours, nor do anything to the terminal: control
-//! characters are shown as escapes, and its later lines are indented.
+//! What a message brings from elsewhere cannot pass for a line of ours, nor do anything to the terminal:
+//! control characters are shown as escapes, and its later lines are indented.
 //!
 //! A day's first line follows one with the date, for a log is written for days, and continued by the next
 //! launch. Where there are no colours the severity is a word in front of the message.

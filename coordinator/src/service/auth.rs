@@ -36,8 +36,8 @@ impl Guard {
     }
 }
 
-/// Lets a request through that carries the token, whatever it asks for: services, metrics, reflection, health's
-/// `Watch`. Only `Check` of health is open, which probes of schedulers call without a token.
+/// Lets a request through that carries the token, whatever it asks for: services, metrics, reflection,
+/// health's `Watch`. Only `Check` of health is open, which probes of schedulers call without a token.
 pub async fn guarded(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let presented = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     match guard.admit(presented) {

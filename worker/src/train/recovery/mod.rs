@@ -67,7 +67,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (if replicated { StateSource::Replica } else { StateSource::Carried }, bytes)
             }
             None if self.members.assignment.checkpoint_step > Step(0) => {
-                (StateSource::Checkpoint, self.restore_sound(self.members.assignment.checkpoint_step)?)
+                (StateSource::Checkpoint, sound::restore(self, self.members.assignment.checkpoint_step)?)
             }
             None => {
                 self.run.starts = self.learner.begin_afresh(&self.run, &self.members)?;
