@@ -2,6 +2,7 @@
 //! reads no data.
 //!
 //! ```text
+//! connections as they come in, up to a bound
 //! service     gRPC: decode, ask, encode                workers.rs  people.rs  metrics.rs
 //! tensorboard the same news as scalars on disk
 //! driver      the one task that owns the core          clock.rs reads the time, journal/ keeps the records,
@@ -15,6 +16,7 @@
 
 mod aside;
 mod clock;
+mod connections;
 pub mod core;
 mod driver;
 pub mod journal;
@@ -34,11 +36,10 @@ pub use journal::JournalError;
 pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
 pub use startup::StartError;
 use tokio::{net::TcpListener, task::JoinSet};
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 
-use crate::{driver::Driver, service::RunFacts, tensorboard::Scalars};
+use crate::{connections::Connections, driver::Driver, service::RunFacts, tensorboard::Scalars};
 
 /// Why a coordinator did not serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
@@ -125,8 +126,8 @@ async fn run(
     // A set ends its tasks with itself: dropping this future kills the coordinator.
     let mut driving = JoinSet::new();
     driving.spawn(driver.run(stop.clone()));
-    let incoming = TcpListenerStream::new(listener);
-    let server = router.serve_with_incoming_shutdown(incoming, over.clone().cancelled_owned());
+    let connections = Connections::of(listener);
+    let server = router.serve_with_incoming_shutdown(connections, over.clone().cancelled_owned());
     tokio::pin!(server, shutdown);
     let outcome = loop {
         tokio::select! {

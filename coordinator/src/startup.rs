@@ -8,8 +8,9 @@ use std::{
 };
 
 use coxswain_proto::{
-    VERSION, document,
+    VERSION, bounded, document,
     ids::{Bytes, Step},
+    limits::MAX_MANIFEST_BYTES,
     report::{CheckpointState, Skipped},
     run_spec::RunSpec,
 };
@@ -179,7 +180,7 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
         let entry = CheckpointEntry {
             step,
             path: format!("checkpoints/{}", step.checkpoint_dir()),
-            bytes: Bytes(manifest.files.values().map(|file| file.bytes).sum()),
+            bytes: Bytes(manifest.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))),
             state: CheckpointState::Complete,
         };
         found.push((entry, path, manifest));
@@ -202,7 +203,7 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
 }
 
 fn manifest(path: &Path) -> Option<Manifest> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = bounded::read_text(path, MAX_MANIFEST_BYTES).ok()?;
     match serde_json::from_str::<Manifest>(&text) {
         Ok(manifest) if manifest.format == MANIFEST_FORMAT => Some(manifest),
         Ok(manifest) => {

@@ -90,6 +90,26 @@ fn the_jobset_is_yaml_and_starts_as_many_machines_as_its_flags_say() {
 }
 
 #[test]
+fn the_network_policy_lets_only_the_jobs_own_pods_and_the_monitoring_in() {
+    let read = |name: &str| -> serde_json::Value {
+        coxswain_proto::config::from_yaml(&file(name).1, name).expect("it is YAML")
+    };
+    let (policy, jobset) = (read("networkpolicy.yaml"), read("jobset.yaml"));
+    assert_eq!(policy["kind"], "NetworkPolicy");
+    let label = serde_json::json!({"jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"]});
+    let spec = &policy["spec"];
+    assert_eq!(spec["podSelector"]["matchLabels"], label);
+    assert_eq!(spec["policyTypes"], serde_json::json!(["Ingress"]));
+    let [own, monitoring] = &spec["ingress"].as_array().expect("a list")[..] else { panic!("{spec:#}") };
+    assert_eq!(own["from"][0]["podSelector"]["matchLabels"], label);
+    assert_eq!(own.get("ports"), None, "the ring and NCCL choose their ports");
+    let container =
+        &jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(monitoring["ports"][0]["port"], container["ports"][0]["containerPort"]);
+    assert_eq!(monitoring["ports"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
 fn the_image_is_built_by_the_readmes_command_with_the_projects_compiler() {
     let (_, text) = file("Dockerfile");
     let readme = fs::read_to_string(root().join("README.md")).expect("a README");

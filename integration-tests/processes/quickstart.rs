@@ -10,6 +10,7 @@ mod elastic;
 mod faults;
 mod frozen;
 mod launch;
+mod limits;
 mod memory;
 mod network;
 mod pairs;

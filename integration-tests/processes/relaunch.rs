@@ -69,3 +69,30 @@ fn a_file_that_is_edited_meanwhile_is_not_read_when_the_coordinator_dies() {
     held.release();
     tiny.assert_undisturbed(running, "a coordinator killed beside an edited file");
 }
+
+#[test]
+fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_from() {
+    let tiny = Tiny::new(6, 2);
+    let held = tiny.hold(1, "backward", 5);
+    let mut running = tiny.start(&[]);
+    held.wait(&mut running);
+    let processes = children(running.pid());
+    signal(running.pid() as i32, Signal::SIGKILL);
+    running.finish();
+    wait_until_gone(&processes);
+    drop(held);
+    std::fs::remove_dir_all(tiny.hold_dir()).expect("nobody is held any more");
+    // Only rank 1 reads it.
+    let newest = tiny.output().join("checkpoints/step-00000004");
+    let shard = newest.join("optimizer-rank0001-of-0002.safetensors");
+    let mut bytes = std::fs::read(&shard).expect("a shard");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&shard, bytes).expect("a disk");
+    tiny.assert_undisturbed(tiny.start(&["faults.mirror=false"]), "a damaged checkpoint");
+    assert!(newest.with_extension("damaged-1").join("manifest.json").exists(), "kept for people");
+    assert!(newest.join("manifest.json").exists(), "written again");
+    let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
+    assert!(log.contains("checkpoint of step 4 is damaged, and all go back to step 2"), "{log}");
+    assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 2);
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coxswain_proto::{
-    limits,
+    calls, limits,
     v1::{control_client::ControlClient, coordinator_client::CoordinatorClient},
 };
 use tonic::{
@@ -71,7 +71,7 @@ impl Access {
             Failed::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
         })?;
         let bearer = token
-            .map(|token| format!("Bearer {token}").parse())
+            .map(calls::bearer)
             .transpose()
             .map_err(|_| Failed::usage("COX_TOKEN: a token consists of visible ASCII characters"))?;
         let channel = endpoint

@@ -8,6 +8,7 @@ mod endpoint;
 mod exit;
 mod gpu;
 mod launch;
+mod open_files;
 mod plan;
 mod render;
 mod run_dir;
@@ -25,6 +26,7 @@ pub use tasks::standard;
 /// reads from it how much memory each phase took
 /// ([`CountingAllocator`](coxswain_worker::memory::CountingAllocator)).
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
+    open_files::raise_limit();
     tasks::install(tasks);
     let cli = commands::Cli::parse();
     let logging = telemetry::start(&cli.log, cli.steers());

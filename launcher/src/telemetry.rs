@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use coxswain_coordinator::log::{Human, WithMetrics};
+use coxswain_proto::human::escaped;
 use tracing_subscriber::{
     EnvFilter, fmt,
     fmt::{
@@ -79,7 +80,7 @@ impl Logging {
     /// Says why the process ends, whatever the filter lets through.
     pub fn last_word(mut self, message: &str) {
         let text = match self.format {
-            LogFormat::Text => format!("error: {message}\n"),
+            LogFormat::Text => format!("error: {}\n", escaped(message)),
             LogFormat::Json => error_record(message),
         };
         match &mut self.log_writer {

@@ -1,8 +1,20 @@
-//! What an answer that is none says about the next try, and when that is: the same for workers and launchers.
+//! What workers and launchers have in common as callers: how they show their token, and what an answer that
+//! is none says about the next try, and when that is.
 
 use std::time::Duration;
 
-use tonic::Code;
+use tonic::{
+    Code,
+    metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
+};
+
+/// The value of `authorization` that shows a token. It is marked as sensitive: `Debug` does not print it, and
+/// HTTP/2 keeps it out of its tables.
+pub fn bearer(token: &str) -> Result<MetadataValue<Ascii>, InvalidMetadataValue> {
+    let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse()?;
+    value.set_sensitive(true);
+    Ok(value)
+}
 
 /// Pauses between tries: each twice as long as the one before, up to the longest. A server that comes back is
 /// found soon, and one that stays away is not asked all the time.
@@ -50,6 +62,15 @@ pub fn may_answer_later(code: Code) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_is_shown_to_the_coordinator_alone() {
+        let value = bearer("hunter2").unwrap();
+        assert_eq!(value.to_str().unwrap(), "Bearer hunter2");
+        assert!(value.is_sensitive());
+        assert!(!format!("{value:?}").contains("hunter2"), "{value:?}");
+        bearer("two\nlines").unwrap_err();
+    }
 
     #[test]
     fn pauses_grow_to_the_longest_and_begin_anew_after_an_answer() {

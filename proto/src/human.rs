@@ -1,6 +1,6 @@
 //! Quantities as people read them: one rounding for logs, tables and messages.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 /// `812 B`, `1.5 KiB`, `2.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -83,6 +83,27 @@ pub fn start(text: &str, most: usize) -> String {
     }
 }
 
+/// A text from elsewhere that does nothing to a terminal and hides nothing: control characters, and those
+/// that turn the direction of writing, become escapes such as `\u001b`, which JSON reads as what they were.
+/// Line breaks and tabs stay.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    let acts = |c: char| {
+        (c.is_control() && !matches!(c, '\n' | '\t'))
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match acts(c) {
+            true => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +134,14 @@ mod tests {
         assert_eq!(seconds(7_380.0), "2h 03m");
         assert_eq!(seconds(100_800.0), "1d 04h");
         assert_eq!(seconds(f64::NAN), "");
+    }
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_shown() {
+        assert_eq!(escaped("rank 1: gr\u{fc}n\n\tand more"), "rank 1: gr\u{fc}n\n\tand more");
+        let hostile = "a\u{1b}[2Jb\rc\u{9b}d\u{202e}e";
+        assert_eq!(escaped(hostile), r"a\u001b[2Jb\u000dc\u009bd\u202ee");
+        let json = serde_json::to_string(hostile).unwrap();
+        assert_eq!(serde_json::from_str::<String>(&escaped(&json)).unwrap(), hostile);
     }
 }

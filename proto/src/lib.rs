@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bounded;
 pub mod cache_plan;
 pub mod calls;
 pub mod config;

@@ -27,6 +27,13 @@ pub const REPORT_QUEUE: usize = 4096;
 pub const WATCH_QUEUE: usize = 1024;
 /// Largest gRPC message: a run spec or a status of `MAX_WORLD` ranks fits.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Connections that the coordinator has open at once: one of each worker and launcher, and as many of people
+/// and their tools. More wait until one is closed.
+pub const MAX_CONNECTIONS: usize = 3 * MAX_WORLD;
+/// Calls and streams at once on one of them. A worker has a handful; a tool may ask for many workers.
+pub const MAX_STREAMS: u32 = 1024;
+/// Between two tries to accept a connection where the machine has no room for one (file descriptors, memory).
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A worker says that it lives this often.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A worker whose line is closed counts as lost unless it is opened again in this time. A worker reopens it
@@ -91,6 +98,11 @@ pub const MAX_REFUSALS_KEPT: usize = 256;
 /// Bytes of a name that a worker or launcher gives: host, address, device, path. The longest are paths, of
 /// 4,096.
 pub const MAX_NAME_BYTES: usize = 4096;
+/// Bytes of a name that `status` tells of every rank: the longest of a host that DNS has, and of a device.
+pub const MAX_SHORT_NAME_BYTES: usize = 255;
+/// Ranges of samples in one report. A rank's part of a step is one range, with a hole for each quarantined
+/// row in it, and each of these may be needed by samples in several places.
+pub const MAX_SAMPLE_RANGES: usize = 4096;
 /// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest
 /// world does not overflow.
 pub const MAX_COUNT: u64 = 1 << 48;
@@ -141,6 +153,9 @@ pub const COORDINATOR_RESTARTS: usize = 5;
 pub const COORDINATOR_WINDOW: Duration = Duration::from_secs(60);
 /// How long a worker looks for a coordinator that has gone before it gives up.
 pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a coordinator waits for the lock of a journal on a network file system: a server that lost a
+/// client keeps its locks for a lease, of 90 s with NFSv4, and a little more until it has noticed.
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 /// An error text carried in a report is cut to this.
@@ -148,6 +163,15 @@ pub const MAX_ERROR_TEXT: usize = 8 << 10;
 /// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused
 /// unread.
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Bytes of a file of metadata: `info.json`, `config.json`, statistics, tasks. A data set of a million
+/// episodes has 500 bytes for each in the longest of them.
+pub const MAX_METADATA_BYTES: u64 = 1 << 29;
+/// Bytes of a tokenizer's file; that of a quarter of a million pieces has 33 MiB.
+pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
+/// Bytes of a checkpoint's manifest: a line for each rank of the largest world is 2 MiB.
+pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// Values of one feature in one frame; a frame of 8K video in colour has 2^27.
+pub const MAX_FEATURE_VALUES: usize = 1 << 28;
 /// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust
 /// memory.
 pub const MAX_CONFIG_NODES: usize = 100_000;
@@ -158,11 +182,17 @@ pub const MAX_CONFIG_DEPTH: usize = 32;
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
-// A metric is its name, its unit, and less than 24 bytes.
+// A metric is its name, its unit, and less than 24 bytes; a rank is its metrics, two names, and less than
+// 250.
 const _: () = assert!(
-    (MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS * MAX_WORLD * 3 / 2
+    ((MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS
+        + 2 * MAX_SHORT_NAME_BYTES
+        + 250)
+        * MAX_WORLD
         <= MAX_MESSAGE_BYTES
 );
+// A lock is waited for while launchers and workers still look for the coordinator.
+const _: () = assert!(LOCK_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(MAX_COUNT.checked_mul(MAX_WORLD as u64).is_some());
 const _: () = assert!(REUNION_TIMEOUT.as_millis() >= HANG_TIMEOUT.as_millis());
 const _: () = assert!(PLACE_PATIENCE.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());

@@ -72,6 +72,11 @@ impl Checkpoints {
         Some(entry)
     }
 
+    /// All ranks went on from `step`, though there were newer ones: those were found damaged.
+    pub fn gone_on_from(&mut self, step: Step) {
+        self.entries.retain(|found, entry| *found <= step || entry.state != CheckpointState::Complete);
+    }
+
     /// The step of the newest one that can be resumed from; 0 without one.
     pub fn newest_complete(&self) -> Step {
         self.complete().next_back().unwrap_or_default()
@@ -147,5 +152,19 @@ mod tests {
         assert_eq!(steps(&checkpoints).len(), MAX_LISTED_CHECKPOINTS + 1);
         assert_eq!(checkpoints.newest_complete(), Step(5));
         assert!(checkpoints.take(report(6 + 64, CheckpointState::Complete)).is_some(), "a later try");
+    }
+
+    #[test]
+    fn checkpoints_that_were_found_damaged_are_forgotten_when_a_generation_starts_before_them() {
+        let mut checkpoints = Checkpoints::found([], 3);
+        for step in [2, 4, 6] {
+            checkpoints.take(report(step, CheckpointState::Complete));
+        }
+        checkpoints.gone_on_from(Step(6));
+        assert_eq!(checkpoints.newest_complete(), Step(6));
+        checkpoints.gone_on_from(Step(2));
+        assert_eq!((checkpoints.newest_complete(), steps(&checkpoints)), (Step(2), vec![2]));
+        checkpoints.take(report(4, CheckpointState::Complete));
+        assert_eq!(checkpoints.newest_complete(), Step(4), "written again");
     }
 }

@@ -8,6 +8,9 @@
 //! 14:03:52  fail    warning: lost: rank 1 on node-b, last heard of in forward of step 12: its process ...
 //! ```
 //!
+//! What a message brings from elsewhere cannot pass for a line of ours, nor do anything to the terminal:
+//! control characters are shown as escapes, and its later lines are indented.
+//!
 //! A day's first line follows one with the date, for a log is written for days, and continued by the next
 //! launch. Where there are no colours the severity is a word in front of the message.
 
@@ -16,6 +19,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use coxswain_proto::human::escaped;
 use jiff::{Zoned, civil::Date};
 use tracing::{
     Event, Level, Subscriber,
@@ -55,6 +59,8 @@ impl Human {
 const OURS: &str = "coxswain::";
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
+/// Where the lines of a message but the first begin: below the tag, where none of ours does.
+const LATER_LINE: &str = "\n          ";
 
 impl<S, N> FormatEvent<S, N> for Human
 where
@@ -122,19 +128,25 @@ struct Parts {
     fields: Vec<(&'static str, String)>,
 }
 
-impl Visit for Parts {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let value = format!("{value:?}");
+impl Parts {
+    fn put(&mut self, field: &Field, value: &str) {
+        let value = escaped(value).replace('\n', LATER_LINE);
         match field.name() {
             "message" => self.message = value,
             name => self.fields.push((name, value)),
         }
     }
+}
+
+impl Visit for Parts {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, &format!("{value:?}"));
+    }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            "message" => self.message = value.to_owned(),
-            name => self.fields.push((name, format!("{value:?}"))),
+            "message" => self.put(field, value),
+            _ => self.record_debug(field, &value),
         }
     }
 }
@@ -239,6 +251,18 @@ mod tests {
         });
         let lines: Vec<_> = line.lines().map(|line| &line[8..]).collect();
         assert_eq!(lines, ["  run     begins", "  warning odd count=2  run=\"demo\"  step=7"]);
+    }
+
+    #[test]
+    fn what_a_message_brings_from_elsewhere_forges_no_line_and_moves_no_cursor() {
+        let host = "node\u{1b}[2J\n14:03:44  run     finished";
+        let lines = written(|| {
+            tracing::info!(target: "coxswain::run", "lost: {host}");
+            tracing::warn!(target: "hyper", error = %host, "odd");
+        });
+        let told = "node\\u001b[2J\n          14:03:44  run     finished";
+        let lines: Vec<_> = lines.split_inclusive("finished\n").map(|line| line[8..].trim_end()).collect();
+        assert_eq!(lines, [format!("  run     lost: {told}"), format!("  warning odd error={told}")]);
     }
 
     #[test]

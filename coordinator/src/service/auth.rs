@@ -1,6 +1,17 @@
-//! The bearer token that guards both services and the metrics off loopback.
+//! The bearer token that guards all that the port answers off loopback.
 
-use tonic::{Request, Status, service::Interceptor};
+use axum::{
+    extract::{Request, State},
+    http::{StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tonic::Status;
+
+/// Where the metrics are.
+pub const METRICS: &str = "/metrics";
+/// What needs no token.
+const OPEN: &str = "/grpc.health.v1.Health/Check";
 
 /// Lets calls through that carry the token; all of them when there is none.
 #[derive(Clone)]
@@ -25,11 +36,17 @@ impl Guard {
     }
 }
 
-impl Interceptor for Guard {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let presented = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
-        self.admit(presented).map_err(Status::unauthenticated)?;
-        Ok(request)
+/// Lets a request through that carries the token, whatever it asks for: services, metrics, reflection,
+/// health's `Watch`. Only `Check` of health is open, which probes of schedulers call without a token.
+pub async fn guarded(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let presented = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    match guard.admit(presented) {
+        Err(_) if request.uri().path() == OPEN => next.run(request).await,
+        Err(refused) if request.uri().path() == METRICS => {
+            (StatusCode::UNAUTHORIZED, format!("{refused}\n")).into_response()
+        }
+        Err(refused) => Status::unauthenticated(refused).into_http(),
+        Ok(()) => next.run(request).await,
     }
 }
 
@@ -42,20 +59,13 @@ fn equal(left: &[u8], right: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn with(token: &str) -> Request<()> {
-        let mut request = Request::new(());
-        request.metadata_mut().insert("authorization", token.parse().unwrap());
-        request
-    }
-
     #[test]
     fn only_the_right_token_passes() {
-        let mut guard = Guard::new(Some("secret"));
-        assert!(guard.call(with("Bearer secret")).is_ok());
-        assert!(guard.call(with("Bearer secreT")).is_err());
-        assert!(guard.call(with("Bearer ")).is_err());
-        assert!(guard.call(with("secret")).is_err());
-        assert!(guard.call(Request::new(())).is_err());
-        assert!(Guard::new(None).call(Request::new(())).is_ok());
+        let guard = Guard::new(Some("secret"));
+        assert!(guard.admit(Some("Bearer secret")).is_ok());
+        for wrong in [Some("Bearer secreT"), Some("Bearer "), Some("secret"), None] {
+            assert!(guard.admit(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(Guard::new(None).admit(None).is_ok());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use super::fields::{Decoded, FieldError, count, cut, filled, milliseconds, name, unknown};
+use super::fields::{
+    Decoded, FieldError, at_most, count, cut, filled, milliseconds, name, short_name, unknown,
+};
 use crate::{
     core::{
         event::{
@@ -20,7 +22,10 @@ use crate::{
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Slot, Step, WorkerId},
-    limits::{MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLES_OF_ROW, MAX_SKIPPED_SAMPLES},
+    limits::{
+        MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLE_RANGES, MAX_SAMPLES_OF_ROW, MAX_SKIPPED_SAMPLES, MAX_WORLD,
+        REPORT_QUEUE,
+    },
     order::DamagedRow,
     v1,
 };
@@ -32,7 +37,7 @@ impl TryFrom<v1::JoinNodeRequest> for Ask {
         Ok(Self::JoinNode(NodeClaim {
             origin: origin(wire.version, wire.run_id)?,
             node_id: name("node_id", wire.node_id)?,
-            host: name("host", wire.host)?,
+            host: short_name("host", wire.host)?,
             local_world: wire.local_world_size,
             node_rank: wire.node_rank,
             returns: wire.returns,
@@ -40,7 +45,8 @@ impl TryFrom<v1::JoinNodeRequest> for Ask {
     }
 }
 
-fn origin(version: String, run_id: String) -> Decoded<Origin> {
+/// Who asks.
+pub fn origin(version: String, run_id: String) -> Decoded<Origin> {
     Ok(Origin { version: name("version", version)?, run_id: name("run_id", run_id)? })
 }
 
@@ -57,10 +63,10 @@ impl TryFrom<v1::RegisterRequest> for Ask {
             slot: Slot(wire.rank),
             local_rank: wire.local_rank,
             node_rank: wire.node_rank,
-            host: name("host", wire.host)?,
+            host: short_name("host", wire.host)?,
             pid: wire.pid,
             data_address: name("data_address", wire.data_address)?,
-            device: name("device", wire.device)?,
+            device: short_name("device", wire.device)?,
             dataset: DataSet {
                 training_samples: wire.training_samples,
                 fingerprint: name("dataset_fingerprint", wire.dataset_fingerprint)?,
@@ -70,14 +76,16 @@ impl TryFrom<v1::RegisterRequest> for Ask {
     }
 }
 
-impl From<v1::ReadyRequest> for Ask {
-    fn from(wire: v1::ReadyRequest) -> Self {
-        Self::Ready(Readiness {
+impl TryFrom<v1::ReadyRequest> for Ask {
+    type Error = FieldError;
+
+    fn try_from(wire: v1::ReadyRequest) -> Decoded<Self> {
+        Ok(Self::Ready(Readiness {
             worker: WorkerId(wire.worker_id),
-            incarnation: wire.incarnation,
+            incarnation: name("incarnation", wire.incarnation)?,
             left: Generation(wire.left_generation),
             reason: cut(wire.reason, MAX_ERROR_TEXT),
-        })
+        }))
     }
 }
 
@@ -108,7 +116,7 @@ impl TryFrom<v1::HeartbeatRequest> for Ask {
         Ok(Self::Heartbeat(Beat {
             phase: phase("phase", wire.phase)?,
             worker: WorkerId(wire.worker_id),
-            incarnation: wire.incarnation,
+            incarnation: name("incarnation", wire.incarnation)?,
             generation: Generation(wire.generation),
             step: Step(wire.step),
             collective: (wire.collective_entered, wire.collective_finished),
@@ -121,12 +129,11 @@ impl TryFrom<v1::HeartbeatRequest> for Ask {
     }
 }
 
-/// A phase each: more than there are is nonsense.
+/// Lists with an entry for each phase are no longer than this.
+const PHASES: usize = v1::WorkerPhase::Done as usize;
+
 fn paces(wire: &[v1::PhasePace]) -> Decoded<Vec<(WorkerPhase, Duration)>> {
-    let most = v1::WorkerPhase::Done as usize;
-    if wire.len() > most {
-        return Err(FieldError::new("paces", format!("{} phases, there are {most}", wire.len())));
-    }
+    at_most(PHASES, "paces", wire.len())?;
     let paces = wire.iter().enumerate();
     paces
         .map(|(i, pace)| {
@@ -140,6 +147,7 @@ impl TryFrom<v1::ReportStepsRequest> for Ask {
     type Error = FieldError;
 
     fn try_from(wire: v1::ReportStepsRequest) -> Decoded<Self> {
+        at_most(REPORT_QUEUE, "steps", wire.steps.len())?;
         let reports = wire.steps.into_iter().enumerate();
         let reports = reports
             .map(|(i, step)| step_report(step).map_err(|error| error.below(format_args!("steps[{i}]"))));
@@ -167,6 +175,7 @@ impl TryFrom<v1::RankMemory> for RankMemory {
 }
 
 fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhaseMemory>> {
+    at_most(PHASES, "phases", wire.len())?;
     let peaks = wire.into_iter().enumerate().map(|(i, peak)| {
         Ok(PhaseMemory {
             phase: phase(&format!("phases[{i}].phase"), peak.phase)?,
@@ -209,7 +218,7 @@ impl TryFrom<v1::ReportFailureRequest> for Ask {
     fn try_from(wire: v1::ReportFailureRequest) -> Decoded<Self> {
         let failure = wire.failure.ok_or_else(|| FieldError::new("failure", "is missing"))?;
         Ok(Self::Failure {
-            run_id: wire.run_id,
+            run_id: name("run_id", wire.run_id)?,
             worker: wire.worker_id.map(WorkerId),
             failure: self::failure(failure).map_err(|error| error.below("failure"))?,
             sample: wire.bad_sample.map(bad_sample).transpose().map_err(|error| error.below("bad_sample"))?,
@@ -252,7 +261,8 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
             None => return Err(FieldError::new("ended", "is missing")),
         };
         let pid = (wire.pid != 0).then_some(wire.pid);
-        Ok(Self::Exit { node_id: wire.node_id, slot: Slot(wire.rank), pid, ended })
+        let node_id = name("node_id", wire.node_id)?;
+        Ok(Self::Exit { node_id, slot: Slot(wire.rank), pid, ended })
     }
 }
 
@@ -275,10 +285,7 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
 }
 
 fn skipped(wire: v1::SkippedStep) -> Decoded<Skipped> {
-    if wire.samples.len() > MAX_SKIPPED_SAMPLES {
-        let problem = format!("{} of them; {MAX_SKIPPED_SAMPLES} are allowed", wire.samples.len());
-        return Err(FieldError::new("skipped.samples", problem));
-    }
+    at_most(MAX_SKIPPED_SAMPLES, "skipped.samples", wire.samples.len())?;
     Skipped::try_from(wire).map_err(|cause| unknown("skipped.cause", cause))
 }
 
@@ -292,9 +299,7 @@ fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
 }
 
 fn metrics(wire: Vec<v1::Metric>) -> Decoded<Arc<[Metric]>> {
-    if wire.len() > MAX_METRICS {
-        return Err(FieldError::new("metrics", format!("{} of them; {MAX_METRICS} are allowed", wire.len())));
-    }
+    at_most(MAX_METRICS, "metrics", wire.len())?;
     let metrics = wire.into_iter().enumerate().map(|(i, wire)| {
         let metric = Metric::from(wire);
         match metric.problem() {
@@ -323,10 +328,11 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
         }
         Ok(v1::FailureKind::Unspecified) | Err(_) => return Err(unknown("kind", wire.kind)),
     };
+    at_most(MAX_WORLD, "victims", wire.victims.len())?;
     Ok(Failure {
         kind,
         slot: wire.rank.map(Slot),
-        host: name("host", wire.host)?,
+        host: short_name("host", wire.host)?,
         generation: Generation(wire.generation),
         phase: phase("phase", wire.phase)?,
         step: Step(wire.step),
@@ -340,6 +346,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
 }
 
 fn positions(wire: Vec<v1::SampleRange>) -> Decoded<Vec<Range<u64>>> {
+    at_most(MAX_SAMPLE_RANGES, "samples", wire.len())?;
     let ranges = wire.into_iter().enumerate().map(|(i, range)| {
         if range.begin > range.end {
             let problem = format!("begins at {}, after its end {}", range.begin, range.end);
@@ -407,6 +414,44 @@ mod tests {
         );
         assert!(refused(vec![metric("a b", "1")]).starts_with("steps[0].metrics[0].name: \"a b\" is not"));
         assert_eq!(refused(vec![metric("x", "m/s")]), "steps[0].metrics[0].unit: \"m/s\" is not a unit");
+    }
+
+    #[test]
+    fn lists_of_a_failure_have_their_bounds() {
+        let failed = |failure: v1::Failure| {
+            let wire = v1::ReportFailureRequest { failure: Some(failure), ..Default::default() };
+            Ask::try_from(wire)
+        };
+        let failure = v1::Failure {
+            kind: v1::FailureKind::Io.into(),
+            phase: v1::WorkerPhase::Forward.into(),
+            ..v1::Failure::default()
+        };
+        let victims = |count: usize| v1::Failure { victims: vec![0; count], ..failure.clone() };
+        assert!(failed(victims(MAX_WORLD)).is_ok());
+        assert_eq!(
+            failed(victims(MAX_WORLD + 1)).unwrap_err().to_string(),
+            "failure.victims: 10001 of them; 10000 are allowed"
+        );
+        let samples = |count: usize| v1::Failure {
+            samples: vec![v1::SampleRange { begin: 1, end: 2 }; count],
+            ..failure.clone()
+        };
+        assert!(failed(samples(MAX_SAMPLE_RANGES)).is_ok());
+        assert_eq!(
+            failed(samples(MAX_SAMPLE_RANGES + 1)).unwrap_err().to_string(),
+            "failure.samples: 4097 of them; 4096 are allowed"
+        );
+    }
+
+    #[test]
+    fn reports_have_no_more_steps_and_phases_than_there_can_be() {
+        let steps = vec![v1::StepReport::default(); REPORT_QUEUE + 1];
+        let error = Ask::try_from(v1::ReportStepsRequest { worker_id: 1, steps }).unwrap_err();
+        assert_eq!(error.to_string(), "steps: 4097 of them; 4096 are allowed");
+        let phases = vec![v1::PhaseMemory::default(); PHASES + 1];
+        let wire = v1::ReportMemoryRequest { worker_id: 1, phases, ..Default::default() };
+        assert!(Ask::try_from(wire).unwrap_err().to_string().starts_with("phases: "));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use coxswain_proto::limits::{MAX_COUNT, MAX_NAME_BYTES, MAX_STEP_TIME};
+use coxswain_proto::{
+    human::escaped,
+    limits::{MAX_COUNT, MAX_NAME_BYTES, MAX_SHORT_NAME_BYTES, MAX_STEP_TIME},
+};
 use tonic::Status;
 
 /// A field that cannot be what it says.
@@ -48,13 +51,28 @@ pub fn count(field: &str, count: u64) -> Decoded<u64> {
     }
 }
 
-/// A name, which is kept.
+/// A name, which is kept and shown: what a terminal would act on becomes an escape.
 pub fn name(field: &str, name: String) -> Decoded<String> {
-    match name.len() <= MAX_NAME_BYTES {
-        true => Ok(name),
-        false => {
-            Err(FieldError::new(field, format!("has {} bytes; {MAX_NAME_BYTES} are allowed", name.len())))
-        }
+    up_to(MAX_NAME_BYTES, field, name)
+}
+
+/// The same of a host or a device, of which status tells one for every rank.
+pub fn short_name(field: &str, name: String) -> Decoded<String> {
+    up_to(MAX_SHORT_NAME_BYTES, field, name)
+}
+
+fn up_to(most: usize, field: &str, name: String) -> Decoded<String> {
+    match name.len() <= most {
+        true => Ok(escaped(&name).into_owned()),
+        false => Err(FieldError::new(field, format!("has {} bytes; {most} are allowed", name.len()))),
+    }
+}
+
+/// A list of so many.
+pub fn at_most(most: usize, field: &str, found: usize) -> Decoded<()> {
+    match found <= most {
+        true => Ok(()),
+        false => Err(FieldError::new(field, format!("{found} of them; {most} are allowed"))),
     }
 }
 
@@ -68,11 +86,12 @@ pub fn unknown(field: &str, value: i32) -> FieldError {
     FieldError::new(field, format!("{value} is not a value of this version"))
 }
 
-/// The first `limit` bytes of a text, at a character's border.
+/// The first `limit` bytes of a text, at a character's border; what a terminal would act on becomes an
+/// escape.
 pub fn cut(mut text: String, limit: usize) -> String {
     let end = text.floor_char_boundary(limit);
     text.truncate(end);
-    text
+    escaped(&text).into_owned()
 }
 
 #[cfg(test)]
@@ -92,6 +111,14 @@ mod tests {
     fn names_are_no_messages() {
         let error = name("host", "x".repeat(MAX_NAME_BYTES + 1)).unwrap_err();
         assert_eq!(error.to_string(), "host: has 4097 bytes; 4096 are allowed");
+        let error = short_name("host", "x".repeat(MAX_SHORT_NAME_BYTES + 1)).unwrap_err();
+        assert_eq!(error.to_string(), "host: has 256 bytes; 255 are allowed");
+    }
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_shown() {
+        assert_eq!(name("host", "a\u{1b}]0;b\u{7}".into()).unwrap(), r"a\u001b]0;b\u0007");
+        assert_eq!(cut("lost\r\nall".into(), 99), "lost\\u000d\nall");
     }
 
     #[test]

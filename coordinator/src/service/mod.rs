@@ -15,7 +15,7 @@ mod workers;
 use std::sync::Arc;
 
 use coxswain_proto::{
-    limits::{HEARTBEAT_INTERVAL, MAX_MESSAGE_BYTES},
+    limits::{HEARTBEAT_INTERVAL, MAX_MESSAGE_BYTES, MAX_STREAMS},
     v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
 };
 use tonic::{
@@ -48,17 +48,19 @@ pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Res
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let routes = Routes::new(tonic::service::interceptor::InterceptedService::new(workers, guard.clone()))
-        .add_service(tonic::service::interceptor::InterceptedService::new(people, guard.clone()))
+    let routes = Routes::new(workers)
+        .add_service(people)
         .add_service(health)
         .add_service(descriptors().build_v1()?)
         .add_service(descriptors().build_v1alpha()?)
         .into_axum_router()
-        .route("/metrics", axum::routing::get(metrics::scrape).with_state((service, guard)));
+        .route(auth::METRICS, axum::routing::get(metrics::scrape).with_state(service))
+        .layer(axum::middleware::from_fn_with_state(guard, auth::guarded));
     Ok(Server::builder()
         // Prometheus scrapes with it.
         .accept_http1(true)
         .tcp_nodelay(true)
+        .max_concurrent_streams(Some(MAX_STREAMS))
         .http2_keepalive_interval(Some(HEARTBEAT_INTERVAL * 5))
         .http2_keepalive_timeout(Some(HEARTBEAT_INTERVAL * 10))
         .add_routes(routes.into()))

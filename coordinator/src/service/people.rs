@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     encode,
-    fields::cut,
+    fields::{cut, name},
     records,
     shared::{Service, mismatch},
 };
@@ -82,7 +82,7 @@ impl Control for Service {
         let v1::DrainNodeRequest { node, reason } = request.into_inner();
         let node = match node {
             Some(Node::NodeRank(place)) => NodeName::Place(place),
-            Some(Node::NodeId(node_id)) => NodeName::Launcher(node_id),
+            Some(Node::NodeId(node_id)) => NodeName::Launcher(name("node_id", node_id)?),
             None => return Err(Status::invalid_argument("node: a node's rank or id is needed")),
         };
         let reason = cut(reason, MAX_ERROR_TEXT);

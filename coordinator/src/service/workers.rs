@@ -11,13 +11,11 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use super::{
-    encode,
+    decode, encode,
+    fields::name,
     shared::{Service, mismatch},
 };
-use crate::core::{
-    action::Reply,
-    event::{Ask, Origin},
-};
+use crate::core::{action::Reply, event::Ask};
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -37,7 +35,7 @@ impl Coordinator for Service {
 
     async fn get_run(&self, request: Request<v1::GetRunRequest>) -> Answer<v1::GetRunResponse> {
         let v1::GetRunRequest { version, run_id } = request.into_inner();
-        match self.handle.ask(Ask::GetRun(Origin { version, run_id })).await? {
+        match self.handle.ask(Ask::GetRun(decode::origin(version, run_id)?)).await? {
             Reply::Welcome => Ok(Response::new(v1::GetRunResponse {
                 run_id: self.facts.run_id.clone(),
                 spec: Some(self.facts.document.clone()),
@@ -61,6 +59,7 @@ impl Coordinator for Service {
 
     async fn follow(&self, request: Request<v1::FollowRequest>) -> Answer<Self::FollowStream> {
         let v1::FollowRequest { worker_id, incarnation } = request.into_inner();
+        let incarnation = name("incarnation", incarnation)?;
         let line = self.handle.follow(WorkerId(worker_id), incarnation).await?;
         Ok(Response::new(Box::pin(line.map(|directive| Ok(encode::directive(directive))))))
     }
@@ -68,12 +67,13 @@ impl Coordinator for Service {
     type FollowNodeStream = Pin<Box<dyn Stream<Item = Result<v1::NodeDirective, Status>> + Send>>;
 
     async fn follow_node(&self, request: Request<v1::FollowNodeRequest>) -> Answer<Self::FollowNodeStream> {
-        let line = self.handle.follow_node(request.into_inner().node_id).await?;
+        let node_id = name("node_id", request.into_inner().node_id)?;
+        let line = self.handle.follow_node(node_id).await?;
         Ok(Response::new(Box::pin(line.map(|respawn| Ok(encode::node_directive(respawn))))))
     }
 
     async fn ready(&self, request: Request<v1::ReadyRequest>) -> Answer<v1::ReadyResponse> {
-        self.handle.ask(request.into_inner().into()).await?;
+        self.handle.ask(request.into_inner().try_into()?).await?;
         Ok(Response::new(v1::ReadyResponse {}))
     }
 

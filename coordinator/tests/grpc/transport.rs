@@ -1,8 +1,14 @@
 //! Reflection, health, tokens: what tools see before they know the protocol.
 
 use coxswain_coordinator::ServeError;
-use coxswain_proto::v1::{self, control_client::ControlClient};
-use tokio::net::TcpListener;
+use coxswain_proto::{
+    limits::MAX_STREAMS,
+    v1::{self, control_client::ControlClient},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
 use tonic::{Code, Request, metadata::MetadataValue};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -74,6 +80,41 @@ async fn only_callers_with_the_token_are_heard() {
         Ok(call)
     });
     friend.get_status(v1::GetStatusRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stranger_may_ask_whether_a_service_is_healthy_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(spec(directory.path(), 10), 1);
+    options.token = Some("secret".into());
+    let sandbox = Sandbox::start(options).await;
+    let mut health = HealthClient::new(sandbox.channel().await);
+    let request = HealthCheckRequest { service: String::new() };
+    health.check(request.clone()).await.unwrap();
+    let watched = health.watch(request).await.unwrap_err();
+    assert_eq!(watched.code(), Code::Unauthenticated);
+    let mut reflection = ServerReflectionClient::new(sandbox.channel().await);
+    let asked = tokio_stream::iter([ServerReflectionRequest::default()]);
+    let described = reflection.server_reflection_info(asked).await.unwrap_err();
+    assert_eq!(described.code(), Code::Unauthenticated);
+    assert!(described.message().contains("COX_TOKEN"), "{described}");
+}
+
+#[tokio::test]
+async fn a_connection_may_open_a_bounded_number_of_streams() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
+    let address = sandbox.endpoint.strip_prefix("http://").unwrap();
+    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    // HTTP/2's preface with empty settings; the server's come first.
+    connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut head = [0; 9];
+    connection.read_exact(&mut head).await.unwrap();
+    assert_eq!(head[3], 4, "a frame of settings");
+    let mut settings = vec![0; usize::from(head[2])];
+    connection.read_exact(&mut settings).await.unwrap();
+    let streams = settings.chunks_exact(6).find(|setting| setting[..2] == [0, 3]).expect("a bound");
+    assert_eq!(streams[2..], MAX_STREAMS.to_be_bytes());
 }
 
 #[tokio::test]

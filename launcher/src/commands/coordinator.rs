@@ -3,6 +3,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     os::fd::AsFd,
+    path::Path,
     time::Duration,
 };
 
@@ -10,7 +11,8 @@ use clap::Args;
 use coxswain_coordinator::{
     Budgets, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
 };
-use coxswain_proto::{limits, v1};
+use coxswain_proto::{ids::Step, limits, v1};
+use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, SMB_SUPER_MAGIC, statfs};
 
 use super::spec_args::SpecArgs;
 use crate::{
@@ -103,23 +105,46 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     })
 }
 
+/// How long the lock of a journal on such a file system is waited for. Where the kernel keeps it, it ends
+/// with its process; a server of files keeps it for a client that it has not yet given up.
+fn lock_patience(on: FsType) -> Duration {
+    // SMB 2 and later, Ceph, Lustre, GPFS, BeeGFS: `statfs` has them, and nix no names for them.
+    const OTHERS: [u32; 5] = [0xfe53_4d42, 0x00c3_6400, 0x0bd0_0bd0, 0x4750_4653, 0x1983_0326];
+    match on == NFS_SUPER_MAGIC || on == SMB_SUPER_MAGIC || OTHERS.contains(&(on.0 as u32)) {
+        true => limits::LOCK_PATIENCE,
+        false => ORPHAN_PATIENCE,
+    }
+}
+
 /// Serves the run. A coordinator that holds the run's state may be the one of a launcher that was just
-/// killed: it is waited for.
+/// killed, or of a machine that was: it is waited for.
 async fn serve(
     listener: TcpListener,
     options: &Options,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<RunOutcome, Failed> {
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
-    let give_up = clock::now() + ORPHAN_PATIENCE;
+    let began = clock::now();
+    let mut told = false;
     tokio::pin!(shutdown);
     loop {
         let socket = listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(internal)?;
         match coxswain_coordinator::serve(socket, options.clone(), &mut shutdown).await {
-            Err(ServeError::Start(StartError::Journal(JournalError::InUse { .. })))
-                if clock::now() < give_up =>
-            {
-                tokio::time::sleep(ORPHAN_PATIENCE / 40).await;
+            Err(ServeError::Start(StartError::Journal(JournalError::InUse { directory }))) => {
+                // What cannot be asked for its kind is not one of a server.
+                let patience = statfs(&directory)
+                    .map_or(ORPHAN_PATIENCE, |found| lock_patience(found.filesystem_type()));
+                if began.elapsed() >= patience {
+                    let error = StartError::Journal(JournalError::InUse { directory });
+                    return Err(refused(error.into(), options.restarted));
+                }
+                if began.elapsed() >= ORPHAN_PATIENCE && !std::mem::replace(&mut told, true) {
+                    tracing::warn!(target: "coxswain::run", "{}", waiting(&directory, patience));
+                }
+                tokio::select! {
+                    () = &mut shutdown => return Ok(RunOutcome::ShutDown { steps: Step(0) }),
+                    () = tokio::time::sleep(ORPHAN_PATIENCE / 40) => {}
+                }
             }
             served => return served.map_err(|error| refused(error, options.restarted)),
         }
@@ -162,6 +187,16 @@ impl CoordinatorArgs {
     }
 }
 
+/// Why nothing happens.
+fn waiting(directory: &Path, patience: Duration) -> String {
+    format!(
+        "the journal in {} is locked, on a file system of a server: by a coordinator of this run that lives elsewhere, or by \
+         one on a machine that is gone, whose lock the server keeps for a while (90 s with NFSv4); waiting for up to {} s",
+        directory.display(),
+        patience.as_secs()
+    )
+}
+
 /// What a coordinator that has served a moment ago finds wrong when it is started again is no mistake of the
 /// user's: its launcher tries once more, for a disk may have room again.
 fn refused(error: ServeError, restarted: bool) -> Failed {
@@ -184,5 +219,26 @@ fn conclude(outcome: RunOutcome, mut signal: tokio::sync::oneshot::Receiver<i32>
         RunOutcome::Failed(cause) => {
             Err(Failed::silent(Exit::of_cause(v1::FailureKind::from(cause.kind).into())))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC};
+
+    use super::*;
+
+    #[test]
+    fn the_lock_of_a_dead_client_is_waited_for_where_a_server_keeps_it() {
+        const LEASE: Duration = Duration::from_secs(90);
+        let lustre = FsType(0x0bd0_0bd0);
+        for served in [NFS_SUPER_MAGIC, SMB_SUPER_MAGIC, lustre] {
+            assert!(lock_patience(served) > LEASE, "{served:?}");
+        }
+        for local in [EXT4_SUPER_MAGIC, TMPFS_MAGIC] {
+            assert_eq!(lock_patience(local), ORPHAN_PATIENCE, "{local:?}");
+        }
+        let line = waiting(Path::new("runs/a/coordinator"), lock_patience(NFS_SUPER_MAGIC));
+        assert!(line.contains("runs/a/coordinator") && line.contains("up to 120 s"), "{line}");
     }
 }

@@ -25,8 +25,8 @@ pub struct Place {
     pub run_id: String,
 }
 
-/// What workers of one launcher have in common.
-#[derive(Clone, Debug)]
+/// What workers of one launcher have in common. Not `Debug`: it has the token.
+#[derive(Clone)]
 pub struct Common {
     /// The launcher's place.
     pub place: Place,

@@ -18,10 +18,13 @@ use std::{
     io::{self, Write},
 };
 
-/// Writes an answer to standard output. False if there is no reader any more (`cox watch | head`), which is
+use coxswain_proto::human::escaped;
+
+/// Writes an answer to standard output, what a terminal would act on as escapes: it may tell names and texts
+/// of other machines and of data sets. False if there is no reader any more (`cox watch | head`), which is
 /// no error.
 pub fn say(answer: impl Display) -> bool {
-    match writeln!(io::stdout().lock(), "{answer}") {
+    match writeln!(io::stdout().lock(), "{}", escaped(&answer.to_string())) {
         Ok(()) => true,
         Err(error) => {
             if error.kind() != io::ErrorKind::BrokenPipe {

@@ -84,14 +84,10 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// The file is no configuration.
-    #[error(
-        "{file}: {bytes} bytes is too large for a configuration (at most {limit}); is this the right file?"
-    )]
+    #[error("{file}: has more than {limit} bytes, too many for a configuration; is this the right file?")]
     TooLarge {
         /// The file.
         file: String,
-        /// Its size.
-        bytes: u64,
         /// The bound.
         limit: u64,
     },

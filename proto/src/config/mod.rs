@@ -23,7 +23,7 @@ mod sections;
 mod task;
 mod tree;
 
-use std::path::Path;
+use std::{io::ErrorKind, path::Path};
 
 use self::{de::UnknownKey, task::has, tree::Node};
 pub use self::{
@@ -32,6 +32,7 @@ pub use self::{
     task::{SettingsError, TaskSchema, TaskSettings, Tasks},
 };
 use crate::{
+    bounded,
     limits::MAX_CONFIG_BYTES,
     run_spec::{EnginePart, MARKS, RunSpec, Task},
 };
@@ -54,12 +55,10 @@ impl RunSpec {
     /// over it, and checks the result. The override `section=NAME` chooses the section.
     pub fn load(path: &Path, overrides: &[String], tasks: Tasks) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
-        let unreadable = |source| ConfigError::Unreadable { file: name.clone(), source };
-        let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-        if bytes > MAX_CONFIG_BYTES {
-            return Err(ConfigError::TooLarge { file: name, bytes, limit: MAX_CONFIG_BYTES });
-        }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let text = bounded::read_text(path, MAX_CONFIG_BYTES).map_err(|error| match error.kind() {
+            ErrorKind::FileTooLarge => ConfigError::TooLarge { file: name.clone(), limit: MAX_CONFIG_BYTES },
+            _ => ConfigError::Unreadable { file: name.clone(), source: error },
+        })?;
         Self::from_yaml(&text, &name, overrides, tasks)
     }
 

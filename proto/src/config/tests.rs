@@ -28,4 +28,7 @@ fn a_missing_and_an_oversized_file_are_named() {
     std::fs::write(&large, vec![b'#'; (1 << 20) + 1]).unwrap();
     let error = RunSpec::load(&large, &[], TASKS).unwrap_err().to_string();
     assert!(error.contains("is this the right file?"), "{error}");
+    // What says that it has no bytes may have any number.
+    let endless = RunSpec::load(std::path::Path::new("/dev/zero"), &[], TASKS).unwrap_err().to_string();
+    assert!(endless.contains("/dev/zero: has more than 1048576 bytes"), "{endless}");
 }

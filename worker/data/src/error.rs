@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::order::DamagedRow;
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES, order::DamagedRow};
 use coxswain_video::Fault;
 
 /// A data set, tokenizer or image that cannot be used.
@@ -148,14 +148,19 @@ impl DataError {
     }
 }
 
-/// The whole file as text.
+/// Bytes of a table in text: JSON lines have some kilobytes for each episode, and there are data sets of
+/// 100,000.
+const MAX_TABLE_BYTES: u64 = 4 * MAX_METADATA_BYTES;
+
+/// The whole file as text; one that is larger than any table is refused.
 pub fn read_text(path: &Path) -> Result<String, DataError> {
-    std::fs::read_to_string(path).map_err(DataError::io(path, "read"))
+    bounded::read_text(path, MAX_TABLE_BYTES).map_err(DataError::io(path, "read"))
 }
 
 /// The whole file as one JSON value of type `T`.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    parse_json(path, &read_text(path)?)
+    let text = bounded::read_text(path, MAX_METADATA_BYTES).map_err(DataError::io(path, "read"))?;
+    parse_json(path, &text)
 }
 
 /// The text of a file as one JSON value of type `T`.

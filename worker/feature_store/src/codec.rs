@@ -54,13 +54,14 @@ pub(super) fn code(dtype: CacheDtype) -> u32 {
     }
 }
 
-/// Bytes of `tokens * width` values.
+/// Bytes of `tokens * width` values. What a file claims and no file can have is `usize::MAX`.
 pub(super) fn encoded_len(dtype: CacheDtype, tokens: usize, width: usize) -> usize {
-    match dtype {
-        CacheDtype::Float32 => tokens * width * 4,
-        CacheDtype::Bfloat16 => tokens * width * 2,
-        CacheDtype::Int8 => tokens * (4 + width),
-    }
+    let token = match dtype {
+        CacheDtype::Float32 => width.saturating_mul(4),
+        CacheDtype::Bfloat16 => width.saturating_mul(2),
+        CacheDtype::Int8 => width.saturating_add(4),
+    };
+    tokens.saturating_mul(token)
 }
 
 /// Appends the bytes of `values`, tokens of `width` each, to `out`.

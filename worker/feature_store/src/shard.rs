@@ -84,9 +84,11 @@ impl Counts {
         self.lead_len().next_multiple_of(ALIGN)
     }
 
-    /// From the beginning of a record to that of the next.
+    /// From the beginning of a record to that of the next. What a file claims and no file can have is
+    /// `usize::MAX`.
     pub fn span(self, dtype: CacheDtype, width: usize) -> usize {
-        (self.values_at() + codec::encoded_len(dtype, self.tokens as usize, width)).next_multiple_of(ALIGN)
+        let values = codec::encoded_len(dtype, self.tokens as usize, width);
+        self.values_at().saturating_add(values).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
     }
 }
 
@@ -268,7 +270,9 @@ impl Shard {
         let size = if self.fixed.is_some() { FIXED_ENTRY } else { TABLE_ENTRY };
         let line = &self.map[self.index_at + record * size..][..size];
         let (offset, counts) = match self.fixed {
-            Some((counts, stride)) => ((HEADER as u64).saturating_add(record as u64 * stride as u64), counts),
+            Some((counts, stride)) => {
+                ((HEADER as u64).saturating_add((record as u64).saturating_mul(stride as u64)), counts)
+            }
             None => {
                 let counts =
                     Counts { tokens: u32_at(line, 64), ids: u32_at(line, 68), grids: u32_at(line, 72) };
@@ -366,4 +370,46 @@ fn f64_at(bytes: &[u8], at: usize) -> f64 {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::digest::Digest, *};
+
+    /// Opens a shard that is what its digest says, and says what cannot be.
+    fn forged(dtype: CacheDtype, entries: &[Entry], stride: usize) -> Result<Shard, StoreError> {
+        let namespace = NamespaceKey(Digest([7; 32]));
+        let width = 1 << 31;
+        let mut bytes = header(dtype, width, &namespace).to_vec();
+        bytes.extend_from_slice(&[0; ALIGN]);
+        let start: [u8; HEADER] = array(&bytes, 0);
+        let at = bytes.len() as u64;
+        bytes.extend_from_slice(&index_and_footer(&start, entries, at, stride, Rounding::default()));
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("shard");
+        std::fs::write(&path, bytes).expect("a file");
+        Shard::open(&path, &namespace, dtype, width)
+    }
+
+    #[test]
+    fn a_forged_index_is_damage_and_no_panic() {
+        let most = Counts { tokens: u32::MAX, ids: u32::MAX, grids: u32::MAX };
+        // As float32 its values have 2^64 bytes.
+        let wraps = Counts { tokens: 1 << 31, ids: 3, grids: 0 };
+        let entry = |counts, offset| Entry::new(SampleKey(Digest([1; 32])), offset, counts, &[], &[]);
+        for dtype in [CacheDtype::Float32, CacheDtype::Bfloat16, CacheDtype::Int8] {
+            for counts in [most, wraps] {
+                for entries in [
+                    vec![entry(counts, 0); 3],
+                    vec![entry(counts, u64::MAX - 7), entry(Counts { grids: 1, ..counts }, u64::MAX)],
+                ] {
+                    let shard = forged(dtype, &entries, usize::MAX).expect("its digest is right");
+                    for record in 0..shard.len() {
+                        assert!(shard.lead(record).is_err() && shard.values(record).is_err(), "{counts:?}");
+                        assert!(shard.sound(record).is_err(), "{counts:?}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs::{self, File},
+    fs::File,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,6 +22,7 @@ use std::{
 
 use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
 use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;
@@ -343,7 +344,7 @@ fn describe(error: &SafeTensorError, file_len: usize) -> String {
 
 /// The shards that an index names, in order of name.
 fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let text = fs::read_to_string(index).map_err(|source| ModelError::Io {
+    let text = bounded::read_text(index, MAX_METADATA_BYTES).map_err(|source| ModelError::Io {
         path: index.into(),
         source,
         remedy: "make the file readable",

@@ -6,8 +6,9 @@
 //! Transformers' own. What the model code cannot honour (sliding windows, scaled rotary embeddings, other
 //! activations) is refused here, by field, rather than computed wrongly later.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use serde_json::Value;
 
 use super::{error::ModelError, fields::Fields};
@@ -120,7 +121,7 @@ impl QwenConfig {
     /// Reads `config.json` of a model directory.
     pub fn read(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let text = fs::read_to_string(&path).map_err(|source| ModelError::Io {
+        let text = bounded::read_text(&path, MAX_METADATA_BYTES).map_err(|source| ModelError::Io {
             path: path.clone(),
             source,
             remedy: "name a Hugging Face directory of a Qwen2.5-VL checkpoint",

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use serde_json::{Map, Value};
 
 use super::error::ModelError;
@@ -20,7 +21,11 @@ const IDS: [(&str, &str); 6] = [
 /// that it does not have are left as they are.
 pub(super) fn adopt(config: &mut Value, path: &Path) -> Result<(), ModelError> {
     let remedy = "name a directory with a fast tokenizer";
-    let text = std::fs::read(path).map_err(|source| ModelError::Io { path: path.into(), source, remedy })?;
+    let text = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(|source| ModelError::Io {
+        path: path.into(),
+        source,
+        remedy,
+    })?;
     let json: Value =
         serde_json::from_slice(&text).map_err(|source| ModelError::Json { path: path.into(), source })?;
     let added = json.get("added_tokens").and_then(Value::as_array).cloned().unwrap_or_default();

@@ -1,7 +1,8 @@
 //! `config.json` of a T5 checkpoint.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use serde_json::Value;
 
 use crate::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError, fields::Fields};
@@ -82,7 +83,7 @@ impl T5Config {
     /// table and head are called.
     pub fn read(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let text = fs::read_to_string(&path).map_err(|source| ModelError::Io {
+        let text = bounded::read_text(&path, MAX_METADATA_BYTES).map_err(|source| ModelError::Io {
             path: path.clone(),
             source,
             remedy: "name the Hugging Face directory of a T5 or mT5 checkpoint",
@@ -140,7 +141,7 @@ impl T5Config {
 }
 
 fn model_type(dir: &Path) -> Option<String> {
-    let text = fs::read_to_string(dir.join("config.json")).ok()?;
+    let text = bounded::read_text(&dir.join("config.json"), MAX_METADATA_BYTES).ok()?;
     let json: Value = serde_json::from_str(&text).ok()?;
     json["model_type"].as_str().map(str::to_owned)
 }

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use coxswain_data::DataError;
+use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use prost::Message;
 use tokenizers::{
     AddedToken, Tokenizer,
@@ -65,7 +66,7 @@ pub fn read(path: &Path, sentinels: bool) -> Result<Tokenizer, DataError> {
         let remedy = "copy the checkpoint's spiece.model again, or save a tokenizer.json beside it";
         DataError::invalid(path, "(file)", found, remedy)
     };
-    let bytes = std::fs::read(path).map_err(DataError::io(path, "read"))?;
+    let bytes = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(DataError::io(path, "read"))?;
     let model =
         ModelProto::decode(&*bytes).map_err(|error| refused(format!("not SentencePiece's: {error}")))?;
     let trainer = model.trainer.unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_data::DataError;
+use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use tokenizers::Tokenizer;
 
 use super::{config::T5Config, spiece};
@@ -37,7 +38,8 @@ impl TextTokenizer {
             DataError::invalid(&path, "(file)", error.to_string(), "copy the checkpoint's tokenizer again")
         };
         let mut tokenizer = if path.ends_with(FAST) {
-            Tokenizer::from_file(&path).map_err(garbled)?
+            let bytes = bounded::read(&path, MAX_TOKENIZER_BYTES).map_err(DataError::io(&path, "read"))?;
+            Tokenizer::from_bytes(bytes).map_err(garbled)?
         } else {
             spiece::read(&path, T5Config::has_sentinels(model))?
         };

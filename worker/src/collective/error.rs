@@ -37,6 +37,14 @@ pub enum CollectiveError {
         /// What both sides said.
         detail: String,
     },
+    /// A rank tells of itself what cannot be.
+    #[error("rank {peer} tells what cannot be: {detail}; is it the same cox, and is its memory sound?")]
+    Implausible {
+        /// The rank.
+        peer: Rank,
+        /// What it says.
+        detail: String,
+    },
     /// The ring could not be formed.
     #[error("cannot connect the ring: {0}")]
     Connect(#[from] JoinError),

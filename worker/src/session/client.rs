@@ -41,7 +41,7 @@ pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
     let token = match &options.token {
         None => None,
         Some(token) => {
-            let value = format!("Bearer {token}").parse::<MetadataValue<Ascii>>();
+            let value = calls::bearer(token);
             Some(value.map_err(|_| refused("the token has characters that cannot be sent".into()))?)
         }
     };

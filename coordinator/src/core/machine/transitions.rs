@@ -275,6 +275,9 @@ impl Run {
         if self.orders.checkpoint_due.is_some() {
             self.order(|orders| orders.checkpoint_due = None);
         }
+        if source == StateSource::Checkpoint {
+            self.progress.checkpoints.gone_on_from(first_step);
+        }
         let committed = self.progress.committed;
         self.fleet.motion.begin(self.now);
         if let Some(reached) = self.progress.start(generation, &members, first_step) {

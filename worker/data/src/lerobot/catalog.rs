@@ -1,6 +1,9 @@
 //! Everything known of a data set before a data file is read, and its digest.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 
 use super::episodes::{Episodes, parquet_files};
 use super::info::{Info, Version};
@@ -124,8 +127,10 @@ fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataEr
         ["info.json", "stats.json", "tasks.parquet", "episodes.jsonl", "episodes_stats.jsonl", "tasks.jsonl"];
     metadata.extend(names.map(|name| root.join("meta").join(name)).into_iter().filter(|p| p.exists()));
     for path in metadata {
-        let bytes = std::fs::read(&path).map_err(DataError::io(&path, "read"))?;
-        hash.update(blake3::hash(&bytes).as_bytes());
+        let mut content = blake3::Hasher::new();
+        let read = File::open(&path).and_then(|file| content.update_reader(file).map(|_| ()));
+        read.map_err(DataError::io(&path, "read"))?;
+        hash.update(content.finalize().as_bytes());
     }
     Ok(hash)
 }

@@ -27,6 +27,11 @@ pub enum ColumnFault {
     File(ParquetError),
     /// A row is.
     Row(RowFault),
+    /// These are too many bytes at once; so many rows fit.
+    TooLarge {
+        /// At least one.
+        rows: usize,
+    },
 }
 
 impl From<ParquetError> for ColumnFault {
@@ -138,8 +143,9 @@ impl Images {
 }
 
 /// The encoded images of an image column: LeRobot stores a struct of `bytes` and `path`, others the bytes
-/// alone. Copied out of their pages, which hold more rows than these.
-pub fn images(column: &Column<'_>) -> Result<Images, ColumnFault> {
+/// alone. Copied out of their pages, which hold more rows than these. Several rows of far more than
+/// `expected` bytes are too large; one may have any number.
+pub fn images(column: &Column<'_>, expected: u64) -> Result<Images, ColumnFault> {
     let descriptor = column.descriptor();
     let encoded = match column.reader()? {
         ColumnReader::ByteArrayColumnReader(r) if !is_text(descriptor) && descriptor.max_rep_level() == 0 => {
@@ -152,14 +158,25 @@ pub fn images(column: &Column<'_>) -> Result<Images, ColumnFault> {
             )));
         }
     };
+    // Honest footers are off by what rows differ from each other.
+    let most = expected.saturating_mul(4);
     let mut images = Images::default();
+    let mut narrower = None;
     column.each(encoded, |image| {
         let start = images.bytes.len();
         images.rows.push(image.map(|image| {
             images.bytes.extend_from_slice(image.data());
             start..images.bytes.len()
         }));
+        let (bytes, rows) = (images.bytes.len() as u64, images.rows.len());
+        if rows > 1 && bytes > most {
+            narrower = Some((rows as u64 * expected / bytes).max(1) as usize);
+        }
+        narrower.is_none()
     })?;
+    if let Some(rows) = narrower {
+        return Err(ColumnFault::TooLarge { rows });
+    }
     images.bytes.shrink_to_fit();
     images.rows.shrink_to_fit();
     Ok(images)

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coxswain_proto::limits::MAX_FEATURE_VALUES;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -40,9 +41,15 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// Elements of one frame's value.
+    /// Elements of one frame's value. [`Info::read`] lets no feature pass that has more than can be counted.
     pub fn width(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether a frame's value has no more elements than any can have.
+    fn is_possible(&self) -> bool {
+        let width = self.shape.iter().try_fold(1usize, |width, axis| width.checked_mul(*axis));
+        width.is_some_and(|width| width <= MAX_FEATURE_VALUES)
     }
 
     /// True for images stored in parquet.
@@ -160,6 +167,11 @@ impl Info {
             let feature: Feature = serde_json::from_value(value).map_err(|e| {
                 DataError::invalid(&path, format!("features.{name}"), e.to_string(), "needs dtype and shape")
             })?;
+            if !feature.is_possible() {
+                let found = format!("{:?}, more than {MAX_FEATURE_VALUES} values in a frame", feature.shape);
+                let field = format!("features.{name}.shape");
+                return Err(DataError::invalid(&path, field, found, "restore the file of the recording"));
+            }
             features.push((name, feature));
         }
         if raw.total_episodes == 0 || raw.total_frames == 0 {
@@ -314,6 +326,8 @@ fn expand<'a>(template: &str, value: impl Fn(&str) -> Option<Filling<'a>>) -> Op
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::limits::MAX_METADATA_BYTES;
+
     use super::*;
 
     #[test]
@@ -334,6 +348,39 @@ mod tests {
         {
             assert_eq!(expand(bad, fill), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_shape_that_no_frame_has_is_refused_by_its_feature() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("meta")).unwrap();
+        let read = |shape: Value| {
+            let info = serde_json::json!({
+                "codebase_version": "v3.0", "total_episodes": 1, "total_frames": 1, "fps": 10, "data_path": "",
+                "features": {"action": {"dtype": "float32", "shape": shape}},
+            });
+            std::fs::write(dir.path().join("meta/info.json"), info.to_string()).unwrap();
+            Info::read(dir.path())
+        };
+        assert_eq!(read(serde_json::json!([7, 2])).unwrap().features[0].1.width(), 14);
+        for shape in [serde_json::json!([1u64 << 40, 1u64 << 40]), serde_json::json!([1u64 << 29])] {
+            let error = read(shape).unwrap_err().to_string();
+            assert!(
+                error.contains("features.action.shape") && error.contains("values in a frame"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn metadata_without_an_end_is_not_read_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("meta")).unwrap();
+        let file = std::fs::File::create(dir.path().join("meta/info.json")).unwrap();
+        // Takes no room on the disk.
+        file.set_len(MAX_METADATA_BYTES + 1).unwrap();
+        let error = Info::read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("info.json: cannot read: it has more than"), "{error}");
     }
 
     #[test]

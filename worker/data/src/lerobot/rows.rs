@@ -8,12 +8,17 @@
 //! compressed), and kept in a cache that forgets the least recently used one when it exceeds its limit
 //! ([`Limits`]). So memory is bounded by the cache plus one parquet page, whatever the size of the data set.
 //!
+//! A footer says how many bytes a row group has. That is not believed: numbers are counted by the shapes of
+//! their features, and a window of images that turns out much larger (identical images, stored once, or a
+//! forged footer) is cut to the rows that fit, and so are the others of its row group.
+//!
 //! The trade-off: samples are visited in a full random order, so once a data set is much larger than the
 //! cache, nearly every sample decodes a window of its own, up to `block_bytes` for one image. That costs a
 //! few milliseconds on the pipeline's thread, hidden behind a forward pass of any real model; in return the
 //! order is a true permutation and no shuffle buffer is kept.
 
 use std::{
+    collections::HashMap,
     fs::File,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -116,13 +121,16 @@ pub struct RowStore {
     limits: Limits,
     footers: Mutex<Lru<u32, Footer>>,
     blocks: Mutex<Lru<(u32, u64, Part), Block>>,
+    /// Rows at most in a window of this file, row group and part, where the footer let too many be expected.
+    narrow: Mutex<HashMap<(u32, usize, Part), u64>>,
 }
 
 impl RowStore {
     /// A store that reads these columns.
     pub fn new(columns: Columns, limits: Limits) -> Self {
         let footers = Mutex::new(Lru::new(limits.footers));
-        Self { columns, limits, footers, blocks: Mutex::new(Lru::new(limits.cache_bytes)) }
+        let blocks = Mutex::new(Lru::new(limits.cache_bytes));
+        Self { columns, limits, footers, blocks, narrow: Mutex::default() }
     }
 
     /// Parses the footer of data file `file` and checks it against the episode table and the columns asked
@@ -142,23 +150,31 @@ impl RowStore {
 
     fn decoded(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<Arc<Block>, DataError> {
         let footer = self.footer(catalog, file)?;
-        let window = self.window(&footer, row, part);
-        let key = (file, window.first_row(), part);
-        if let Some(block) = lock(&self.blocks).get(&key) {
+        loop {
+            let window = self.window(&footer, file, row, part);
+            let key = (file, window.first_row(), part);
+            if let Some(block) = lock(&self.blocks).get(&key) {
+                return Ok(block);
+            }
+            // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
+            // A handle of its own: clones of one handle share a position, which threads would fight over.
+            let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
+            let block = match self.read(&window, &Arc::new(source)) {
+                Ok(block) => Arc::new(block),
+                Err((_, ColumnFault::TooLarge { rows })) => {
+                    let mut narrow = lock(&self.narrow);
+                    let most = narrow.entry((file, window.group, part)).or_insert(u64::MAX);
+                    *most = (*most).min(rows as u64);
+                    continue;
+                }
+                Err((_, ColumnFault::File(error))) => return Err(DataError::parquet(&footer.path, error)),
+                Err((feature, ColumnFault::Row(RowFault { row, fault }))) => {
+                    return Err(catalog.row_error(file, window.first_row() + row as u64, &feature, fault));
+                }
+            };
+            lock(&self.blocks).put(key, block.clone(), block.bytes());
             return Ok(block);
         }
-        // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
-        // A handle of its own: clones of one handle share a position, which threads would fight over.
-        let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
-        let block = self.read(&window, &Arc::new(source)).map_err(|(feature, fault)| match fault {
-            ColumnFault::File(error) => DataError::parquet(&footer.path, error),
-            ColumnFault::Row(RowFault { row, fault }) => {
-                catalog.row_error(file, window.first_row() + row as u64, &feature, fault)
-            }
-        });
-        let block = Arc::new(block?);
-        lock(&self.blocks).put(key, block.clone(), block.bytes());
-        Ok(block)
     }
 
     /// Forgets all decoded windows.
@@ -221,15 +237,30 @@ impl RowStore {
         }
     }
 
-    fn window<'a>(&self, footer: &'a Footer, row: u64, part: Part) -> Window<'a> {
+    fn window<'a>(&self, footer: &'a Footer, file: u32, row: u64, part: Part) -> Window<'a> {
         let group = footer.starts.partition_point(|s| *s <= row) - 1;
         let metadata = footer.metadata.row_group(group);
-        let mine = metadata.columns().iter().filter(|c| self.belongs(c.column_path().parts(), part));
-        let bytes: u64 = mine.map(|c| c.uncompressed_size().max(0) as u64).sum();
         let all = metadata.num_rows().max(1) as u64;
-        let size = (self.limits.block_bytes.saturating_mul(all) / bytes.max(1)).clamp(1, all);
+        let mine = metadata.columns().iter().filter(|c| self.belongs(c.column_path().parts(), part));
+        let claimed: u64 = mine.fold(0, |sum, c| sum.saturating_add(c.uncompressed_size().max(0) as u64));
+        let bytes = claimed.max(all.saturating_mul(self.row_bytes(part)));
+        let fit = (self.limits.block_bytes as u128 * all as u128 / bytes.max(1) as u128) as u64;
+        let narrow = lock(&self.narrow).get(&(file, group, part)).copied().unwrap_or(all);
+        let size = fit.min(narrow).clamp(1, all);
         let skip = (row - footer.starts[group]) / size * size;
         Window { footer, part, group, skip, rows: size.min(all - skip) as usize }
+    }
+
+    /// Bytes that a row has when it is decoded, as far as shapes say it.
+    fn row_bytes(&self, part: Part) -> u64 {
+        match part {
+            Part::Numbers => {
+                let values: usize =
+                    self.columns.numbers.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+                (4 * values + 8 * KEYS.len()) as u64
+            }
+            Part::Camera(_) => 0,
+        }
     }
 
     /// Failure names the feature, and the row within the window.
@@ -255,7 +286,8 @@ impl RowStore {
             }
             Part::Camera(i) => {
                 let name = &self.columns.cameras[i];
-                block.images = column(name).and_then(|c| images(&c)).map_err(|fault| named(name, fault))?;
+                let images = column(name).and_then(|column| images(&column, self.limits.block_bytes));
+                block.images = images.map_err(|fault| named(name, fault))?;
             }
         }
         Ok(block)

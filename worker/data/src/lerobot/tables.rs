@@ -193,12 +193,12 @@ impl<'a> Column<'a> {
         Ok(definition.into_iter().map(value).collect())
     }
 
-    /// One row after the other, of a column without lists: its value, or `None` if it is null. Holds one page
-    /// at a time.
+    /// One row after the other, of a column without lists: its value, or `None` if it is null, for as long as
+    /// `take` wants more. Holds one page at a time.
     pub fn each<T: DataType>(
         &self,
         mut reader: ColumnReaderImpl<T>,
-        mut take: impl FnMut(Option<T::T>),
+        mut take: impl FnMut(Option<T::T>) -> bool,
     ) -> Result<(), ParquetError> {
         let Rows { skip, count } = self.rows;
         let (mut value, mut definition) = (Vec::with_capacity(1), Vec::with_capacity(1));
@@ -209,7 +209,9 @@ impl<'a> Column<'a> {
                 (0, ..) => break,
                 (read, ..) => found += read,
             }
-            take(value.pop());
+            if !take(value.pop()) {
+                return Ok(());
+            }
         }
         complete(found, skip + count)
     }

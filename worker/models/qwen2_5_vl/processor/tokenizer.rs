@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
@@ -97,7 +98,8 @@ impl QwenTokenizer {
         let garbled = |e: tokenizers::Error| {
             DataError::invalid(&path, "(file)", e.to_string(), "download the checkpoint's tokenizer again")
         };
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(garbled)?;
+        let bytes = bounded::read(&path, MAX_TOKENIZER_BYTES).map_err(DataError::io(&path, "read"))?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(garbled)?;
         // The file keeps the truncation and padding that were set when the tokenizer was saved.
         // Transformers sets both anew in every call, and prompts are encoded with neither.
         tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);

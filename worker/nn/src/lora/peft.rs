@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
@@ -52,7 +53,7 @@ impl PeftAdapter {
     /// Reads a PEFT directory for a model with these modules.
     pub fn read(dir: &Path, modules: &[Module]) -> Result<Self, LoraError> {
         let config_path = dir.join(CONFIG);
-        let text = fs::read_to_string(&config_path).map_err(|source| LoraError::Io {
+        let text = bounded::read_text(&config_path, MAX_METADATA_BYTES).map_err(|source| LoraError::Io {
             path: config_path.clone(),
             source,
             remedy: "name a directory that PEFT's save_pretrained, or a run's export, has written",

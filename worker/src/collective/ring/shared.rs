@@ -17,7 +17,7 @@
 //! This file is the ring's only boundary to shared memory.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     hash::{BuildHasher, RandomState},
     io::{self, ErrorKind},
     os::fd::AsRawFd,
@@ -32,6 +32,10 @@ use nix::{
 
 /// Bytes in flight at most: they stay in the L2 cache of the cores that move them.
 pub(super) const CAPACITY: usize = 256 << 10;
+
+/// What the file is called, and what its entry below `/proc` points to.
+const NAME: &str = "coxswain-ring";
+const LINK: &str = "/memfd:coxswain-ring (deleted)";
 
 const NONCE: usize = 0;
 const WRITTEN: usize = 64;
@@ -77,8 +81,7 @@ pub(super) struct MemoryOffer {
 impl MemoryOffer {
     /// New memory.
     pub fn new() -> io::Result<Self> {
-        let file =
-            File::from(memfd_create("coxswain-ring", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+        let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
         file.set_len(LEN as u64)?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW))?;
         let memory = Memory::map(&file)?;
@@ -127,8 +130,13 @@ impl Writer {
 impl Reader {
     /// Opens the memory of another process of this machine.
     pub fn open(place: &MemoryPlace) -> io::Result<Self> {
-        let file =
-            File::options().read(true).write(true).open(format!("/proc/{}/fd/{}", place.pid, place.fd))?;
+        // The place is another process's word. Opening a device or a pipe can do something, so that only what
+        // is called as the memory of a ring is opened at all.
+        let path = format!("/proc/{}/fd/{}", place.pid, place.fd);
+        if fs::read_link(&path)?.as_os_str() != LINK {
+            return Err(io::Error::new(ErrorKind::InvalidData, "not the memory of a ring"));
+        }
+        let file = File::options().read(true).write(true).open(path)?;
         let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
         let sealed = seals & SealFlag::F_SEAL_SHRINK.bits() != 0;
         if !sealed || file.metadata()?.len() != LEN as u64 {
@@ -307,6 +315,18 @@ mod tests {
             Reader::open(&MemoryPlace { fd: plain.as_raw_fd() as u32, ..place }).is_err(),
             "it could shrink"
         );
+    }
+
+    #[test]
+    fn nothing_is_opened_that_is_not_called_the_memory_of_a_ring() {
+        let offer = MemoryOffer::new().expect("memory");
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let alike = File::from(memfd_create("something-else", flags).expect("memory"));
+        alike.set_len(LEN as u64).expect("a length");
+        fcntl(&alike, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).expect("it may be sealed");
+        Memory::map(&alike).expect("memory").u64(NONCE).store(offer.place().nonce, Ordering::Release);
+        let place = MemoryPlace { fd: alike.as_raw_fd() as u32, ..offer.place() };
+        assert_eq!(Reader::open(&place).expect_err("another file").to_string(), "not the memory of a ring");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::errno::Errno;
+
 use crate::memory::OutOfMemory;
 
 /// Why a checkpoint cannot be written or read.
@@ -52,6 +54,20 @@ pub enum CheckpointError {
         /// What was wanted, and what held the rest.
         source: Box<OutOfMemory>,
     },
+}
+
+impl CheckpointError {
+    /// Whether the checkpoint itself is at fault, so that an older one may serve: a file is not what was
+    /// written, is not there, or lies where the disk cannot read.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Io { action: "read", source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(Errno::EIO as i32)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What to do about it, after the system's words.

@@ -32,6 +32,6 @@ impl Found {
 
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.manifest.files.values().map(|file| file.bytes).sum()
+        self.manifest.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 }

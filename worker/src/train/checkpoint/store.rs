@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::{
+    bounded,
+    ids::Step,
+    limits::{MAX_MANIFEST_BYTES, MAX_WORLD},
+};
 
 use super::{
     CheckpointError, Found, Manifest, Staging, io_error,
@@ -66,6 +70,24 @@ impl Store {
         })
     }
 
+    /// The step of the newest one before `step`, if there is one.
+    pub fn before(&self, step: Step) -> Option<Step> {
+        let complete = self.complete().unwrap_or_default();
+        let steps = complete.iter().map(|found| Step(found.manifest.step));
+        steps.filter(|found| *found < step).max()
+    }
+
+    /// Gives a damaged checkpoint a name under which it is none, for people to look at. What is not there any
+    /// more, or cannot be renamed, stays as it is: the next resume finds it damaged again.
+    pub fn set_aside(&self, step: Step) {
+        let path = self.path(step.0);
+        let aside = |number: u32| path.with_extension(format!("damaged-{number}"));
+        let aside = (1..).map(aside).find(|aside| !aside.exists()).expect("some number is free");
+        if let Err(error) = fs::rename(&path, &aside) {
+            tracing::warn!(path = %path.display(), %error, "a damaged checkpoint cannot be set aside");
+        }
+    }
+
     /// The checkpoint of exactly this step.
     pub fn open(&self, step: u64) -> Result<Found, CheckpointError> {
         let path = self.path(step);
@@ -85,10 +107,14 @@ impl Store {
                     Manifest::FORMAT
                 ),
             }),
+            None if path.join(Manifest::FILE).exists() => Err(CheckpointError::Damaged {
+                path: path.join(Manifest::FILE),
+                detail: "it is no manifest that this version could have written".into(),
+            }),
             None => Err(CheckpointError::Foreign {
                 path,
                 detail: format!(
-                    "step {step} is to be resumed, but there is no readable manifest; do all ranks see the same run.output_dir?"
+                    "step {step} is to be resumed, but there is no manifest; do all ranks see the same run.output_dir?"
                 ),
             }),
         }
@@ -132,8 +158,12 @@ impl Store {
     }
 }
 
+/// None if there is none, or none that could have been written: ranks are counted and files opened by it.
 fn read_manifest(path: &Path) -> Option<Manifest> {
-    serde_json::from_slice(&fs::read(path.join(Manifest::FILE)).ok()?).ok()
+    let bytes = bounded::read(&path.join(Manifest::FILE), MAX_MANIFEST_BYTES).ok()?;
+    let manifest: Manifest = serde_json::from_slice(&bytes).ok()?;
+    let possible = (1..=MAX_WORLD).contains(&manifest.world_size) && manifest.micro_batch > 0;
+    possible.then_some(manifest)
 }
 
 #[cfg(test)]
@@ -190,6 +220,38 @@ mod tests {
         assert!(error.contains("part") && error.contains("BLAKE3"), "{error}");
         fs::write(found.path.join("part"), b"abc").unwrap();
         assert!(found.verified("part").unwrap_err().to_string().contains("3 bytes"));
+    }
+
+    #[test]
+    fn a_manifest_that_nothing_could_have_written_is_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        for (world_size, micro_batch) in [(0, 1), (usize::MAX, 1), (MAX_WORLD + 1, 1), (2, 0)] {
+            write(&store, 2, b"x");
+            let path = store.path(2).join(Manifest::FILE);
+            let forged = Manifest { world_size, micro_batch, ..manifest(2) };
+            fs::write(&path, serde_json::to_vec(&forged).unwrap()).unwrap();
+            assert!(store.complete().unwrap().is_empty(), "{world_size} {micro_batch}");
+            let error = store.open(2).unwrap_err();
+            assert!(error.is_damage() && error.to_string().contains("manifest.json"), "{error}");
+        }
+        assert!(!store.open(3).unwrap_err().is_damage(), "one that is not there is not damaged");
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_set_aside_for_people_and_the_one_before_it_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        (1..=3).for_each(|step| drop(write(&store, step, b"x")));
+        assert_eq!(store.before(Step(3)), Some(Step(2)));
+        store.set_aside(Step(3));
+        assert_eq!(store.before(Step(9)), Some(Step(2)));
+        write(&store, 3, b"again, and damaged again");
+        store.set_aside(Step(3));
+        for number in 1..=2 {
+            assert!(dir.path().join(format!("checkpoints/step-00000003.damaged-{number}/part")).exists());
+        }
+        assert_eq!(store.before(Step(1)), None);
     }
 
     #[test]

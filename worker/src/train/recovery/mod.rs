@@ -4,6 +4,7 @@
 //! ```text
 //! table     what each rank holds and what else it carries over, gathered
 //! choice    the newest version of which everything is there: pure
+//! sound     a checkpoint that a rank finds damaged: all go on from the one before it
 //! here      the parts are broadcast by the ranks that have them; nothing of the old state is dropped before
 //!           all have the new one
 //! ```
@@ -15,6 +16,7 @@
 //! or afresh.
 
 mod choice;
+mod sound;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -65,7 +67,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 (if replicated { StateSource::Replica } else { StateSource::Carried }, bytes)
             }
             None if self.members.assignment.checkpoint_step > Step(0) => {
-                (StateSource::Checkpoint, self.restore(self.members.assignment.checkpoint_step)?)
+                (StateSource::Checkpoint, sound::restore(self, self.members.assignment.checkpoint_step)?)
             }
             None => {
                 self.run.starts = self.learner.begin_afresh(&self.run, &self.members)?;

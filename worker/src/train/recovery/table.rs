@@ -3,6 +3,7 @@
 use coxswain_proto::{
     cache_plan::CacheGeneration,
     ids::{Generation, Rank, Step},
+    limits::MAX_WORLD,
 };
 
 use super::choice::Holding;
@@ -123,26 +124,55 @@ fn encode(held: Holdings, carried: &Carried) -> Row {
     row
 }
 
-fn decode(row: &[f64], measures: &[&str]) -> (Holdings, Carried) {
-    let some = |value: f64| (value >= 0.0).then_some(value);
-    let held = [HELD, COMING].map(|begin| decode_holding(&row[begin..begin + HOLDING]));
-    let (samples, unreadable) = (row[CARRIED + 7] as u64, row[CARRIED + 8] as u64);
+fn decode(row: &[f64], measures: &[&str]) -> Result<(Holdings, Carried), String> {
+    let held = [decode_holding(&row[HELD..HELD + HOLDING])?, decode_holding(&row[COMING..COMING + HOLDING])?];
     let measures = measures.iter().zip(&row[MEASURES..]).map(|(name, value)| ((*name).to_owned(), *value));
-    let error = HeldOutError { samples, measures: measures.collect(), unreadable, parts: Default::default() };
-    let newest = decode_place(&row[NEWEST..NEWEST + PLACE]);
-    let cache = newest.map(|newest| Mark { newest, before: decode_place(&row[BEFORE..]) });
-    let carried = Carried {
-        cache,
-        checkpoints: row[CARRIED] as u32,
-        memory_reports: row[CARRIED + 1] as u32,
-        micro_batch: row[CARRIED + 2] as u32,
-        searched: row[CARRIED + 5] > 0.0,
-        saved: some(row[CARRIED + 3]).map(|step| Step(step as u64)),
-        before: some(row[CARRIED + 6]).map(|looked| (looked > 0.0).then_some(error)),
-        stopped: row[CARRIED + 4] > 0.0,
-        skipped_in_a_row: row[CARRIED + 9] as u32,
+    let measures = measures.collect();
+    let before = match optional("before", row[CARRIED + 6])? {
+        None => None,
+        Some(0) => Some(None),
+        Some(_) => {
+            let samples = count("samples", row[CARRIED + 7])?;
+            let unreadable = count("unreadable", row[CARRIED + 8])?;
+            Some(Some(HeldOutError { samples, measures, unreadable, parts: Default::default() }))
+        }
     };
-    (held, carried)
+    let newest = decode_place(&row[NEWEST..NEWEST + PLACE])?;
+    let older = decode_place(&row[BEFORE..BEFORE + PLACE])?;
+    let carried = Carried {
+        cache: newest.map(|newest| Mark { newest, before: older }),
+        checkpoints: small("checkpoints", row[CARRIED])?,
+        memory_reports: small("memory_reports", row[CARRIED + 1])?,
+        micro_batch: small("micro_batch", row[CARRIED + 2])?,
+        searched: row[CARRIED + 5] > 0.0,
+        saved: optional("saved", row[CARRIED + 3])?.map(Step),
+        before,
+        stopped: row[CARRIED + 4] > 0.0,
+        skipped_in_a_row: small("skipped_in_a_row", row[CARRIED + 9])?,
+    };
+    match carried.micro_batch {
+        0 => Err("micro_batch is 0".into()),
+        _ => Ok((held, carried)),
+    }
+}
+
+/// What a rank says comes from another process: a number that is none would end in a division by zero, or in
+/// another choice than that of the other ranks.
+fn count(what: &str, value: f64) -> Result<u64, String> {
+    /// Whole numbers travel unchanged up to here.
+    const EXACT: f64 = (1u64 << 53) as f64;
+    match (0.0..=EXACT).contains(&value) && value.fract() == 0.0 {
+        true => Ok(value as u64),
+        false => Err(format!("{what} is {value}")),
+    }
+}
+
+fn small(what: &str, value: f64) -> Result<u32, String> {
+    u32::try_from(count(what, value)?).map_err(|_| format!("{what} is {value}"))
+}
+
+fn optional(what: &str, value: f64) -> Result<Option<u64>, String> {
+    if value == NONE { Ok(None) } else { count(what, value).map(Some) }
 }
 
 fn encode_holding(held: &Holding, fields: &mut [f64]) {
@@ -157,18 +187,26 @@ fn encode_holding(held: &Holding, fields: &mut [f64]) {
     (fields[7], fields[8]) = (held.skipped as f64, f64::from(u8::from(held.left_out)));
 }
 
-fn decode_holding(fields: &[f64]) -> Option<Holding> {
-    let some = |value: f64| (value >= 0.0).then_some(value);
-    let versions = |newest: f64, older: f64| Versions { newest: newest as u64, older: older > 0.0 };
-    some(fields[0]).map(|generation| Holding {
-        generation: Generation(generation as u64),
-        world: fields[1] as u32,
-        rank: Rank(fields[2] as u32),
-        own: versions(fields[3], fields[4]),
-        replica: some(fields[5]).map(|newest| versions(newest, fields[6])),
-        skipped: fields[7] as u64,
-        left_out: fields[8] > 0.0,
-    })
+fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
+    let Some(generation) = optional("generation", fields[0])? else { return Ok(None) };
+    let (world, rank) = (small("world", fields[1])?, small("rank", fields[2])?);
+    if !(1..=MAX_WORLD as u32).contains(&world) || rank >= world {
+        return Err(format!("it was rank {rank} of a world of {world}"));
+    }
+    let versions = |newest: u64, older: f64| Versions { newest, older: older > 0.0 };
+    let (skipped, left_out) = (count("skipped", fields[7])?, fields[8] > 0.0);
+    if left_out && skipped == 0 {
+        return Err("its last step was left out, and none has been".into());
+    }
+    Ok(Some(Holding {
+        generation: Generation(generation),
+        world,
+        rank: Rank(rank),
+        own: versions(count("version", fields[3])?, fields[4]),
+        replica: optional("replica", fields[5])?.map(|newest| versions(newest, fields[6])),
+        skipped,
+        left_out,
+    }))
 }
 
 fn encode_place(place: &FeatureVersion, fields: &mut [f64]) {
@@ -178,13 +216,15 @@ fn encode_place(place: &FeatureVersion, fields: &mut [f64]) {
     }
 }
 
-fn decode_place(fields: &[f64]) -> Option<FeatureVersion> {
+fn decode_place(fields: &[f64]) -> Result<Option<FeatureVersion>, String> {
+    let Some(number) = optional("cache generation", fields[0])? else { return Ok(None) };
+    let since = Step(count("cache since", fields[1])?);
     let mut namespace = [0; 32];
     for (bytes, field) in namespace.as_chunks_mut::<4>().0.iter_mut().zip(&fields[2..]) {
-        *bytes = (*field as u32).to_le_bytes();
+        *bytes = small("cache namespace", *field)?.to_le_bytes();
     }
-    let generation = CacheGeneration { number: fields[0] as u64, since: Step(fields[1] as u64) };
-    (fields[0] >= 0.0).then_some(FeatureVersion { generation, namespace: Digest(namespace) })
+    let generation = CacheGeneration { number, since };
+    Ok(Some(FeatureVersion { generation, namespace: Digest(namespace) }))
 }
 
 /// What all ranks hold, and what all of them carry on with.
@@ -196,7 +236,11 @@ pub(in crate::train) fn exchange(
 ) -> Result<(Vec<(Rank, Holding)>, Carried), CollectiveError> {
     let mut table = vec![0.0; FIELDS * comm.world()];
     comm.all_gather(Buf::F64(&encode(held, carried)), BufMut::F64(&mut table))?;
-    let rows: Vec<_> = table.chunks_exact(FIELDS).map(|row| decode(row, measures)).collect();
+    let told = (0..).map(Rank).zip(table.chunks_exact(FIELDS));
+    let rows = told.map(|(peer, row)| {
+        decode(row, measures).map_err(|detail| CollectiveError::Implausible { peer, detail })
+    });
+    let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| carried.clone());
     let merged = Carried::merge(carriers, carried.clone());
     let of_rank = |(rank, (held, _)): (u32, (Holdings, Carried))| {
@@ -253,12 +297,59 @@ mod tests {
         };
         assert_eq!(
             decode(&encode([Some(held), None], &carried), &NAMES),
-            ([Some(held), None], carried.clone())
+            Ok(([Some(held), None], carried.clone()))
         );
         let both = [Some(held), Some(Holding { generation: Generation(8), replica: Some(held.own), ..held })];
-        assert_eq!(decode(&encode(both, &carried), &NAMES), (both, carried.clone()));
+        assert_eq!(decode(&encode(both, &carried), &NAMES), Ok((both, carried.clone())));
         let fresh = Carried { saved: None, before: None, cache: None, ..carried };
-        assert_eq!(decode(&encode([None; 2], &fresh), &NAMES), ([None; 2], fresh));
+        assert_eq!(decode(&encode([None; 2], &fresh), &NAMES), Ok(([None; 2], fresh)));
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_is_refused_by_its_field() {
+        let own = Versions { newest: 5, older: true };
+        let held = Holding {
+            generation: Generation(7),
+            world: 5,
+            rank: Rank(4),
+            own,
+            replica: Some(own),
+            skipped: 3,
+            left_out: true,
+        };
+        let carried = Carried {
+            checkpoints: 2,
+            memory_reports: 0,
+            micro_batch: 3,
+            searched: true,
+            saved: Some(Step(9)),
+            before: None,
+            stopped: false,
+            skipped_in_a_row: 2,
+            cache: Some(mark(2)),
+        };
+        let sound = encode([Some(held), Some(held)], &carried);
+        decode(&sound, &NAMES).expect("nothing is wrong with it");
+        let with = |field: usize, value: f64| {
+            let mut row = sound;
+            row[field] = value;
+            decode(&row, &NAMES)
+        };
+        assert_eq!(with(HELD + 1, 0.0).unwrap_err(), "it was rank 4 of a world of 0");
+        assert_eq!(with(COMING + 1, 4.0).unwrap_err(), "it was rank 4 of a world of 4");
+        assert_eq!(with(HELD + 1, 1e9).unwrap_err(), "it was rank 4 of a world of 1000000000");
+        assert_eq!(with(HELD + 3, 0.5).unwrap_err(), "version is 0.5");
+        assert_eq!(with(HELD + 7, 0.0).unwrap_err(), "its last step was left out, and none has been");
+        assert_eq!(with(CARRIED + 2, 0.0).unwrap_err(), "micro_batch is 0");
+        for field in (HELD..HELD + HOLDING).chain(CARRIED..CARRIED + 10).chain(NEWEST..NEWEST + 2) {
+            for value in [f64::NAN, f64::INFINITY, -2.0, 1e300] {
+                let read = with(field, value);
+                // Flags are read as such.
+                let flags =
+                    [HELD + 4, HELD + 6, HELD + 8, CARRIED + 4, CARRIED + 5, CARRIED + 7, CARRIED + 8];
+                assert!(read.is_err() || flags.contains(&field), "field {field} is {value}: {read:?}");
+            }
+        }
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Recording {
     pub properties: WriterProperties,
     /// A row group for every episode, as LeRobot writes them, or one for the whole file.
     pub group_per_episode: bool,
+    /// Every camera sees the same in all frames, which a file has once.
+    pub still: bool,
 }
 
 /// Readings of a sensor in a sample.
@@ -53,6 +55,7 @@ impl Default for Recording {
             state_width: 3,
             properties: WriterProperties::default(),
             group_per_episode: true,
+            still: false,
         }
     }
 }
@@ -174,6 +177,7 @@ impl Recording {
         for (number, (name, height, width)) in self.cameras.iter().enumerate() {
             let encode = |f: &&Frame| match &self.image {
                 Some((sample, bytes)) if *sample == f.sample && number == 0 => bytes.clone(),
+                _ if self.still => Some(png(number as u8, *height, *width)),
                 _ => Some(png((f.sample * 10 + number) as u8, *height, *width)),
             };
             columns.push((name.to_string(), Column::Images(frames.iter().map(encode).collect())));

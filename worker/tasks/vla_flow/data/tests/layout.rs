@@ -128,6 +128,23 @@ fn windows_and_caches_of_any_size_give_the_same_rows_within_their_bounds() {
 }
 
 #[test]
+fn a_window_is_as_large_as_its_images_are_and_not_as_the_footer_says() {
+    let recording = Recording { episodes: vec![(200, 0)], still: true, ..Default::default() };
+    let dir = recording.write();
+    let catalog = Catalog::open(dir.path()).unwrap();
+    let columns = Columns { numbers: Vec::new(), cameras: vec!["observation.images.front".into()] };
+    let block_bytes = 100;
+    let store = RowStore::new(columns, Limits { cache_bytes: 1 << 20, block_bytes, footers: 1 });
+    for row in 0..200 {
+        let block = store.block(&catalog, 0, row, Part::Camera(0)).unwrap();
+        assert!(block.holds(row) && block.image(row).is_some(), "row {row}");
+        let rows = (block.first_row..).take(block.rows);
+        let bytes: usize = rows.filter_map(|row| block.image(row)).map(<[u8]>::len).sum();
+        assert!(block.rows == 1 || bytes as u64 <= 4 * block_bytes, "{} rows of {bytes} bytes", block.rows);
+    }
+}
+
+#[test]
 fn threads_reading_at_once_read_the_same_samples() {
     let recording = Recording::default();
     let (_dir, dataset) = identity(&recording);

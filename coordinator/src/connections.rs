@@ -1,0 +1,204 @@
+//! Connections as they come in: up to a bound at once, whatever else the machine is short of.
+//!
+//! A task of its own accepts. Where the machine has no room for a connection (file descriptors, memory) it
+//! tries again after a pause, and says so once; tonic would end the server over it. What waits meanwhile,
+//! waits in the kernel.
+
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_CONNECTIONS};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+};
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// A stream of accepted connections that does not end.
+pub struct Connections {
+    accepted: mpsc::Receiver<Connection>,
+    /// Ends with the stream.
+    _accepting: JoinSet<()>,
+}
+
+impl Connections {
+    /// Those that call at `listener`.
+    pub fn of(listener: TcpListener) -> Self {
+        let listener = Arc::new(listener);
+        let accept = move || {
+            let listener = listener.clone();
+            async move { Ok(listener.accept().await?.0) }
+        };
+        Self::up_to(MAX_CONNECTIONS, accept)
+    }
+
+    fn up_to<F>(most: usize, accept: impl Fn() -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = io::Result<TcpStream>> + Send + 'static,
+    {
+        let (sender, accepted) = mpsc::channel(1);
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, sender));
+        Self { accepted, _accepting: accepting }
+    }
+}
+
+async fn accept_all<F>(
+    places: Arc<Semaphore>,
+    accept: impl Fn() -> F + Send,
+    connections: mpsc::Sender<Connection>,
+) where
+    F: Future<Output = io::Result<TcpStream>> + Send,
+{
+    let mut told = false;
+    loop {
+        let place = places.clone().acquire_owned().await.expect("it is never closed");
+        match accept().await {
+            Ok(stream) => {
+                told = false;
+                if connections.send(Connection { stream, _place: place }).await.is_err() {
+                    return;
+                }
+            }
+            // Of the connection, not of the machine.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(
+                        target: "coxswain::run",
+                        %error,
+                        "no connection can be accepted: {error}; those that are open go on (`ulimit -n` bounds them)"
+                    );
+                }
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Stream for Connections {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.accepted.poll_recv(context).map(|connection| connection.map(Ok))
+    }
+}
+
+/// A connection, and its place among those that may be open.
+pub struct Connection {
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    /// Two connections, or errors, that are there at once, and how many have been accepted.
+    async fn ready(
+        errors: usize,
+    ) -> (Arc<AtomicUsize>, impl Fn() -> std::future::Ready<io::Result<TcpStream>> + Send + 'static) {
+        // EMFILE.
+        let mut queue: Vec<_> = (0..errors).map(|_| Err(io::Error::from_raw_os_error(24))).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        for _ in 0..3 {
+            let calling = TcpStream::connect(listener.local_addr().unwrap());
+            let (called, accepted) = tokio::join!(calling, listener.accept());
+            called.unwrap();
+            queue.push(Ok(accepted.unwrap().0));
+        }
+        let (accepted, queue) = (Arc::new(AtomicUsize::new(0)), Mutex::new(queue.into_iter()));
+        let counted = accepted.clone();
+        let accept = move || {
+            let next = queue.lock().unwrap().next().unwrap_or_else(|| Err(io::Error::from_raw_os_error(24)));
+            counted.fetch_add(usize::from(next.is_ok()), Ordering::Relaxed);
+            std::future::ready(next)
+        };
+        (accepted, accept)
+    }
+
+    #[tokio::test]
+    async fn accepting_goes_on_when_there_are_file_descriptors_again() {
+        let (_, accept) = ready(2).await;
+        let mut connections = Connections::up_to(9, accept);
+        assert!(connections.next().await.is_some_and(|connection| connection.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn no_more_are_open_than_the_bound_allows() {
+        let (accepted, accept) = ready(0).await;
+        let mut connections = Connections::up_to(1, accept);
+        let first = connections.next().await.unwrap().unwrap();
+        // On this thread the other task has run for as long as it can.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(accepted.load(Ordering::Relaxed), 1);
+        drop(first);
+        connections.next().await.unwrap().unwrap();
+        assert_eq!(accepted.load(Ordering::Relaxed), 2);
+    }
+}
