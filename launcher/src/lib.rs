@@ -8,12 +8,14 @@ mod endpoint;
 mod exit;
 mod gpu;
 mod launch;
+mod log_tail;
 mod plan;
 mod render;
 mod run_dir;
 mod supervise;
 mod tasks;
 mod telemetry;
+mod top;
 
 use std::process::ExitCode;
 
@@ -27,8 +29,8 @@ pub use tasks::standard;
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     tasks::install(tasks);
     let cli = commands::Cli::parse();
-    let logging = telemetry::start(&cli.log, cli.steers());
-    match commands::execute(cli) {
+    let logging = telemetry::start(&cli.log, cli.log_destination());
+    match commands::execute(cli, logging.writer()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             if let Some(message) = failed.message {
