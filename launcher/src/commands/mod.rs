@@ -1,6 +1,6 @@
 //! The subcommands, one file each.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
     exit::Outcome,
@@ -156,8 +156,8 @@ pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
         Command::Watch(args) => watch::execute(&args),
         Command::Top(args) => top::execute(&args),
         Command::Logs(args) => logs::execute(&args),
-        Command::Completions(args) => shell::completions(&args),
-        Command::Man(args) => shell::man(&args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
         Command::Pause(args) => control::pause(&args),
         Command::Resume(args) => control::resume(&args),
         Command::Checkpoint(args) => control::checkpoint(&args),
@@ -181,14 +181,28 @@ mod tests {
         path::{Path, PathBuf},
     };
 
-    use clap::error::ErrorKind;
+    use clap::{ValueEnum, error::ErrorKind};
 
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_shell_learns_every_command_and_every_command_has_a_page() {
+        for shell in clap_complete::Shell::value_variants() {
+            let script = shell::script(*shell, Cli::command());
+            let named = ["simulate", "rebuild-cache", "completions"];
+            assert!(named.iter().all(|command| script.contains(command)), "{shell}");
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        shell::pages(&dir.path().join("man1"), Cli::command()).expect("pages");
+        for page in ["cox.1", "cox-run.1", "cox-cache-verify.1"] {
+            let text = fs::read_to_string(dir.path().join("man1").join(page)).expect("a page");
+            assert!(text.contains(".SH NAME"), "{page}");
+        }
     }
 
     #[test]

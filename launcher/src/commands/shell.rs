@@ -1,11 +1,10 @@
 //! `cox completions` and `cox man`: what a shell and `man` know of this program, made from its own flags.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::Cli;
 use crate::{
     exit::{Failed, Outcome},
     render::say,
@@ -27,45 +26,26 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Writes a script that completes this program's commands and flags.
-pub fn completions(args: &CompletionsArgs) -> Outcome {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "cox", &mut script);
-    say(String::from_utf8_lossy(&script).trim_end());
+/// Writes a script that completes the commands and flags of `program`.
+pub fn completions(args: &CompletionsArgs, program: Command) -> Outcome {
+    say(script(args.shell, program).trim_end());
     Ok(())
 }
 
-/// Writes a page for each command.
-pub fn man(args: &ManArgs) -> Outcome {
-    std::fs::create_dir_all(&args.dir)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), &args.dir))
-        .map_err(|error| Failed::usage(format!("{}: {error}", args.dir.display())))
+/// That script.
+pub fn script(shell: Shell, mut program: Command) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut program, "cox", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::ValueEnum;
+/// Writes a page for each command of `program`.
+pub fn man(args: &ManArgs, program: Command) -> Outcome {
+    pages(&args.dir, program).map_err(|error| Failed::usage(format!("{}: {error}", args.dir.display())))
+}
 
-    use super::*;
-
-    #[test]
-    fn every_shell_learns_every_command() {
-        let named = ["simulate", "rebuild-cache", "completions"];
-        for shell in Shell::value_variants() {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "cox", &mut script);
-            let script = String::from_utf8(script).unwrap();
-            assert!(named.iter().all(|command| script.contains(command)), "{shell}");
-        }
-    }
-
-    #[test]
-    fn every_command_has_a_page() {
-        let dir = tempfile::tempdir().unwrap();
-        man(&ManArgs { dir: dir.path().join("man1") }).unwrap();
-        for page in ["cox.1", "cox-run.1", "cox-cache-verify.1"] {
-            let text = std::fs::read_to_string(dir.path().join("man1").join(page)).unwrap();
-            assert!(text.contains(".SH NAME"), "{page}");
-        }
-    }
+/// Writes the pages.
+pub fn pages(dir: &Path, program: Command) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(program, dir)
 }

@@ -23,7 +23,7 @@ use crate::{
     run_dir::RunDir,
     supervise::signals,
     top::{
-        app::{App, Intent, Order},
+        app::{App, ControlRequest, Intent},
         draw::draw,
         follow::Follower,
         run_view::Update,
@@ -125,7 +125,11 @@ fn label(target: &Target) -> String {
     dir.or_else(|| target.endpoint.clone()).unwrap_or_default()
 }
 
-fn follow(number: usize, target: Target, updates: mpsc::Sender<(usize, Update)>) -> mpsc::Sender<Order> {
+fn follow(
+    number: usize,
+    target: Target,
+    updates: mpsc::Sender<(usize, Update)>,
+) -> mpsc::Sender<ControlRequest> {
     let (give, orders) = mpsc::channel(WAITING);
     tokio::spawn(Follower { number, target, updates, orders }.follow());
     give

@@ -44,7 +44,8 @@ pub fn time_left(step: &StepCommitted) -> Option<String> {
     Some(human::seconds(left as f64 * total_ms / 1e3))
 }
 
-/// Where a step's time went: `312 ms: language 45% vision 20% ...`, the largest parts first, those under a percent left out.
+/// Where a step's time went: `312 ms: language 45% vision 20% ...`, the largest parts first, those under a
+/// percent left out.
 pub fn split(step: &StepCommitted) -> Option<String> {
     let times = step.times.as_ref()?;
     let metrics: Vec<Metric> = step.metrics.iter().cloned().map(Into::into).collect();

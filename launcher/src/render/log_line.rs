@@ -12,7 +12,7 @@ pub struct LogLine<'a> {
     pub time: &'a str,
     /// `step`, `workers`, `fail`, ...
     pub tag: &'a str,
-    /// What is said.
+    /// What is told.
     pub text: &'a str,
 }
 
@@ -52,8 +52,8 @@ impl<'a> LogLine<'a> {
 
     /// Whether something is wrong.
     pub fn warns(&self) -> bool {
-        let said = ["warning", "error"];
-        said.contains(&self.tag) || said.iter().any(|word| self.text.starts_with(&format!("{word}: ")))
+        let words = ["warning", "error"];
+        words.contains(&self.tag) || words.iter().any(|word| self.text.starts_with(&format!("{word}: ")))
     }
 
     /// The step that it tells.

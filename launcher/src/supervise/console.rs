@@ -11,7 +11,7 @@ use coxswain_proto::v1::WatchEvent;
 
 use super::{
     block::{Block, Size},
-    console_mode::{Mode, Place},
+    console_mode::{Mode, Visibility},
     writer::{ConsoleWriter, Piece, Screen},
 };
 use crate::{
@@ -109,16 +109,16 @@ impl Stderr {
 
     fn line(&mut self, text: &str) {
         match self.mode.place(text) {
-            Place::Screen => {
+            Visibility::Screen => {
                 let width = size().map_or(usize::MAX, |size| size.columns);
                 self.write(&(folded(&narrowed(text, width), width) + "\n"));
             }
-            Place::Block => {
+            Visibility::Block => {
                 if let Some(line) = LogLine::parse(text) {
                     self.living.note(format!("{}  {}", line.time, line.text));
                 }
             }
-            Place::Nowhere => {}
+            Visibility::Nowhere => {}
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Console")]
 pub struct ConsoleFlags {
-    /// On the console a line every N steps; the coordinator's log keeps every one that train.log_every asks for
+    /// On the console a line every N steps; the coordinator's log keeps those that train.log_every asks for
     #[arg(long, alias = "log_every", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_every: Option<u64>,
     /// Every line of the log and no living block, as where standard error is no terminal
@@ -32,7 +32,7 @@ pub struct Mode {
 
 /// Where a line of the log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Visibility {
     /// It stays.
     Screen,
     /// It is seen in the block until others follow.
@@ -55,23 +55,23 @@ impl Mode {
     }
 
     /// Where a line goes. What is no line of a log stays.
-    pub fn place(self, line: &str) -> Place {
+    pub fn place(self, line: &str) -> Visibility {
         if let Some((committed, total)) = log_line::committed(line) {
             return match self.every {
-                Some(every) if committed.is_multiple_of(every) || committed == total => Place::Screen,
-                None if !self.living => Place::Screen,
-                _ => Place::Nowhere,
+                Some(every) if committed.is_multiple_of(every) || committed == total => Visibility::Screen,
+                None if !self.living => Visibility::Screen,
+                _ => Visibility::Nowhere,
             };
         }
         match LogLine::parse(line) {
             Some(line) if self.living && self.every.is_none() && !line.warns() => match line.tag {
                 // A membership after a fault, and the first one.
-                "workers" if line.text.starts_with("generation ") => Place::Screen,
-                "workers" | "save" | "cache" | "note" => Place::Block,
-                "memory" => Place::Nowhere,
-                _ => Place::Screen,
+                "workers" if line.text.starts_with("generation ") => Visibility::Screen,
+                "workers" | "save" | "cache" | "note" => Visibility::Block,
+                "memory" => Visibility::Nowhere,
+                _ => Visibility::Screen,
             },
-            _ => Place::Screen,
+            _ => Visibility::Screen,
         }
     }
 }
@@ -98,12 +98,12 @@ mod tests {
             "[rank0] thread 'main' panicked",
             "the coordinator died (SIGKILL) and is started again",
         ] {
-            assert_eq!(place(stays), Place::Screen, "{stays}");
+            assert_eq!(place(stays), Visibility::Screen, "{stays}");
         }
-        assert_eq!(place("17:15:17  save    checkpoint at step 20: a, 13.0 MiB"), Place::Block);
-        assert_eq!(place("17:15:17  workers rank 1 joined from node-b"), Place::Block);
-        assert_eq!(place("17:15:17  memory  rank  host"), Place::Nowhere);
-        assert_eq!(place(&step(10)), Place::Nowhere);
+        assert_eq!(place("17:15:17  save    checkpoint at step 20: a, 13.0 MiB"), Visibility::Block);
+        assert_eq!(place("17:15:17  workers rank 1 joined from node-b"), Visibility::Block);
+        assert_eq!(place("17:15:17  memory  rank  host"), Visibility::Nowhere);
+        assert_eq!(place(&step(10)), Visibility::Nowhere);
     }
 
     #[test]
@@ -111,18 +111,18 @@ mod tests {
         let mode = |log_every, plain, terminal| Mode::of(&ConsoleFlags { log_every, plain }, terminal);
         for terminal in [true, false] {
             let places = [9, 10, 20, 149, 150].map(|at| mode(Some(10), false, terminal).place(&step(at)));
-            let (told, held) = (Place::Screen, Place::Nowhere);
+            let (told, held) = (Visibility::Screen, Visibility::Nowhere);
             assert_eq!(places, [held, told, told, held, told]);
         }
-        assert_eq!(mode(Some(10), false, true).place("17:15:17  memory  rank"), Place::Screen);
+        assert_eq!(mode(Some(10), false, true).place("17:15:17  memory  rank"), Visibility::Screen);
         for plain in [mode(None, true, true), mode(None, false, false)] {
             assert!(!plain.living);
             assert_eq!(
                 (plain.place(&step(7)), plain.place("17:15:17  memory  rank")),
-                (Place::Screen, Place::Screen)
+                (Visibility::Screen, Visibility::Screen)
             );
         }
         let json = r#"{"target":"coxswain::step","committed":7,"total":150}"#;
-        assert_eq!(mode(Some(10), false, false).place(json), Place::Nowhere);
+        assert_eq!(mode(Some(10), false, false).place(json), Visibility::Nowhere);
     }
 }

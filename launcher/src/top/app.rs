@@ -6,7 +6,7 @@ use super::run_view::{RunView, Source, Update};
 
 /// Something a run is told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ControlRequest {
     /// Stop at the next step boundary.
     Pause,
     /// Go on.
@@ -25,7 +25,7 @@ pub enum Intent {
     /// To end; runs go on.
     Quit,
     /// To give a run an order.
-    Give(usize, Order),
+    Give(usize, ControlRequest),
 }
 
 /// Everything on the screen.
@@ -38,7 +38,7 @@ pub struct App {
     /// Which of its ranks is marked.
     pub rank: usize,
     /// What waits for a yes.
-    pub question: Option<Order>,
+    pub question: Option<ControlRequest>,
 }
 
 impl App {
@@ -65,7 +65,7 @@ impl App {
         if let Some(order) = self.question.take() {
             return matches!(key, Key::Char('y' | 'Y')).then_some(Intent::Give(self.shown, order));
         }
-        self.runs[self.shown].said.clear();
+        self.runs[self.shown].message.clear();
         match key {
             Key::Char('q') | Key::Esc | Key::Ctrl('c') => return Some(Intent::Quit),
             Key::Char('\t') | Key::Right => self.show((self.shown + 1) % self.runs.len()),
@@ -73,13 +73,13 @@ impl App {
             Key::Char(digit @ '1'..='9') => self.show(digit as usize - '1' as usize),
             Key::Up => self.rank = self.rank.saturating_sub(1),
             Key::Down if self.rank + 1 < self.run().status.ranks.len() => self.rank += 1,
-            Key::Char('p') => self.ask(Order::Pause),
-            Key::Char('r') => self.ask(Order::Resume),
-            Key::Char('c') => self.ask(Order::Checkpoint),
-            Key::Char('s') => self.ask(Order::Stop),
+            Key::Char('p') => self.ask(ControlRequest::Pause),
+            Key::Char('r') => self.ask(ControlRequest::Resume),
+            Key::Char('c') => self.ask(ControlRequest::Checkpoint),
+            Key::Char('s') => self.ask(ControlRequest::Stop),
             Key::Char('d') => {
                 if let Some(rank) = self.run().status.ranks.get(self.rank) {
-                    self.ask(Order::Drain(rank.node_rank));
+                    self.ask(ControlRequest::Drain(rank.node_rank));
                 }
             }
             _ => {}
@@ -93,11 +93,11 @@ impl App {
         }
     }
 
-    fn ask(&mut self, order: Order) {
+    fn ask(&mut self, order: ControlRequest) {
         let run = &mut self.runs[self.shown];
         match run.source {
             Source::Coordinator if !run.is_over() => self.question = Some(order),
-            _ => run.said = "no coordinator takes orders for this run".to_owned(),
+            _ => run.message = "no coordinator takes orders for this run".to_owned(),
         }
     }
 
@@ -105,11 +105,11 @@ impl App {
     pub fn asked(&self) -> Option<String> {
         let name = self.run().name();
         Some(match self.question? {
-            Order::Pause => format!("pause {name} at the next step boundary?"),
-            Order::Resume => format!("let {name} go on?"),
-            Order::Checkpoint => format!("write a checkpoint of {name}?"),
-            Order::Drain(node) => format!("let node {node} leave {name}? the others train on"),
-            Order::Stop => format!("end {name}? it writes a checkpoint and its results first"),
+            ControlRequest::Pause => format!("pause {name} at the next step boundary?"),
+            ControlRequest::Resume => format!("let {name} go on?"),
+            ControlRequest::Checkpoint => format!("write a checkpoint of {name}?"),
+            ControlRequest::Drain(node) => format!("let node {node} leave {name}? the others train on"),
+            ControlRequest::Stop => format!("end {name}? it writes a checkpoint and its results first"),
         })
     }
 }
@@ -132,9 +132,12 @@ mod tests {
     #[test]
     fn an_order_needs_a_yes_and_anything_else_is_a_no() {
         let mut app = app();
-        for (key, order) in
-            [('p', Order::Pause), ('r', Order::Resume), ('c', Order::Checkpoint), ('s', Order::Stop)]
-        {
+        for (key, order) in [
+            ('p', ControlRequest::Pause),
+            ('r', ControlRequest::Resume),
+            ('c', ControlRequest::Checkpoint),
+            ('s', ControlRequest::Stop),
+        ] {
             assert_eq!(app.key(Key::Char(key)), None);
             assert!(app.asked().is_some_and(|asked| asked.contains('a') && asked.contains('?')));
             assert_eq!(app.key(Key::Char('y')), Some(Intent::Give(0, order)));
@@ -151,7 +154,7 @@ mod tests {
             app.key(Key::Down);
         }
         app.key(Key::Char('d'));
-        assert_eq!(app.key(Key::Char('y')), Some(Intent::Give(0, Order::Drain(1))));
+        assert_eq!(app.key(Key::Char('y')), Some(Intent::Give(0, ControlRequest::Drain(1))));
         app.take(0, Update::Status(Box::default()));
         assert_eq!(app.rank, 0, "the marked rank is gone");
     }
@@ -161,7 +164,7 @@ mod tests {
         let mut app = app();
         app.key(Key::Char('\t'));
         assert_eq!((app.shown, app.key(Key::Char('s'))), (1, None));
-        assert_eq!((app.asked(), app.run().said.is_empty()), (None, false));
+        assert_eq!((app.asked(), app.run().message.is_empty()), (None, false));
         app.key(Key::Char('1'));
         app.key(Key::Char('9'));
         assert_eq!(app.shown, 0);

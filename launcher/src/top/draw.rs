@@ -77,15 +77,15 @@ fn lines(texts: &[Told], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
 }
 
-/// `1 quickstart  2 other`, or the name alone; phase and why.
+/// `1 runs/a  2 runs/b`, or the name of the only one; phase and why.
 fn headline(app: &App, width: u16, theme: Theme) -> Line<'static> {
     let run = app.run();
     let mut spans = Vec::new();
     if app.runs.len() > 1 {
         for (at, other) in app.runs.iter().enumerate().filter(|(at, _)| *at != app.shown) {
-            spans.push(Span::styled(format!("{} {}  ", at + 1, other.name()), theme.faint()));
+            spans.push(Span::styled(format!("{} {}  ", at + 1, other.label), theme.faint()));
         }
-        let marked = Span::styled(format!("{} {}", app.shown + 1, run.name()), theme.title());
+        let marked = Span::styled(format!("{} {}", app.shown + 1, run.label), theme.title());
         spans.insert(app.shown, Span::raw("  "));
         spans.insert(app.shown, marked);
     } else {
@@ -153,8 +153,8 @@ fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
     }
     if now.generation > 0 {
         let alive = now.ranks.iter().filter(|rank| !rank.gone).count();
-        let text =
-            format!("membership  generation {}, {alive} of {} workers", now.generation, now.world_size);
+        let of = if now.ranks.is_empty() { String::new() } else { format!("{alive} of ") };
+        let text = format!("membership  generation {}, {of}{} workers", now.generation, now.world_size);
         told.push(Told::plain(text));
     }
     let complete = |state: i32| state == i32::from(CheckpointState::Complete);
@@ -181,7 +181,7 @@ fn log(frame: &mut Frame, area: Rect, run: &RunView, theme: Theme) {
 fn footer(app: &App, width: u16, theme: Theme) -> Line<'static> {
     let (text, style) = match app.asked() {
         Some(asked) => (format!("{asked}  y yes, any other key no"), theme.marked()),
-        None if !app.run().said.is_empty() => (app.run().said.clone(), theme.title()),
+        None if !app.run().message.is_empty() => (app.run().message.clone(), theme.title()),
         None => {
             let runs = if app.runs.len() > 1 { "  tab next run" } else { "" };
             let keys = "q quit  p pause  r resume  c checkpoint  s stop  d drain node  up/down rank";
@@ -282,7 +282,7 @@ mod tests {
         let (lines, _) = screen(&app(), 80, 24, true);
         let text = lines.join("\n");
         for told in [
-            "1 pick  2 runs/b  training",
+            "1 runs/a  2 runs/b  training",
             "100/400  25 %  36.0 s left",
             "loss 0.0200  grad 4.584  lr 1.00e-4  epoch 0",
             " loss 0.020 ",
@@ -310,7 +310,10 @@ mod tests {
             screen(&app, width, height, true);
         }
         let (lines, _) = screen(&app, 20, 5, true);
-        assert!(lines[0].starts_with("1 pick  2 runs/b") && lines[1].contains("100/400  25 %"), "{lines:?}");
+        assert!(
+            lines[0].starts_with("1 runs/a  2 runs/b") && lines[1].contains("100/400  25 %"),
+            "{lines:?}"
+        );
         assert!(lines[2].starts_with("loss 0.0200"), "{lines:?}");
         app.key(Key::Char('s'));
         let (lines, _) = screen(&app, 80, 5, true);

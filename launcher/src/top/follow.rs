@@ -9,7 +9,7 @@ use coxswain_proto::v1::{
 use tokio::{sync::mpsc, task::spawn_blocking, time};
 
 use super::{
-    app::Order,
+    app::ControlRequest,
     files,
     run_view::{Source, Update},
 };
@@ -39,7 +39,7 @@ pub struct Follower {
     /// What is learned of it.
     pub updates: mpsc::Sender<(usize, Update)>,
     /// What it is told.
-    pub orders: mpsc::Receiver<Order>,
+    pub orders: mpsc::Receiver<ControlRequest>,
 }
 
 /// The screen is gone.
@@ -83,7 +83,7 @@ impl Follower {
                 _ = look.tick() => match status_of(access).await {
                     Ok(status) => self.tell(status).await?,
                     // The events end, too, if it is gone for good.
-                    Err(why) => self.tell(Update::Said(why.message.unwrap_or_default())).await?,
+                    Err(why) => self.tell(Update::Message(why.message.unwrap_or_default())).await?,
                 },
                 _ = memory.tick() => {
                     let request = prompt(GetMemoryRequest { refresh: false });
@@ -93,8 +93,8 @@ impl Follower {
                     }
                 }
                 Some(order) = self.orders.recv() => {
-                    let said = given(access, order).await.unwrap_or_else(|why| why.message.unwrap_or_default());
-                    self.tell(Update::Said(said)).await?;
+                    let message = given(access, order).await.unwrap_or_else(|why| why.message.unwrap_or_default());
+                    self.tell(Update::Message(message)).await?;
                 }
             }
         }
@@ -171,30 +171,30 @@ async fn status_of(access: &Access) -> Result<Update, Failed> {
 }
 
 /// Gives an order; what became of it.
-async fn given(access: &Access, order: Order) -> Result<String, Failed> {
-    let said = match order {
-        Order::Pause => {
+async fn given(access: &Access, order: ControlRequest) -> Result<String, Failed> {
+    let message = match order {
+        ControlRequest::Pause => {
             access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
             "it pauses at the next step boundary".to_owned()
         }
-        Order::Resume => {
+        ControlRequest::Resume => {
             access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
             "it goes on".to_owned()
         }
-        Order::Checkpoint => {
+        ControlRequest::Checkpoint => {
             access.answer(async |mut people| people.checkpoint(prompt(CheckpointRequest {})).await).await?;
             "a checkpoint will be written at the next step boundary".to_owned()
         }
-        Order::Drain(node) => {
+        ControlRequest::Drain(node) => {
             let request = DrainNodeRequest { node: Some(Node::NodeRank(node)), reason: REASON.to_owned() };
             access.answer(async |mut people| people.drain_node(prompt(request)).await).await?;
             format!("node {node} leaves at the next step boundary")
         }
-        Order::Stop => {
+        ControlRequest::Stop => {
             let request = StopRunRequest { reason: REASON.to_owned() };
             access.answer(async |mut people| people.stop_run(prompt(request)).await).await?;
             "it finishes its step, writes a checkpoint and ends".to_owned()
         }
     };
-    Ok(said)
+    Ok(message)
 }

@@ -44,15 +44,15 @@ pub enum Update {
     /// Its ranks' memory.
     Memory(Box<GetMemoryResponse>),
     /// What has become of an order.
-    Said(String),
+    Message(String),
 }
 
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LogEntry {
     /// Time of day.
     pub time: String,
-    /// What is said.
+    /// What is told.
     pub text: String,
     /// Something is wrong.
     pub warns: bool,
@@ -61,7 +61,7 @@ pub struct Entry {
 /// One run.
 #[derive(Debug, Default)]
 pub struct RunView {
-    /// As the user named it, until it has told its name.
+    /// As the user named it.
     pub label: String,
     /// Where it is read from.
     pub source: Source,
@@ -76,9 +76,9 @@ pub struct RunView {
     /// Measured and predicted peak of each rank in bytes, where they are compared.
     pub memory: BTreeMap<u32, (u64, u64)>,
     /// The log, without steps.
-    pub log: VecDeque<Entry>,
+    pub log: VecDeque<LogEntry>,
     /// What has become of the last order.
-    pub said: String,
+    pub message: String,
 }
 
 impl RunView {
@@ -122,7 +122,7 @@ impl RunView {
                     memory.ranks.iter().filter_map(|rank| Some((rank.rank, rank.comparison.as_ref()?)));
                 self.memory = compared.map(|(rank, of)| (rank, (of.measured, of.predicted))).collect();
             }
-            Update::Said(text) => self.said = text,
+            Update::Message(text) => self.message = text,
         }
     }
 
@@ -147,7 +147,7 @@ impl RunView {
                 }
                 let warns = matches!(kind, Kind::Failure(_));
                 let (time, text) = (time_of_day(event.unix_ms), events::line(event));
-                self.enter(Entry { time, text, warns });
+                self.enter(LogEntry { time, text, warns });
             }
             None => {}
         }
@@ -180,11 +180,15 @@ impl RunView {
             }
         }
         if !matches!(line.tag, "memory" | "day") {
-            self.enter(Entry { time: line.time.to_owned(), text: line.text.to_owned(), warns: line.warns() });
+            self.enter(LogEntry {
+                time: line.time.to_owned(),
+                text: line.text.to_owned(),
+                warns: line.warns(),
+            });
         }
     }
 
-    fn enter(&mut self, entry: Entry) {
+    fn enter(&mut self, entry: LogEntry) {
         self.log.push_back(entry);
         if self.log.len() > LINES {
             self.log.pop_front();
