@@ -160,6 +160,11 @@ fn locked(file: &fs::File) -> bool {
     })
 }
 
+/// Whether a launcher holds the run in `output_dir`.
+pub fn is_active(output_dir: &Path) -> bool {
+    is_held(&file(output_dir))
+}
+
 /// Whether a launcher holds the run of this file. Where there are no locks, the file itself has to do as a
 /// sign.
 fn is_held(path: &Path) -> bool {
@@ -186,20 +191,27 @@ fn read(run: &Path) -> Result<String, Failed> {
 }
 
 fn newest(runs: &Path) -> Result<PathBuf, Failed> {
+    active(runs).map(|mut runs| runs.pop().unwrap_or_default())
+}
+
+/// The runs below `runs` that launchers hold, the newest last; at least one.
+pub fn active(runs: &Path) -> Result<Vec<PathBuf>, Failed> {
     let started = |run: &PathBuf| fs::metadata(file(run)).and_then(|file| file.modified()).ok();
     let entries = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
     // A launcher that was killed leaves its file, without its lock.
-    let active = entries.filter(|run| is_held(&file(run)));
-    let newest = active.filter_map(|run| Some((started(&run)?, run))).max();
-    newest.map(|(_, run)| run).ok_or_else(|| {
-        Failed::new(
+    let held = entries.filter(|run| is_held(&file(run)));
+    let mut found: Vec<_> = held.filter_map(|run| Some((started(&run)?, run))).collect();
+    found.sort();
+    if found.is_empty() {
+        return Err(Failed::new(
             Exit::CoordinatorLost,
             format!(
                 "no run is active below {}/; name one with --run DIR or --endpoint HOST:PORT",
                 runs.display()
             ),
-        )
-    })
+        ));
+    }
+    Ok(found.into_iter().map(|(_, run)| run).collect())
 }
 
 #[cfg(test)]

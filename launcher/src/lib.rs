@@ -8,6 +8,7 @@ mod endpoint;
 mod exit;
 mod gpu;
 mod launch;
+mod log_tail;
 mod open_files;
 mod plan;
 mod render;
@@ -15,6 +16,7 @@ mod run_dir;
 mod supervise;
 mod tasks;
 mod telemetry;
+mod top;
 
 use std::process::ExitCode;
 
@@ -29,8 +31,8 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     open_files::raise_limit();
     tasks::install(tasks);
     let cli = commands::Cli::parse();
-    let logging = telemetry::start(&cli.log, cli.steers());
-    match commands::execute(cli) {
+    let logging = telemetry::start(&cli.log, cli.log_destination());
+    match commands::execute(cli, logging.writer()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             if let Some(message) = failed.message {

@@ -70,6 +70,18 @@ impl LogFlags {
     }
 }
 
+/// Where a process's log goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// To standard error, whose reader is waited for.
+    Stderr,
+    /// To standard error; what its reader does not take is dropped and counted. A run stands still while the
+    /// process does.
+    Queue,
+    /// Nowhere: the terminal is drawn on.
+    Nowhere,
+}
+
 /// What is left to do for a process's log at its end.
 pub struct Logging {
     format: LogFormat,
@@ -77,6 +89,11 @@ pub struct Logging {
 }
 
 impl Logging {
+    /// What the log is written with, if it is not waited for.
+    pub fn writer(&self) -> Option<LogWriter> {
+        self.log_writer.clone()
+    }
+
     /// Says why the process ends, whatever the filter lets through.
     pub fn last_word(mut self, message: &str) {
         let text = match self.format {
@@ -108,15 +125,16 @@ impl Drop for Logging {
     }
 }
 
-/// Starts logging. Called once, by `main`. A process that `steers` a run does not wait for a reader of its
-/// log: what the reader does not take is dropped and counted.
-pub fn start(flags: &LogFlags, steers: bool) -> Logging {
+/// Starts logging. Called once, by `main`.
+pub fn start(flags: &LogFlags, destination: Destination) -> Logging {
     let filter = EnvFilter::new(format!("{QUIET},{}", flags.log));
     // A launcher shows its children's lines on a terminal; they themselves write to a pipe.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
+    let steers = destination == Destination::Queue;
     let log_writer = steers.then(LogWriter::new);
     let writer = match log_writer.clone() {
         Some(log_writer) => BoxMakeWriter::new(move || log_writer.clone()),
+        None if destination == Destination::Nowhere => BoxMakeWriter::new(std::io::sink),
         None => BoxMakeWriter::new(std::io::stderr),
     };
     // A line that cannot be written (a full disk, a pipe without a reader) is lost; telling standard error

@@ -1,8 +1,12 @@
 //! The subcommands, one file each.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{exit::Outcome, telemetry};
+use crate::{
+    exit::Outcome,
+    supervise::console::LogWriter,
+    telemetry::{self, Destination},
+};
 
 mod audit;
 mod cache;
@@ -14,6 +18,7 @@ mod eval;
 mod export;
 mod generate;
 mod gpu;
+mod logs;
 mod model;
 mod plan;
 mod rebuild_cache;
@@ -23,9 +28,11 @@ mod runtime;
 mod same_inputs;
 mod selftest;
 mod serve;
+mod shell;
 mod simulate;
 mod spec_args;
 mod status;
+mod top;
 mod watch;
 mod worker;
 
@@ -83,6 +90,10 @@ enum Command {
     Status(status::StatusArgs),
     /// Follow a run as it goes
     Watch(watch::WatchArgs),
+    /// Follow runs on a full screen, and steer them
+    Top(top::TopArgs),
+    /// Show the coordinator's log or a rank's
+    Logs(logs::LogsArgs),
     /// Stop at the next step boundary and wait
     Pause(control::PauseArgs),
     /// Go on after `pause`
@@ -105,6 +116,10 @@ enum Command {
     Memory(status::MemoryArgs),
     /// Play a fault script in virtual time: recovery times, rollbacks, audit
     Simulate(simulate::SimulateArgs),
+    /// Write a script that completes commands and flags in a shell
+    Completions(shell::CompletionsArgs),
+    /// Write man pages into a directory
+    Man(shell::ManArgs),
     /// Serve one run (`cox run` does this itself)
     Coordinator(coordinator::CoordinatorArgs),
     /// Be one worker (`cox run` starts these), or train alone with --config
@@ -112,16 +127,20 @@ enum Command {
 }
 
 impl Cli {
-    /// Whether a run stands still while this process does.
-    pub fn steers(&self) -> bool {
-        matches!(self.command, Command::Run(_) | Command::Coordinator(_))
+    /// Where this process's log goes.
+    pub fn log_destination(&self) -> Destination {
+        match self.command {
+            Command::Run(_) | Command::Coordinator(_) => Destination::Queue,
+            Command::Top(_) => Destination::Nowhere,
+            _ => Destination::Stderr,
+        }
     }
 }
 
-/// Runs the subcommand.
-pub fn execute(cli: Cli) -> Outcome {
+/// Runs the subcommand. What a run shows goes where the process's log goes, if that has a writer.
+pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
     match cli.command {
-        Command::Run(args) => run::execute(&args, &cli.log),
+        Command::Run(args) => run::execute(&args, &cli.log, writer.unwrap_or_else(LogWriter::new)),
         Command::Check(args) => check::execute(&args),
         Command::Plan(args) => plan::execute(&args),
         Command::Gpu(args) => gpu::execute(&args),
@@ -135,6 +154,10 @@ pub fn execute(cli: Cli) -> Outcome {
         Command::Model(command) => model::execute(&command),
         Command::Status(args) => status::status(&args),
         Command::Watch(args) => watch::execute(&args),
+        Command::Top(args) => top::execute(&args),
+        Command::Logs(args) => logs::execute(&args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
         Command::Pause(args) => control::pause(&args),
         Command::Resume(args) => control::resume(&args),
         Command::Checkpoint(args) => control::checkpoint(&args),
@@ -158,14 +181,28 @@ mod tests {
         path::{Path, PathBuf},
     };
 
-    use clap::error::ErrorKind;
+    use clap::{ValueEnum, error::ErrorKind};
 
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_shell_learns_every_command_and_every_command_has_a_page() {
+        for shell in clap_complete::Shell::value_variants() {
+            let script = shell::script(*shell, Cli::command());
+            let named = ["simulate", "rebuild-cache", "completions"];
+            assert!(named.iter().all(|command| script.contains(command)), "{shell}");
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        shell::pages(&dir.path().join("man1"), Cli::command()).expect("pages");
+        for page in ["cox.1", "cox-run.1", "cox-cache-verify.1"] {
+            let text = fs::read_to_string(dir.path().join("man1").join(page)).expect("a page");
+            assert!(text.contains(".SH NAME"), "{page}");
+        }
     }
 
     #[test]

@@ -31,7 +31,8 @@ use crate::{
     render::{self, say, summary},
     supervise::{
         child::Program,
-        console::{Console, Terminal},
+        console::{Console, LogWriter, Terminal},
+        console_mode::{ConsoleFlags, Mode},
         failure_file,
         group::WorkerGroup,
         host::{self, Host, HostConfig},
@@ -41,7 +42,7 @@ use crate::{
         supervisor::{self, Contacts},
     },
     tasks::accelerator,
-    telemetry::LogFlags,
+    telemetry::{LogFlags, LogFormat},
 };
 
 /// Flags of `cox run`.
@@ -51,6 +52,8 @@ pub struct RunArgs {
     pub(super) spec: SpecArgs,
     #[command(flatten)]
     launch: LaunchFlags,
+    #[command(flatten)]
+    console: ConsoleFlags,
 }
 
 /// One launch.
@@ -64,7 +67,7 @@ struct Launch<'a> {
 }
 
 /// Launches a run on this machine and stays with it to its end.
-pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
+pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     let spec = args.spec.load_to_launch()?;
     same_inputs::check(&spec)?;
     let machine = LocalMachine::this();
@@ -77,14 +80,22 @@ pub fn execute(args: &RunArgs, log: &LogFlags) -> Outcome {
     })?;
     let forecast = forecast(&spec, &plan)?;
     let token = process_env("COX_TOKEN");
-    let terminal = Arc::new(Terminal::new());
+    let mode = match log.log_format {
+        LogFormat::Text => Mode::of_stderr(&args.console),
+        // For programs, wherever it goes.
+        LogFormat::Json => Mode::of(&args.console, false),
+    };
+    let terminal = Arc::new(Terminal::new(mode, writer));
     let told = forecast.map(|forecast| render::plan::at_start(&forecast.question, &forecast.outlooks));
     for line in told.iter().flat_map(|told| told.lines()) {
         terminal.line(line);
     }
     let launch = Launch { log, spec, plan, machine, token, terminal };
     // Children are killed when the thread that started them ends: this one.
-    block_on(launch.run())
+    let outcome = block_on(launch.run());
+    // Where the run never began.
+    launch.terminal.finish();
+    outcome
 }
 
 /// What the run will take of this machine's memory; nothing where its model or data cannot be read, which
@@ -258,7 +269,8 @@ impl Launch<'_> {
         match report.exit() {
             Exit::Done => {
                 if hosting {
-                    let summary = summary::of_run(Path::new(&self.spec.run.output_dir));
+                    let summary =
+                        summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
                     let stopped = self.history().is_some_and(|history| history.fate == Fate::Stopped);
                     let told = report.success_text(stopped);
                     hand_over(format!("{told}\n{}", summary.trim_end())).await;

@@ -17,7 +17,8 @@ use crate::{
     exit::{Exit, Failed, Outcome},
     render::{events, json, say},
     supervise::{
-        console::{Console, Terminal},
+        console::{Console, LogWriter, Terminal},
+        console_mode::{ConsoleFlags, Mode},
         watcher,
     },
 };
@@ -64,41 +65,35 @@ pub fn execute(args: &WatchArgs) -> Outcome {
 enum View {
     Json,
     Text {
-        bar: Terminal,
-        /// Standard output is the same terminal: lines are shown where they do not tear the bar.
-        above_bar: bool,
+        terminal: Terminal,
+        /// Standard output is the same terminal: lines are shown where they do not tear the block.
+        above_block: bool,
     },
 }
 
 impl View {
     fn text() -> Self {
-        let bar = Terminal::new();
-        let above_bar = bar.has_bar() && std::io::stdout().is_terminal();
-        Self::Text { bar, above_bar }
+        let mode = Mode::of_stderr(&ConsoleFlags::default());
+        let above_block = mode.living && std::io::stdout().is_terminal();
+        Self::Text { terminal: Terminal::new(mode, LogWriter::new()), above_block }
     }
 
     /// False if there is no reader any more.
     fn show(&self, event: &WatchEvent) -> bool {
-        let Self::Text { bar, above_bar } = self else { return say(json::event(event)) };
+        let Self::Text { terminal, above_block } = self else { return say(json::event(event)) };
+        terminal.watched(event);
         let line = || format!("{}  {}", time_of_day(event.unix_ms), events::line(event));
-        let step = match &event.kind {
-            Some(Kind::Step(step)) => Some(step),
-            _ => None,
-        };
-        if let Some(step) = step {
-            bar.progress(step.step + 1, step.total_steps, events::beside_bar(step));
-        }
-        match (above_bar, step) {
-            (false, _) => return say(line()),
-            (true, Some(_)) => {}
-            (true, None) => bar.line(&line()),
+        match event.kind {
+            _ if !above_block => return say(line()),
+            Some(Kind::Step(_)) => {}
+            _ => terminal.line(&line()),
         }
         true
     }
 
     fn finish(&self) {
-        if let Self::Text { bar, .. } = self {
-            bar.finish();
+        if let Self::Text { terminal, .. } = self {
+            terminal.finish();
         }
     }
 }

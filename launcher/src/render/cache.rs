@@ -20,6 +20,16 @@ pub fn text(status: &CacheStatus) -> String {
     parts.join("\n")
 }
 
+/// What serves, with how far it is, and the newest drift: a line each.
+pub fn brief(status: &CacheStatus) -> Vec<String> {
+    let mut serves = headline(status);
+    if let Some(newest) = status.generations.last() {
+        let [_, _, state, stored, _, hits, ..] = row(newest);
+        serves += &format!(" · version {} {state}, {stored} stored, {hits} hits", newest.number);
+    }
+    std::iter::once(serves).chain(status.drifts.last().map(drift)).collect()
+}
+
 fn headline(status: &CacheStatus) -> String {
     let mode = names::cache_mode(status.mode);
     let mut parts = vec![format!("cache {mode}, tap {}", status.tap)];

@@ -1,4 +1,4 @@
-//! What happens in a run, as lines and as the text beside the progress bar.
+//! What happens in a run, as lines.
 
 use coxswain_proto::{
     human,
@@ -8,8 +8,8 @@ use coxswain_proto::{
 
 use super::{cache, names, status};
 
-/// The text beside the bar: loss, speed, what is left, where the time goes, the largest peak.
-pub fn beside_bar(step: &StepCommitted) -> String {
+/// Loss, speed, what is left, where the time goes, the largest peak.
+fn step_text(step: &StepCommitted) -> String {
     if let Some(Ok(skipped)) = step.skipped.clone().map(Skipped::try_from) {
         return format!("left out: {skipped}");
     }
@@ -22,28 +22,31 @@ pub fn beside_bar(step: &StepCommitted) -> String {
         parts.push(format!("eta {left}"));
     }
     parts.extend(split(step));
-    if step.cache_generation > 0 {
-        let used = step.cache.unwrap_or_default();
-        parts.push(format!(
-            "cache {}, {} hits",
-            step.cache_generation,
-            cache::hit_rate(used.hits, used.misses)
-        ));
-    }
+    parts.extend(cache_use(step));
     if step.memory_peak > 0 {
         parts.push(format!("peak {}", human::bytes(step.memory_peak)));
     }
     parts.join(" · ")
 }
 
-fn time_left(step: &StepCommitted) -> Option<String> {
+/// `cache 3, 83% hits`, where features are kept.
+pub fn cache_use(step: &StepCommitted) -> Option<String> {
+    let used = step.cache.unwrap_or_default();
+    let told =
+        || format!("cache {}, {} hits", step.cache_generation, cache::hit_rate(used.hits, used.misses));
+    (step.cache_generation > 0).then(told)
+}
+
+/// How long the steps that are left will take at this one's pace.
+pub fn time_left(step: &StepCommitted) -> Option<String> {
     let total_ms = step.times.as_ref()?.total_ms;
     let left = step.total_steps.checked_sub(step.step + 1)?;
     Some(human::seconds(left as f64 * total_ms / 1e3))
 }
 
-/// `312 ms: language 45% vision 20% ...`, the largest parts first, those under a percent left out.
-fn split(step: &StepCommitted) -> Option<String> {
+/// Where a step's time went: `312 ms: language 45% vision 20% ...`, the largest parts first, those under a
+/// percent left out.
+pub fn split(step: &StepCommitted) -> Option<String> {
     let times = step.times.as_ref()?;
     let metrics: Vec<Metric> = step.metrics.iter().cloned().map(Into::into).collect();
     let mut parts = vec![("data", times.data_ms)];
@@ -66,7 +69,7 @@ pub fn line(event: &WatchEvent) -> String {
                 step.step + 1,
                 step.total_steps,
                 step.epoch,
-                beside_bar(step)
+                step_text(step)
             )
         }
         Some(Kind::Checkpoint(record)) => status::checkpoint(record),

@@ -5,6 +5,8 @@ pub mod cache;
 pub mod events;
 pub mod gpu;
 pub mod json;
+pub mod living;
+pub mod log_line;
 pub mod names;
 pub mod plan;
 pub mod runs;

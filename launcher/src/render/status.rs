@@ -69,7 +69,7 @@ pub fn headline(status: &GetStatusResponse) -> String {
 }
 
 /// One line about the newest look at held-out samples, without the parts of a measure.
-fn held_out(metrics: &[v1::Metric]) -> Option<String> {
+pub fn held_out(metrics: &[v1::Metric]) -> Option<String> {
     let of = |kind: &'static str| {
         let named =
             metrics.iter().filter_map(move |metric| Some((metric.name.strip_prefix(kind)?, metric.value)));

@@ -12,17 +12,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// The lines for a finished run; only the directory if there is no summary. Memory, predicted and measured,
-/// is the log's to show at the end.
-pub fn of_run(output_dir: &Path) -> String {
-    told(output_dir, false)
-}
-
-/// The same with that memory, for a run without a coordinator, whose log has none.
-pub fn of_solo_run(output_dir: &Path) -> String {
-    told(output_dir, true)
-}
-
-fn told(output_dir: &Path, with_memory: bool) -> String {
+/// is the log's to show at the end: it is told where nobody has seen that.
+pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
@@ -96,7 +87,7 @@ mod tests {
     fn a_summary_is_told_and_its_absence_tolerated() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().display();
-        assert_eq!(of_run(dir.path()), format!("  written                   {at}\n"));
+        assert_eq!(of_run(dir.path(), false), format!("  written                   {at}\n"));
         std::fs::create_dir(dir.path().join("adapter")).unwrap();
         let summary = serde_json::json!({
             "loss_first": 1.5,
@@ -110,9 +101,12 @@ mod tests {
             ]},
         });
         std::fs::write(dir.path().join("summary.json"), summary.to_string()).unwrap();
-        assert!(!of_run(dir.path()).contains("predicted") && of_run(dir.path()).contains("peak memory"));
+        assert!(
+            !of_run(dir.path(), false).contains("predicted")
+                && of_run(dir.path(), false).contains("peak memory")
+        );
         assert_eq!(
-            of_solo_run(dir.path()),
+            of_run(dir.path(), true),
             format!(
                 "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \

@@ -1,19 +1,33 @@
-//! The user's console: lines, folded to a terminal's width, and a progress bar that stays below them. No
-//! other thread waits for it ([`super::writer`]).
+//! The user's console: lines, folded to a terminal's width, and a block below them that says where the run is
+//! ([`Living`]). No other thread waits for it ([`super::writer`]).
 
 use std::{
-    borrow::Cow,
     io::{IsTerminal, Write},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use coxswain_proto::v1::WatchEvent;
 
-use super::writer::{ConsoleWriter, Piece, Screen};
+use super::{
+    block::{Block, Size},
+    console_mode::{Mode, Visibility},
+    writer::{ConsoleWriter, Piece, Screen},
+};
+use crate::{
+    clock,
+    launch::inputs::process_env,
+    render::{living::Living, log_line::LogLine},
+};
 
 /// Where a coordinator's line says something, after its time and topic: folded lines go on there.
 const MESSAGE_COLUMN: usize = 18;
 /// Where other folded lines go on.
 const INDENT: usize = 2;
+/// The least time between two drawings of the block: as often as an eye can follow.
+const REDRAW: Duration = Duration::from_millis(100);
+/// How often the block is drawn though nothing has happened: its clock shows that the launcher lives.
+const PULSE: Duration = Duration::from_secs(1);
 
 /// Takes whole lines from several tasks.
 pub trait Console: Send + Sync {
@@ -21,82 +35,96 @@ pub trait Console: Send + Sync {
     fn line(&self, text: &str);
 }
 
-/// Standard error, with a bar under the lines if it is a terminal. Results go to standard output, so that
+/// Standard error, with a block under the lines if the mode has one. Results go to standard output, so that
 /// they can be piped.
 pub struct Terminal {
-    has_bar: bool,
-    writer: ConsoleWriter,
+    mode: Mode,
+    writer: LogWriter,
 }
 
 impl Terminal {
-    /// The process's console.
-    pub fn new() -> Self {
-        let has_bar = std::io::stderr().is_terminal();
-        Self { has_bar, writer: ConsoleWriter::new(Stderr::new(has_bar)) }
+    /// Shows a run from here on through `writer`, which others may write to as well.
+    pub fn new(mode: Mode, writer: LogWriter) -> Self {
+        writer.0.put(Piece::Mode(mode));
+        Self { mode, writer }
     }
 
-    /// Whether there is a bar to show progress on.
-    pub fn has_bar(&self) -> bool {
-        self.has_bar
+    /// Whether a block follows the run.
+    pub fn is_living(&self) -> bool {
+        self.mode.living
     }
 
-    /// Redraws the bar.
-    pub fn progress(&self, done: u64, total: u64, message: String) {
-        if self.has_bar {
-            self.writer.put(Piece::Progress { done, total, message });
+    /// Draws what has happened.
+    pub fn watched(&self, event: &WatchEvent) {
+        if self.mode.living {
+            self.writer.0.put(Piece::Watched(Box::new(event.clone())));
         }
     }
 
-    /// Takes the bar away; waits a moment for what is to be shown.
+    /// Takes the block away; waits a moment for what is to be shown.
     pub fn finish(&self) {
-        self.writer.put(Piece::Finish);
+        self.writer.0.put(Piece::Finish);
         self.writer.flush();
     }
 }
 
 impl Console for Terminal {
     fn line(&self, text: &str) {
-        self.writer.put(Piece::Line(text.to_owned()));
+        self.writer.0.put(Piece::Line(text.to_owned()));
     }
 }
 
 /// The far end of a terminal: the only thread that waits for it.
 struct Stderr {
-    bar: Option<ProgressBar>,
+    mode: Mode,
+    colours: bool,
+    begin: Instant,
+    living: Living,
+    block: Block,
+    /// When the block was drawn last.
+    drawn: Option<Instant>,
 }
 
 impl Stderr {
-    fn new(has_bar: bool) -> Self {
-        let bar = has_bar.then(|| {
-            // Until the first step there is nothing to show; `hidden` would lose lines printed above the bar.
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(
-                ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
-            );
-            bar
+    fn new() -> Self {
+        let colours = process_env("NO_COLOR").is_none();
+        let (living, block) = (Living::default(), Block::default());
+        Self { mode: Mode::default(), colours, begin: clock::now(), living, block, drawn: None }
+    }
+
+    /// Writes text above the block, which is drawn again below it, all at once.
+    fn write(&mut self, text: &str) {
+        let size = size();
+        let erased = size.map_or_else(String::new, |size| self.block.erase(size));
+        let below = size.filter(|_| self.mode.living).map_or_else(String::new, |size| {
+            let now = clock::now();
+            self.drawn = Some(now);
+            // The cursor has the last row.
+            let lines = self.living.lines(size.columns, size.rows.saturating_sub(1).max(1), now - self.begin);
+            self.block.draw(&lines, self.colours)
         });
-        Self { bar }
-    }
-
-    fn progress(&self, done: u64, total: u64, message: String) {
-        let Some(bar) = &self.bar else { return };
-        if bar.length() != Some(total) {
-            let template = "{bar:28.cyan/blue} {pos}/{len} {wide_msg}";
-            if let Ok(style) = ProgressStyle::with_template(template) {
-                bar.set_style(style);
-            }
-            bar.set_length(total);
-        }
-        bar.set_position(done);
-        bar.set_message(message);
-    }
-
-    fn write(&self, text: &str) {
         // A closed terminal must not end the run.
-        let write = || drop(std::io::stderr().lock().write_all(text.as_bytes()));
-        match &self.bar {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+        let _ = std::io::stderr().lock().write_all([&erased, text, &below].concat().as_bytes());
+    }
+
+    fn line(&mut self, text: &str) {
+        match self.mode.place(text) {
+            Visibility::Screen => {
+                let width = size().map_or(usize::MAX, |size| size.columns);
+                self.write(&(folded(&narrowed(text, width), width) + "\n"));
+            }
+            Visibility::Block => {
+                if let Some(line) = LogLine::parse(text) {
+                    self.living.note(format!("{}  {}", line.time, line.text));
+                }
+            }
+            Visibility::Nowhere => {}
+        }
+    }
+
+    fn redraw_after(&mut self, pause: Duration) {
+        if self.mode.living && self.drawn.is_none_or(|at| at.elapsed() >= pause) {
+            self.write("");
         }
     }
 }
@@ -104,26 +132,37 @@ impl Stderr {
 impl Screen for Stderr {
     fn show(&mut self, piece: Piece) {
         match piece {
-            Piece::Line(text) if self.bar.is_some() => {
-                let width = width();
-                self.write(&(folded(&shortened(&text, width), width) + "\n"));
-            }
-            Piece::Line(text) => self.write(&(text + "\n")),
+            Piece::Line(text) => self.line(&text),
             Piece::Text(text) => self.write(&text),
-            Piece::Progress { done, total, message } => self.progress(done, total, message),
-            Piece::Finish => self.bar.iter().for_each(ProgressBar::finish_and_clear),
+            Piece::Mode(mode) => self.mode = mode,
+            Piece::Watched(event) => {
+                self.living.hear(&event);
+                self.redraw_after(REDRAW);
+            }
+            Piece::Finish => {
+                self.mode.living = false;
+                self.write("");
+            }
         }
+    }
+
+    fn period(&self) -> Duration {
+        if self.mode.living { REDRAW } else { Duration::MAX }
+    }
+
+    fn tick(&mut self) {
+        self.redraw_after(PULSE);
     }
 }
 
-/// Standard error for a process's own log, which must not stop for a reader.
+/// Standard error for a process's own log and what it shows, which must not stop for a reader.
 #[derive(Clone)]
-pub struct LogWriter(std::sync::Arc<ConsoleWriter>);
+pub struct LogWriter(Arc<ConsoleWriter>);
 
 impl LogWriter {
     /// With a thread of its own.
     pub fn new() -> Self {
-        Self(std::sync::Arc::new(ConsoleWriter::new(Stderr::new(false))))
+        Self(Arc::new(ConsoleWriter::new(Stderr::new())))
     }
 
     /// Waits a moment for what is to be shown.
@@ -144,24 +183,29 @@ impl Write for LogWriter {
     }
 }
 
-/// Columns of the terminal; without end where that is unknown.
-fn width() -> usize {
-    terminal_size::terminal_size_of(std::io::stderr()).map_or(usize::MAX, |(columns, _)| columns.0.into())
+/// How large the terminal is, if it is one.
+fn size() -> Option<Size> {
+    let (columns, rows) =
+        terminal_size::terminal_size_of(std::io::stderr()).filter(|_| std::io::stderr().is_terminal())?;
+    Some(Size { columns: columns.0.into(), rows: rows.0.into() })
 }
 
-/// `text` without a step's parts, ` (ms: data 2, ...)`, if it is wider than `width`: on a narrow terminal
-/// they would take half of the screen, and the coordinator's log has them.
-fn shortened(text: &str, width: usize) -> Cow<'_, str> {
-    let parts = || {
-        let begin = text.find(" (ms")?;
-        Some(begin..begin + text[begin..].find(')')? + 1)
-    };
-    match parts() {
-        Some(parts) if text.chars().count() > width => {
-            [&text[..parts.start], &text[parts.end..]].concat().into()
+/// The line of a step without the columns for which `width` has no room, those first that are missed least:
+/// the log has them. Other lines are folded instead.
+fn narrowed(text: &str, width: usize) -> String {
+    const LEAST_MISSED: [&str; 6] = ["tokens/s", "epoch ", "lr ", " on rank ", "grad ", " ms"];
+    let line = LogLine::parse(text).filter(|line| line.step().is_some() && !line.warns());
+    let Some(line) = line.filter(|_| text.chars().count() > width) else { return text.to_owned() };
+    let parts = line.text.split("  ").map(str::trim).filter(|column| !column.is_empty());
+    // What a step's time was spent on stands behind it.
+    let mut columns: Vec<_> = parts.map(|column| column.split(" (ms").next().unwrap_or_default()).collect();
+    let joined = |columns: &[&str]| format!("{}  {:<7} {}", line.time, line.tag, columns.join("  "));
+    for missed in LEAST_MISSED {
+        if joined(&columns).chars().count() > width {
+            columns.retain(|column| !column.contains(missed));
         }
-        _ => text.into(),
     }
+    joined(&columns)
 }
 
 /// `text` in lines of at most `width` columns, broken between columns of a table rather than between words.
@@ -237,13 +281,23 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_is_not_told_the_parts_of_a_step() {
-        assert_eq!(shortened(STEP, STEP.len()), STEP);
+    fn a_steps_line_fits_a_narrow_terminal() {
+        let step = "17:15:17  step    10/12  epoch 0  loss 1.8115    grad 4.5836    lr 1.00e-4   16.7 samples/s   4267 tokens/s  \
+                    480 ms (ms: vision 120, language 4.2)   512.0 MiB on rank 1";
+        assert_eq!(narrowed(step, step.len()), step);
         assert_eq!(
-            shortened(STEP, STEP.len() - 1),
-            "17:15:17  step    10/12  epoch 0  loss 1.8115    grad 4.5836    115 ms"
+            narrowed(step, 120),
+            "17:15:17  step    10/12  epoch 0  loss 1.8115  grad 4.5836  lr 1.00e-4  16.7 samples/s  480 ms  512.0 MiB on rank 1"
         );
-        assert_eq!(shortened("a word (ms without an end", 5), "a word (ms without an end");
+        assert_eq!(
+            narrowed(step, 100),
+            "17:15:17  step    10/12  loss 1.8115  grad 4.5836  16.7 samples/s  480 ms  512.0 MiB on rank 1"
+        );
+        assert_eq!(
+            narrowed(step, 80),
+            "17:15:17  step    10/12  loss 1.8115  grad 4.5836  16.7 samples/s  480 ms"
+        );
+        assert_eq!(narrowed("a word (ms without an end", 5), "a word (ms without an end");
     }
 
     #[test]

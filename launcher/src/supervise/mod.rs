@@ -9,8 +9,10 @@
 //!
 //! No orphan survives: each child is killed by the kernel when its launcher dies, however it dies (`child`).
 
+mod block;
 pub mod child;
 pub mod console;
+pub mod console_mode;
 pub mod exits;
 pub mod failure_file;
 pub mod group;

@@ -23,7 +23,7 @@ use super::{
     signals::{self, Signals},
     watcher,
 };
-use crate::{clock, control::Access, exit::Exit, render::events};
+use crate::{clock, control::Access, exit::Exit};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -218,10 +218,9 @@ impl Supervisor<'_> {
 
     /// Shows an event; the run's end is the machine's business, too.
     fn show(&mut self, event: WatchEvent) -> Option<Event> {
-        let terminal = &self.contacts.terminal;
+        self.contacts.terminal.watched(&event);
         let phase = match event.kind? {
             Kind::Step(step) => {
-                terminal.progress(step.step + 1, step.total_steps, events::beside_bar(&step));
                 self.report.last_step = Some(step);
                 return None;
             }
@@ -233,9 +232,6 @@ impl Supervisor<'_> {
                 return None;
             }
             Kind::Status(now) => {
-                if now.total_steps > 0 {
-                    terminal.progress(now.committed_steps, now.total_steps, String::new());
-                }
                 self.report.first_cause = self.report.first_cause.take().or(now.first_failure);
                 now.phase
             }

@@ -11,32 +11,32 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, SyncSender, TrySendError},
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     },
     thread,
     time::Duration,
 };
 
+use coxswain_proto::{
+    limits::{CONSOLE_PATIENCE, CONSOLE_QUEUE},
+    v1::WatchEvent,
+};
+
+use super::console_mode::Mode;
 use crate::clock;
-use coxswain_proto::limits::{CONSOLE_PATIENCE, CONSOLE_QUEUE};
 
 /// Something to show.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub enum Piece {
     /// A line, to be folded to the screen's width.
     Line(String),
     /// Text as it is, with its line ends.
     Text(String),
-    /// How far a run is.
-    Progress {
-        /// Steps done.
-        done: u64,
-        /// Steps in all.
-        total: u64,
-        /// Beside the bar.
-        message: String,
-    },
-    /// There will be no more progress.
+    /// From here on a run is shown like this.
+    Mode(Mode),
+    /// Something happened in the run.
+    Watched(Box<WatchEvent>),
+    /// Nothing more will.
     Finish,
 }
 
@@ -44,6 +44,14 @@ pub enum Piece {
 pub trait Screen: Send + 'static {
     /// Shows one piece.
     fn show(&mut self, piece: Piece);
+
+    /// How long it may go without being told that nothing has come.
+    fn period(&self) -> Duration {
+        Duration::MAX
+    }
+
+    /// Nothing has come for so long.
+    fn tick(&mut self) {}
 }
 
 enum Entry {
@@ -77,8 +85,8 @@ impl ConsoleWriter {
 
     /// Shows a piece some time; never waits.
     pub fn put(&self, piece: Piece) {
-        // Progress that was not shown is overtaken by what comes next.
-        let matters = matches!(piece, Piece::Line(_) | Piece::Text(_));
+        // An event that was not shown is overtaken by what comes next.
+        let matters = !matches!(piece, Piece::Watched(_));
         if self.queue.try_send(Entry::Piece(piece)).is_err() && matters {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -111,11 +119,13 @@ impl Drop for ConsoleWriter {
 }
 
 fn show(mut screen: impl Screen, entries: &Receiver<Entry>, dropped: &AtomicU64) {
-    for entry in entries {
-        match entry {
-            Entry::Piece(piece) => screen.show(piece),
+    loop {
+        match entries.recv_timeout(screen.period()) {
+            Ok(Entry::Piece(piece)) => screen.show(piece),
             // The caller may have given up.
-            Entry::Mark(mark) => drop(mark.send(())),
+            Ok(Entry::Mark(mark)) => drop(mark.send(())),
+            Err(RecvTimeoutError::Timeout) => screen.tick(),
+            Err(RecvTimeoutError::Disconnected) => return,
         }
         let missing = dropped.swap(0, Ordering::Relaxed);
         if missing > 0 {
@@ -158,7 +168,7 @@ mod tests {
         let (writer, shown, go) = slow(2);
         for number in 0..100 {
             writer.put(Piece::Line(number.to_string()));
-            writer.put(Piece::Progress { done: number, total: 100, message: String::new() });
+            writer.put(Piece::Watched(Box::default()));
         }
         assert!(!writer.flush_within(Duration::from_millis(10)), "it is full");
         // It takes everything from here on.

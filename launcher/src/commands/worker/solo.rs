@@ -44,7 +44,7 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     match trainer.train(spec, Box::new(link)) {
         TrainerOutcome::Done => match signal.load(Relaxed) {
             0 => {
-                say(summary::of_solo_run(Path::new(&spec.run.output_dir)).trim_end());
+                say(summary::of_run(Path::new(&spec.run.output_dir), true).trim_end());
                 Ok(())
             }
             number => Err(Failed::silent(Exit::Signal(number))),
