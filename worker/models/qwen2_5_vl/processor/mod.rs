@@ -25,4 +25,4 @@ pub use prompt::PromptEncoder;
 pub use resize::Rgb;
 pub use shape::PatchShape;
 pub use tokenizer::ModelFacts;
-pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, smart_resize};
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, decode_sized, smart_resize};

@@ -108,18 +108,6 @@ impl ImageProcessor {
         Ok([1, (h / self.shape.patch) as u32, (w / self.shape.patch) as u32])
     }
 
-    /// Decodes, resizes, normalises and cuts one image. `expected` is its size according to the data set.
-    pub fn process(&self, encoded: &[u8], expected: (usize, usize)) -> Result<Patches, String> {
-        let image = decode(encoded)?;
-        if (image.height, image.width) != expected {
-            return Err(format!(
-                "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
-                image.height, image.width, expected.0, expected.1
-            ));
-        }
-        self.process_decoded(image)
-    }
-
     /// Decodes, resizes, normalises and cuts one image of any size.
     pub fn process_encoded(&self, encoded: &[u8]) -> Result<Patches, String> {
         self.process_decoded(decode(encoded)?)
@@ -165,6 +153,18 @@ impl ImageProcessor {
         }
         out
     }
+}
+
+/// One image. `expected` is its size (height, width) according to the data set.
+pub fn decode_sized(encoded: &[u8], expected: (usize, usize)) -> Result<Rgb, String> {
+    let image = decode(encoded)?;
+    if (image.height, image.width) != expected {
+        return Err(format!(
+            "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
+            image.height, image.width, expected.0, expected.1
+        ));
+    }
+    Ok(image)
 }
 
 /// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels,

@@ -3,6 +3,8 @@
 use coxswain_data::NormMode;
 use serde::{Deserialize, Serialize};
 
+use super::augmentation::Augmentation;
+
 /// How samples are cut from a LeRobot data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Data {
@@ -33,6 +35,9 @@ pub struct Data {
     /// See `min_pixels`.
     #[serde(default)]
     pub max_pixels: Option<usize>,
+    /// Random changes of images in training.
+    #[serde(default)]
+    pub augmentation: Augmentation,
 }
 
 fn default_state() -> String {

@@ -1,6 +1,7 @@
 //! The keys of the task `vla_flow`: a vision-language-action policy of a Qwen2.5-VL model and a flow-matching
 //! action expert.
 
+mod augmentation;
 mod check;
 mod data;
 mod schema;
@@ -12,6 +13,7 @@ mod tests;
 mod trainables;
 
 pub use self::{
+    augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
     data::{Data, Normalization},
     schema::SCHEMA,
     serve::Serve,

@@ -64,6 +64,7 @@ impl TaskSettings for VlaSettings {
         ("data.prompt", Learned),
         ("data.min_pixels", Learned),
         ("data.max_pixels", Learned),
+        ("data.augmentation", LearnedSince("\"off\"")),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),

@@ -24,7 +24,7 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder};
 
-use super::{batch::SampleDims, settings};
+use super::{augmentation::Augmenter, batch::SampleDims, settings};
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
 /// file per episode) the others are checked on first use.
@@ -64,6 +64,7 @@ pub struct Dataset {
     pub(super) action: Numeric,
     pub(super) cameras: Vec<Camera>,
     pub(super) images: ImageProcessor,
+    pub(super) augmenter: Option<Augmenter>,
     pub(super) prompt: PromptEncoder,
     pub(super) dims: SampleDims,
     pub(super) training: Arc<TrainingSamples>,
@@ -116,6 +117,7 @@ impl Dataset {
             sensor,
             action,
             cameras,
+            augmenter: Augmenter::of(&data.augmentation, spec.run.seed),
             images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
             prompt: PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
             dims,

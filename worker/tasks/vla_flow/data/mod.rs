@@ -8,11 +8,13 @@
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
+//! augmentation  random changes of images in training
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
 //! only where features are kept: 33 bytes a frame of names (`keys`).
 
+mod augmentation;
 pub mod batch;
 mod collate;
 mod constant;

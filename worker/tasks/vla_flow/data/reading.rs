@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::augmentation::View;
 use super::batch::Sample;
 use super::dataset::{Camera, Dataset, Numeric, Stored};
 use coxswain_data::{
@@ -16,13 +17,19 @@ use coxswain_data::{
     },
     surviving::{DECODING, surviving},
 };
-use coxswain_models::qwen2_5_vl::processor::{Patches, Rgb, image_size};
+use coxswain_models::qwen2_5_vl::processor::{Rgb, decode_sized, image_size};
 
 impl Dataset {
-    /// Sample `index`, as training sees it.
+    /// Sample `index`, its images as they were recorded: what is evaluated and served.
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let at = self.at(index)?;
-        at.surviving(|| at.whole())
+        at.surviving(|| at.whole(None))
+    }
+
+    /// Sample `index` as training sees it in this epoch: its images are changed as `data.augmentation` says.
+    pub fn sample_in_epoch(&self, index: u64, epoch: u64) -> Result<Sample, DataError> {
+        let at = self.at(index)?;
+        at.surviving(|| at.whole(Some(epoch)))
     }
 
     /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no
@@ -38,7 +45,7 @@ impl Dataset {
         let at = self.at(index).ok()?;
         let size = at.surviving(|| {
             let block = at.block(at.row(), Part::Camera(column))?;
-            Ok(image_size(at.image(&block, camera)?))
+            Ok(image_size(at.encoded(&block, camera)?))
         });
         size.ok().flatten()
     }
@@ -65,12 +72,17 @@ impl<'a> At<'a> {
         surviving(read, |fault| self.error(DECODING, fault))
     }
 
-    /// The whole sample.
-    fn whole(&self) -> Result<Sample, DataError> {
+    /// The whole sample; of an epoch, as training sees it.
+    fn whole(&self, epoch: Option<u64>) -> Result<Sample, DataError> {
         let dataset = self.dataset;
         let (mut sample, task) = self.unseen()?;
-        for camera in &dataset.cameras {
-            let patches = self.patches(camera)?;
+        for (number, camera) in (0..).zip(&dataset.cameras) {
+            let mut image = self.image(camera)?;
+            if let Some((augmenter, epoch)) = dataset.augmenter.as_ref().zip(epoch) {
+                image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
+            }
+            let patches = dataset.images.process_decoded(image);
+            let patches = patches.map_err(|fault| self.error(&camera.name, fault))?;
             sample.image_grids.push(patches.grid);
             match sample.pixel_values.is_empty() {
                 true => sample.pixel_values = patches.pixel_values,
@@ -82,24 +94,24 @@ impl<'a> At<'a> {
         Ok(sample)
     }
 
-    /// What a camera shows, as the model takes it.
-    fn patches(&self, camera: &Camera) -> Result<Patches, DataError> {
+    /// What a camera shows.
+    fn image(&self, camera: &Camera) -> Result<Rgb, DataError> {
         let dataset = self.dataset;
-        let patches = match camera.stored {
+        match camera.stored {
             Stored::Images(column) => {
                 let block = self.block(self.row(), Part::Camera(column))?;
-                dataset.images.process(self.image(&block, &camera.name)?, camera.size)
+                let image = decode_sized(self.encoded(&block, &camera.name)?, camera.size);
+                image.map_err(|fault| self.error(&camera.name, fault))
             }
             Stored::Video(video) => {
                 let Pixels { height, width, rgb } =
                     dataset.frames.frame(&dataset.catalog, video, self.index)?;
-                dataset.images.process_decoded(Rgb { height, width, pixels: rgb })
+                Ok(Rgb { height, width, pixels: rgb })
             }
-        };
-        patches.map_err(|fault| self.error(&camera.name, fault))
+        }
     }
 
-    fn image<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {
+    fn encoded<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {
         block.image(self.row()).ok_or_else(|| {
             let fault = "no image bytes in the row; re-export with images embedded in parquet";
             self.error(camera, fault.into())

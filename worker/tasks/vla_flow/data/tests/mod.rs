@@ -1,6 +1,7 @@
 //! Tests of the whole path on data sets written by LeRobot, and on copies of them that are broken in one
 //! place.
 
+mod augmented;
 mod broken;
 mod broken_checkpoint;
 mod golden;
