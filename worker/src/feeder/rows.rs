@@ -69,9 +69,9 @@ pub struct Missing {
     pub seen: Box<dyn Sample>,
 }
 
-/// The micro-batch of these samples, `indices` in order, as steps of this epoch see them; with room for features if `kept` says where they are
-/// from. Rows are read side by side on the threads of the pool that this runs in. The first sample that
-/// cannot be used is named by its place in `indices`.
+/// The micro-batch of these samples, `indices` in order, as steps of this epoch see them; with room for
+/// features if `kept` says where they are from. Rows are read side by side on the threads of the pool that
+/// this runs in. The first sample that cannot be used is named by its place in `indices`.
 pub(super) fn prepare(
     samples: &dyn Samples,
     step: Step,

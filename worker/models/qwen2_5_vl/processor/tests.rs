@@ -38,7 +38,7 @@ fn preprocessed_pixels_are_transformers_own() {
     for name in names {
         let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap();
         let bounds = ints(tensor("bounds").data());
-        let bounds = PixelBounds { min: Some(bounds[0]), max: Some(bounds[1]) };
+        let bounds = PixelBounds { min: Some(bounds[0]), max: Some(bounds[1]), ..PixelBounds::default() };
         let shape = PatchShape { patch: 14, merge: 2, frames: 2 };
         let processor = ImageProcessor::open(&model(), shape, bounds).unwrap();
         // The image's size is part of its name: anything_HxW.

@@ -2,7 +2,7 @@
 //! `Qwen2VLImageProcessor` does it.
 //!
 //! ```text
-//! png/jpeg -> RGB -> smart_resize (multiples of patch * merge) -> bicubic
+//! png/jpeg -> RGB -> a rule by name (`fit`) -> smart_resize (multiples of patch * merge) -> bicubic
 //!          -> x / 255 -> (x - mean) / std -> patches
 //! rows     (grid_h / merge, grid_w / merge, merge, merge)     patches of one merged cell are neighbours
 //! columns  (channel, frame, patch, patch)                     an image is its own second frame
@@ -16,6 +16,7 @@ use std::path::Path;
 
 use coxswain_data::DataError;
 
+use super::fit::Fit;
 use super::image::decode;
 use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
@@ -37,13 +38,15 @@ pub struct Patches {
     pub grid: [u32; 3],
 }
 
-/// Bounds of an image's pixels after resizing, where the run gives them.
+/// What the run says of the size of images, where it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PixelBounds {
     /// `data.min_pixels`.
     pub min: Option<usize>,
     /// `data.max_pixels`.
     pub max: Option<usize>,
+    /// `data.resize`.
+    pub fit: Fit,
 }
 
 /// Turns images into patches.
@@ -52,6 +55,7 @@ pub struct ImageProcessor {
     shape: PatchShape,
     min_pixels: usize,
     max_pixels: usize,
+    fit: Fit,
     /// Normalised value of every byte, by channel: 255ths, less mean, by deviation.
     table: Box<[[f32; 256]; 3]>,
 }
@@ -78,7 +82,7 @@ impl ImageProcessor {
             (rescaled - own.mean[channel] as f32) / own.std[channel] as f32
         };
         let table = std::array::from_fn(|c| std::array::from_fn(|byte| value(c, byte)));
-        Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })
+        Ok(Self { shape, min_pixels, max_pixels, fit: bounds.fit, table: Box::new(table) })
     }
 
     /// Fewest and most pixels of an image after resizing.
@@ -91,8 +95,9 @@ impl ImageProcessor {
         let PatchShape { patch, merge, frames } = self.shape;
         let values: &[[f32; 256]] = &*self.table;
         let table = blake3::hash(bytemuck::cast_slice(values));
+        let before = if self.fit == Fit::SmartResize { String::new() } else { format!("{}, ", self.fit) };
         format!(
-            "smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
+            "{before}smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
              merged by {merge}",
             patch * merge,
             self.min_pixels,
@@ -104,6 +109,7 @@ impl ImageProcessor {
     /// The grid of patches of an image of `height * width` pixels.
     pub fn grid(&self, height: usize, width: usize) -> Result<[u32; 3], String> {
         let factor = self.shape.patch * self.shape.merge;
+        let (height, width) = self.fit.size(height, width);
         let (h, w) = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)?;
         Ok([1, (h / self.shape.patch) as u32, (w / self.shape.patch) as u32])
     }
@@ -126,7 +132,7 @@ impl ImageProcessor {
 
     fn at(&self, grid: [u32; 3], image: Rgb) -> Patches {
         let [_, grid_h, grid_w] = grid.map(|g| g as usize);
-        let image = resize(image, grid_h * self.shape.patch, grid_w * self.shape.patch);
+        let image = resize(self.fit.apply(image), grid_h * self.shape.patch, grid_w * self.shape.patch);
         Patches { pixel_values: self.cut(&image, grid_h, grid_w), grid }
     }
 

@@ -68,8 +68,8 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
     assert_eq!(take(&mut prefetcher, 1).len(), 8);
 }
 
-/// A retry, another micro-batch and another number of ranks cut the same positions otherwise; pictures are those
-/// of the sample in its epoch all the same.
+/// A retry, another micro-batch and another number of ranks cut the same positions otherwise; pictures are
+/// those of the sample in its epoch all the same.
 #[test]
 fn changed_images_are_those_of_their_epoch_however_a_step_is_cut() {
     let mut spec = spec(&mini());

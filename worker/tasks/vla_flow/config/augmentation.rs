@@ -1,7 +1,7 @@
 //! Random changes of images in training: the key `data.augmentation`.
 //!
-//! Transforms and their parameters have the names and ranges of LeRobot's `ImageTransforms`, which are those of
-//! torchvision's `ColorJitter`, `RandomAffine` and `RandomResizedCrop`.
+//! Transforms and their parameters have the names and ranges of LeRobot's `ImageTransforms`, which are those
+//! of torchvision's `ColorJitter`, `RandomAffine` and `RandomResizedCrop`.
 
 use coxswain_proto::config::Findings;
 use serde::{Deserialize, Serialize};

@@ -74,6 +74,13 @@ fn check_data(data: &Data, f: &mut Findings) {
     f.named("data.state", &data.state, "name the state feature, for instance `observation.state`");
     f.named("data.action", &data.action, "name the action feature, for instance `action`");
     f.at_least_one("data.horizon", data.horizon);
+    f.at_least_one("data.action_stride", data.action_stride);
+    f.require(
+        data.delta_actions.is_empty() || data.delta_actions.contains(&true),
+        "data.delta_actions",
+        "has no dimension that is true",
+        "give a list with one value for each dimension of the action, for instance `[true, true, false]`, or remove the key",
+    );
     f.require(
         !data.cameras.is_empty() && data.cameras.iter().all(|camera| !camera.trim().is_empty()),
         "data.cameras",

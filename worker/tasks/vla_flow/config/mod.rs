@@ -4,6 +4,7 @@
 mod augmentation;
 mod check;
 mod data;
+mod episodes;
 mod schema;
 mod serve;
 mod settings;
@@ -15,6 +16,7 @@ mod trainables;
 pub use self::{
     augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
     data::{Data, Normalization},
+    episodes::EpisodeRange,
     schema::SCHEMA,
     serve::Serve,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},

@@ -8,7 +8,8 @@
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
-//! augmentation  random changes of images in training
+//! recipe      what is done to a sample besides: augmentation (random changes of images in training),
+//!             deltas (actions as differences from the state)
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
@@ -19,10 +20,13 @@ pub mod batch;
 mod collate;
 mod constant;
 mod dataset;
+mod deltas;
 mod keys;
+mod numeric;
 mod outline;
 mod policy_file;
 mod reading;
+mod recipe;
 mod sample_file;
 mod samples;
 mod settings;
@@ -33,6 +37,7 @@ pub use batch::{MicroBatch, Sample, SampleDims};
 pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
 pub(super) use dataset::pixel_bounds;
+pub use deltas::DeltaActions;
 pub use outline::{Outline, PromptLength};
 pub use policy_file::{CameraInput, NumericFeature, PolicyFile, STATS_FILE};
 pub use sample_file::write_sample;

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::augmentation::View;
 use super::batch::Sample;
-use super::dataset::{Camera, Dataset, Numeric, Stored};
+use super::dataset::{Camera, Dataset, Stored};
+use super::numeric::Numeric;
+use super::recipe::Recipe;
 use coxswain_data::{
     DataError,
     lerobot::{
@@ -78,7 +80,7 @@ impl<'a> At<'a> {
         let (mut sample, task) = self.unseen()?;
         for (number, camera) in (0..).zip(&dataset.cameras) {
             let mut image = self.image(camera)?;
-            if let Some((augmenter, epoch)) = dataset.augmenter.as_ref().zip(epoch) {
+            if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
                 image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
             }
             let patches = dataset.images.process_decoded(image);
@@ -152,10 +154,12 @@ impl<'a> At<'a> {
         let numbers = self.block(self.row(), Part::Numbers)?;
         let first = numbers.first_row;
         let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
-        let state = self.numbers(&dataset.state, &numbers)?;
+        let mut state = Vec::with_capacity(dataset.state.width);
+        self.append(&dataset.state, &numbers, self.row(), &mut state)?;
         let sensor =
             dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
-        let (actions, action_is_pad) = self.actions(&numbers)?;
+        let (actions, action_is_pad) = self.actions(&numbers, &state)?;
+        dataset.state.normalizer.apply(&mut state);
         let sample = Sample {
             index: self.index,
             episode: self.number,
@@ -179,15 +183,15 @@ impl<'a> At<'a> {
         Ok(values)
     }
 
-    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as
-    /// padding.
-    fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
-        let action = &self.dataset.action;
-        let horizon = self.dataset.dims.horizon;
-        let left = (self.episode.end() - self.index) as usize;
+    /// The chunk of actions from this frame on, some of them as differences from the state as recorded; past
+    /// the episode's end its last action repeats and counts as padding.
+    fn actions(&self, first: &Arc<Block>, state: &[f32]) -> Result<(Vec<f32>, Vec<bool>), DataError> {
+        let Dataset { action, recipe: Recipe { deltas, .. }, dims, settings, .. } = self.dataset;
+        let (horizon, stride) = (dims.horizon, settings.data.action_stride);
+        let left = ((self.episode.end() - self.index) as usize).div_ceil(stride);
         let mut values = Vec::with_capacity(horizon * action.width);
         let mut block = first.clone();
-        for row in (self.row()..).take(horizon.min(left)) {
+        for row in (self.row()..).step_by(stride).take(horizon.min(left)) {
             if !block.holds(row) {
                 block = self.block(row, Part::Numbers)?;
             }
@@ -195,6 +199,10 @@ impl<'a> At<'a> {
         }
         for _ in left..horizon {
             values.extend_from_within(values.len() - action.width..);
+        }
+        if deltas.any() {
+            let offset = deltas.offset(state, action.width);
+            values.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value -= offset);
         }
         action.normalizer.apply(&mut values);
         Ok((values, (0..horizon).map(|step| step >= left).collect()))

@@ -25,7 +25,7 @@ impl Change {
             Self::Brightness(factor) => colour::brightness(picture, factor),
             Self::Contrast(factor) => colour::contrast(picture, factor),
             Self::Saturation(factor) => colour::saturation(picture, factor),
-            Self::Hue(turn) => colour::hue(picture, turn),
+            Self::Hue(factor) => colour::hue(picture, factor),
             Self::Sharpness(factor) => colour::sharpness(picture, factor),
             Self::Affine(motion) => geometry::affine(picture, motion),
             Self::Crop(part) => geometry::resized_crop(picture, part),

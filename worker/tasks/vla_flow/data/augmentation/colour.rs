@@ -48,11 +48,11 @@ pub(super) fn sharpness(picture: &mut Picture, factor: f64) {
 }
 
 /// Turns hues by so much of the circle.
-pub(super) fn hue(picture: &mut Picture, turn: f64) {
-    let turn = turn as f32;
+pub(super) fn hue(picture: &mut Picture, factor: f64) {
+    let factor = factor as f32;
     each(picture, |pixel| {
         let [hue, saturation, value] = hsv(pixel);
-        rgb([(hue + turn).rem_euclid(1.0), saturation, value])
+        rgb([(hue + factor).rem_euclid(1.0), saturation, value])
     });
 }
 

@@ -124,7 +124,8 @@ fn part(crop: ResizedCrop, size: [usize; 2], draws: &mut Draws) -> Part {
     for _ in 0..CROP_TRIES {
         let area = height * width * within(crop.scale, draws);
         let aspect = within(crop.ratio.map(f64::ln), draws).exp();
-        let part = [(area / aspect).sqrt(), (area * aspect).sqrt()].map(|side| side.round_ties_even() as usize);
+        let part =
+            [(area / aspect).sqrt(), (area * aspect).sqrt()].map(|side| side.round_ties_even() as usize);
         if part.iter().zip(size).all(|(part, side)| (1..=side).contains(part)) {
             return anywhere(part, size, draws);
         }

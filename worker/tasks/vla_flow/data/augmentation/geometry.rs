@@ -39,8 +39,8 @@ pub(super) fn affine(picture: &mut Picture, motion: Motion) {
         let y = (at / before.width) as f64 - middle_y - down as f64;
         let from_x = (to_x[0] * x + to_x[1] * y + middle_x).round_ties_even();
         let from_y = (to_y[0] * x + to_y[1] * y + middle_y).round_ties_even();
-        let inside = (0.0..before.width as f64).contains(&from_x)
-            && (0.0..before.height as f64).contains(&from_y);
+        let inside =
+            (0.0..before.width as f64).contains(&from_x) && (0.0..before.height as f64).contains(&from_y);
         *pixel = if inside { before.row(from_y as usize)[from_x as usize] } else { [0.0; 3] };
     }
 }

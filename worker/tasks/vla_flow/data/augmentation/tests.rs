@@ -20,7 +20,7 @@ fn parsed(change: &str, given: &[f64]) -> Change {
         ("brightness", [factor]) => Change::Brightness(*factor),
         ("contrast", [factor]) => Change::Contrast(*factor),
         ("saturation", [factor]) => Change::Saturation(*factor),
-        ("hue", [turn]) => Change::Hue(*turn),
+        ("hue", [factor]) => Change::Hue(*factor),
         ("sharpness", [factor]) => Change::Sharpness(*factor),
         ("affine", &[angle, right, down, scale, shear]) => {
             Change::Affine(Motion { angle, shift: [right as i64, down as i64], scale, shear })
@@ -49,7 +49,13 @@ fn every_change_is_torchvisions_own() {
         let (height, width) = (image.shape()[0], image.shape()[1]);
         let mut got = Picture::of(&Rgb { height, width, pixels: image.data().to_vec() });
         parsed(change, &given).apply(&mut got);
-        let want: &[[f32; 3]] = &file.tensor(name).unwrap().data().chunks_exact(12).map(bytemuck::pod_read_unaligned).collect::<Vec<_>>();
+        let want: &[[f32; 3]] = &file
+            .tensor(name)
+            .unwrap()
+            .data()
+            .chunks_exact(12)
+            .map(bytemuck::pod_read_unaligned)
+            .collect::<Vec<_>>();
         assert_eq!(got.pixels.len(), want.len(), "{name}");
         // A grey level is 4e-3: what may differ is the order of additions. A hue is near the ends of its
         // circle in the last bits of 1.
@@ -170,7 +176,7 @@ proptest! {
             prop_assert!(match *change {
                 Change::Brightness(f) | Change::Contrast(f) => (0.8..=1.2).contains(&f),
                 Change::Saturation(f) | Change::Sharpness(f) => (0.5..=1.5).contains(&f),
-                Change::Hue(turn) => (-0.05..=0.05).contains(&turn),
+                Change::Hue(factor) => (-0.05..=0.05).contains(&factor),
                 Change::Affine(Motion { angle, shift: [right, down], scale, shear }) => {
                     (-5.0..=5.0).contains(&angle)
                         && right.unsigned_abs() as f64 <= (0.05 * width as f64).round()

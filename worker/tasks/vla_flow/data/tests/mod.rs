@@ -4,6 +4,8 @@
 mod augmented;
 mod broken;
 mod broken_checkpoint;
+mod deltas;
+mod episodes;
 mod golden;
 mod keys;
 mod layout;
