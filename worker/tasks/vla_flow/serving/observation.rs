@@ -65,6 +65,11 @@ impl ObservationReader {
             let remedy = format!("this version reads formats {} and {}", known[0], known[1]);
             return Err(DataError::invalid(&path, "format", file.format.to_string(), remedy));
         }
+        let deltas = DeltaActions::new(&file.delta_actions);
+        if deltas.reach() > file.state.elements().min(file.action.elements()) {
+            let found = format!("a difference for dimension {}, which is not there", deltas.reach() - 1);
+            return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
+        }
         let stats_path = dir.join(STATS_FILE);
         let stats = Stats::read(&stats_path)?;
         let normalizer = |feature: &NumericFeature| {
@@ -82,7 +87,7 @@ impl ObservationReader {
             state: normalizer(&file.state)?,
             sensor: file.sensor.as_ref().map(normalizer).transpose()?,
             action: normalizer(&file.action)?,
-            deltas: DeltaActions::new(&file.delta_actions),
+            deltas,
             file,
         })
     }
