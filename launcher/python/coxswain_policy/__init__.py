@@ -36,7 +36,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-FORMAT = 1
+FORMATS = (1, 2)  # the second has actions that are differences from the state, or a rule for images
 
 
 class Weights:
@@ -168,8 +168,8 @@ class Seen:
 def read_about(directory: Path) -> dict[str, Any]:
     """What ``policy.json`` says."""
     about = json.loads((directory / "policy.json").read_text())
-    if about["format"] != FORMAT:
-        raise ValueError(f"{directory / 'policy.json'}: format {about['format']}, this file reads {FORMAT}")
+    if about["format"] not in FORMATS:
+        raise ValueError(f"{directory / 'policy.json'}: format {about['format']}, this file reads {FORMATS}")
     return about
 
 
@@ -191,10 +191,11 @@ class Normalizer:
     """Recorded values to the model's, and back, by one feature's statistics; as LeRobot computes them, in float32."""
 
     def __init__(self, mode: str, stats: dict[str, list[float]]) -> None:
-        names = {"identity": None, "mean_std": ("mean", "std"), "min_max": ("min", "max"), "quantiles": ("q01", "q99")}[mode]
+        ends = {"min_max": ("min", "max"), "quantiles": ("q01", "q99"), "quantile10": ("q10", "q90")}
+        names = {"identity": None, "mean_std": ("mean", "std"), **ends}[mode]
         self.mode, (first, second) = mode, [np.array(stats[n], np.float32) for n in names] if names else (None, None)
         self.offset, self.scale = first, second
-        if mode in ("min_max", "quantiles"):
+        if mode in ends:
             self.scale = np.where(second == first, np.float32(1e-8), second - first)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
@@ -241,10 +242,32 @@ def noise(seed: int, request: int, count: int) -> np.ndarray:
     return pairs.reshape(-1)[:count].astype(np.float32)
 
 
+def fitted(image: np.ndarray, rule: str) -> np.ndarray:
+    """uint8 ``[h, w, 3]`` as a rule says: ``smart_resize``, ``letterbox 224``, ``crop 2/3``."""
+    name, _, rest = rule.partition(" ")
+    h, w = image.shape[:2]
+    if name == "crop":
+        parts, of = map(int, rest.split("/"))
+        part_h, part_w = max(1, h * parts // of), max(1, w * parts // of)
+        top, left = (h - part_h) // 2, (w - part_w) // 2
+        return image[top : top + part_h, left : left + part_w]
+    if name == "letterbox":
+        side = int(rest)
+        ratio = max(w / side, h / side)
+        part_h, part_w = (min(side, max(1, int(length / ratio))) for length in (h, w))
+        top, left = (side - part_h) // 2, (side - part_w) // 2
+        boxed = np.zeros((side, side, 3), np.uint8)
+        part = Image.fromarray(image).resize((part_w, part_h), Image.Resampling.BICUBIC)
+        boxed[top : top + part_h, left : left + part_w] = np.asarray(part)
+        return boxed
+    return image
+
+
 class Images:
     """Camera images to the patches of Qwen2.5-VL's vision tower, as Transformers' slow image processor does it."""
 
-    def __init__(self, base: Path, pixels: tuple[int, int]) -> None:
+    def __init__(self, base: Path, pixels: tuple[int, int], rule: str = "smart_resize") -> None:
+        self.rule = rule
         vision = json.loads((base / "config.json").read_text())["vision_config"]
         self.patch, self.merge = vision.get("patch_size", 14), vision.get("spatial_merge_size", 2)
         self.frames, self.pixels = vision.get("temporal_patch_size", 2), pixels
@@ -269,6 +292,7 @@ class Images:
 
     def __call__(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
         """uint8 ``[height, width, 3]`` to ``[patches, channels * frames * patch * patch]`` and the grid ``(1, h, w)``."""
+        image = fitted(image, self.rule)
         h, w = self.size(*image.shape[:2])
         resized = np.asarray(Image.fromarray(image).resize((w, h), Image.Resampling.BICUBIC))
         x = ((resized * self.factor).astype(np.float32) - self.mean) / self.std
@@ -292,7 +316,7 @@ class Policy:
         features = [self.about[kind] for kind in ("state", "sensor", "action") if self.about[kind]]
         self.normalizers = {f["name"]: Normalizer(f["normalization"], stats.get(f["name"], {})) for f in features}
         self.device, self.count = device, 0
-        self.images = Images(base, self.about["pixels"])
+        self.images = Images(base, self.about["pixels"], self.about.get("resize", "smart_resize"))
         self.tokenizer = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -353,7 +377,18 @@ class Policy:
             time = step / steps if from_noise_at_zero else 1 - step / steps
             velocity = self.expert.velocity(x, time, seen)
             x = x + velocity / steps if from_noise_at_zero else x - velocity / steps
-        return self.normalizers[self.about["action"]["name"]].invert(x.cpu().numpy())
+        return self.normalizers[self.about["action"]["name"]].invert(x.cpu().numpy()) + self.offsets(observations)
+
+    def offsets(self, observations: list[dict[str, Any]]) -> np.ndarray | float:
+        """What is added to every action of a chunk, ``[b, 1, a]``: the state where an action is its difference from it."""
+        mask = self.about.get("delta_actions", [])
+        if not mask:
+            return 0.0
+        state = self.recorded("state", observations)
+        offsets = np.zeros((len(observations), 1, *self.about["action"]["shape"]), np.float32)
+        for dimension in np.flatnonzero(mask):
+            offsets[:, 0, dimension] = state[:, dimension]
+        return offsets
 
     def see(self, observations: list[dict[str, Any]]) -> Seen:
         """What the expert attends to for these observations: one pass of the vision-language model."""
@@ -393,16 +428,19 @@ class Policy:
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return [token for token in ids for _ in range(next(left) if token == image else 1)]
 
-    def numbers(self, kind: str, observations: list[dict[str, Any]]) -> Tensor:
-        """A feature of all observations, normalised: ``[b, size]``, of the sensor ``[b, window, channels]``."""
+    def recorded(self, kind: str, observations: list[dict[str, Any]]) -> np.ndarray:
+        """A feature of all observations, as they have it: ``[b, *shape]``."""
         feature, parts = self.about[kind], self.names[kind]
         parts = [parts] if isinstance(parts, str) else parts
 
         def side_by_side(observation: dict[str, Any]) -> np.ndarray:
             return np.concatenate([np.asarray(observation[name], np.float32).reshape(-1) for name in parts]).reshape(feature["shape"])
 
-        values = np.stack([side_by_side(o) for o in observations])
-        values = self.normalizers[feature["name"]].apply(values)
+        return np.stack([side_by_side(o) for o in observations])
+
+    def numbers(self, kind: str, observations: list[dict[str, Any]]) -> Tensor:
+        """A feature of all observations, normalised: ``[b, size]``, of the sensor ``[b, window, channels]``."""
+        values = self.normalizers[self.about[kind]["name"]].apply(self.recorded(kind, observations))
         if kind == "sensor" and values.ndim == 2:
             values = values[:, None]
         return torch.from_numpy(values).float().to(self.device)

@@ -47,8 +47,9 @@ class Definition(unittest.TestCase):
 
     def test_normalisation_is_undone(self) -> None:
         stats = {"mean": [1.0, -2.0], "std": [2.0, 0.5], "min": [-1.0, 3.0], "max": [4.0, 3.0], "q01": [0.0, 0.0], "q99": [1.0, 2.0]}
+        stats |= {"q10": [0.5, 0.0], "q90": [0.75, 1.0]}
         values = np.array([[0.5, 3.0], [2.0, 3.0]], np.float32)
-        for mode in ("identity", "mean_std", "min_max", "quantiles"):
+        for mode in ("identity", "mean_std", "min_max", "quantiles", "quantile10"):
             normalizer = coxswain_policy.Normalizer(mode, stats)
             np.testing.assert_allclose(normalizer.invert(normalizer.apply(values)), values, rtol=1e-5)
         window = np.zeros((1, 3, 2), np.float32)
@@ -65,6 +66,24 @@ class Definition(unittest.TestCase):
         policy.normalizers, policy.device = {"observation.state": coxswain_policy.Normalizer("identity", {})}, torch.device("cpu")
         seen = policy.numbers("state", [{"joints": np.array([1.0, 2.0]), "gripper": 3.0}])
         self.assertEqual(seen.tolist(), [[1.0, 2.0, 3.0]])
+
+    def test_differences_are_added_to_the_state(self) -> None:
+        state = {"name": "observation.state", "shape": [3], "normalization": "identity"}
+        about = {"cameras": [], "state": state, "sensor": None, "action": {"shape": [4]}, "delta_actions": [True, False, True]}
+        policy = coxswain_policy.Policy.__new__(coxswain_policy.Policy)
+        policy.about, policy.names = about, coxswain_policy.names(about)
+        seen = [{"observation.state": np.array([1.0, 2.0, 3.0])}, {"observation.state": np.array([4.0, 5.0, 6.0])}]
+        self.assertEqual(policy.offsets(seen).tolist(), [[[1.0, 0.0, 3.0, 0.0]], [[4.0, 0.0, 6.0, 0.0]]])
+        policy.about = {**about, "delta_actions": []}
+        self.assertEqual(policy.offsets(seen), 0.0)
+
+    def test_images_are_fitted_as_the_rule_says(self) -> None:
+        image = np.arange(9 * 12 * 3, dtype=np.uint8).reshape(9, 12, 3)
+        self.assertIs(coxswain_policy.fitted(image, "smart_resize"), image)
+        np.testing.assert_array_equal(coxswain_policy.fitted(image, "crop 2/3"), image[1:7, 2:10])
+        boxed = coxswain_policy.fitted(np.full((30, 40, 3), 200, np.uint8), "letterbox 20")
+        self.assertEqual(boxed.shape, (20, 20, 3))
+        self.assertEqual(np.flatnonzero(boxed[:, 0, 0]).tolist(), list(range(2, 17)))
 
     def test_noise_is_normal_and_keyed(self) -> None:
         drawn = coxswain_policy.noise(7, 3, 10_001)

@@ -7,6 +7,7 @@
 //! | mean_std | `(x - mean) / (std + eps)` | `y std + mean` |
 //! | min_max | `2 (x - min) / d - 1`, `d = max - min`, or `eps` where that is 0 | `(y + 1) / 2 d + min` |
 //! | quantiles | the same with `q01`, `q99` | `(y + 1) d / 2 + q01` |
+//! | quantile10 | the same with `q10`, `q90` | `(y + 1) d / 2 + q10` |
 //!
 //! `eps = 1e-8`; f32 arithmetic in this order. Forward and inverse of mean_std differ by `eps`, as LeRobot's
 //! do.
@@ -33,6 +34,8 @@ pub enum NormMode {
     MinMax,
     /// `2 (x - q01) / (q99 - q01) - 1`.
     Quantiles,
+    /// `2 (x - q10) / (q90 - q10) - 1`.
+    Quantile10,
 }
 
 /// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window,
@@ -65,6 +68,7 @@ impl Normalizer {
             NormMode::MeanStd => ("mean", "std"),
             NormMode::MinMax => ("min", "max"),
             NormMode::Quantiles => ("q01", "q99"),
+            NormMode::Quantile10 => ("q10", "q90"),
         };
         let stats = stats.and_then(|s| s.0.get(feature));
         let fail = |field: String, found: String| {
@@ -107,7 +111,7 @@ impl Normalizer {
         self.each(values, |mode, x, offset, scale| match mode {
             NormMode::Identity => x,
             NormMode::MeanStd => (x - offset) / (scale + EPS),
-            NormMode::MinMax | NormMode::Quantiles => 2.0 * (x - offset) / scale - 1.0,
+            NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => 2.0 * (x - offset) / scale - 1.0,
         });
     }
 
@@ -117,7 +121,7 @@ impl Normalizer {
             NormMode::Identity => y,
             NormMode::MeanStd => y * scale + offset,
             NormMode::MinMax => (y + 1.0) / 2.0 * scale + offset,
-            NormMode::Quantiles => (y + 1.0) * scale / 2.0 + offset,
+            NormMode::Quantiles | NormMode::Quantile10 => (y + 1.0) * scale / 2.0 + offset,
         });
     }
 

@@ -184,7 +184,7 @@ impl SharedQueue {
             })
         };
         let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
-        let prepared = || prepare(&*self.samples, job.step, &indices, job.kept.as_ref());
+        let prepared = || prepare(&*self.samples, job.step, job.epoch, &indices, job.kept.as_ref());
         self.readers.install(prepared).map_err(|(place, source)| {
             let (epoch, position) = (job.epoch, job.positions[place]);
             let row = self.samples.damaged_row(indices[place], &source);

@@ -69,18 +69,19 @@ pub struct Missing {
     pub seen: Box<dyn Sample>,
 }
 
-/// The micro-batch of these samples, `indices` in order; with room for features if `kept` says where they are
-/// from. Rows are read side by side on the threads of the pool that this runs in. The first sample that
-/// cannot be used is named by its place in `indices`.
+/// The micro-batch of these samples, `indices` in order, as steps of this epoch see them; with room for
+/// features if `kept` says where they are from. Rows are read side by side on the threads of the pool that
+/// this runs in. The first sample that cannot be used is named by its place in `indices`.
 pub(super) fn prepare(
     samples: &dyn Samples,
     step: Step,
+    epoch: u64,
     indices: &[u64],
     kept: Option<&KeptFeatures>,
 ) -> Result<Prepared, (usize, DataError)> {
     let row = |place: usize| match kept {
         Some(kept) => Row::read(samples, indices[place], kept),
-        None => Ok(Row::of(samples.read(indices[place])?)),
+        None => Ok(Row::of(samples.read_in_epoch(indices[place], epoch)?)),
     };
     // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are
     // neighbours in a video.

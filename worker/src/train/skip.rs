@@ -24,7 +24,7 @@ use coxswain_proto::{
     report::{SkipCause, Skipped},
     run_spec::RunSpec,
 };
-use coxswain_task::{Batch, MicroLoss, Readable, StageClock};
+use coxswain_task::{Batch, MicroLoss, StageClock};
 
 use super::{TrainError, learner::Learner, training::Training};
 use crate::{
@@ -102,11 +102,9 @@ fn blame<B: Tape<Base = B>>(
 /// Whether a sample's loss or gradient is not finite where it is alone. One that cannot be run says
 /// nothing.
 fn is_guilty<B: Tape<Base = B>>(training: &mut Training<'_, B>, step: Step, sample: u64) -> bool {
-    let Readable { samples, .. } = training.feed.samples.readable(&[sample]);
-    if samples.is_empty() {
-        return false;
-    }
-    let batch = training.feed.samples.batch(step, &samples);
+    let epoch = training.run.plan.batch(step).epoch;
+    let Ok(sample) = training.feed.samples.read_in_epoch(sample, epoch) else { return false };
+    let batch = training.feed.samples.batch(step, &[sample]);
     let Learner { objective, trainables, grads, .. } = &mut training.learner;
     grads.zero();
     let mut clock = StageClock::default();

@@ -86,8 +86,14 @@ pub trait Samples: Send + Sync {
     /// Names the content, and keys the order of samples.
     fn fingerprint(&self) -> Fingerprint;
 
-    /// Sample `index`, as training sees it.
+    /// Sample `index`, as it was recorded: what is evaluated, compared and kept.
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
+
+    /// Sample `index` as a step of this epoch trains on it: a task that changes its inputs at random draws by
+    /// seed, epoch and index alone.
+    fn read_in_epoch(&self, index: u64, _epoch: u64) -> Result<Box<dyn Sample>, DataError> {
+        self.read(index)
+    }
 
     /// Sample `index` with these inputs, without those that its features stand for; reads as little as that
     /// takes.
@@ -148,7 +154,7 @@ impl dyn Samples + '_ {
         SampleOrder::new(seed, self.fingerprint(), self.training().clone())
     }
 
-    /// Those of these samples that can be read.
+    /// Those of these samples that can be read, as they were recorded.
     pub fn readable(&self, indices: &[u64]) -> Readable {
         let mut readable = Readable::default();
         for &index in indices {

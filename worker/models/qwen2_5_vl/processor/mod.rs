@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! preprocessor   the checkpoint's own settings for images
-//! image          PNG and JPEG to RGB
+//! image          PNG and JPEG to RGB                             fit      letterbox, crop
 //! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
 //! tokenizer      text -> token ids
 //! prompt         task text and image placeholders -> token ids          chat   the same for chats
 //! ```
 
 mod chat;
+mod fit;
 mod image;
 mod preprocessor;
 mod prompt;
@@ -20,9 +21,10 @@ mod tokenizer;
 mod vision;
 
 pub use chat::{ChatEncoder, EncodedChat, Message, Piece, Role};
+pub use fit::Fit;
 pub use image::image_size;
 pub use prompt::PromptEncoder;
 pub use resize::Rgb;
 pub use shape::PatchShape;
 pub use tokenizer::ModelFacts;
-pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, smart_resize};
+pub use vision::{DEFAULT_MAX_PIXELS, ImageProcessor, Patches, PixelBounds, decode_sized, smart_resize};

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ChatEncoder, EncodedChat, ImageProcessor, Message, ModelFacts, PatchShape, Piece, PixelBounds,
-    PromptEncoder, Role,
+    PromptEncoder, Role, decode_sized,
 };
 
 fn fixtures() -> PathBuf {
@@ -38,13 +38,13 @@ fn preprocessed_pixels_are_transformers_own() {
     for name in names {
         let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap();
         let bounds = ints(tensor("bounds").data());
-        let bounds = PixelBounds { min: Some(bounds[0]), max: Some(bounds[1]) };
+        let bounds = PixelBounds { min: Some(bounds[0]), max: Some(bounds[1]), ..PixelBounds::default() };
         let shape = PatchShape { patch: 14, merge: 2, frames: 2 };
         let processor = ImageProcessor::open(&model(), shape, bounds).unwrap();
         // The image's size is part of its name: anything_HxW.
         let size = name.rsplit('_').next().and_then(|s| s.split_once('x')).expect("a size");
         let size = (size.0.parse().unwrap(), size.1.parse().unwrap());
-        let got = processor.process(tensor("file").data(), size).unwrap();
+        let got = processor.process_decoded(decode_sized(tensor("file").data(), size).unwrap()).unwrap();
         assert_eq!(got.grid.map(|g| g as usize).to_vec(), ints(tensor("grid").data()), "{name}");
         let want = floats(tensor("pixel_values").data());
         assert_eq!(got.pixel_values.len(), want.len(), "{name}");

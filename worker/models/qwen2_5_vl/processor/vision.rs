@@ -2,7 +2,7 @@
 //! `Qwen2VLImageProcessor` does it.
 //!
 //! ```text
-//! png/jpeg -> RGB -> smart_resize (multiples of patch * merge) -> bicubic
+//! png/jpeg -> RGB -> a rule by name (`fit`) -> smart_resize (multiples of patch * merge) -> bicubic
 //!          -> x / 255 -> (x - mean) / std -> patches
 //! rows     (grid_h / merge, grid_w / merge, merge, merge)     patches of one merged cell are neighbours
 //! columns  (channel, frame, patch, patch)                     an image is its own second frame
@@ -16,6 +16,7 @@ use std::path::Path;
 
 use coxswain_data::DataError;
 
+use super::fit::Fit;
 use super::image::decode;
 use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
@@ -37,13 +38,15 @@ pub struct Patches {
     pub grid: [u32; 3],
 }
 
-/// Bounds of an image's pixels after resizing, where the run gives them.
+/// What the run says of the size of images, where it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PixelBounds {
     /// `data.min_pixels`.
     pub min: Option<usize>,
     /// `data.max_pixels`.
     pub max: Option<usize>,
+    /// `data.resize`.
+    pub fit: Fit,
 }
 
 /// Turns images into patches.
@@ -52,6 +55,7 @@ pub struct ImageProcessor {
     shape: PatchShape,
     min_pixels: usize,
     max_pixels: usize,
+    fit: Fit,
     /// Normalised value of every byte, by channel: 255ths, less mean, by deviation.
     table: Box<[[f32; 256]; 3]>,
 }
@@ -78,7 +82,7 @@ impl ImageProcessor {
             (rescaled - own.mean[channel] as f32) / own.std[channel] as f32
         };
         let table = std::array::from_fn(|c| std::array::from_fn(|byte| value(c, byte)));
-        Ok(Self { shape, min_pixels, max_pixels, table: Box::new(table) })
+        Ok(Self { shape, min_pixels, max_pixels, fit: bounds.fit, table: Box::new(table) })
     }
 
     /// Fewest and most pixels of an image after resizing.
@@ -91,8 +95,9 @@ impl ImageProcessor {
         let PatchShape { patch, merge, frames } = self.shape;
         let values: &[[f32; 256]] = &*self.table;
         let table = blake3::hash(bytemuck::cast_slice(values));
+        let before = if self.fit == Fit::SmartResize { String::new() } else { format!("{}, ", self.fit) };
         format!(
-            "smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
+            "{before}smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
              merged by {merge}",
             patch * merge,
             self.min_pixels,
@@ -104,20 +109,9 @@ impl ImageProcessor {
     /// The grid of patches of an image of `height * width` pixels.
     pub fn grid(&self, height: usize, width: usize) -> Result<[u32; 3], String> {
         let factor = self.shape.patch * self.shape.merge;
+        let (height, width) = self.fit.size(height, width);
         let (h, w) = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)?;
         Ok([1, (h / self.shape.patch) as u32, (w / self.shape.patch) as u32])
-    }
-
-    /// Decodes, resizes, normalises and cuts one image. `expected` is its size according to the data set.
-    pub fn process(&self, encoded: &[u8], expected: (usize, usize)) -> Result<Patches, String> {
-        let image = decode(encoded)?;
-        if (image.height, image.width) != expected {
-            return Err(format!(
-                "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
-                image.height, image.width, expected.0, expected.1
-            ));
-        }
-        self.process_decoded(image)
     }
 
     /// Decodes, resizes, normalises and cuts one image of any size.
@@ -138,7 +132,7 @@ impl ImageProcessor {
 
     fn at(&self, grid: [u32; 3], image: Rgb) -> Patches {
         let [_, grid_h, grid_w] = grid.map(|g| g as usize);
-        let image = resize(image, grid_h * self.shape.patch, grid_w * self.shape.patch);
+        let image = resize(self.fit.apply(image), grid_h * self.shape.patch, grid_w * self.shape.patch);
         Patches { pixel_values: self.cut(&image, grid_h, grid_w), grid }
     }
 
@@ -165,6 +159,18 @@ impl ImageProcessor {
         }
         out
     }
+}
+
+/// One image. `expected` is its size (height, width) according to the data set.
+pub fn decode_sized(encoded: &[u8], expected: (usize, usize)) -> Result<Rgb, String> {
+    let image = decode(encoded)?;
+    if (image.height, image.width) != expected {
+        return Err(format!(
+            "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
+            image.height, image.width, expected.0, expected.1
+        ));
+    }
+    Ok(image)
 }
 
 /// The size nearest to `height x width` whose sides are multiples of `factor`, within bounds of pixels,

@@ -60,7 +60,7 @@ fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepare
     let order = dataset.order();
     let indices: Vec<u64> =
         request.part(number).filter_map(|position| order.sample(request.epoch, position)).collect();
-    let read = prepare(&**dataset, request.step, &indices, request.kept.as_ref());
+    let read = prepare(&**dataset, request.step, request.epoch, &indices, request.kept.as_ref());
     let mut read = read.map_err(|(_, error)| error).expect("sound samples");
     for missing in std::mem::take(&mut read.missing) {
         if computed.contains(&missing.seen.index()) {

@@ -46,7 +46,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
     let dataset = dataset();
     let kept = kept(&dataset, Some(namespace(&store)));
     let values = store_features(&dataset, &kept, 5);
-    let prepared = prepare(&*dataset, Step(3), &[9, 5], Some(&kept)).expect("sound samples");
+    let prepared = prepare(&*dataset, Step(3), 0, &[9, 5], Some(&kept)).expect("sound samples");
 
     let whole = [9, 5].map(|index| dataset.sample(index).expect("a sound sample"));
     let [missing] = &prepared.missing[..] else { panic!("sample 9 alone is missing") };
@@ -71,7 +71,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
 fn without_a_namespace_everything_is_missing() {
     let dataset = dataset();
     let kept = kept(&dataset, None);
-    let prepared = prepare(&*dataset, Step(0), &[0, 1, 2], Some(&kept)).expect("sound samples");
+    let prepared = prepare(&*dataset, Step(0), 0, &[0, 1, 2], Some(&kept)).expect("sound samples");
     assert_eq!(prepared.missing.len(), 3);
     assert!(prepared.batch.content::<MicroBatch>().pixel_values.is_empty());
 }

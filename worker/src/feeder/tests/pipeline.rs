@@ -7,7 +7,11 @@ use std::{
 
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, FeatureShape};
-use coxswain_tasks::vla_flow::data::Dataset;
+use coxswain_tasks::vla_flow::{
+    config::{Augmentation, VlaSpec},
+    data::{Dataset, Sample, take_apart},
+    testing::{mini, spec},
+};
 
 use super::{dataset, keys};
 use crate::feeder::{DataError, KeptFeatures, Prefetcher, StepRequest};
@@ -62,6 +66,36 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
     prefetcher.replan(Step(0), 1, None).unwrap();
     assert_eq!(indices(&take(&mut prefetcher, 0)), indices(&again));
     assert_eq!(take(&mut prefetcher, 1).len(), 8);
+}
+
+/// A retry, another micro-batch and another number of ranks cut the same positions otherwise; pictures are
+/// those of the sample in its epoch all the same.
+#[test]
+fn changed_images_are_those_of_their_epoch_however_a_step_is_cut() {
+    let mut spec = spec(&mini());
+    spec.vla_mut().data.augmentation = Augmentation::Lerobot;
+    let dataset = Arc::new(Dataset::open(&spec).expect("the data set opens"));
+    let seen = |epoch, cuts: &[std::ops::Range<u64>], micro_batch| {
+        let mut prefetcher = start(dataset.clone(), 2, 2);
+        let mut rows = Vec::new();
+        for (step, cut) in (0..).zip(cuts) {
+            let request = StepRequest { epoch, ..request(step, cut.clone(), micro_batch) };
+            prefetcher.request(request).unwrap();
+            let batches = take(&mut prefetcher, step);
+            rows.extend(batches.iter().flat_map(|batch| take_apart(batch.content())));
+        }
+        rows
+    };
+    let whole = seen(1, &[0..8], 4);
+    assert_eq!(seen(1, &[0..3, 3..8], 1), whole);
+    let order = dataset.order();
+    let differs = |epoch: u64, rows: &[Sample]| {
+        let of = (0..8).filter_map(|position| order.sample(epoch, position));
+        of.zip(rows).all(|(index, row)| dataset.sample(index).unwrap().pixel_values != row.pixel_values)
+    };
+    assert!(differs(1, &whole) && differs(0, &seen(0, &[0..8], 4)));
+    let [one, other] = [0, 1].map(|epoch| dataset.sample_in_epoch(5, epoch).unwrap().pixel_values);
+    assert_ne!(one, other);
 }
 
 #[test]

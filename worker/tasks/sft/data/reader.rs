@@ -64,5 +64,5 @@ impl ChatReader {
 
 /// The run's own bounds of an image's pixels.
 pub(super) fn bounds(data: &ChatData) -> PixelBounds {
-    PixelBounds { min: data.min_pixels, max: data.max_pixels }
+    PixelBounds { min: data.min_pixels, max: data.max_pixels, ..PixelBounds::default() }
 }

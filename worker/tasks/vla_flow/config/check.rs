@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ActionEncoder, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
+use super::{ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
 use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
     config::Findings,
@@ -74,6 +74,13 @@ fn check_data(data: &Data, f: &mut Findings) {
     f.named("data.state", &data.state, "name the state feature, for instance `observation.state`");
     f.named("data.action", &data.action, "name the action feature, for instance `action`");
     f.at_least_one("data.horizon", data.horizon);
+    f.at_least_one("data.action_stride", data.action_stride);
+    f.require(
+        data.delta_actions.is_empty() || data.delta_actions.contains(&true),
+        "data.delta_actions",
+        "has no dimension that is true",
+        "give a list with one value for each dimension of the action, for instance `[true, true, false]`, or remove the key",
+    );
     f.require(
         !data.cameras.is_empty() && data.cameras.iter().all(|camera| !camera.trim().is_empty()),
         "data.cameras",
@@ -88,6 +95,7 @@ fn check_data(data: &Data, f: &mut Findings) {
     f.named("data.prompt", &data.prompt, "`{task}` alone is a good prompt");
     f.at_least_one("data.min_pixels", data.min_pixels.unwrap_or(1));
     f.at_least_one("data.max_pixels", data.max_pixels.unwrap_or(1));
+    data.augmentation.check(f);
     if let (Some(min), Some(max)) = (data.min_pixels, data.max_pixels) {
         f.require(
             min <= max,
@@ -144,6 +152,12 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
 }
 
 fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
+    f.require(
+        spec.cache.mode == CacheMode::Off || settings.data.augmentation == Augmentation::Off,
+        "data.augmentation",
+        "changes images from epoch to epoch, and `cache.mode` keeps what was computed from them: every tap lies above the images",
+        "use `cache.mode: off`, or `data.augmentation: off`",
+    );
     let Some(tap) = f.read::<TapSetting>("cache.tap", &spec.cache.tap.0) else { return };
     if spec.cache.mode == CacheMode::Periodic {
         f.require(

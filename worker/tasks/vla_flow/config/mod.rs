@@ -1,8 +1,10 @@
 //! The keys of the task `vla_flow`: a vision-language-action policy of a Qwen2.5-VL model and a flow-matching
 //! action expert.
 
+mod augmentation;
 mod check;
 mod data;
+mod episodes;
 mod schema;
 mod serve;
 mod settings;
@@ -12,7 +14,9 @@ mod tests;
 mod trainables;
 
 pub use self::{
+    augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
     data::{Data, Normalization},
+    episodes::EpisodeRange,
     schema::SCHEMA,
     serve::Serve,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},

@@ -18,7 +18,7 @@ impl Dataset {
             self.sensor.as_ref().map(|sensor| (&sensor.name, modes.sensor)),
             Some((&self.action.name, modes.action)),
         ];
-        let Some(stats) = &self.catalog.stats else { return Vec::new() };
+        let stats = self.stats();
         let line = |(name, mode): (&String, NormMode)| {
             let stats = stats.0.get(name)?;
             let dims = constant_dims(stats);
@@ -47,7 +47,7 @@ fn told(name: &str, dims: &[usize], mode: NormMode) -> String {
     let (of, s) = if dims.len() == 1 { ("dimension", "s") } else { ("dimensions", "") };
     let consequence = match mode {
         NormMode::Identity => "the model learns nothing from it",
-        NormMode::MeanStd | NormMode::MinMax | NormMode::Quantiles => {
+        NormMode::MeanStd | NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => {
             "normalization divides by a spread of 0, so that any other value, when the policy acts, is 1e8 times too large"
         }
     };

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use crate::{
     settings::checked,
-    vla_flow::config::{Data, VlaSettings},
+    vla_flow::config::{Data, EpisodeRange, VlaSettings},
 };
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
@@ -27,20 +27,16 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder};
 
-use super::batch::SampleDims;
+use super::{
+    batch::SampleDims,
+    deltas::{LearnedActions, Recorded},
+    numeric::Numeric,
+    recipe::Recipe,
+};
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
 /// file per episode) the others are checked on first use.
 const FILES_CHECKED_AT_OPEN: u32 = 64;
-
-/// A numeric feature that the model sees.
-pub(super) struct Numeric {
-    pub(super) name: String,
-    /// Its place among the columns of a numeric block.
-    pub(super) column: usize,
-    pub(super) width: usize,
-    pub(super) normalizer: Normalizer,
-}
 
 pub(super) struct Camera {
     pub(super) name: String,
@@ -65,6 +61,7 @@ pub struct Dataset {
     pub(super) state: Numeric,
     pub(super) sensor: Option<Numeric>,
     pub(super) action: Numeric,
+    pub(super) recipe: Recipe,
     pub(super) cameras: Vec<Camera>,
     pub(super) images: ImageProcessor,
     pub(super) prompt: PromptEncoder,
@@ -111,10 +108,11 @@ impl Dataset {
             action: action.width,
         };
         let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
-        let training = Arc::new(training_samples(&catalog, &holdout)?);
-        let dataset = Self {
+        let training = Arc::new(training_samples(&catalog, &data.episodes, &holdout)?);
+        let mut dataset = Self {
             rows: RowStore::new(columns, Limits::default()),
             frames,
+            recipe: Recipe::of(data, spec.run.seed),
             state,
             sensor,
             action,
@@ -129,6 +127,15 @@ impl Dataset {
             settings: vla,
         };
         dataset.check()?;
+        let Self { catalog, rows, state, action, recipe, settings, .. } = &dataset;
+        let recorded = Recorded { catalog, rows, state, action };
+        if let Some(LearnedActions { normalizer, stats }) =
+            recorded.learned(&recipe.deltas, &settings.data)?
+        {
+            dataset.rows.forget();
+            dataset.action.normalizer = normalizer;
+            dataset.recipe.action_stats = Some(stats);
+        }
         Ok(dataset)
     }
 
@@ -268,11 +275,17 @@ impl Dataset {
         self.action.normalizer.invert(actions);
     }
 
-    /// Statistics of the features that the model sees, in the layout of LeRobot's `stats.json`.
+    /// Statistics of the features that the model sees, of actions as they are learned, in the layout of
+    /// LeRobot's `stats.json`.
     pub fn stats(&self) -> Stats {
         let names = [Some(&self.state), self.sensor.as_ref(), Some(&self.action)];
         let stats = self.catalog.stats.as_ref();
-        stats.map(|s| s.only(names.into_iter().flatten().map(|n| n.name.as_str()))).unwrap_or_default()
+        let names = names.into_iter().flatten().map(|n| n.name.as_str());
+        let mut stats = stats.map(|s| s.only(names)).unwrap_or_default();
+        if let Some(of_actions) = &self.recipe.action_stats {
+            stats.0.insert(self.action.name.clone(), of_actions.clone());
+        }
+        stats
     }
 
     /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it:
@@ -283,7 +296,8 @@ impl Dataset {
             DataError::Sample { index: row, feature, .. } => (*row, *feature == self.action.name),
             _ => (index, false),
         };
-        let reach = if of_actions { self.dims.horizon.max(1) as u64 } else { 1 };
+        let chunk = (self.dims.horizon.max(1) - 1) * self.settings.data.action_stride + 1;
+        let reach = if of_actions { chunk as u64 } else { 1 };
         let start = self.catalog.episodes.of_sample(row).map_or(row, |(_, episode)| episode.start);
         let first = (row + 1).saturating_sub(reach).max(start);
         let number = |sample| self.training.number(sample);
@@ -328,9 +342,9 @@ impl<'a> Cameras<'a> {
     }
 }
 
-/// The run's own bounds of an image's pixels.
+/// What the run says of the size of images.
 pub(in crate::vla_flow) fn pixel_bounds(data: &Data) -> PixelBounds {
-    PixelBounds { min: data.min_pixels, max: data.max_pixels }
+    PixelBounds { min: data.min_pixels, max: data.max_pixels, fit: data.resize }
 }
 
 pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
@@ -349,17 +363,28 @@ pub(super) fn sensor_shape(info: &Info, name: &str) -> Result<(usize, usize), Da
     }
 }
 
-fn training_samples(catalog: &Catalog, holdout: &BTreeSet<u64>) -> Result<TrainingSamples, DataError> {
+fn training_samples(
+    catalog: &Catalog,
+    listed: &[EpisodeRange],
+    holdout: &BTreeSet<u64>,
+) -> Result<TrainingSamples, DataError> {
     let episodes = &catalog.episodes.episodes;
     if let Some(missing) = holdout.iter().find(|e| **e >= episodes.len() as u64) {
         let found = format!("no episode {missing}; there are {}", episodes.len());
         let remedy = "correct data.holdout_episodes";
         return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
     }
-    let kept = episodes.iter().enumerate().filter(|(n, _)| !holdout.contains(&(*n as u64)));
+    if let Some(beyond) = listed.iter().find(|range| range.last >= episodes.len() as u64) {
+        let found = format!("no episodes {beyond}; there are {}, counted from 0", episodes.len());
+        let remedy = "correct data.episodes";
+        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
+    }
+    let is_listed = |n: &u64| listed.is_empty() || listed.iter().any(|r| (r.first..=r.last).contains(n));
+    let numbered = (0..).zip(episodes);
+    let kept = numbered.filter(|(number, _)| is_listed(number) && !holdout.contains(number));
     let samples = TrainingSamples::new(kept.map(|(_, e)| e.start..e.end()));
     if samples.is_empty() {
-        let found = "data.holdout_episodes holds every episode out";
+        let found = "data.holdout_episodes holds out every episode, or every one of data.episodes";
         let remedy = "leave at least one episode to train on";
         return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
     }

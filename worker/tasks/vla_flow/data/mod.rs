@@ -8,19 +8,25 @@
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
+//! recipe      what is done to a sample besides: augmentation (random changes of images in training),
+//!             deltas (actions as differences from the state)
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
 //! only where features are kept: 33 bytes a frame of names (`keys`).
 
+mod augmentation;
 pub mod batch;
 mod collate;
 mod constant;
 mod dataset;
+mod deltas;
 mod keys;
+mod numeric;
 mod outline;
 mod policy_file;
 mod reading;
+mod recipe;
 mod sample_file;
 mod samples;
 #[cfg(test)]
@@ -30,6 +36,7 @@ pub use batch::{MicroBatch, Sample, SampleDims};
 pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
 pub(super) use dataset::pixel_bounds;
+pub use deltas::DeltaActions;
 pub use outline::{Outline, PromptLength};
 pub use policy_file::{CameraInput, NumericFeature, PolicyFile, STATS_FILE};
 pub use sample_file::write_sample;

@@ -2,9 +2,10 @@
 //! neither the run file nor the data set is needed.
 
 use coxswain_data::NormMode;
+use coxswain_models::qwen2_5_vl::processor::Fit;
 use serde::{Deserialize, Serialize};
 
-use super::dataset::{Dataset, Numeric};
+use super::{dataset::Dataset, numeric::Numeric};
 use crate::vla_flow::config::{FlowConvention, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
@@ -13,7 +14,7 @@ pub const STATS_FILE: &str = "stats.json";
 /// What a policy takes and gives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyFile {
-    /// [`PolicyFile::FORMAT`].
+    /// [`PolicyFile::FORMAT`] or [`PolicyFile::WITH_RECIPE`].
     pub format: u32,
     /// The pretrained model's directory, as the run named it.
     pub base_model: String,
@@ -27,9 +28,19 @@ pub struct PolicyFile {
     pub action: NumericFeature,
     /// Actions of a chunk.
     pub horizon: usize,
+    /// Steps of the recording's rate from one action to the next; absent where it is 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub action_stride: usize,
+    /// True for each dimension of an action that the model gives as its difference from the state; absent
+    /// where it gives all as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delta_actions: Vec<bool>,
     /// The whole prompt with its special tokens; `{task}` stands for the instruction, and every
     /// `<|image_pad|>` for the tokens of one camera's image.
     pub prompt: String,
+    /// What is done to an image before `smart_resize`; absent where nothing is.
+    #[serde(default, skip_serializing_if = "is_smart")]
+    pub resize: Fit,
     /// Fewest and most pixels of an image after `smart_resize`.
     pub pixels: [usize; 2],
     /// How actions are sampled.
@@ -77,6 +88,8 @@ pub struct Flow {
 impl PolicyFile {
     /// The format that is written, and read.
     pub const FORMAT: u32 = 1;
+    /// The same with `delta_actions` or `resize`, which readers of the first would overlook.
+    pub const WITH_RECIPE: u32 = 2;
     /// Its name in a run's directory.
     pub const PATH: &str = "policy.json";
 
@@ -94,14 +107,21 @@ impl PolicyFile {
             CameraInput { name: camera.name.clone(), height, width }
         };
         Self {
-            format: Self::FORMAT,
+            format: if dataset.recipe.deltas.any() || !is_smart(&settings.data.resize) {
+                Self::WITH_RECIPE
+            } else {
+                Self::FORMAT
+            },
             base_model: settings.model.path.clone(),
             cameras: dataset.cameras.iter().map(camera).collect(),
             state: feature(&dataset.state, modes.state),
             sensor: dataset.sensor.as_ref().map(|sensor| feature(sensor, modes.sensor)),
             action: feature(&dataset.action, modes.action),
             horizon: dataset.dims.horizon,
+            action_stride: settings.data.action_stride,
+            delta_actions: settings.data.delta_actions.clone(),
             prompt: dataset.prompt_template(),
+            resize: settings.data.resize,
             pixels: dataset.images.pixel_bounds(),
             flow: Flow {
                 convention: settings.expert.convention,
@@ -117,6 +137,18 @@ impl PolicyFile {
     pub(super) fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("string keys, numbers and text")
     }
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_smart(fit: &Fit) -> bool {
+    *fit == Fit::SmartResize
+}
+
+fn is_one(stride: &usize) -> bool {
+    *stride == 1
 }
 
 impl NumericFeature {

@@ -5,8 +5,11 @@
 
 use std::sync::Arc;
 
+use super::augmentation::View;
 use super::batch::Sample;
-use super::dataset::{Camera, Dataset, Numeric, Stored};
+use super::dataset::{Camera, Dataset, Stored};
+use super::numeric::Numeric;
+use super::recipe::Recipe;
 use coxswain_data::{
     DataError,
     lerobot::{
@@ -16,13 +19,19 @@ use coxswain_data::{
     },
     surviving::{DECODING, surviving},
 };
-use coxswain_models::qwen2_5_vl::processor::{Patches, Rgb, image_size};
+use coxswain_models::qwen2_5_vl::processor::{Rgb, decode_sized, image_size};
 
 impl Dataset {
-    /// Sample `index`, as training sees it.
+    /// Sample `index`, its images as they were recorded: what is evaluated and served.
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let at = self.at(index)?;
-        at.surviving(|| at.whole())
+        at.surviving(|| at.whole(None))
+    }
+
+    /// Sample `index` as training sees it in this epoch: its images are changed as `data.augmentation` says.
+    pub fn sample_in_epoch(&self, index: u64, epoch: u64) -> Result<Sample, DataError> {
+        let at = self.at(index)?;
+        at.surviving(|| at.whole(Some(epoch)))
     }
 
     /// The numbers of sample `index`: all of it but prompt, pixels and grids, which are empty. Reads no
@@ -38,7 +47,7 @@ impl Dataset {
         let at = self.at(index).ok()?;
         let size = at.surviving(|| {
             let block = at.block(at.row(), Part::Camera(column))?;
-            Ok(image_size(at.image(&block, camera)?))
+            Ok(image_size(at.encoded(&block, camera)?))
         });
         size.ok().flatten()
     }
@@ -65,12 +74,17 @@ impl<'a> At<'a> {
         surviving(read, |fault| self.error(DECODING, fault))
     }
 
-    /// The whole sample.
-    fn whole(&self) -> Result<Sample, DataError> {
+    /// The whole sample; of an epoch, as training sees it.
+    fn whole(&self, epoch: Option<u64>) -> Result<Sample, DataError> {
         let dataset = self.dataset;
         let (mut sample, task) = self.unseen()?;
-        for camera in &dataset.cameras {
-            let patches = self.patches(camera)?;
+        for (number, camera) in (0..).zip(&dataset.cameras) {
+            let mut image = self.image(camera)?;
+            if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
+                image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
+            }
+            let patches = dataset.images.process_decoded(image);
+            let patches = patches.map_err(|fault| self.error(&camera.name, fault))?;
             sample.image_grids.push(patches.grid);
             match sample.pixel_values.is_empty() {
                 true => sample.pixel_values = patches.pixel_values,
@@ -82,24 +96,24 @@ impl<'a> At<'a> {
         Ok(sample)
     }
 
-    /// What a camera shows, as the model takes it.
-    fn patches(&self, camera: &Camera) -> Result<Patches, DataError> {
+    /// What a camera shows.
+    fn image(&self, camera: &Camera) -> Result<Rgb, DataError> {
         let dataset = self.dataset;
-        let patches = match camera.stored {
+        match camera.stored {
             Stored::Images(column) => {
                 let block = self.block(self.row(), Part::Camera(column))?;
-                dataset.images.process(self.image(&block, &camera.name)?, camera.size)
+                let image = decode_sized(self.encoded(&block, &camera.name)?, camera.size);
+                image.map_err(|fault| self.error(&camera.name, fault))
             }
             Stored::Video(video) => {
                 let Pixels { height, width, rgb } =
                     dataset.frames.frame(&dataset.catalog, video, self.index)?;
-                dataset.images.process_decoded(Rgb { height, width, pixels: rgb })
+                Ok(Rgb { height, width, pixels: rgb })
             }
-        };
-        patches.map_err(|fault| self.error(&camera.name, fault))
+        }
     }
 
-    fn image<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {
+    fn encoded<'b>(&self, block: &'b Block, camera: &str) -> Result<&'b [u8], DataError> {
         block.image(self.row()).ok_or_else(|| {
             let fault = "no image bytes in the row; re-export with images embedded in parquet";
             self.error(camera, fault.into())
@@ -140,10 +154,12 @@ impl<'a> At<'a> {
         let numbers = self.block(self.row(), Part::Numbers)?;
         let first = numbers.first_row;
         let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
-        let state = self.numbers(&dataset.state, &numbers)?;
+        let mut state = Vec::with_capacity(dataset.state.width);
+        self.append(&dataset.state, &numbers, self.row(), &mut state)?;
         let sensor =
             dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
-        let (actions, action_is_pad) = self.actions(&numbers)?;
+        let (actions, action_is_pad) = self.actions(&numbers, &state)?;
+        dataset.state.normalizer.apply(&mut state);
         let sample = Sample {
             index: self.index,
             episode: self.number,
@@ -167,15 +183,15 @@ impl<'a> At<'a> {
         Ok(values)
     }
 
-    /// The chunk of actions from this frame on; past the episode's end its last action repeats and counts as
-    /// padding.
-    fn actions(&self, first: &Arc<Block>) -> Result<(Vec<f32>, Vec<bool>), DataError> {
-        let action = &self.dataset.action;
-        let horizon = self.dataset.dims.horizon;
-        let left = (self.episode.end() - self.index) as usize;
+    /// The chunk of actions from this frame on, some of them as differences from the state as recorded; past
+    /// the episode's end its last action repeats and counts as padding.
+    fn actions(&self, first: &Arc<Block>, state: &[f32]) -> Result<(Vec<f32>, Vec<bool>), DataError> {
+        let Dataset { action, recipe: Recipe { deltas, .. }, dims, settings, .. } = self.dataset;
+        let (horizon, stride) = (dims.horizon, settings.data.action_stride);
+        let left = ((self.episode.end() - self.index) as usize).div_ceil(stride);
         let mut values = Vec::with_capacity(horizon * action.width);
         let mut block = first.clone();
-        for row in (self.row()..).take(horizon.min(left)) {
+        for row in (self.row()..).step_by(stride).take(horizon.min(left)) {
             if !block.holds(row) {
                 block = self.block(row, Part::Numbers)?;
             }
@@ -183,6 +199,10 @@ impl<'a> At<'a> {
         }
         for _ in left..horizon {
             values.extend_from_within(values.len() - action.width..);
+        }
+        if deltas.any() {
+            let offset = deltas.offset(state, action.width);
+            values.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value -= offset);
         }
         action.normalizer.apply(&mut values);
         Ok((values, (0..horizon).map(|step| step >= left).collect()))

@@ -1,4 +1,4 @@
-//! One sample in a safetensors file, exactly as training sees it.
+//! One sample in a safetensors file, as training sees it, but for random changes of its images.
 //!
 //! | tensor | type and shape |
 //! |---|---|

@@ -99,6 +99,10 @@ impl Samples for Dataset {
         Ok(Box::new(self.sample(index)?))
     }
 
+    fn read_in_epoch(&self, index: u64, epoch: u64) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
+        Ok(Box::new(self.sample_in_epoch(index, epoch)?))
+    }
+
     fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
         let Inputs { ids: input_ids, grids: image_grids } = inputs;
         Ok(Box::new(Sample { input_ids, image_grids, ..self.sample_unseen(index)? }))

@@ -9,6 +9,7 @@
 //! Everything comes from the run's directory and the pretrained model; the data set is not needed.
 
 mod observation;
+mod observed;
 mod responder;
 #[cfg(test)]
 mod tests;

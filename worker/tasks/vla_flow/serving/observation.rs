@@ -20,9 +20,10 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Sample as _, Value, answers::SEED};
 use serde_json::json;
 
+use super::observed::Observed;
 use crate::vla_flow::{
     config::{Serve, VlaSettings},
-    data::{NumericFeature, PolicyFile, STATS_FILE, Sample, SampleDims, pixel_bounds},
+    data::{DeltaActions, NumericFeature, PolicyFile, STATS_FILE, Sample, SampleDims, pixel_bounds},
     flow,
 };
 
@@ -47,6 +48,7 @@ pub(super) struct ObservationReader {
     state: Normalizer,
     sensor: Option<Normalizer>,
     action: Normalizer,
+    deltas: DeltaActions,
 }
 
 impl ObservationReader {
@@ -58,9 +60,15 @@ impl ObservationReader {
             return Err(DataError::invalid(&path, "(file)", "missing", remedy));
         }
         let file: PolicyFile = read_json(&path)?;
-        if file.format != PolicyFile::FORMAT {
-            let remedy = format!("this version reads format {}", PolicyFile::FORMAT);
+        let known = [PolicyFile::FORMAT, PolicyFile::WITH_RECIPE];
+        if !known.contains(&file.format) {
+            let remedy = format!("this version reads formats {} and {}", known[0], known[1]);
             return Err(DataError::invalid(&path, "format", file.format.to_string(), remedy));
+        }
+        let deltas = DeltaActions::new(&file.delta_actions);
+        if deltas.reach() > file.state.elements().min(file.action.elements()) {
+            let found = format!("a difference for dimension {}, which is not there", deltas.reach() - 1);
+            return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
         }
         let stats_path = dir.join(STATS_FILE);
         let stats = Stats::read(&stats_path)?;
@@ -79,6 +87,7 @@ impl ObservationReader {
             state: normalizer(&file.state)?,
             sensor: file.sensor.as_ref().map(normalizer).transpose()?,
             action: normalizer(&file.action)?,
+            deltas,
             file,
         })
     }
@@ -99,9 +108,13 @@ impl ObservationReader {
         self.prompt.pad()
     }
 
-    /// A chunk of actions as the model gives it, `[horizon, size]`, in the data set's units.
-    pub fn actions(&self, mut chunk: Vec<f32>) -> Value {
+    /// A chunk of actions as the model gives it, `[horizon, size]`, in the data set's units, `offset` added
+    /// to each action.
+    pub fn actions(&self, mut chunk: Vec<f32>, offset: &[f32]) -> Value {
         self.action.invert(&mut chunk);
+        if self.deltas.any() {
+            chunk.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value += offset);
+        }
         Value::Numbers(Array { shape: self.chunk().to_vec(), values: chunk })
     }
 
@@ -145,20 +158,17 @@ impl ObservationReader {
         }
     }
 
-    /// A feature's numbers, normalised.
+    /// A feature's numbers, as recorded.
     fn numbers(
         &self,
         request: &Named,
         names: &[String],
         feature: &NumericFeature,
-        normalizer: &Normalizer,
     ) -> Result<Vec<f32>, BadRequest> {
-        let mut values = match names {
-            [name] => self.finite(request, name, &feature.name, &feature.shape)?,
-            parts => self.side_by_side(request, parts, feature)?,
-        };
-        normalizer.apply(&mut values);
-        Ok(values)
+        match names {
+            [name] => self.finite(request, name, &feature.name, &feature.shape),
+            parts => self.side_by_side(request, parts, feature),
+        }
     }
 
     /// The numbers of several values, which are together as many as the feature has.
@@ -259,6 +269,7 @@ impl RequestReader for ObservationReader {
             }
         }
         inputs.insert(self.names.prompt.clone(), json!({"dtype": "text"}));
+        let stride = self.file.action_stride;
         json!({
             "run": self.run,
             "base_model": file.base_model,
@@ -267,7 +278,7 @@ impl RequestReader for ObservationReader {
                 SEED: {"dtype": "int"},
                 NOISE: {"dtype": "float32", "shape": self.chunk()},
             },
-            "outputs": {ACTIONS: {"dtype": "float32", "shape": self.chunk()}},
+            "outputs": {ACTIONS: {"dtype": "float32", "shape": self.chunk(), "stride": stride}},
         })
     }
 
@@ -294,10 +305,13 @@ impl RequestReader for ObservationReader {
     }
 
     fn read(&self, request: &Named) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
-        let state = self.numbers(request, &self.names.state, &self.file.state, &self.state)?;
+        let state = self.numbers(request, &self.names.state, &self.file.state)?;
+        let offset = self.deltas.offset(&state, self.file.action.elements());
         let mut sample = Sample { state, ..Sample::default() };
+        self.state.apply(&mut sample.state);
         if let (Some(feature), Some(normalizer)) = (&self.file.sensor, &self.sensor) {
-            sample.sensor = self.numbers(request, self.names.sensor.as_slice(), feature, normalizer)?;
+            sample.sensor = self.numbers(request, self.names.sensor.as_slice(), feature)?;
+            normalizer.apply(&mut sample.sensor);
         }
         let instruction = self.instruction(request)?;
         let seed = match request.get(SEED) {
@@ -320,7 +334,7 @@ impl RequestReader for ObservationReader {
             .prompt
             .encode(instruction, &sample.image_grids)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
-        Ok(sample.boxed())
+        Ok(Observed { sample, offset }.boxed())
     }
 }
 

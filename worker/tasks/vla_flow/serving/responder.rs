@@ -8,6 +8,7 @@ use coxswain_task::{Fault, Named, RequestReader, Responder, Sample as AnySample,
 
 use super::{
     observation::{ACTIONS, ObservationReader},
+    observed::Observed,
     weights,
 };
 use crate::vla_flow::{
@@ -42,7 +43,8 @@ impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
     }
 
     fn answer(&self, requests: &[Box<dyn AnySample>]) -> Result<Vec<Named>, TaskError> {
-        let samples: Vec<&Sample> = requests.iter().map(|request| request.content()).collect();
+        let observed: Vec<&Observed> = requests.iter().map(|request| request.content()).collect();
+        let samples: Vec<&Sample> = observed.iter().map(|observed| &observed.sample).collect();
         let mut batch = collate(Step(0), &samples, self.reader.pad_token());
         // Where training has the recorded actions, a request has its noise.
         let noise = std::mem::take(&mut batch.actions);
@@ -51,7 +53,9 @@ impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
             return Err(TaskError::new(Fault::Numeric, "the policy's actions are not finite"));
         }
         let chunk = sampled.len() / samples.len().max(1);
-        let answer = |chunk: &[f32]| [(ACTIONS.to_owned(), self.reader.actions(chunk.to_vec()))].into();
-        Ok(sampled.chunks_exact(chunk.max(1)).map(answer).collect())
+        let answer = |(chunk, observed): (&[f32], &&Observed)| {
+            [(ACTIONS.to_owned(), self.reader.actions(chunk.to_vec(), &observed.offset))].into()
+        };
+        Ok(sampled.chunks_exact(chunk.max(1)).zip(&observed).map(answer).collect())
     }
 }

@@ -201,6 +201,47 @@ fn is_answered_as_evaluated(run: &Run) {
 }
 
 #[test]
+fn images_are_fitted_as_in_training_by_what_the_run_has_left() {
+    for rule in ["letterbox 56", "crop 2/3"] {
+        let run = Run::made(&[], |vla| vla.data.resize = rule.parse().unwrap());
+        is_answered_as_evaluated(&run);
+        let file = std::fs::read(run.dir.path().join(PolicyFile::PATH)).unwrap();
+        let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+        assert_eq!((&file["format"], &file["resize"]), (&json!(2), &json!(rule)));
+        let grids = run.dataset.image_grids().unwrap();
+        assert_eq!(run.dataset.sample(0).unwrap().image_grids, grids);
+        assert_eq!(grids[0] == grids[1], rule.starts_with("letterbox"), "{grids:?}");
+    }
+}
+
+#[test]
+fn differences_are_added_to_the_state_that_was_observed() {
+    let run = Run::made(&[], |vla| {
+        vla.data.delta_actions = vec![false, true];
+        vla.data.action_stride = 2;
+        // Half of the recorded dimensions never change; a policy that acts may see others.
+        vla.data.normalization.state = coxswain_data::NormMode::Identity;
+    });
+    let found = answers(&run.responder(), &FRAMES.map(observation));
+    let differences = expected(&run);
+    for (frame, (found, differences)) in FRAMES.iter().zip(found.iter().zip(&differences)) {
+        let [_, second, _] = recording::state(0, *frame);
+        let absolute = differences.chunks(2).flat_map(|action| [action[0], action[1] + second]);
+        assert_eq!(found, &absolute.collect::<Vec<_>>());
+    }
+    let read = |path: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(run.dir.path().join(path)).unwrap()).unwrap()
+    };
+    let file = read(PolicyFile::PATH);
+    assert_eq!((&file["format"], &file["action_stride"]), (&json!(2), &json!(2)));
+    assert_eq!(file["delta_actions"], json!([false, true]));
+    let told = run.responder().reader().describe();
+    assert_eq!(told["outputs"]["actions"]["stride"], json!(2));
+    // Of what is learned, not of what was recorded: -f - f from frames 0 to 4 of an episode, 2 apart.
+    assert_eq!(read("stats.json")["action"]["max"][1], json!(0.0));
+}
+
+#[test]
 fn an_answer_does_not_depend_on_who_else_asks() {
     let responder = Run::new().responder();
     let together = answers(&responder, &FRAMES.map(observation));

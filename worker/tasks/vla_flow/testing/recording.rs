@@ -228,7 +228,7 @@ impl Recording {
         let stats = |n: usize| {
             let all = |v: f64| vec![v; n];
             json!({"mean": all(1.0), "std": all(2.0), "min": all(-4.0), "max": all(4.0), "count": [17],
-                   "q01": all(-2.0), "q99": all(2.0)})
+                   "q01": all(-2.0), "q99": all(2.0), "q10": all(-1.0), "q90": all(3.0)})
         };
         let stats =
             json!({"observation.state": stats(3), "action": stats(2), "observation.sensor": stats(CHANNELS)});

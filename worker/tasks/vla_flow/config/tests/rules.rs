@@ -77,9 +77,48 @@ fn every_rule_has_a_case() {
         ("expert.dropout=1", "expert.dropout"),
         ("expert={width: 9, heads: 3, action_encoder: time_mlp}", "expert.action_encoder"),
         ("sensor.tokens=0", "sensor.tokens"),
+        ("data.augmentation={transforms: {}}", "data.augmentation.transforms"),
+        (
+            "data.augmentation={transforms: {max_num_transforms: 0, hue: {}}}",
+            "data.augmentation.transforms.max_num_transforms",
+        ),
+        (
+            "data.augmentation={transforms: {hue: {range: [-0.6, 0]}}}",
+            "data.augmentation.transforms.hue.range",
+        ),
+        (
+            "data.augmentation={transforms: {contrast: {range: [2, 1]}}}",
+            "data.augmentation.transforms.contrast.range",
+        ),
+        (
+            "data.augmentation={transforms: {hue: {}, contrast: {weight: -1}}}",
+            "data.augmentation.transforms.contrast.weight",
+        ),
+        (
+            "data.augmentation={transforms: {affine: {translate: [0, 2]}}}",
+            "data.augmentation.transforms.affine.translate",
+        ),
+        (
+            "data.augmentation={transforms: {affine: {scale: [0, 1]}}}",
+            "data.augmentation.transforms.affine.scale",
+        ),
+        (
+            "data.augmentation={transforms: {crop: {fraction: 1.5}}}",
+            "data.augmentation.transforms.crop.fraction",
+        ),
+        (
+            "data.augmentation={transforms: {resized_crop: {scale: [0.5, 2]}}}",
+            "data.augmentation.transforms.resized_crop.scale",
+        ),
         ("data.cameras=[]", "data.cameras"),
         ("data.sensor=''", "data.sensor"),
+        ("data.episodes=[3-1]", "data.episodes.0"),
+        ("data.episodes=[-1]", "data.episodes.0"),
+        ("data.episodes=[a]", "data.episodes.0"),
+        ("data.resize=letterbox", "data.resize"),
         ("data.horizon=0", "data.horizon"),
+        ("data.action_stride=0", "data.action_stride"),
+        ("data.delta_actions=[false]", "data.delta_actions"),
         ("data.prompt=''", "data.prompt"),
         ("data.min_pixels=0", "data.min_pixels"),
         ("cache={mode: periodic}", "cache.mode"),
@@ -87,6 +126,32 @@ fn every_rule_has_a_case() {
         let error = read(SMALL, &[given]).expect_err(given);
         assert!(error.problems().iter().any(|p| p.path == field), "{given}: {error}");
     }
+}
+
+#[test]
+fn images_that_change_are_not_kept() {
+    let lerobot = "data.augmentation=lerobot";
+    for mode in ["exact", "periodic"] {
+        let error = read(SMALL, &["lora={}", lerobot, &format!("cache.mode={mode}")]).expect_err(mode);
+        let [problem] = error.problems() else { panic!("{error}") };
+        assert_eq!(problem.path, "data.augmentation");
+        assert!(error.to_string().contains("`data.augmentation: off`"), "{error}");
+    }
+    assert_eq!(vla(&[lerobot]).data.augmentation, Augmentation::Lerobot);
+    // It is another run, and saying that there is none is not.
+    let digest = |given: &[&str]| coxswain_proto::document::digest(&small(given));
+    assert_ne!(digest(&[lerobot]), digest(&[]));
+    assert_eq!(digest(&["data.augmentation=off"]), digest(&[]));
+    let hues =
+        |least| digest(&[&format!("data.augmentation={{transforms: {{hue: {{range: [{least}, 0]}}}}}}")]);
+    assert_ne!(hues(-0.1), hues(-0.2));
+    let given = vla(&["data.augmentation={transforms: {max_num_transforms: 1, hue: {weight: 2}}}"]);
+    let Augmentation::Transforms(transforms) = given.data.augmentation else { panic!("they are named") };
+    assert_eq!((transforms.max_num_transforms, transforms.random_order), (1, false));
+    let hue = Weighted { weight: 2.0, transform: Transform::Hue([-0.05, 0.05]) };
+    assert_eq!(transforms.weighted(), [hue]);
+    let error = read(SMALL, &["data.augmentation={transforms: {huge: {}}}"]).expect_err("no such transform");
+    assert!(error.to_string().contains("did you mean `data.augmentation.transforms.hue`?"), "{error}");
 }
 
 #[test]

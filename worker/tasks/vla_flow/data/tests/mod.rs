@@ -1,8 +1,11 @@
 //! Tests of the whole path on data sets written by LeRobot, and on copies of them that are broken in one
 //! place.
 
+mod augmented;
 mod broken;
 mod broken_checkpoint;
+mod deltas;
+mod episodes;
 mod golden;
 mod keys;
 mod layout;

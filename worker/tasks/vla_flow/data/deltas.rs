@@ -1,0 +1,240 @@
+//! Actions as differences from the state at the beginning of their chunk, as openpi's `DeltaActions` and
+//! LeRobot's relative actions make them, and the statistics of such actions.
+//!
+//! ```text
+//! learned[k, d] = action[k, d] - state[0, d]        where data.delta_actions has true for d
+//!                 action[k, d]                      elsewhere
+//! ```
+//!
+//! A data set's own statistics are those of what was recorded. Those of differences are computed as LeRobot
+//! does it (`compute_relative_action_stats`): over every chunk that lies within its episode, all of the data
+//! set, held-out episodes among them; quantiles from a histogram of 5000 bins. Two passes over the numbers,
+//! an episode in memory at a time.
+
+use coxswain_data::{
+    DataError, NormMode, Normalizer,
+    lerobot::{
+        Catalog,
+        rows::{Part, RowStore},
+        stats::{FeatureStats, Stats},
+    },
+};
+
+use super::numeric::Numeric;
+use crate::vla_flow::config::Data;
+
+/// Bins of a histogram, as LeRobot has them.
+const BINS: usize = 5000;
+/// The quantiles that LeRobot keeps.
+const QUANTILES: [(&str, f64); 5] = [("q01", 0.01), ("q10", 0.1), ("q50", 0.5), ("q90", 0.9), ("q99", 0.99)];
+
+/// Which dimensions of an action are differences.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeltaActions {
+    /// May be shorter than an action: what follows is as recorded.
+    mask: Vec<bool>,
+}
+
+impl DeltaActions {
+    /// From `data.delta_actions`.
+    pub fn new(mask: &[bool]) -> Self {
+        Self { mask: mask.to_vec() }
+    }
+
+    /// Whether any dimension is a difference.
+    pub fn any(&self) -> bool {
+        self.mask.contains(&true)
+    }
+
+    /// One past the last dimension that is a difference.
+    pub fn reach(&self) -> usize {
+        self.mask.iter().rposition(|is_delta| *is_delta).map_or(0, |last| last + 1)
+    }
+
+    /// What is added to the learned values of every action of a chunk to have the recorded ones: `[action]`,
+    /// from the state as recorded.
+    pub fn offset(&self, state: &[f32], action: usize) -> Vec<f32> {
+        let is_delta = |dim: usize| self.mask.get(dim) == Some(&true);
+        (0..action).map(|dim| if is_delta(dim) { state[dim] } else { 0.0 }).collect()
+    }
+}
+
+/// Where numbers of a data set are read for statistics.
+pub(super) struct Recorded<'a> {
+    pub(super) catalog: &'a Catalog,
+    pub(super) rows: &'a RowStore,
+    pub(super) state: &'a Numeric,
+    pub(super) action: &'a Numeric,
+}
+
+/// How actions are normalised that the data set has no statistics of.
+pub(super) struct LearnedActions {
+    pub(super) normalizer: Normalizer,
+    pub(super) stats: FeatureStats,
+}
+
+impl Recorded<'_> {
+    /// Where some dimensions are differences, how they are normalised; none where the data set's own
+    /// statistics do, or none are needed.
+    pub(super) fn learned(
+        &self,
+        deltas: &DeltaActions,
+        data: &Data,
+    ) -> Result<Option<LearnedActions>, DataError> {
+        let Self { catalog, state, action, .. } = self;
+        let (given, reach, path) = (deltas.mask.len(), deltas.reach(), &catalog.info.path);
+        if given > action.width || reach > state.width {
+            let found = format!(
+                "{given} values, true up to the one of dimension {}; the action has {}, the state {}",
+                reach.saturating_sub(1),
+                action.width,
+                state.width
+            );
+            let remedy = "a difference needs a state dimension of its number: shorten the list, or use false";
+            return Err(DataError::invalid(path, "data.delta_actions", found, remedy));
+        }
+        if !deltas.any() || data.normalization.action == NormMode::Identity {
+            return Ok(None);
+        }
+        let stats = self.statistics(deltas, data.horizon, data.action_stride)?;
+        let named = Stats([(action.name.clone(), stats.clone())].into());
+        let mode = data.normalization.action;
+        let normalizer = Normalizer::of(Some(&named), path, &action.name, action.width, mode)?;
+        Ok(Some(LearnedActions { normalizer, stats }))
+    }
+
+    /// The statistics of chunks of `horizon` actions, `stride` rows apart.
+    fn statistics(
+        &self,
+        deltas: &DeltaActions,
+        horizon: usize,
+        stride: usize,
+    ) -> Result<FeatureStats, DataError> {
+        let width = self.action.width;
+        let mut dims = vec![Dimension::default(); width];
+        self.visit(deltas, [horizon, stride], |dim, value| dims[dim].see(value))?;
+        if dims.iter().any(|dim| dim.count == 0) {
+            let rows = (horizon - 1) * stride + 1;
+            return Err(DataError::invalid(
+                &self.catalog.info.path,
+                "data.delta_actions",
+                format!(
+                    "no episode has the {rows} rows of a whole chunk, so there are no statistics of differences"
+                ),
+                "lower data.horizon or data.action_stride",
+            ));
+        }
+        dims.iter_mut().for_each(Dimension::begin_histogram);
+        self.visit(deltas, [horizon, stride], |dim, value| dims[dim].sort(value))?;
+        let each = |of: &dyn Fn(&Dimension) -> f64| dims.iter().map(of).collect::<Vec<_>>();
+        let mut stats = FeatureStats::from([
+            ("count".to_owned(), vec![dims.first().map_or(0.0, |dim| dim.count as f64)]),
+            ("mean".to_owned(), each(&Dimension::mean)),
+            ("std".to_owned(), each(&|dim| (dim.squares / dim.count as f64).sqrt())),
+            ("min".to_owned(), each(&|dim| dim.min)),
+            ("max".to_owned(), each(&|dim| dim.max)),
+        ]);
+        stats.extend(QUANTILES.map(|(name, q)| (name.to_owned(), each(&|dim| dim.quantile(q)))));
+        Ok(stats)
+    }
+
+    /// Every value of every whole chunk, by its dimension.
+    fn visit(
+        &self,
+        deltas: &DeltaActions,
+        [horizon, stride]: [usize; 2],
+        mut see: impl FnMut(usize, f32),
+    ) -> Result<(), DataError> {
+        let (state_width, width) = (self.state.width, self.action.width);
+        let (mut states, mut actions) = (Vec::new(), Vec::new());
+        for episode in &self.catalog.episodes.episodes {
+            states.clear();
+            actions.clear();
+            let (mut row, end) = (episode.first_row, episode.first_row + episode.length);
+            while row < end {
+                let block = self.rows.block(self.catalog, episode.file, row, Part::Numbers)?;
+                let last = end.min(block.first_row + block.rows as u64);
+                let rows = (row - block.first_row) as usize..(last - block.first_row) as usize;
+                let of = |numeric: &Numeric| {
+                    &block.numbers[numeric.column][rows.start * numeric.width..rows.end * numeric.width]
+                };
+                states.extend_from_slice(of(self.state));
+                actions.extend_from_slice(of(self.action));
+                row = last;
+            }
+            let frames = episode.length as usize;
+            for first in 0..frames.saturating_sub((horizon - 1) * stride) {
+                let offset = deltas.offset(&states[first * state_width..][..state_width], width);
+                let chunk = (first..).step_by(stride).take(horizon);
+                let chunk =
+                    chunk.flat_map(|at| actions[at * width..][..width].iter().zip(&offset).enumerate());
+                for (dim, (action, offset)) in chunk {
+                    let value = action - offset;
+                    // A step that needs such a row fails, and says so.
+                    if value.is_finite() {
+                        see(dim, value);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is known of one dimension.
+#[derive(Clone, Debug)]
+struct Dimension {
+    count: u64,
+    sum: f64,
+    min: f64,
+    max: f64,
+    /// Sum of squared distances from the mean.
+    squares: f64,
+    bins: Vec<u64>,
+}
+
+impl Default for Dimension {
+    fn default() -> Self {
+        let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
+        Self { count: 0, sum: 0.0, min, max, squares: 0.0, bins: Vec::new() }
+    }
+}
+
+impl Dimension {
+    fn see(&mut self, value: f32) {
+        let value = f64::from(value);
+        self.count += 1;
+        self.sum += value;
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    fn begin_histogram(&mut self) {
+        self.bins = vec![0; BINS];
+    }
+
+    fn sort(&mut self, value: f32) {
+        let value = f64::from(value);
+        self.squares += (value - self.mean()).powi(2);
+        let place = (value - self.min) / (self.max - self.min).max(f64::MIN_POSITIVE) * BINS as f64;
+        self.bins[(place as usize).min(BINS - 1)] += 1;
+    }
+
+    /// Within the bin that it falls in, as if its values were spread evenly.
+    fn quantile(&self, q: f64) -> f64 {
+        let wanted = q * self.count as f64;
+        let (mut below, width) = (0.0, (self.max - self.min) / BINS as f64);
+        for (bin, &count) in self.bins.iter().enumerate() {
+            let count = count as f64;
+            if below + count >= wanted && count > 0.0 {
+                return self.min + width * (bin as f64 + (wanted - below) / count);
+            }
+            below += count;
+        }
+        self.max
+    }
+}

@@ -1,0 +1,34 @@
+//! An observation, prepared: what the model takes, and what its answer is relative to.
+
+use std::any::Any;
+
+use coxswain_task::Sample as AnySample;
+
+use crate::vla_flow::data::Sample;
+
+/// A request on its way to the model.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Observed {
+    /// What the model takes.
+    pub(super) sample: Sample,
+    /// What is added to the values of every action that it gives, `[action]`.
+    pub(super) offset: Vec<f32>,
+}
+
+impl AnySample for Observed {
+    fn index(&self) -> u64 {
+        self.sample.index
+    }
+
+    fn boxed(&self) -> Box<dyn AnySample> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn AnySample) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
