@@ -1,11 +1,13 @@
 //! What Coxswain trains, a folder each; and what they have in common: in `pretrained` of the files they
-//! leave, in `frozen` of the weights that kept features depend on.
+//! leave, in `frozen` of the weights that kept features depend on, in
+//! `starter` of run files to begin with.
 
 mod frozen;
 mod pretrained;
 pub mod separation;
 pub mod seq2seq;
 pub mod sft;
+mod starter;
 pub mod trajectory;
 pub mod vla_flow;
 

@@ -2,14 +2,12 @@
 //!
 //! ```text
 //! preprocessor   the checkpoint's own settings for images
-//! image          PNG and JPEG to RGB
 //! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
 //! tokenizer      text -> token ids
 //! prompt         task text and image placeholders -> token ids          chat   the same for chats
 //! ```
 
 mod chat;
-mod image;
 mod preprocessor;
 mod prompt;
 mod resize;
@@ -20,7 +18,7 @@ mod tokenizer;
 mod vision;
 
 pub use chat::{ChatEncoder, EncodedChat, Message, Piece, Role};
-pub use image::image_size;
+pub use coxswain_data::pictures::image_size;
 pub use prompt::PromptEncoder;
 pub use resize::Rgb;
 pub use shape::PatchShape;

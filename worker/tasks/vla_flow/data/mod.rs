@@ -8,6 +8,7 @@
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
+//! preview     an episode, for people
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
@@ -20,6 +21,7 @@ mod dataset;
 mod keys;
 mod outline;
 mod policy_file;
+mod preview;
 mod reading;
 mod sample_file;
 mod samples;
