@@ -1,5 +1,10 @@
 //! `cox data`: what is in a data set, and what training makes of it.
 
+mod check;
+mod preview;
+mod progress;
+mod stats;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -19,6 +24,12 @@ use crate::{
 pub enum DataCommand {
     /// Describe a LeRobot data set: episodes, features, shapes, statistics, and what a run file could name
     Inspect(InspectArgs),
+    /// Find what is wrong with a LeRobot data set: rows, times, numbers, pictures, statistics, files
+    Check(check::DataCheckArgs),
+    /// Compute the statistics that a data set lacks
+    Stats(stats::StatsArgs),
+    /// Draw an episode: a strip of pictures for each camera, plots of state and action
+    Preview(preview::PreviewArgs),
     /// Write one sample as training sees it to a safetensors file
     Sample(SampleArgs),
     /// Make a checkpoint with random weights and the exact shapes of another model, to measure speed and
@@ -95,6 +106,9 @@ pub fn execute(command: &DataCommand) -> Outcome {
                 }
             };
         }
+        DataCommand::Check(args) => check::execute(args)?,
+        DataCommand::Stats(args) => stats::execute(args)?,
+        DataCommand::Preview(args) => preview::execute(args)?,
         DataCommand::Sample(args) => {
             let spec = args.spec.load()?;
             let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;

@@ -18,6 +18,7 @@ mod eval;
 mod export;
 mod generate;
 mod gpu;
+mod init;
 mod logs;
 mod model;
 mod plan;
@@ -77,7 +78,9 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Let a trained policy answer robots, over openpi's WebSocket protocol
     Serve(serve::ServeArgs),
-    /// Describe a data set, or write out one of its samples
+    /// Write a run file to begin with, from what is in a data set
+    Init(init::InitArgs),
+    /// Look at a data set: what is in it, what is wrong with it, its statistics, its episodes
     #[command(subcommand)]
     Data(data::DataCommand),
     /// Show, verify or tidy a store of features
@@ -149,6 +152,7 @@ pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
         Command::Export(args) => export::execute(&args),
         Command::Generate(args) => generate::execute(&args),
         Command::Serve(args) => serve::execute(&args),
+        Command::Init(args) => init::execute(&args),
         Command::Data(command) => data::execute(&command),
         Command::Cache(command) => cache::execute(&command),
         Command::Model(command) => model::execute(&command),

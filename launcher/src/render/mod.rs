@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod cache;
 pub mod events;
+pub mod findings;
 pub mod gpu;
 pub mod json;
 pub mod living;

@@ -5,6 +5,8 @@
 //! normalize   numbers to model range and back
 //! order       position to sample
 //! inspect     a data set, described
+//! pictures    PNG and JPEG to pixels
+//! preview     an episode, for people
 //! surviving   decoders that panic, as errors
 //! ```
 //!
@@ -15,6 +17,8 @@ mod inspect;
 pub mod lerobot;
 mod normalize;
 mod order;
+pub mod pictures;
+pub mod preview;
 pub mod surviving;
 
 pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;

@@ -5,12 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, Role};
+use coxswain_data::{DataError, Role, preview::Preview};
 use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, TaskError,
+    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterJob, TaskError,
     Width, Written, memory::Subject,
 };
 
@@ -37,6 +37,18 @@ pub trait Task: Send + Sync {
     /// that one's usual name.
     fn data_keys(&self) -> &'static [(&'static str, Role, &'static str)] {
         &[]
+    }
+
+    /// A run file, with comments, for the data at a place: what a user begins with. Nothing if such data is
+    /// none of this task's.
+    fn starter(&self, _job: &StarterJob<'_>) -> Option<Result<String, DataError>> {
+        None
+    }
+
+    /// An episode of a run's data as training sees it, with so many of its frames; nothing if samples of this
+    /// task are of no episodes.
+    fn preview(&self, _spec: &RunSpec, _episode: u64, _frames: usize) -> Option<Result<Preview, DataError>> {
+        None
     }
 
     /// Writes sample `index` of a run's data, as training sees it, to `out`.

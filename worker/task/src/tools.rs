@@ -1,4 +1,4 @@
-//! What a task can do without a run: `cox model`, `cox data sample`, `cox data make-checkpoint`.
+//! What a task can do without a run: `cox init`, `cox model`, `cox data sample`, `cox data make-checkpoint`.
 
 use std::path::Path;
 
@@ -43,4 +43,15 @@ pub struct Made {
     pub bytes: u64,
     /// Files of weights.
     pub shards: usize,
+}
+
+/// A run file that a user begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct StarterJob<'a> {
+    /// The data: a directory or a file.
+    pub data: &'a Path,
+    /// The pretrained model, if it is known.
+    pub model: Option<&'a Path>,
+    /// Samples of a forward pass that fit, if that is known.
+    pub micro_batch: Option<u64>,
 }

@@ -14,6 +14,7 @@ pub mod selftest;
 pub mod sensor;
 mod serving;
 mod start;
+mod starter;
 mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

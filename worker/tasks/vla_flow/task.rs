@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, Role};
+use coxswain_data::{DataError, Role, preview::Preview};
 use coxswain_models::{
     qwen2_5_vl::{
         forward,
@@ -25,8 +25,8 @@ use coxswain_proto::{
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, Task, TaskError, TaskOn, Width,
-    memory::Subject,
+    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterJob, Task, TaskError, TaskOn,
+    Width, memory::Subject,
 };
 
 use super::{
@@ -37,7 +37,7 @@ use super::{
     policy::Policy,
     selftest,
     serving::PolicyResponder,
-    start,
+    start, starter,
 };
 
 /// Fine-tunes a vision-language model with LoRA below an action expert trained in full.
@@ -90,6 +90,14 @@ impl Task for VlaFlow {
             ("sensor", Role::Window, "observation.sensor"),
             ("action", Role::Action, "action"),
         ]
+    }
+
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<String, DataError>> {
+        starter::starter(job)
+    }
+
+    fn preview(&self, spec: &RunSpec, episode: u64, frames: usize) -> Option<Result<Preview, DataError>> {
+        Some(Dataset::open(spec).and_then(|dataset| dataset.preview(episode, frames)))
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! preprocessor   the checkpoint's own settings for images
-//! image          PNG and JPEG to RGB                             fit      letterbox, crop
+//! fit            letterbox, crop: what comes before the resize
 //! vision         encoded image -> smart_resize -> normalised patches      resize   bicubic, as Pillow's
 //! tokenizer      text -> token ids
 //! prompt         task text and image placeholders -> token ids          chat   the same for chats
@@ -10,7 +10,6 @@
 
 mod chat;
 mod fit;
-mod image;
 mod preprocessor;
 mod prompt;
 mod resize;
@@ -21,8 +20,8 @@ mod tokenizer;
 mod vision;
 
 pub use chat::{ChatEncoder, EncodedChat, Message, Piece, Role};
+pub use coxswain_data::pictures::image_size;
 pub use fit::Fit;
-pub use image::image_size;
 pub use prompt::PromptEncoder;
 pub use resize::Rgb;
 pub use shape::PatchShape;

@@ -14,10 +14,9 @@
 
 use std::path::Path;
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, lerobot::frames::Pixels, pictures};
 
 use super::fit::Fit;
-use super::image::decode;
 use super::preprocessor::Preprocessor;
 use super::resize::{Rgb, resize};
 use super::shape::PatchShape;
@@ -106,6 +105,11 @@ impl ImageProcessor {
         )
     }
 
+    /// Values of one patch.
+    pub fn columns(&self) -> usize {
+        self.shape.columns()
+    }
+
     /// The grid of patches of an image of `height * width` pixels.
     pub fn grid(&self, height: usize, width: usize) -> Result<[u32; 3], String> {
         let factor = self.shape.patch * self.shape.merge;
@@ -159,6 +163,35 @@ impl ImageProcessor {
         }
         out
     }
+
+    /// The picture that patches were cut from: the inverse of what was done to it after resizing.
+    pub fn picture(&self, pixel_values: &[f32], grid: [u32; 3]) -> Rgb {
+        let [_, grid_h, grid_w] = grid.map(|g| g as usize);
+        let PatchShape { patch, merge, .. } = self.shape;
+        let (height, width) = (grid_h * patch, grid_w * patch);
+        let mut pixels = vec![0; height * width * 3];
+        for (at, values) in pixel_values.chunks_exact(self.shape.columns()).enumerate() {
+            let (cell, inner) = (at / (merge * merge), at % (merge * merge));
+            let (cell_y, cell_x) = (cell / (grid_w / merge), cell % (grid_w / merge));
+            let (y, x) = ((cell_y * merge + inner / merge) * patch, (cell_x * merge + inner % merge) * patch);
+            for (channel, table) in self.table.iter().enumerate() {
+                // An image is its own second frame, so the first is enough.
+                let first = &values[channel * self.shape.frames * patch * patch..][..patch * patch];
+                for (n, value) in first.iter().enumerate() {
+                    // Normalised values rise with the byte.
+                    let byte = table.partition_point(|of| of < value).min(255) as u8;
+                    pixels[((y + n / patch) * width + x + n % patch) * 3 + channel] = byte;
+                }
+            }
+        }
+        Rgb { height, width, pixels }
+    }
+}
+
+/// PNG or JPEG as pixels.
+fn decode(encoded: &[u8]) -> Result<Rgb, String> {
+    let Pixels { height, width, rgb } = pictures::decode(encoded)?;
+    Ok(Rgb { height, width, pixels: rgb })
 }
 
 /// One image. `expected` is its size (height, width) according to the data set.

@@ -9,7 +9,7 @@
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! recipe      what is done to a sample besides: augmentation (random changes of images in training),
-//!             deltas (actions as differences from the state)
+//!             deltas (actions as differences from the state)   preview      an episode, for people
 //! ```
 //!
 //! Memory: metadata (40 bytes an episode) and a cache of fixed size. It grows with the size of the data set
@@ -25,6 +25,7 @@ mod keys;
 mod numeric;
 mod outline;
 mod policy_file;
+mod preview;
 mod reading;
 mod recipe;
 mod sample_file;

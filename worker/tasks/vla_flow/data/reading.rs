@@ -148,6 +148,11 @@ impl<'a> At<'a> {
         })
     }
 
+    /// The text of its task.
+    pub(super) fn task(&self) -> Result<&'a str, DataError> {
+        self.surviving(|| Ok(self.unseen()?.1))
+    }
+
     /// The sample without prompt and images, and the text of its task.
     fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
         let dataset = self.dataset;

@@ -9,6 +9,7 @@ mod episodes;
 mod golden;
 mod keys;
 mod layout;
+mod preview;
 mod real;
 mod video;
 

@@ -7,7 +7,7 @@ use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use super::resize::Rgb;
+use crate::lerobot::frames::Pixels;
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -30,7 +30,7 @@ pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
 }
 
 /// The image, or what is wrong with it.
-pub(super) fn decode(encoded: &[u8]) -> Result<Rgb, String> {
+pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
     let decoded = match encoded {
         _ if encoded.starts_with(PNG) => decode_png(encoded),
         _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
@@ -39,7 +39,7 @@ pub(super) fn decode(encoded: &[u8]) -> Result<Rgb, String> {
     decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"))
 }
 
-fn decode_png(encoded: &[u8]) -> Result<Rgb, String> {
+fn decode_png(encoded: &[u8]) -> Result<Pixels, String> {
     let limits = png::Limits { bytes: MAX_DECODED_BYTES };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
     // Palettes to their colours and bits to bytes. 16 bits are rounded below, which the decoder would cut
@@ -60,7 +60,7 @@ fn decode_png(encoded: &[u8]) -> Result<Rgb, String> {
         ColorType::Rgba => 4,
         ColorType::Indexed => return Err("its palette is missing".into()),
     };
-    Ok(Rgb { height: frame.height as usize, width: frame.width as usize, pixels: colours(bytes, channels) })
+    Ok(Pixels { height: frame.height as usize, width: frame.width as usize, rgb: colours(bytes, channels) })
 }
 
 fn jpeg_headers(encoded: &[u8]) -> Result<JpegDecoder<ZCursor<&[u8]>>, String> {
@@ -71,7 +71,7 @@ fn jpeg_headers(encoded: &[u8]) -> Result<JpegDecoder<ZCursor<&[u8]>>, String> {
     Ok(decoder)
 }
 
-fn decode_jpeg(encoded: &[u8]) -> Result<Rgb, String> {
+fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
     let mut decoder = jpeg_headers(encoded)?;
     let (colours_are, channels) = match decoder.input_colorspace() {
         Some(ColorSpace::Luma) => (ColorSpace::Luma, 1),
@@ -81,7 +81,7 @@ fn decode_jpeg(encoded: &[u8]) -> Result<Rgb, String> {
     let (width, height) = decoder.dimensions().ok_or("no size")?;
     let mut bytes = vec![0; bounded(decoder.output_buffer_size())?];
     decoder.decode_into(&mut bytes).map_err(|e| e.to_string())?;
-    Ok(Rgb { height, width, pixels: colours(bytes, channels) })
+    Ok(Pixels { height, width, rgb: colours(bytes, channels) })
 }
 
 fn bounded(bytes: Option<usize>) -> Result<usize, String> {
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(image_size(&bytes), Some((1, 2)));
             let image = decode(&bytes).unwrap();
             assert_eq!((image.height, image.width), (1, 2));
-            assert_eq!(image.pixels, wanted, "{color:?} {depth:?}");
+            assert_eq!(image.rgb, wanted, "{color:?} {depth:?}");
         }
     }
 }

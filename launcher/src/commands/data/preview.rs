@@ -1,0 +1,59 @@
+//! `cox data preview`: an episode as one picture.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use coxswain_survey::{episode, sheet};
+
+use crate::{
+    commands::spec_args::SpecArgs,
+    exit::{Exit, Failed, Outcome},
+    render::say,
+    tasks::tasks,
+};
+
+/// Flags of `cox data preview`.
+#[derive(Args, Debug)]
+pub struct PreviewArgs {
+    /// Directory of a data set: as it was recorded. Or a run file: as training sees it
+    #[arg(value_name = "DIR|CONFIG")]
+    of: PathBuf,
+    /// Changes to the run file: section.key=value
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// The episode
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    episode: u64,
+    /// Frames that are shown, evenly spread
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    frames: u16,
+    /// Where to write the PNG
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+/// Draws and writes.
+pub fn execute(args: &PreviewArgs) -> Outcome {
+    let bad = |error: coxswain_data::DataError| Failed::new(Exit::BadInput, error);
+    let frames = usize::from(args.frames);
+    let preview = if args.of.is_dir() {
+        episode(&args.of, args.episode, frames).map_err(bad)?
+    } else {
+        let spec =
+            SpecArgs { config: args.of.clone(), overrides: args.overrides.clone(), auto_batch_size: false }
+                .load()?;
+        let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+        let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
+            Failed::usage(format_args!(
+                "{}: samples of task {} are of no episodes",
+                args.of.display(),
+                task.name()
+            ))
+        })?;
+        preview.map_err(bad)?
+    };
+    let unwritten = |error| Failed::usage(format_args!("{}: cannot write: {error}", args.out.display()));
+    std::fs::write(&args.out, sheet(&preview)).map_err(unwritten)?;
+    say(format_args!("{}: {}", args.out.display(), preview.title));
+    Ok(())
+}

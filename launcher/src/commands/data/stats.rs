@@ -1,0 +1,51 @@
+//! `cox data stats`: statistics that a data set lacks.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use coxswain_survey::{Filled, Job, Missing, fill};
+
+use super::progress::Episodes;
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::say,
+};
+
+/// Flags of `cox data stats`.
+#[derive(Args, Debug)]
+pub struct StatsArgs {
+    /// Directory of the data set
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Compute what is there, too
+    #[arg(long)]
+    anew: bool,
+    /// Replace the data set's own file, where a new one would be written beside it
+    #[arg(long)]
+    force: bool,
+}
+
+/// Computes, writes, and says what.
+pub fn execute(args: &StatsArgs) -> Outcome {
+    let bar = Episodes::new();
+    let progress = |done, all| bar.show(done, all);
+    let job = Job { dir: &args.dir, anew: args.anew, force: args.force, progress: &progress };
+    let filled = fill(&job).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    drop(bar);
+    let Some(Filled { path, beside, computed }) = filled else {
+        say(format_args!("{}: no statistic is missing", args.dir.display()));
+        return Ok(());
+    };
+    for Missing { feature, statistics } in &computed {
+        say(format_args!("  {feature}: {}", statistics.join(", ")));
+    }
+    match beside {
+        None => say(format_args!("written to {}", path.display())),
+        Some(own) => say(format_args!(
+            "written to {}; {} is as it was: `--force` replaces it",
+            path.display(),
+            own.display()
+        )),
+    };
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! Everything that can be wrong with a data set, from its metadata to decoded frames.
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use coxswain_data::{
+    DataError,
+    lerobot::{
+        Catalog,
+        episodes::{Episodes, parquet_files},
+        info::Info,
+    },
+};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::{
+    findings::{COPY_AGAIN, Finding, Findings, Severity},
+    frames::{Cameras, Frames},
+    judge::judge,
+    moments::{Dim, Total},
+    scan::{Scan, Scanner},
+};
+
+/// Told how many episodes are done, and of how many.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Episodes read at once for each thread: enough to keep all busy, little to hold.
+const EPISODES_A_THREAD: usize = 16;
+
+/// What a data set is like.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Episodes, as far as they are known.
+    pub episodes: u64,
+    /// Frames of all episodes.
+    pub frames: u64,
+    /// Data files and videos.
+    pub files: u64,
+    /// Frames of all cameras that were decoded.
+    pub decoded: u64,
+    /// Frames of all cameras that there are.
+    pub pictures: u64,
+    /// What is wrong, errors first.
+    pub findings: Vec<Finding>,
+    /// Findings beyond those that are listed.
+    pub left_out: u64,
+}
+
+impl Report {
+    /// Findings of a severity.
+    pub fn count(&self, severity: Severity) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+}
+
+/// Checks the data set at `dir`, decoding these frames of each episode.
+pub fn check(dir: &Path, frames: Frames, progress: Progress<'_>) -> Report {
+    let mut findings = Findings::default();
+    let mut report = Report { path: dir.to_path_buf(), ..Report::default() };
+    match Catalog::open(dir) {
+        Ok(catalog) => Checking { catalog: &catalog, frames, progress }.run(&mut report, &mut findings),
+        Err(error) => findings.extend(without_catalog(dir, &error)),
+    }
+    (report.findings, report.left_out) = findings.into_list();
+    report
+}
+
+/// What can be said where the metadata cannot be read as a whole: each data file that is missing, or what
+/// the reader says.
+fn without_catalog(dir: &Path, error: &DataError) -> Vec<Finding> {
+    let missing = |info: Info| -> Result<Vec<Finding>, DataError> {
+        let mut missing = Vec::new();
+        for file in &Episodes::read(dir, &info)?.files {
+            let path = info.data_file(file.chunk, file.file)?;
+            if !dir.join(&path).exists() {
+                missing
+                    .push(Finding::error("missing", "no such file", COPY_AGAIN).file(dir, &dir.join(path)));
+            }
+        }
+        Ok(missing)
+    };
+    match Info::read(dir).and_then(missing) {
+        Ok(missing) if !missing.is_empty() => missing,
+        _ => vec![Finding::of(error, dir, "metadata")],
+    }
+}
+
+struct Checking<'a> {
+    catalog: &'a Catalog,
+    frames: Frames,
+    progress: Progress<'a>,
+}
+
+/// What is found in an episode.
+struct Seen {
+    scan: Scan,
+    decoded: u64,
+}
+
+impl Checking<'_> {
+    fn run(&self, report: &mut Report, findings: &mut Findings) {
+        let catalog = self.catalog;
+        report.episodes = catalog.info.episodes;
+        report.frames = catalog.info.frames;
+        let videos = catalog.videos.iter().map(|table| table.files.len()).sum::<usize>();
+        report.files = (catalog.episodes.files.len() + videos) as u64;
+        let scanner = Scanner::new(catalog);
+        let cameras = match Cameras::new(catalog, rayon::current_num_threads()) {
+            Ok(cameras) => cameras,
+            Err(error) => return findings.add(Finding::of(&error, &catalog.root, "metadata")),
+        };
+        report.pictures = report.frames * cameras.cameras.len() as u64;
+        self.metadata(findings);
+        let broken_videos = cameras.check_files();
+        let files = 0..catalog.episodes.files.len() as u32;
+        let whole: Vec<Result<(), DataError>> = files
+            .into_par_iter()
+            .map(|file| scanner.check_file(file).and_then(|()| cameras.check_file(file)))
+            .collect();
+        findings.extend(whole.iter().filter_map(|file| {
+            file.as_ref().err().map(|error| Finding::of(error, &catalog.root, "unreadable"))
+        }));
+        let has_no_video = |camera: usize, episode: u64| {
+            let path = cameras.video(camera, episode);
+            path.is_some_and(|path| broken_videos.iter().any(|broken| broken.file == path))
+        };
+        let done = AtomicU64::new(0);
+        let see = |episode: u64| {
+            let mut seen = Seen { scan: Scan { features: None, findings: Vec::new() }, decoded: 0 };
+            let entry = &catalog.episodes.episodes[episode as usize];
+            if whole[entry.file as usize].is_ok() {
+                seen.scan = scanner.scan(episode, false);
+                let frames = self.frames.of(entry.length);
+                let there = (0..cameras.cameras.len()).filter(|camera| !has_no_video(*camera, episode));
+                for camera in there {
+                    seen.decoded += frames.len() as u64;
+                    seen.scan.findings.extend(self.look(&cameras, camera, episode, &frames));
+                }
+            }
+            (self.progress)(done.fetch_add(1, Ordering::Relaxed) + 1, catalog.info.episodes);
+            seen
+        };
+        let mut totals: Vec<Vec<Total>> =
+            scanner.features.iter().map(|feature| vec![Total::default(); feature.dims()]).collect();
+        let take = |episode, seen: Seen| {
+            report.decoded += seen.decoded;
+            findings.extend(seen.scan.findings);
+            add(&mut totals, episode, seen.scan.features);
+            ControlFlow::Continue(())
+        };
+        // Nothing in it breaks off.
+        let _: ControlFlow<()> = in_order(catalog.info.episodes, see, take);
+        findings.extend(broken_videos.clone());
+        findings.extend(judge(catalog, &scanner.features, &totals));
+    }
+
+    /// Files that are too many or too few, and features that are not read.
+    fn metadata(&self, findings: &mut Findings) {
+        let catalog = self.catalog;
+        let root = &catalog.root;
+        if catalog.stats.is_none() {
+            let finding = Finding::warning("no statistics", "no such file", "`cox data stats` writes it");
+            findings.add(finding.file(root, &catalog.stats_path));
+        }
+        let depth = catalog.info.features.iter().filter(|(_, feature)| feature.is_depth());
+        let told = depth.map(|(name, _)| Finding::of(&catalog.info.depth(name), root, "depth"));
+        findings.extend(told.map(|finding| Finding { severity: Severity::Warning, ..finding }));
+        let named = (0..catalog.episodes.files.len() as u32).filter_map(|file| catalog.data_path(file).ok());
+        let named: std::collections::HashSet<_> = named.collect();
+        let there = parquet_files(&root.join("data")).unwrap_or_default();
+        findings.extend(there.iter().filter(|path| !named.contains(*path)).map(|path| {
+            let found = "no episode is in it";
+            Finding::warning("not used", found, "restore the episode table, or delete the file")
+                .file(root, path)
+        }));
+    }
+
+    fn look(&self, cameras: &Cameras<'_>, camera: usize, episode: u64, frames: &[u64]) -> Vec<Finding> {
+        let (colours, mut findings) = cameras.look(camera, episode, frames);
+        if colours.is_plain() {
+            let found = format!("one colour in all of {} pictures", colours.pictures);
+            let finding = Finding::warning(
+                "plain pictures",
+                found,
+                "the camera was covered or off: leave the episode out",
+            );
+            findings.push(finding.feature(&cameras.cameras[camera].name).episode(episode));
+        }
+        findings
+    }
+}
+
+/// Adds an episode's numbers to those of all.
+fn add(totals: &mut [Vec<Total>], episode: u64, features: Option<Vec<Vec<Dim>>>) {
+    for (totals, dims) in totals.iter_mut().zip(features.into_iter().flatten()) {
+        totals.iter_mut().zip(&dims).for_each(|(total, dim)| total.take(episode, dim));
+    }
+}
+
+/// Works on episodes in parallel and hands over the results in order: floating point sums then do not depend
+/// on the number of cores. Holds those of a few hundred episodes at a time.
+pub fn in_order<V: Send, E>(
+    episodes: u64,
+    work: impl Fn(u64) -> V + Sync,
+    mut take: impl FnMut(u64, V) -> ControlFlow<E>,
+) -> ControlFlow<E> {
+    let at_once = (EPISODES_A_THREAD * rayon::current_num_threads()) as u64;
+    for first in (0..episodes).step_by(at_once as usize) {
+        let range = first..(first + at_once).min(episodes);
+        let done: Vec<V> = range.clone().into_par_iter().map(&work).collect();
+        range.zip(done).try_for_each(|(episode, value)| take(episode, value))?;
+    }
+    ControlFlow::Continue(())
+}

@@ -1,0 +1,56 @@
+//! An episode as training sees it, for `cox data preview`: pictures as they enter the model, numbers as they
+//! are normalised.
+
+use coxswain_data::{
+    DataError,
+    lerobot::frames::Pixels,
+    preview::{Plot, Preview, Strip, spread},
+};
+use coxswain_models::qwen2_5_vl::processor::Rgb;
+
+use super::Dataset;
+
+impl Dataset {
+    /// Episode `number`, with so many of its frames.
+    pub fn preview(&self, number: u64, frames: usize) -> Result<Preview, DataError> {
+        let samples = self.episode_samples(number)?;
+        let frames = spread(samples.end - samples.start, frames);
+        let mut strips: Vec<Strip> = (self.cameras.iter())
+            .map(|camera| Strip { title: camera.name.clone(), pictures: Vec::new() })
+            .collect();
+        for frame in &frames {
+            // What augments pictures in training belongs here.
+            let sample = self.sample(samples.start + frame)?;
+            let mut rest = &sample.pixel_values[..];
+            for (strip, grid) in strips.iter_mut().zip(&sample.image_grids) {
+                let patches = grid.iter().product::<u32>() as usize * self.images.columns();
+                let (mine, others) = rest.split_at(patches);
+                let Rgb { height, width, pixels } = self.images.picture(mine, *grid);
+                strip.pictures.push(Pixels { height, width, rgb: pixels });
+                rest = others;
+            }
+        }
+        for strip in &mut strips {
+            if let Some(Pixels { height, width, .. }) = strip.pictures.first() {
+                strip.title += &format!(" as training sees it, {width} x {height}");
+            }
+        }
+        let mut plots = [&self.state, &self.action]
+            .map(|of| Plot { title: format!("{}, normalised", of.name), series: vec![Vec::new(); of.width] });
+        for index in samples.clone() {
+            let sample = self.sample_unseen(index)?;
+            // Of a chunk of actions the first is that of its frame.
+            for (plot, values) in plots.iter_mut().zip([&sample.state, &sample.actions]) {
+                plot.series.iter_mut().zip(values).for_each(|(series, value)| series.push(*value));
+            }
+        }
+        Ok(Preview { title: self.title(number, samples.start), frames, strips, plots: plots.into() })
+    }
+
+    fn title(&self, number: u64, first: u64) -> String {
+        let held_out =
+            if self.holdout_episodes().any(|held_out| held_out == number) { ", held out" } else { "" };
+        let task = self.at(first).and_then(|at| at.task()).unwrap_or_default();
+        format!("episode {number}{held_out}: {task}")
+    }
+}

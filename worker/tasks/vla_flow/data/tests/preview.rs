@@ -1,0 +1,31 @@
+//! What `cox data preview` shows is what the model gets.
+
+use coxswain_models::qwen2_5_vl::processor::Rgb;
+
+use super::{mini, spec};
+use crate::vla_flow::data::Dataset;
+
+#[test]
+fn pictures_and_numbers_are_those_of_samples() {
+    let dataset = Dataset::open(&spec(&mini())).unwrap();
+    let preview = dataset.preview(3, 4).unwrap();
+    let samples = dataset.episode_samples(3).unwrap();
+    assert!(preview.title.starts_with("episode 3, held out: "), "{}", preview.title);
+    assert_eq!(preview.frames.last(), Some(&(samples.end - samples.start - 1)));
+    let [strip] = &preview.strips[..] else { panic!("one camera") };
+    for (picture, frame) in strip.pictures.iter().zip(&preview.frames) {
+        let sample = dataset.sample(samples.start + frame).unwrap();
+        // Resized as it is: cut again it gives the same patches, bit for bit.
+        let image = Rgb { height: picture.height, width: picture.width, pixels: picture.rgb.clone() };
+        let again = dataset.images.process_decoded(image).unwrap();
+        assert_eq!((again.grid, again.pixel_values), (sample.image_grids[0], sample.pixel_values));
+    }
+    let [state, action] = &preview.plots[..] else { panic!("state and action") };
+    for (frame, index) in samples.enumerate() {
+        let sample = dataset.sample_unseen(index).unwrap();
+        assert_eq!(state.series.iter().map(|of| of[frame]).collect::<Vec<_>>(), sample.state);
+        assert_eq!(action.series[0][frame], sample.actions[0]);
+    }
+    let missing = dataset.preview(4, 4).unwrap_err().to_string();
+    assert_eq!(missing, "episode 4 does not exist: there are 4");
+}
