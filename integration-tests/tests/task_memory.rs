@@ -132,7 +132,7 @@ fn predicted_peaks_of_a_separator_are_the_measured_ones() {
         &["train.micro_batch=2", "train.recompute=none"],
         &["train.micro_batch=4", "network.hidden_dim=64", rounded],
         &["train.micro_batch=4", "network.bands=30", "network.layers=3", "train.recompute={every: 2}"],
-        &["train.micro_batch=4", "data.segment_seconds=3", "train.recompute=selective"],
+        &["train.micro_batch=4", "data.segment_seconds=2", "train.recompute=selective"],
     ];
     compare(&Separation, &common, &cases);
 }
