@@ -4,6 +4,7 @@
 //! lerobot     metadata, rows and frames of videos (v3.0, v2.1)
 //! normalize   numbers to model range and back
 //! order       position to sample
+//! mixture     how much of each of several data sets an epoch takes
 //! inspect     a data set, described
 //! surviving   decoders that panic, as errors
 //! ```
@@ -13,6 +14,7 @@
 pub mod error;
 mod inspect;
 pub mod lerobot;
+mod mixture;
 mod normalize;
 mod order;
 pub mod surviving;
@@ -21,5 +23,6 @@ pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
+pub use mixture::{Weighted, taken};
 pub use normalize::{NormMode, Normalizer};
 pub use order::{SampleOrder, TrainingSamples};

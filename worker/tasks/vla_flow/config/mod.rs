@@ -5,6 +5,7 @@ mod check;
 mod data;
 mod schema;
 mod serve;
+mod sets;
 mod settings;
 mod tap;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 mod trainables;
 
 pub use self::{
-    data::{Data, Normalization},
+    data::{Data, DataSet, Normalization, Weights},
     schema::SCHEMA,
     serve::Serve,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},

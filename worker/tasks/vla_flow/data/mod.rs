@@ -7,6 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! mixture     several data sets as one                         run_data     what the objective asks of either
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! ```
 //!
@@ -18,9 +19,11 @@ mod collate;
 mod constant;
 mod dataset;
 mod keys;
+mod mixture;
 mod outline;
 mod policy_file;
 mod reading;
+mod run_data;
 mod sample_file;
 mod samples;
 mod settings;
@@ -31,6 +34,8 @@ pub use batch::{MicroBatch, Sample, SampleDims};
 pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
 pub(super) use dataset::pixel_bounds;
+pub use mixture::{Mixture, path_of};
 pub use outline::{Outline, PromptLength};
-pub use policy_file::{CameraInput, NumericFeature, PolicyFile, STATS_FILE};
+pub use policy_file::{CameraInput, NumericFeature, Padded, PolicyFile, STATS_FILE};
+pub use run_data::RunData;
 pub use sample_file::write_sample;

@@ -51,7 +51,7 @@ impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
             return Err(TaskError::new(Fault::Numeric, "the policy's actions are not finite"));
         }
         let chunk = sampled.len() / samples.len().max(1);
-        let answer = |chunk: &[f32]| [(ACTIONS.to_owned(), self.reader.actions(chunk.to_vec()))].into();
+        let answer = |chunk: &[f32]| [(ACTIONS.to_owned(), self.reader.actions(chunk))].into();
         Ok(sampled.chunks_exact(chunk.max(1)).map(answer).collect())
     }
 }

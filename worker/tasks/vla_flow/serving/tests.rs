@@ -309,6 +309,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         state: vec!["joints".into(), "gripper".into()],
         sensor: Some("tactile".into()),
         prompt: "instruction".into(),
+        set: None,
     };
     let responder = run.responder();
     assert_eq!(answers(&responder, &FRAMES.map(renamed)), expected);

@@ -6,6 +6,7 @@ mod broken_checkpoint;
 mod golden;
 mod keys;
 mod layout;
+mod mixture;
 mod real;
 mod video;
 
