@@ -11,6 +11,7 @@ mod faults;
 mod frozen;
 mod launch;
 mod memory;
+mod mixture;
 mod network;
 mod pairs;
 mod prediction;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -65,6 +67,20 @@ class Definition(unittest.TestCase):
         policy.normalizers, policy.device = {"observation.state": coxswain_policy.Normalizer("identity", {})}, torch.device("cpu")
         seen = policy.numbers("state", [{"joints": np.array([1.0, 2.0]), "gripper": 3.0}])
         self.assertEqual(seen.tolist(), [[1.0, 2.0, 3.0]])
+
+    def test_a_policy_of_several_data_sets_is_that_of_the_one_that_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as there:
+            run = Path(there)
+            self.assertEqual(coxswain_policy.described(run, None), run)
+            with self.assertRaisesRegex(ValueError, "is of one data set"):
+                coxswain_policy.described(run, "lab")
+            for name in ("lab", "field"):
+                (run / "sets" / name).mkdir(parents=True)
+                (run / "sets" / name / "policy.json").write_text(json.dumps({"format": 1, "base_model": name}))
+            self.assertEqual(coxswain_policy.read_about(run, "field")["base_model"], "field")
+            for missing in (None, "attic"):
+                with self.assertRaisesRegex(ValueError, "has field, lab"):
+                    coxswain_policy.read_about(run, missing)
 
     def test_noise_is_normal_and_keyed(self) -> None:
         drawn = coxswain_policy.noise(7, 3, 10_001)

@@ -1,5 +1,7 @@
 //! Observations checked, and answered as evaluation would.
 
+mod mixture;
+
 use std::path::Path;
 
 use burn::backend::Flex;

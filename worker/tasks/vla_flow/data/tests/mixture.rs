@@ -4,70 +4,22 @@ use std::collections::BTreeMap;
 
 use coxswain_data::DataError;
 use coxswain_feature_store::Store;
-use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::Samples;
-use tempfile::TempDir;
 
 use super::{broken::refused, recording::Recording};
 use crate::vla_flow::{
     config::{DataSet, VlaSpec, Weights},
-    data::{Dataset, Mixture, Outline, PolicyFile, Sample, SampleDims},
+    data::{Mixture, Outline, PolicyFile, Sample, SampleDims},
+    testing::pair::{FRONT, TwoSets},
 };
 
-const FRONT: &str = "observation.images.front";
-const WRIST: &str = "observation.images.wrist";
-
-/// Two recordings, and a run on both.
-struct Pair {
-    _data: [TempDir; 2],
-    spec: RunSpec,
-}
-
-impl Pair {
-    /// The second set has 9 samples beside 17, shorter states, longer actions, and no camera at the wrist:
-    /// what is the wrist's there is the run's front.
-    fn new(change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
-        Self::of(Recording { episodes: vec![(3, 0), (6, 0)], ..Recording::default() }, change)
-    }
-
-    fn of(second: Recording, change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
-        let first = Recording::default();
-        let data = [first.write(), second.write()];
-        let mut spec = first.spec(data[0].path());
-        spec.vla_mut().data.sensor = None;
-        let set = |name: &str, dir: &TempDir| DataSet {
-            path: dir.path().display().to_string(),
-            name: Some(name.into()),
-            weight: 1.0,
-            ..DataSet::default()
-        };
-        let mut sets = vec![set("lab", &data[0]), set("field", &data[1])];
-        sets[1].state = Some("action".into());
-        sets[1].action = Some("observation.state".into());
-        sets[1].cameras = Some(BTreeMap::from([(FRONT.into(), WRIST.into())]));
-        change(&mut sets);
-        spec.vla_mut().data.sets = sets;
-        Self { _data: data, spec }
-    }
-
-    fn open(&self) -> Mixture {
-        Mixture::open(&self.spec).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// One set, as a run on it alone sees it.
-    fn alone(&self, at: usize) -> Dataset {
-        let vla = self.spec.vla();
-        Dataset::open(&vla.spec_of_set(&self.spec, &vla.data.sets[at])).unwrap()
-    }
-}
-
 fn refused_pair(change: impl FnOnce(&mut Vec<DataSet>), says: &[&str]) {
-    refused(Mixture::open(&Pair::new(change).spec), says);
+    refused(Mixture::open(&TwoSets::new(change).spec), says);
 }
 
 #[test]
 fn samples_are_those_of_each_set_padded_to_the_widest() {
-    let pair = Pair::new(|_| {});
+    let pair = TwoSets::new(|_| {});
     let (mixture, sets) = (pair.open(), [pair.alone(0), pair.alone(1)]);
     let widest = SampleDims { state: 3, action: 3, ..sets[0].dims() };
     assert_eq!([sets[0].dims().action, sets[1].dims().state], [2, 2]);
@@ -92,7 +44,7 @@ fn samples_are_those_of_each_set_padded_to_the_widest() {
 
 #[test]
 fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_comes() {
-    let mut pair = Pair::new(|sets| {
+    let mut pair = TwoSets::new(|sets| {
         sets[0].holdout_episodes = vec![0];
         sets[1].holdout_episodes = vec![1];
         sets[1].weight = 0.5;
@@ -123,7 +75,7 @@ fn a_damaged_row_is_blamed_on_the_samples_that_cannot_be_read() {
     // The second set's actions are its states.
     let episodes = vec![(3, 0), (6, 0)];
     let poison = Some(("observation.state", 6, f32::NAN));
-    let pair = Pair::of(Recording { episodes, poison, ..Recording::default() }, |sets| {
+    let pair = TwoSets::of(Recording { episodes, poison, ..Recording::default() }, |sets| {
         sets[0].holdout_episodes = vec![1];
     });
     let mixture = pair.open();
@@ -141,7 +93,7 @@ fn a_damaged_row_is_blamed_on_the_samples_that_cannot_be_read() {
 #[test]
 fn features_are_kept_under_the_names_that_each_set_alone_has() {
     let (pair, dir) =
-        (Pair::new(|sets| sets[1].prompt = Some("do {task}".into())), tempfile::tempdir().unwrap());
+        (TwoSets::new(|sets| sets[1].prompt = Some("do {task}".into())), tempfile::tempdir().unwrap());
     let store = Store::open(dir.path(), None).unwrap();
     let (mixture, sets) = (pair.open(), [pair.alone(0), pair.alone(1)]);
     let keys = Samples::keys(&mixture, &store).unwrap();
@@ -156,7 +108,7 @@ fn features_are_kept_under_the_names_that_each_set_alone_has() {
 
 #[test]
 fn every_set_leaves_its_own_statistics_and_description() {
-    let pair = Pair::new(|_| {});
+    let pair = TwoSets::new(|_| {});
     let files = Samples::files(&pair.open());
     let paths: Vec<_> = files.iter().map(|file| file.path.as_str()).collect();
     let wanted =
@@ -174,7 +126,7 @@ fn every_set_leaves_its_own_statistics_and_description() {
 
 #[test]
 fn the_longest_sample_of_any_set_is_what_memory_is_predicted_for() {
-    let pair = Pair::new(|_| {});
+    let pair = TwoSets::new(|_| {});
     let [lab, field] = [0, 1].map(|at| {
         let vla = pair.spec.vla();
         Outline::read(&vla.spec_of_set(&pair.spec, &vla.data.sets[at])).unwrap()
@@ -203,6 +155,6 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
         |sets| sets[0].sensor = Some("observation.sensor".into()),
         &["features.observation.sensor.shape", "[3, 2] (window, channels) in `lab`", "cannot be padded"],
     );
-    let twin = Pair::of(Recording::default(), |_| {});
+    let twin = TwoSets::of(Recording::default(), |_| {});
     refused(Mixture::open(&twin.spec), &["data.sets.1 (`field`)", "the same data set as `lab`", "`weight`"]);
 }
