@@ -153,7 +153,7 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
     );
     refused_pair(
         |sets| sets[0].sensor = Some("observation.sensor".into()),
-        &["features.observation.sensor.shape", "[3, 2] (window, channels) in `lab`", "cannot be padded"],
+        &["features.observation.sensor.shape", "[3, 2] in `lab`", "cannot be padded"],
     );
     let twin = TwoSets::of(Recording::default(), |_| {});
     refused(Mixture::open(&twin.spec), &["data.sets.1 (`field`)", "the same data set as `lab`", "`weight`"]);
