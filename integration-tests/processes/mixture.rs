@@ -32,8 +32,9 @@ fn finish(running: Running) -> String {
 }
 
 fn learned(dir: &Path) -> [Vec<u8>; 2] {
-    ["adapter/adapter_model.safetensors", "expert.safetensors"]
-        .map(|name| std::fs::read(dir.join("run").join(name)).unwrap_or_else(|error| panic!("{name}: {error}")))
+    ["adapter/adapter_model.safetensors", "expert.safetensors"].map(|name| {
+        std::fs::read(dir.join("run").join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    })
 }
 
 /// Which of each set was consumed, as the audit says.

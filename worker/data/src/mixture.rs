@@ -1,7 +1,7 @@
 //! How much of each data set of a mixture an epoch takes.
 //!
-//! An epoch ends when the set that is gone through fastest has been gone through once, so that within an epoch
-//! no set needs to begin again:
+//! An epoch ends when the set that is gone through fastest has been gone through once, so that within an
+//! epoch no set needs to begin again:
 //!
 //! ```text
 //! rate of a set     its mass / its samples       mass: weight, or weight x samples

@@ -42,7 +42,8 @@ impl Sample {
     }
 }
 
-/// Sizes that are the same for every sample of a data set; of a mixture the widest, to which others are padded.
+/// Sizes that are the same for every sample of a data set; of a mixture the widest, to which others are
+/// padded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleDims {
     /// Length of the state vector.

@@ -7,7 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
-//! mixture     several data sets as one                         run_data     what the objective asks of either
+//! mixture     several data sets as one                         run_data     what of either is measured
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! What the objective asks of a run's data, be it one data set or several.
+//! What a policy is measured by, of one data set or several.
 
 use super::batch::SampleDims;
 

@@ -54,13 +54,15 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         let dims = responder.reader().describe()["outputs"]["actions"]["shape"].clone();
         assert_eq!(dims, json!([4, own]));
 
-        let Value::Numbers(found) = responder.answer(&[request]).unwrap().remove(0).remove("actions").unwrap()
+        let Value::Numbers(found) =
+            responder.answer(&[request]).unwrap().remove(0).remove("actions").unwrap()
         else {
             panic!("actions are numbers")
         };
         let (policy, ..) = Policy::<Flex>::load(&pair.spec, RunData::dims(&mixture), &device).unwrap();
         let trainables = Trainables::new(layout.clone(), values.clone(), &device);
-        let padded = noise.chunks(own).flat_map(|step| (0..WIDEST).map(|at| step.get(at).copied().unwrap_or(0.0)));
+        let padded =
+            noise.chunks(own).flat_map(|step| (0..WIDEST).map(|at| step.get(at).copied().unwrap_or(0.0)));
         let batch = collate(Step(0), &[trained], 0);
         let mut expected = policy.sample_actions_from(&trainables, &batch, padded.collect()).unwrap();
         assert!(expected.chunks(WIDEST).all(|action| action[own..].iter().all(|padding| *padding == 0.0)));
