@@ -12,6 +12,7 @@ mod frozen;
 mod launch;
 mod limits;
 mod memory;
+mod mixture;
 mod network;
 mod pairs;
 mod prediction;

@@ -153,7 +153,13 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     check("out.velocity", &velocity, tolerance);
 
     let samples: Vec<u64> = (0..case.size("batch") as u64).collect();
-    let clean = CleanActions { samples: &samples, actions: &[], valid: case.get("in.counts"), action };
+    let clean = CleanActions {
+        samples: &samples,
+        actions: &[],
+        valid: case.get("in.counts"),
+        action,
+        widths: &vec![action; samples.len()],
+    };
     let loss = squared_error(&velocity, case.get("in.target"), clean);
     check("out.loss", &[loss.sum() as f32], tolerance);
 

@@ -77,6 +77,8 @@ pub const MAX_RESTARTS: u32 = 3;
 pub const SAMPLE_TRIES: usize = 2;
 /// Rows that failed on one worker alone before it is taken for the worker's fault.
 pub const OPEN_SAMPLES: usize = 3;
+/// Data sets of a mixture: each is opened by every worker, and named in the status.
+pub const MAX_SETS: usize = 64;
 /// Rows of the data set that a run may leave out; more are a bad data set.
 pub const MAX_QUARANTINED: usize = 64;
 /// Samples that may need one row of the data set: those whose chunk of actions reaches it.

@@ -13,6 +13,11 @@
 //! the data set is known of every epoch. Its round keys come from (seed, epoch, data set) and nothing else:
 //! world size, micro-batch, faults and restarts cannot change which sample stands at a position, and resuming
 //! in the middle of an epoch costs nothing.
+//!
+//! A mixture of data sets has two levels. Each set has an endless row of permutations of its own, pass after
+//! pass; epoch `e` takes of it the places `e t .. (e + 1) t`, where `t` is the set's share, and the epoch's
+//! permutation shuffles what was taken. So nothing of a set comes again before all of it has come, however
+//! small its share, and where in its row each set stands is arithmetic as well.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -21,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     plan::Batch,
     rng::{Key, Purpose},
+    v1,
 };
 
 /// Feistel rounds. Four make a strong permutation from a strong round function; ours is a cheap mixer, so
@@ -28,11 +34,26 @@ use crate::{
 const ROUNDS: usize = 10;
 
 /// Which training sample stands at a position of an epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Order {
     seed: u64,
     key: u64,
     len: u64,
+    /// Of a mixture; empty where there is one data set.
+    shares: Vec<SetShare>,
+}
+
+/// What an epoch takes of one data set of a mixture.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetShare {
+    /// The set's name in the run file.
+    pub name: String,
+    /// Keys its own permutations, as [`Order::new`] does for a set alone.
+    pub order_key: u64,
+    /// Its training samples.
+    pub samples: u64,
+    /// So many of them are in an epoch.
+    pub taken: u64,
 }
 
 /// A row of the data set that cannot be used, and the samples that need it.
@@ -50,7 +71,19 @@ impl Order {
     /// The order of `len` training samples of the data set with this key (`RegisterRequest.order_key`) under
     /// `run.seed`.
     pub fn new(seed: u64, key: u64, len: u64) -> Self {
-        Self { seed, key, len }
+        Self { seed, key, len, shares: Vec::new() }
+    }
+
+    /// The same of a mixture of sets, whose training samples are numbered one set after another, and of each
+    /// of which an epoch has its share; of one data set if there are no shares.
+    pub fn of_sets(self, shares: Vec<SetShare>) -> Self {
+        let len = if shares.is_empty() { self.len } else { shares.iter().map(|share| share.taken).sum() };
+        Self { len, shares, ..self }
+    }
+
+    /// The sets of a mixture; none where there is one data set.
+    pub fn shares(&self) -> &[SetShare] {
+        &self.shares
     }
 
     /// Samples in an epoch.
@@ -63,27 +96,146 @@ impl Order {
         self.len == 0
     }
 
-    /// The training sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at
-    /// exactly one position.
+    /// The training sample at `position` of `epoch`; `None` past the epoch's end. Of one data set every
+    /// sample stands at exactly one position.
     pub fn at(&self, epoch: u64, position: u64) -> Option<u64> {
-        let network = self.network(epoch);
-        (position < self.len).then(|| self.walk(position, |x| network.permute(x)))
+        let slot = self.shuffle(epoch).at(position)?;
+        if self.shares.is_empty() {
+            return Some(slot);
+        }
+        let (mut first_slot, mut first_number) = (0, 0);
+        for share in &self.shares {
+            if slot < first_slot + share.taken {
+                let drawn = share.drawn_before(epoch) + u128::from(slot - first_slot);
+                let (pass, place) = share.place(drawn);
+                return Some(first_number + self.of_set(share, pass).at(place)?);
+            }
+            (first_slot, first_number) = (first_slot + share.taken, first_number + share.samples);
+        }
+        None
     }
 
-    /// The position of `epoch` at which a training sample stands; `None` if there is no such sample.
-    pub fn position(&self, epoch: u64, number: u64) -> Option<u64> {
-        let network = self.network(epoch);
-        (number < self.len).then(|| self.walk(number, |x| network.restore(x)))
+    /// The positions of `epoch` at which a training sample stands: of one data set one; of a mixture none if
+    /// its turn does not come, or several where the set begins again.
+    pub fn positions(&self, epoch: u64, number: u64) -> Vec<u64> {
+        let shuffle = self.shuffle(epoch);
+        if self.shares.is_empty() {
+            return shuffle.place_of(number).into_iter().collect();
+        }
+        let (mut first_slot, mut first_number) = (0, 0);
+        for share in &self.shares {
+            if number < first_number + share.samples {
+                let begin = share.drawn_before(epoch);
+                let drawn = begin..begin + u128::from(share.taken);
+                let (first, last) = (share.place(begin).0, share.place(drawn.end.saturating_sub(1)).0);
+                let places = (first..=last).filter_map(|pass| {
+                    let place = self.of_set(share, pass).place_of(number - first_number)?;
+                    Some(u128::from(pass) * u128::from(share.samples) + u128::from(place))
+                });
+                let slots = places.filter(|at| drawn.contains(at)).map(|at| first_slot + (at - begin) as u64);
+                return slots.filter_map(|slot| shuffle.place_of(slot)).collect();
+            }
+            (first_slot, first_number) = (first_slot + share.taken, first_number + share.samples);
+        }
+        Vec::new()
     }
 
     /// Positions of `epoch` whose samples need one of `rows`, in order, each once.
     pub fn damaged<'a>(&self, epoch: u64, rows: impl IntoIterator<Item = &'a DamagedRow>) -> Vec<Range<u64>> {
-        let network = self.network(epoch);
-        let numbers = rows.into_iter().flat_map(|row| row.begin..row.end.min(self.len));
-        let mut positions: Vec<_> = numbers.map(|number| self.walk(number, |x| network.restore(x))).collect();
+        let numbers = rows.into_iter().flat_map(|row| row.begin..row.end);
+        let mut positions: Vec<_> = numbers.flat_map(|number| self.positions(epoch, number)).collect();
         positions.sort_unstable();
         positions.dedup();
         positions.into_iter().map(|position| position..position + 1).collect()
+    }
+
+    /// How many of these positions of `epoch` each set of a mixture has, in the order of its shares.
+    pub fn by_set(&self, epoch: u64, positions: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        let shuffle = self.shuffle(epoch);
+        let ends: Vec<u64> = self
+            .shares
+            .iter()
+            .scan(0, |end, share| {
+                *end += share.taken;
+                Some(*end)
+            })
+            .collect();
+        let mut counts = vec![0; ends.len()];
+        for slot in positions.into_iter().filter_map(|position| shuffle.at(position)) {
+            if let Some(count) = counts.get_mut(ends.partition_point(|end| *end <= slot)) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+
+    fn shuffle(&self, epoch: u64) -> Shuffle {
+        Shuffle::new(self.seed, self.key, epoch, self.len)
+    }
+
+    fn of_set(&self, share: &SetShare, pass: u64) -> Shuffle {
+        Shuffle::new(self.seed, share.order_key, pass, share.samples)
+    }
+}
+
+impl SetShare {
+    /// How many places of the set's row the epochs before this one have taken.
+    fn drawn_before(&self, epoch: u64) -> u128 {
+        u128::from(epoch) * u128::from(self.taken)
+    }
+
+    /// The pass through the set that has this place of its row, and where in it.
+    fn place(&self, drawn: u128) -> (u64, u64) {
+        let samples = u128::from(self.samples.max(1));
+        ((drawn / samples) as u64, (drawn % samples) as u64)
+    }
+}
+
+impl From<&Order> for v1::EpochOrder {
+    fn from(order: &Order) -> Self {
+        let Order { seed, key, shares, .. } = order;
+        Self { seed: *seed, key: *key, sets: shares.iter().map(Into::into).collect() }
+    }
+}
+
+impl From<v1::EpochOrder> for Order {
+    fn from(wire: v1::EpochOrder) -> Self {
+        Self::new(wire.seed, wire.key, 0).of_sets(wire.sets.into_iter().map(Into::into).collect())
+    }
+}
+
+impl From<&SetShare> for v1::SetShare {
+    fn from(share: &SetShare) -> Self {
+        let SetShare { name, order_key, samples, taken } = share;
+        Self { name: name.clone(), order_key: *order_key, samples: *samples, taken: *taken }
+    }
+}
+
+impl From<v1::SetShare> for SetShare {
+    fn from(wire: v1::SetShare) -> Self {
+        let v1::SetShare { name, order_key, samples, taken } = wire;
+        Self { name, order_key, samples, taken }
+    }
+}
+
+/// One permutation of `0..len`.
+struct Shuffle {
+    network: Feistel,
+    len: u64,
+}
+
+impl Shuffle {
+    fn new(seed: u64, key: u64, pass: u64, len: u64) -> Self {
+        let mut draws = Key { seed, purpose: Purpose::Order, step: pass, sample: key, repeat: 0 }.draws();
+        Self { network: Feistel::new(std::array::from_fn(|_| draws.word()), len), len }
+    }
+
+    fn at(&self, place: u64) -> Option<u64> {
+        (place < self.len).then(|| self.walk(place, |x| self.network.permute(x)))
+    }
+
+    fn place_of(&self, value: u64) -> Option<u64> {
+        (value < self.len).then(|| self.walk(value, |x| self.network.restore(x)))
     }
 
     fn walk(&self, from: u64, step: impl Fn(u64) -> u64) -> u64 {
@@ -92,12 +244,6 @@ impl Order {
             x = step(x);
         }
         x
-    }
-
-    fn network(&self, epoch: u64) -> Feistel {
-        let Self { seed, key: sample, len } = *self;
-        let mut draws = Key { seed, purpose: Purpose::Order, step: epoch, sample, repeat: 0 }.draws();
-        Feistel::new(std::array::from_fn(|_| draws.word()), len)
     }
 }
 
@@ -180,84 +326,4 @@ fn mix(mut z: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn every_epoch_visits_every_training_sample_once_and_knows_where(seed: u64, key: u64, epoch: u64, n in 1u64..600) {
-            let order = Order::new(seed, key, n);
-            let mut seen: Vec<u64> = (0..n).filter_map(|position| order.at(epoch, position)).collect();
-            for (position, number) in seen.iter().enumerate() {
-                prop_assert_eq!(order.position(epoch, *number), Some(position as u64));
-            }
-            seen.sort_unstable();
-            prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
-            prop_assert_eq!((order.at(epoch, n), order.position(epoch, n)), (None, None));
-        }
-
-        #[test]
-        fn large_data_sets_stay_within_bounds(seed: u64, n in 1u64..1 << 60, at in 0.0..1.0f64) {
-            let position = ((n as f64 * at) as u64).min(n - 1);
-            let order = Order::new(seed, 3, n);
-            let number = order.at(0, position).expect("within the epoch");
-            prop_assert!(number < n);
-            prop_assert_eq!(order.position(0, number), Some(position));
-        }
-
-        #[test]
-        fn damaged_rows_are_those_positions_whose_samples_need_them(
-            seed: u64, epoch: u64, n in 1u64..200, rows in prop::collection::vec((0u64..220, 0u64..20), 0..5),
-        ) {
-            let order = Order::new(seed, 3, n);
-            let rows: Vec<_> = rows.into_iter().map(|(begin, len)| DamagedRow { row: begin, begin, end: begin + len }).collect();
-            let found: Vec<u64> = order.damaged(epoch, &rows).into_iter().flatten().collect();
-            let needs = |number: u64| rows.iter().any(|row| (row.begin..row.end).contains(&number));
-            let due = (0..n).filter(|position| order.at(epoch, *position).is_some_and(needs));
-            prop_assert_eq!(found, due.collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn what_is_left_out_is_left_out_of_every_epoch() {
-        let order = Order::new(7, 5, 30);
-        let mut left_out = LeftOut::new(order, [DamagedRow { row: 12, begin: 9, end: 12 }]);
-        for epoch in 0..9 {
-            let batches = [0..8, 8..16, 16..24, 24..30].map(|positions| Batch { epoch, positions });
-            let found: Vec<u64> = batches.iter().flat_map(|batch| left_out.of(batch)).flatten().collect();
-            let mut numbers: Vec<_> =
-                found.iter().filter_map(|position| order.at(epoch, *position)).collect();
-            numbers.sort_unstable();
-            assert_eq!(numbers, [9, 10, 11], "epoch {epoch}");
-        }
-        assert_eq!(left_out.epochs.len(), LeftOut::KEPT);
-    }
-
-    #[test]
-    fn seed_epoch_and_data_set_each_change_the_order() {
-        let list = |order: &Order, epoch| -> Vec<_> { (0..100).map(|p| order.at(epoch, p)).collect() };
-        let base = Order::new(1, 3, 100);
-        assert_eq!(list(&base, 0), list(&Order::new(1, 3, 100), 0));
-        assert_ne!(list(&base, 0), list(&base, 1));
-        assert_ne!(list(&base, 0), list(&Order::new(2, 3, 100), 0));
-        assert_ne!(list(&base, 0), list(&Order::new(1, 4, 100), 0));
-    }
-
-    #[test]
-    fn the_order_looks_random_even_for_small_data_sets() {
-        // Over many epochs each of 10 samples must stand at each of 10 positions about equally often.
-        let (order, epochs) = (Order::new(5, 3, 10), 20_000u64);
-        let mut counts = [[0f64; 10]; 10];
-        for epoch in 0..epochs {
-            for (position, row) in counts.iter_mut().enumerate() {
-                row[order.at(epoch, position as u64).expect("within the epoch") as usize] += 1.0;
-            }
-        }
-        let expected = epochs as f64 / 10.0;
-        let chi2: f64 = counts.iter().flatten().map(|c| (c - expected).powi(2) / expected).sum();
-        // 81 degrees of freedom: mean 81, standard deviation 12.7; 150 is beyond 5 of them.
-        assert!(chi2 < 150.0, "chi-square {chi2}");
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@ use std::{fmt, ops::Range};
 
 use coxswain_proto::{
     ids::{Bytes, Step},
+    order::SetShare,
     run_spec::RunSpec,
 };
 
@@ -59,6 +60,8 @@ pub struct DataSetFacts {
     pub fingerprint: String,
     /// Keys the order of its samples.
     pub order_key: u64,
+    /// What an epoch takes of each set of a mixture; empty where it is one data set.
+    pub sets: Vec<SetShare>,
 }
 
 /// How training ended on this rank.

@@ -6,6 +6,7 @@ pub use coxswain_proto::report::CheckpointState;
 use coxswain_proto::{
     cache_plan::CacheReport,
     ids::{Bytes, Generation, Slot, Step, WorkerId},
+    order::{Order, SetShare},
 };
 use serde::{Deserialize, Serialize};
 
@@ -244,6 +245,16 @@ pub struct DataSet {
     pub fingerprint: String,
     /// Keys the order of its samples.
     pub order_key: u64,
+    /// What an epoch takes of each set of a mixture; empty where it is one data set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sets: Vec<SetShare>,
+}
+
+impl DataSet {
+    /// The order of its samples under `run.seed`.
+    pub fn order(&self, seed: u64) -> Order {
+        Order::new(seed, self.order_key, self.training_samples).of_sets(self.sets.clone())
+    }
 }
 
 impl Ask {
@@ -260,7 +271,11 @@ impl Ask {
 impl fmt::Display for DataSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short: String = self.fingerprint.chars().take(16).collect();
-        write!(f, "{} training samples with fingerprint {short}", self.training_samples)
+        let of = match self.sets.len() {
+            0 => String::new(),
+            sets => format!(" an epoch, of {sets} data sets,"),
+        };
+        write!(f, "{} training samples{of} with fingerprint {short}", self.training_samples)
     }
 }
 

@@ -422,8 +422,11 @@ impl Progress {
 
     /// Positions that are left out, in this run's order.
     fn left_out(&self) -> LeftOut {
-        let dataset = self.dataset.as_ref().map(|(dataset, _)| dataset);
-        let order = dataset.map(|of| Order::new(self.seed, of.order_key, of.training_samples));
-        order.map(|order| self.quarantine.positions(order)).unwrap_or_default()
+        self.order().map(|order| self.quarantine.positions(order)).unwrap_or_default()
+    }
+
+    /// The order of this run's samples, once a worker has opened them.
+    pub fn order(&self) -> Option<Order> {
+        self.dataset.as_ref().map(|(dataset, _)| dataset.order(self.seed))
     }
 }

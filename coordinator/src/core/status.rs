@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use coxswain_proto::{
     cache_plan::Decided,
     ids::{Bytes, Generation, Slot, Step, WorkerId},
+    order::Order,
     plan::Plan,
     run_spec::{CacheMode, Tap},
 };
@@ -54,6 +55,8 @@ pub struct Status {
     pub cache: Option<CacheStatus>,
     /// Nodes that are to go, by place.
     pub leaving: Vec<LeavingNode>,
+    /// The order of its samples, once a worker has told it.
+    pub order: Option<Order>,
 }
 
 impl Status {

@@ -23,10 +23,10 @@ use crate::{
 use coxswain_proto::{
     ids::{Bytes, Generation, Slot, Step, WorkerId},
     limits::{
-        MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLE_RANGES, MAX_SAMPLES_OF_ROW, MAX_SKIPPED_SAMPLES, MAX_WORLD,
-        REPORT_QUEUE,
+        MAX_ERROR_TEXT, MAX_METRICS, MAX_SAMPLE_RANGES, MAX_SAMPLES_OF_ROW, MAX_SETS, MAX_SKIPPED_SAMPLES,
+        MAX_WORLD, REPORT_QUEUE,
     },
-    order::DamagedRow,
+    order::{DamagedRow, SetShare},
     v1,
 };
 
@@ -71,8 +71,31 @@ impl TryFrom<v1::RegisterRequest> for Ask {
                 training_samples: wire.training_samples,
                 fingerprint: name("dataset_fingerprint", wire.dataset_fingerprint)?,
                 order_key: wire.order_key,
+                sets: sets(wire.sets, wire.training_samples)?,
             },
         }))
+    }
+}
+
+/// The sets of a mixture, of which an epoch takes so many samples.
+fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> Decoded<Vec<SetShare>> {
+    if wire.len() > MAX_SETS {
+        let problem = format!("has {} data sets, of which {MAX_SETS} are possible", wire.len());
+        return Err(FieldError::new("sets", problem));
+    }
+    let mut left = epoch;
+    for share in &wire {
+        name("sets.name", share.name.clone())?;
+        count("sets.samples", share.samples)?;
+        if !(1..=share.samples).contains(&share.taken) {
+            let problem = format!("{} of {} samples cannot be taken", share.taken, share.samples);
+            return Err(FieldError::new("sets.taken", problem));
+        }
+        left = left.wrapping_sub(share.taken);
+    }
+    match wire.is_empty() || left == 0 {
+        true => Ok(wire.into_iter().map(Into::into).collect()),
+        false => Err(FieldError::new("sets", format!("do not add up to an epoch of {epoch} samples"))),
     }
 }
 

@@ -170,6 +170,7 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         cache: status.cache.map(cache::status),
         leaving: status.leaving.into_iter().map(|node| leaving(node, facts)).collect(),
         metrics: last.map_or_else(Vec::new, |step| step.metrics.iter().map(Into::into).collect()),
+        order: status.order.as_ref().filter(|order| !order.shares().is_empty()).map(Into::into),
     }
 }
 

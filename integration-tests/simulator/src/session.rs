@@ -142,6 +142,7 @@ impl World {
                 training_samples: self.script.samples,
                 fingerprint: "simulated".into(),
                 order_key: 0,
+                sets: Vec::new(),
             },
         }
     }

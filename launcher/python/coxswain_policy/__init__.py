@@ -15,6 +15,7 @@ The files of a run's directory, which are the whole policy beside the pretrained
 ``expert.safetensors``   the action expert: :class:`Expert` says what each tensor does
 ``sensor.safetensors``   the sensor encoder: :class:`Sensor`; absent without a sensor
 ``base.safetensors``     modules of the vision-language model that trained in full, under Transformers' names; absent without any
+``sets/NAME/``           of a policy that was trained on several data sets: ``policy.json`` and ``stats.json`` of each
 =======================  ==================================================================================================
 
 Shapes: ``b`` samples, ``s`` tokens of the prompt, ``t`` tokens of the expert, ``h`` actions of a chunk, ``a`` values of an action,
@@ -165,8 +166,22 @@ class Seen:
         self.mask = attended.bool()[:, None, None]
 
 
-def read_about(directory: Path) -> dict[str, Any]:
-    """What ``policy.json`` says."""
+def described(directory: Path, data_set: str | None) -> Path:
+    """Where ``policy.json`` and ``stats.json`` are: in ``directory``, or of a policy of several data sets in that of one of them."""
+    there = sorted(path.name for path in (directory / "sets").glob("*") if path.is_dir())
+    if data_set is None and len(there) == 1:
+        data_set = there[0]
+    if data_set is None and not there:
+        return directory
+    if data_set not in there:
+        known = f"has {', '.join(there)}" if there else "is of one data set, which has no name"
+        raise ValueError(f"{directory}: data_set={data_set!r}: the policy {known}")
+    return directory / "sets" / data_set
+
+
+def read_about(directory: Path, data_set: str | None = None) -> dict[str, Any]:
+    """What ``policy.json`` says, of a policy of several data sets for the robot of one of them."""
+    directory = described(directory, data_set)
     about = json.loads((directory / "policy.json").read_text())
     if about["format"] not in FORMATS:
         raise ValueError(f"{directory / 'policy.json'}: format {about['format']}, this file reads {FORMATS}")
@@ -306,13 +321,15 @@ class Images:
 class Policy:
     """A trained policy. Made by :meth:`load`."""
 
-    def __init__(self, directory: Path, base: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, directory: Path, base: Path, device: torch.device, dtype: torch.dtype, data_set: str | None = None
+    ) -> None:
         import tokenizers
         import transformers
 
-        self.about = read_about(directory)
+        self.about = read_about(directory, data_set)
         self.names = names(self.about)
-        stats = json.loads((directory / "stats.json").read_text())
+        stats = json.loads((described(directory, data_set) / "stats.json").read_text())
         features = [self.about[kind] for kind in ("state", "sensor", "action") if self.about[kind]]
         self.normalizers = {f["name"]: Normalizer(f["normalization"], stats.get(f["name"], {})) for f in features}
         self.device, self.count = device, 0
@@ -342,15 +359,16 @@ class Policy:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        data_set: str | None = None,
     ) -> Policy:
         """Loads what a run, or ``cox export``, has left in ``directory``.
 
         ``base_model`` is the pretrained model's directory; by default where the run had it. ``dtype`` is that of the pretrained
-        weights; the expert is float32.
+        weights; the expert is float32. ``data_set`` names the one whose robot it acts on, if it was trained on several.
         """
         directory = Path(directory)
-        base = base_model or json.loads((directory / "policy.json").read_text())["base_model"]
-        return cls(directory, Path(base), torch.device(device), dtype)
+        base = base_model or read_about(directory, data_set)["base_model"]
+        return cls(directory, Path(base), torch.device(device), dtype, data_set)
 
     def infer(self, observation: dict[str, Any]) -> dict[str, np.ndarray]:
         """One observation to ``{"actions": [h, a]}``; the method of openpi's policies."""
@@ -372,12 +390,15 @@ class Policy:
             self.count += 1
         seen = self.see(observations)
         x = torch.tensor(np.stack(begun), dtype=torch.float32, device=self.device)
+        own = chunk[-1]  # what follows is padding to the widest action of several data sets, and stays 0
+        x = F.pad(x, (0, self.padded("action") - own))
         steps, from_noise_at_zero = flow["sampling_steps"], flow["convention"] == "noise_at_zero"
         for step in range(steps):
             time = step / steps if from_noise_at_zero else 1 - step / steps
             velocity = self.expert.velocity(x, time, seen)
+            velocity[..., own:] = 0
             x = x + velocity / steps if from_noise_at_zero else x - velocity / steps
-        return self.normalizers[self.about["action"]["name"]].invert(x.cpu().numpy()) + self.offsets(observations)
+        return self.normalizers[self.about["action"]["name"]].invert(x[..., :own].cpu().numpy()) + self.offsets(observations)
 
     def offsets(self, observations: list[dict[str, Any]]) -> np.ndarray | float:
         """What is added to every action of a chunk, ``[b, 1, a]``: the state where an action is its difference from it."""
@@ -389,6 +410,11 @@ class Policy:
         for dimension in np.flatnonzero(mask):
             offsets[:, 0, dimension] = state[:, dimension]
         return offsets
+
+    def padded(self, kind: str) -> int:
+        """How many values the model has for ``state`` or ``action``."""
+        own = math.prod(self.about[kind]["shape"])
+        return self.about["padded"][kind] if self.about.get("padded") else own
 
     def see(self, observations: list[dict[str, Any]]) -> Seen:
         """What the expert attends to for these observations: one pass of the vision-language model."""
@@ -419,7 +445,8 @@ class Policy:
         types = (ids == self.config.image_token_id).int()
         hidden = self.model(input_ids=ids, attention_mask=attended, mm_token_type_ids=types, use_cache=False, **images)
         sensor = self.sensor(self.numbers("sensor", observations)) if self.sensor else None
-        return Seen(hidden.last_hidden_state.float(), attended, self.numbers("state", observations), sensor)
+        state = self.numbers("state", observations)
+        return Seen(hidden.last_hidden_state.float(), attended, F.pad(state, (0, self.padded("state") - state.shape[-1])), sensor)
 
     def tokens(self, instruction: str, cells: list[int]) -> list[int]:
         """The prompt's token ids, with each image's placeholder once for every token of the image."""

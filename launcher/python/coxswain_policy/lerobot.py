@@ -35,6 +35,8 @@ class CoxswainConfig(PreTrainedConfig):
 
     # The pretrained model's directory; where the run had it if absent.
     base_model: str | None = None
+    # The data set whose robot it acts on, of a policy that was trained on several.
+    data_set: str | None = None
     # Actions of a chunk that are carried out before the policy looks again; all of them if absent.
     n_action_steps: int | None = None
     normalization_mapping: dict[str, NormalizationMode] = field(
@@ -75,7 +77,9 @@ class CoxswainPolicy(PreTrainedPolicy):
         super().__init__(config)
         if config.pretrained_path is None:
             raise ValueError("--policy.path: name the directory of a run, or what `cox export` has written")
-        self.policy = coxswain_policy.Policy.load(config.pretrained_path, config.base_model, device=config.device)
+        self.policy = coxswain_policy.Policy.load(
+            config.pretrained_path, config.base_model, device=config.device, data_set=config.data_set
+        )
         # LeRobot's programs know the names of features, whatever those on the wire are.
         self.policy.names = coxswain_policy.names({**self.policy.about, "observation": None})
         self.reset()
@@ -133,9 +137,9 @@ def make_coxswain_pre_post_processors(config: CoxswainConfig, dataset_stats: Any
     return make_default_pre_post_processors(config, dataset_stats)
 
 
-def add_files(directory: str | Path) -> None:
-    """Writes ``config.json`` and LeRobot's two pipelines beside what a run has left."""
-    config = CoxswainConfig.of(coxswain_policy.read_about(Path(directory)))
+def add_files(directory: str | Path, data_set: str | None = None) -> None:
+    """Writes ``config.json`` and LeRobot's two pipelines beside what a run has left; of several data sets, for ``data_set``."""
+    config = CoxswainConfig.of(coxswain_policy.read_about(Path(directory), data_set), data_set=data_set)
     config.save_pretrained(directory)
     for pipeline in make_coxswain_pre_post_processors(config):
         pipeline.save_pretrained(directory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -84,6 +86,20 @@ class Definition(unittest.TestCase):
         boxed = coxswain_policy.fitted(np.full((30, 40, 3), 200, np.uint8), "letterbox 20")
         self.assertEqual(boxed.shape, (20, 20, 3))
         self.assertEqual(np.flatnonzero(boxed[:, 0, 0]).tolist(), list(range(2, 17)))
+
+    def test_a_policy_of_several_data_sets_is_that_of_the_one_that_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as there:
+            run = Path(there)
+            self.assertEqual(coxswain_policy.described(run, None), run)
+            with self.assertRaisesRegex(ValueError, "is of one data set"):
+                coxswain_policy.described(run, "lab")
+            for name in ("lab", "field"):
+                (run / "sets" / name).mkdir(parents=True)
+                (run / "sets" / name / "policy.json").write_text(json.dumps({"format": 1, "base_model": name}))
+            self.assertEqual(coxswain_policy.read_about(run, "field")["base_model"], "field")
+            for missing in (None, "attic"):
+                with self.assertRaisesRegex(ValueError, "has field, lab"):
+                    coxswain_policy.read_about(run, missing)
 
     def test_noise_is_normal_and_keyed(self) -> None:
         drawn = coxswain_policy.noise(7, 3, 10_001)

@@ -10,4 +10,6 @@ mod coverage;
 mod records;
 pub mod source;
 
-pub use records::{CacheRange, Change, CommittedStep, EpochAccount, Fault, Membership, RunRecords, count};
+pub use records::{
+    CacheRange, Change, CommittedStep, EpochAccount, Fault, Membership, RunRecords, SetAccount, count,
+};

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use coxswain_proto::report::Skipped;
+use coxswain_proto::{
+    order::{Order, SetShare},
+    report::Skipped,
+};
 
 use super::coverage::Coverage;
 
@@ -17,6 +20,8 @@ pub struct RunRecords {
     pub state: String,
     /// Samples in an epoch; 0 if no worker ever opened the data set.
     pub samples: u64,
+    /// The order of a mixture's samples; absent where there is one data set.
+    pub order: Option<Order>,
     /// Samples in a step that is not an epoch's last.
     pub global_batch: u64,
     /// Steps of the whole run, if they are known.
@@ -129,7 +134,43 @@ pub struct EpochAccount {
     pub duplicate: Vec<Range<u64>>,
 }
 
+/// What of a mixture's data set was consumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAccount {
+    /// Its name.
+    pub name: String,
+    /// Its training samples.
+    pub samples: u64,
+    /// How many of them an epoch takes.
+    pub taken: u64,
+    /// Samples of it that committed steps have consumed.
+    pub consumed: u64,
+    /// Samples of it that were left out because they failed on several workers.
+    pub quarantined: u64,
+}
+
 impl RunRecords {
+    /// An account for each data set of a mixture; nothing where there is one.
+    pub fn by_set(&self) -> Vec<SetAccount> {
+        let Some(order) = &self.order else { return Vec::new() };
+        let account = |share: &SetShare| {
+            let SetShare { name, samples, taken, .. } = share.clone();
+            SetAccount { name, samples, taken, consumed: 0, quarantined: 0 }
+        };
+        let mut accounts: Vec<_> = order.shares().iter().map(account).collect();
+        for step in &self.steps {
+            let count = |ranges: &[Range<u64>]| order.by_set(step.epoch, ranges.iter().cloned().flatten());
+            let (consumed, quarantined) = (count(&step.positions), count(&step.quarantined));
+            for (account, (consumed, quarantined)) in
+                accounts.iter_mut().zip(consumed.iter().zip(quarantined))
+            {
+                account.consumed += consumed;
+                account.quarantined += quarantined;
+            }
+        }
+        accounts
+    }
+
     /// Where features came from, range by range; nothing if no step took any from a cache.
     pub fn cache_ranges(&self) -> Vec<CacheRange> {
         let mut ranges: Vec<CacheRange> = Vec::new();

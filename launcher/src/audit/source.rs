@@ -38,7 +38,9 @@ pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
 
 fn left_behind(chronicle: Chronicle) -> RunRecords {
     let Chronicle { run_id, run_name, training_samples, global_batch, total_steps, history, .. } = chronicle;
+    let order = chronicle.dataset.zip(chronicle.spec).map(|(dataset, spec)| dataset.order(spec.run.seed));
     let mut records = RunRecords {
+        order: order.filter(|order| !order.shares().is_empty()),
         run_id,
         run_name,
         samples: training_samples,
@@ -95,6 +97,7 @@ async fn living(access: &Access) -> Result<RunRecords, Failed> {
 fn of_status(now: GetStatusResponse) -> RunRecords {
     RunRecords {
         samples: now.training_samples,
+        order: now.order.map(Into::into),
         global_batch: now.global_batch,
         total_steps: (now.total_steps > 0).then_some(now.total_steps),
         run_id: now.run_id,

@@ -43,7 +43,7 @@ pub fn check(spec: &RunSpec) -> Result<(), Failed> {
              begin another run, with a run.output_dir of its own, or anew in this one with train.resume=false",
             spec.data.path,
             short(&found),
-            samples.training_len(),
+            samples.epoch_len(),
             short(&dataset.fingerprint),
             dataset.training_samples,
             before.data.path,

@@ -29,6 +29,9 @@ pub struct ServeArgs {
     /// Changes to the run as it was trained: model.path=... at another place
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Of a policy that was trained on several data sets, the one whose robot it acts on [default: serve.set]
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
     /// What to compute on: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
@@ -54,7 +57,9 @@ pub struct ServeArgs {
 
 /// Serves until a signal arrives.
 pub fn execute(args: &ServeArgs) -> Outcome {
-    let spec = of_run(&args.run_dir, &args.overrides)?;
+    let set = args.set.iter().map(|name| format!("serve.set={name}"));
+    let overrides: Vec<_> = args.overrides.iter().cloned().chain(set).collect();
+    let spec = of_run(&args.run_dir, &overrides)?;
     let door = args.door()?;
     let port = Port::bind(args.address(&door)?)?;
     let scheme = if door.tls.is_some() { "wss" } else { "ws" };
@@ -154,6 +159,7 @@ mod tests {
         let args = ServeArgs {
             run_dir: PathBuf::new(),
             overrides: Vec::new(),
+            set: None,
             device: None,
             listen: listen.into(),
             token_file: None,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{cache::hit_rate, table::table};
-use crate::audit::{CacheRange, Change, EpochAccount, RunRecords, count};
+use crate::audit::{CacheRange, Change, EpochAccount, RunRecords, SetAccount, count};
 
 /// Ranges shown of many.
 const SHOWN: usize = 8;
@@ -26,6 +26,11 @@ pub fn text(records: &RunRecords, accounts: &[EpochAccount]) -> String {
         parts.extend(listed("duplicate", account.epoch, &account.duplicate));
     }
     parts.extend(skipped_steps(records));
+    let sets = records.by_set();
+    if !sets.is_empty() {
+        parts.push(String::new());
+        parts.push(by_set(&sets));
+    }
     if !records.generations.is_empty() {
         parts.push(String::new());
         parts.push(generations(records));
@@ -75,6 +80,19 @@ fn epochs(accounts: &[EpochAccount]) -> String {
         })
         .collect();
     table(["epoch", "samples", "committed", "quarantined", "skipped", "missing", "duplicate"], &rows)
+}
+
+/// What of each data set of a mixture was consumed, and how often it was gone through.
+fn by_set(sets: &[SetAccount]) -> String {
+    let rows = sets.iter().map(|set| {
+        let SetAccount { name, samples, taken, consumed, quarantined } = set;
+        let passes = (consumed + quarantined) as f64 / (*samples).max(1) as f64;
+        let numbers = [samples, taken, consumed, quarantined].map(u64::to_string);
+        let [samples, taken, consumed, quarantined] = numbers;
+        [name.clone(), samples, taken, consumed, quarantined, format!("{passes:.2}")]
+    });
+    let rows: Vec<_> = rows.collect();
+    table(["data set", "samples", "an epoch", "consumed", "quarantined", "passes"], &rows)
 }
 
 fn listed(what: &str, epoch: u64, ranges: &[Range<u64>]) -> Option<String> {
@@ -183,10 +201,21 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
         "missing": missing,
         "duplicate": duplicate,
         "epochs": epochs.collect::<Vec<_>>(),
+        "sets": records.by_set().iter().map(set).collect::<Vec<_>>(),
         "generations": generations.collect::<Vec<_>>(),
         "cache": records.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
         "changes": changes.collect::<Vec<_>>(),
+    })
+}
+
+fn set(set: &SetAccount) -> Value {
+    json!({
+        "name": set.name,
+        "samples": set.samples,
+        "an_epoch": set.taken,
+        "consumed": set.consumed,
+        "quarantined": set.quarantined,
     })
 }
 
@@ -202,6 +231,8 @@ fn cache_range(range: &CacheRange) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::order::{Order, SetShare};
+
     use super::*;
     use crate::audit::{CommittedStep, Fault, Membership};
 
@@ -217,6 +248,7 @@ mod tests {
             run_name: "demo".into(),
             state: "finished".into(),
             samples: 12,
+            order: None,
             global_batch: 4,
             total_steps: Some(3),
             finished: true,
@@ -254,6 +286,23 @@ mod tests {
         assert_eq!(json["epochs"][0]["missing"], json!([[4, 8]]));
         assert_eq!(json["generations"][1]["source"], "replica");
         assert_eq!(json["cache"], json!([]));
+    }
+
+    #[test]
+    fn each_data_set_of_a_mixture_has_an_account() {
+        let share =
+            |name: &str, samples, taken| SetShare { name: name.into(), order_key: samples, samples, taken };
+        let shares = vec![share("lab", 8, 8), share("field", 40, 4)];
+        let mut records = RunRecords { order: Some(Order::new(1, 2, 0).of_sets(shares)), ..records() };
+        let step =
+            CommittedStep { step: 1, generation: 1, positions: vec![4..7], ..CommittedStep::default() };
+        records.steps.insert(1, CommittedStep { quarantined: vec![7..8, 7..7], ..step });
+        let [lab, field] = &records.by_set()[..] else { panic!("two sets") };
+        assert_eq!((lab.consumed + lab.quarantined, field.consumed + field.quarantined), (8, 4));
+        assert_eq!(lab.quarantined + field.quarantined, 1);
+        let shown = text(&records, &records.audit());
+        assert!(shown.contains("data set  samples  an epoch"), "{shown}");
+        assert_eq!(json(&records, &records.audit())["sets"][1]["an_epoch"], 4);
     }
 
     #[test]

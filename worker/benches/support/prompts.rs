@@ -84,6 +84,7 @@ impl Prompts {
             state: normal(&mut draws, rows * DIMS.state),
             sensor: vec![],
             actions: normal(&mut draws, rows * DIMS.horizon * DIMS.action),
+            action_widths: vec![DIMS.action; rows],
             action_valid: vec![1.0; rows * DIMS.horizon],
             features: None,
         }

@@ -135,6 +135,7 @@ pub fn text_batch(rows: usize, tokens: usize, step: u64) -> MicroBatch {
         state: normal(rows * DIMS.state),
         sensor: vec![],
         actions: normal(rows * DIMS.horizon * DIMS.action),
+        action_widths: vec![DIMS.action; rows],
         action_valid: vec![1.0; rows * DIMS.horizon],
         features: None,
     }

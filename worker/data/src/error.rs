@@ -39,6 +39,16 @@ pub enum DataError {
         /// What the reader said.
         detail: String,
     },
+    /// One data set of several cannot be used.
+    #[error("data.sets.{at} (`{name}`): {source}")]
+    Set {
+        /// Its place in the run file's list.
+        at: usize,
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        source: Box<DataError>,
+    },
     /// The run names a feature that the data set does not have.
     #[error("{}: data.{key} names `{name}`, which the data set does not have{}; it has {available}", path.display(),
         suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default())]

@@ -4,6 +4,7 @@
 //! lerobot     metadata, rows and frames of videos (v3.0, v2.1)
 //! normalize   numbers to model range and back
 //! order       position to sample
+//! mixture     how much of each of several data sets an epoch takes
 //! inspect     a data set, described
 //! pictures    PNG and JPEG to pixels
 //! preview     an episode, for people
@@ -15,6 +16,7 @@
 pub mod error;
 mod inspect;
 pub mod lerobot;
+mod mixture;
 mod normalize;
 mod order;
 pub mod pictures;
@@ -25,5 +27,6 @@ pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
+pub use mixture::{Weighted, taken};
 pub use normalize::{NormMode, Normalizer};
 pub use order::{SampleOrder, TrainingSamples};

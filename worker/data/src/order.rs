@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use coxswain_proto::order::{DamagedRow, LeftOut, Order};
+use coxswain_proto::order::{DamagedRow, LeftOut, Order, SetShare};
 
 use super::lerobot::Fingerprint;
 
@@ -73,25 +73,30 @@ impl SampleOrder {
         Self { order: Order::new(seed, fingerprint.word(), samples.len()), samples }
     }
 
+    /// The same of a mixture, of each set of which an epoch has its share; of one data set without shares.
+    pub fn of_sets(self, shares: &[SetShare]) -> Self {
+        Self { order: self.order.of_sets(shares.to_vec()), ..self }
+    }
+
     /// Samples in an epoch.
     pub fn len(&self) -> u64 {
-        self.samples.len()
+        self.order.len()
     }
 
     /// True without samples.
     pub fn is_empty(&self) -> bool {
-        self.samples.is_empty()
+        self.order.is_empty()
     }
 
-    /// The sample at `position` of `epoch`; `None` past the epoch's end. Every sample stands at exactly one
-    /// position.
+    /// The sample at `position` of `epoch`; `None` past the epoch's end. Of one data set every sample stands
+    /// at exactly one position.
     pub fn sample(&self, epoch: u64, position: u64) -> Option<u64> {
         self.samples.get(self.order.at(epoch, position)?)
     }
 
     /// Positions that no rank consumes, because their samples need one of these rows.
     pub fn without(&self, rows: &[DamagedRow]) -> LeftOut {
-        LeftOut::new(self.order, rows.iter().copied())
+        LeftOut::new(self.order.clone(), rows.iter().copied())
     }
 }
 

@@ -94,7 +94,7 @@ struct Idle;
 
 impl Trainer for Idle {
     fn open(&mut self, _spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
-        Ok(DataSetFacts { training_samples: 1, fingerprint: String::new(), order_key: 0 })
+        Ok(DataSetFacts { training_samples: 1, fingerprint: String::new(), order_key: 0, sets: Vec::new() })
     }
 
     fn train(&mut self, _spec: &RunSpec, _link: Box<dyn Link + Send>) -> TrainerOutcome {

@@ -116,6 +116,7 @@ impl Session {
             training_samples: facts.training_samples,
             dataset_fingerprint: facts.fingerprint,
             order_key: facts.order_key,
+            sets: facts.sets.iter().map(Into::into).collect(),
         };
         let registered = persist(options, || {
             let (mut client, request) = (self.client.clone(), request.clone());

@@ -58,7 +58,7 @@ pub fn check<B: Tape<Base = B>>(
     device: &B::Device,
 ) -> Result<CheckReport, TrainError> {
     let samples = task.open(spec)?;
-    let plan = Plan::new(&spec.train, samples.training_len())?;
+    let plan = Plan::new(&spec.train, samples.epoch_len())?;
     let data = samples.describe()?;
     let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;

@@ -10,7 +10,11 @@
 //!
 //! Every file appears by rename, so a crash leaves the previous export or the new one, file by file.
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 use coxswain_proto::{VERSION, run_spec::RunSpec};
 use serde::Serialize;
@@ -139,7 +143,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let artifacts = self.export_artifacts(&dir)?;
         let what = "losses, errors, speed and memory";
         let mut texts = texts(&*self.feed.samples, self.run.spec);
-        texts.push(TextFile { path: SUMMARY_FILE, what, text: pretty(summary) });
+        texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
         ExportManifest::of(self).write(&dir, artifacts, texts)
     }
 }
@@ -159,7 +163,7 @@ pub(super) fn write_spec<B: Tape<Base = B>>(run: &Facts<'_, B>) -> Result<(), Tr
 /// What artifacts are not to be without: what samples are read with, and the run.
 pub(super) fn texts(samples: &dyn Samples, spec: &RunSpec) -> Vec<TextFile> {
     let mut texts = samples.files();
-    texts.push(TextFile { path: SPEC_FILE, what: "the run", text: pretty(spec) });
+    texts.push(TextFile { path: SPEC_FILE.to_owned(), what: "the run", text: pretty(spec) });
     texts
 }
 
@@ -184,23 +188,31 @@ impl<'t> ExportManifest<'t> {
         artifacts: Vec<Artifact>,
         texts: Vec<TextFile>,
     ) -> Result<(), TrainError> {
-        let describe = |path: &'static str, what| {
-            let full = dir.join(path);
+        let describe = |path: String, what| {
+            let full = dir.join(&path);
             let entry = FileEntry::of(&full).map_err(|source| TrainError::Io {
                 action: "read",
                 path: full,
                 source,
             })?;
-            Ok(ManifestFile { path: path.to_owned(), what, entry })
+            Ok(ManifestFile { path, what, entry })
         };
-        for TextFile { path, text, .. } in &texts {
-            write_text(&dir.join(path), text)?;
+        for file in &texts {
+            let failed = |source| TrainError::Io { action: "create", path: dir.join(&file.path), source };
+            write_text(&place(dir, file).map_err(failed)?, &file.text)?;
         }
-        let files = artifacts.into_iter().map(|Artifact { path, what }| (path, what));
+        let files = artifacts.into_iter().map(|Artifact { path, what }| (path.to_owned(), what));
         let files = files.chain(texts.into_iter().map(|TextFile { path, what, .. }| (path, what)));
         self.files = files.map(|(path, what)| describe(path, what)).collect::<Result<_, TrainError>>()?;
         write_text(&dir.join("manifest.json"), &pretty(&self))
     }
+}
+
+/// Where a text goes below `dir`; the directory is there then.
+pub(super) fn place(dir: &Path, file: &TextFile) -> io::Result<PathBuf> {
+    let path = dir.join(&file.path);
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    Ok(path)
 }
 
 pub(super) fn pretty(value: &impl Serialize) -> String {

@@ -144,7 +144,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         link.at(Phase::Loading, Step(0));
         let mut meter = self.meter(spec);
         let samples = self.samples(spec)?;
-        let plan = Plan::new(&spec.train, samples.training_len())?;
+        let plan = Plan::new(&spec.train, samples.epoch_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
         let Built { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
         init_from::bring(self.task, spec, &layout, &mut initial)?;
@@ -216,9 +216,10 @@ where
         let dataset = self.samples(spec).and_then(|samples| same_base(self.task, spec).map(|()| samples));
         let dataset = dataset.map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
         Ok(DataSetFacts {
-            training_samples: dataset.training_len(),
+            training_samples: dataset.epoch_len(),
             fingerprint: dataset.fingerprint().to_string(),
             order_key: dataset.fingerprint().word(),
+            sets: dataset.shares().to_vec(),
         })
     }
 

@@ -17,7 +17,7 @@ use super::{
     TrainError,
     average::{self, AVERAGE_DIR},
     best::Best,
-    export::texts,
+    export::{place, texts},
     held_out::HeldOutError,
     training::Training,
 };
@@ -109,7 +109,7 @@ pub(super) fn keep<B: Tape<Base = B>>(training: &mut Training<'_, B>, best: &Bes
     let exported = best.publish(&output_dir, |into| {
         staged?;
         training.export_artifacts(into).map_err(io::Error::other)?;
-        texts.iter().try_for_each(|file| fs::write(into.join(file.path), &file.text))
+        texts.iter().try_for_each(|file| fs::write(place(into, file)?, &file.text))
     });
     if let Err(error) = exported {
         tracing::error!(step = step.0, %error, "the best checkpoint is not exported; training goes on");

@@ -4,7 +4,10 @@ use std::{any::Any, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, SampleOrder, TrainingSamples};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
-use coxswain_proto::{ids::Step, order::DamagedRow};
+use coxswain_proto::{
+    ids::Step,
+    order::{DamagedRow, SetShare},
+};
 
 use crate::{Batch, Inputs, Sample, batch::KEEPS_NOTHING};
 
@@ -56,8 +59,8 @@ pub struct InputIngredients {
 /// A text that goes beside a run's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// Its name in the run's directory.
-    pub path: &'static str,
+    /// Its name in the run's directory; one below another directory is made with it.
+    pub path: String,
     /// What it is, for the manifest.
     pub what: &'static str,
     /// Its content.
@@ -82,6 +85,12 @@ pub trait Samples: Send + Sync {
 
     /// Samples that are held out, in order.
     fn holdout(&self) -> Vec<u64>;
+
+    /// What an epoch takes of each set of a mixture, whose samples are numbered one set after another; empty
+    /// where there is one data set, of which an epoch takes everything.
+    fn shares(&self) -> &[SetShare] {
+        &[]
+    }
 
     /// Names the content, and keys the order of samples.
     fn fingerprint(&self) -> Fingerprint;
@@ -139,9 +148,14 @@ pub trait Samples: Send + Sync {
 }
 
 impl dyn Samples + '_ {
-    /// Samples of an epoch.
+    /// Samples that are trained on.
     pub fn training_len(&self) -> u64 {
         self.training().len()
+    }
+
+    /// Samples of an epoch.
+    pub fn epoch_len(&self) -> u64 {
+        self.order(0).len()
     }
 
     /// The training sample that has so many before it in the data set.
@@ -151,7 +165,7 @@ impl dyn Samples + '_ {
 
     /// The order of training samples under a run's seed.
     pub fn order(&self, seed: u64) -> SampleOrder {
-        SampleOrder::new(seed, self.fingerprint(), self.training().clone())
+        SampleOrder::new(seed, self.fingerprint(), self.training().clone()).of_sets(self.shares())
     }
 
     /// Those of these samples that can be read, as they were recorded.

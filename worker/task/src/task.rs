@@ -10,8 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterJob, TaskError,
-    Width, Written, memory::Subject,
+    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterJob,
+    TaskError, Width, Written, memory::Subject,
 };
 
 /// Something that can be trained.

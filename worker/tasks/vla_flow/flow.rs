@@ -48,6 +48,8 @@ pub struct CleanActions<'a> {
     pub valid: &'a [f32],
     /// Values of one action.
     pub action: usize,
+    /// `[b]`, how many of them count, from the first on; the rest is padding, 0.
+    pub widths: &'a [usize],
 }
 
 impl CleanActions<'_> {
@@ -57,7 +59,9 @@ impl CleanActions<'_> {
 
     /// Elements that count towards the loss; the same for every `R`.
     pub fn valid_count(&self) -> f64 {
-        self.valid.iter().filter(|&&v| v != 0.0).count() as f64 * self.action as f64
+        let of_sample =
+            |(valid, width): (&[f32], &usize)| valid.iter().filter(|&&v| v != 0.0).count() * width;
+        self.valid.chunks(self.horizon().max(1)).zip(self.widths).map(of_sample).sum::<usize>() as f64
     }
 }
 
@@ -134,7 +138,29 @@ pub fn noise(convention: FlowConvention, keys: FlowKeys, clean: CleanActions<'_>
             out.target.extend(eps.iter().zip(actions).map(|(e, a)| sign * (a - e)));
         }
     }
+    Padding { action: clean.action, widths: clean.widths }.blank(&mut out.noisy);
     out
+}
+
+/// Which values of actions are padding: a row of `[b, .., action]` has as many that count as its width says.
+/// They are 0 wherever the network looks, in training as in sampling, whatever was drawn there.
+#[derive(Clone, Copy, Debug)]
+pub struct Padding<'a> {
+    /// Values of one action.
+    pub action: usize,
+    /// `[b]`, how many of them count.
+    pub widths: &'a [usize],
+}
+
+impl Padding<'_> {
+    /// Sets padding to 0.
+    pub fn blank(&self, values: &mut [f32]) {
+        let each = values.len() / self.widths.len().max(1);
+        let rows = values.chunks_mut(each.max(1)).zip(self.widths).filter(|(_, width)| **width < self.action);
+        for (row, &width) in rows {
+            row.chunks_mut(self.action).for_each(|action| action[width..].fill(0.0));
+        }
+    }
 }
 
 /// Squared error over valid elements: the sum over a sample's repeats, divided by their number.
@@ -152,7 +178,7 @@ pub fn squared_error(velocity: &[f32], target: &[f32], clean: CleanActions<'_>) 
         if clean.valid[sample * horizon + step] == 0.0 {
             continue;
         }
-        let elements = row * action..(row + 1) * action;
+        let elements = row * action..row * action + clean.widths[sample];
         for ((g, v), t) in gradient.iter_mut().zip(&velocity[elements.clone()]).zip(&target[elements]) {
             let error = f64::from(v - t);
             loss.per_sample[sample] += error * error / repeats as f64;
@@ -235,7 +261,7 @@ mod tests {
             step in 0u64..1000,
             repeats in 1usize..4,
         ) {
-            let clean = CleanActions { samples: &[5, 9], actions: &actions, valid: &[1.0; 4], action: 3 };
+            let clean = CleanActions { samples: &[5, 9], actions: &actions, valid: &[1.0; 4], action: 3, widths: &[3; 2] };
             let [zero, one] = BOTH.map(|convention| noise(convention, keys(step, repeats), clean));
             prop_assert_eq!(zero.times.len(), 2 * repeats);
             for (a, b) in zero.times.iter().zip(&one.times) {
@@ -257,6 +283,7 @@ mod tests {
                 actions: &actions[rows.start * 6..rows.end * 6],
                 valid: &vec![1.0; rows.len() * 2],
                 action: 3,
+                widths: &vec![3; rows.len()],
             });
             let (whole, first, second) = (of(0..4), of(0..cut), of(cut..4));
             prop_assert_eq!(whole.noisy, [first.noisy, second.noisy].concat());
@@ -272,7 +299,7 @@ mod tests {
         ) {
             // Two samples, two repeats, two action steps of two values; the second step of sample 0 does not
             // count.
-            let clean = CleanActions { samples: &[0, 1], actions: &[0.0; 8], valid: &[1.0, 0.0, 1.0, 1.0], action: 2 };
+            let clean = CleanActions { samples: &[0, 1], actions: &[0.0; 8], valid: &[1.0, 0.0, 1.0, 1.0], action: 2, widths: &[2; 2] };
             let at = |shift: f32| {
                 let mut velocity = velocity.clone();
                 velocity[element] += shift;
@@ -286,7 +313,8 @@ mod tests {
 
     #[test]
     fn padded_steps_have_no_part_in_loss_or_count() {
-        let clean = CleanActions { samples: &[0], actions: &[0.0; 4], valid: &[1.0, 0.0], action: 2 };
+        let clean =
+            CleanActions { samples: &[0], actions: &[0.0; 4], valid: &[1.0, 0.0], action: 2, widths: &[2] };
         let loss = squared_error(&[1.0, 2.0, f32::NAN, f32::NAN], &[0.0; 4], clean);
         assert_eq!(loss.per_sample, [5.0]);
         assert_eq!(loss.gradient, [2.0, 4.0, 0.0, 0.0]);
@@ -294,8 +322,32 @@ mod tests {
     }
 
     #[test]
+    fn padding_to_the_widest_action_has_no_part_in_input_loss_or_count() {
+        // Two samples, two steps of three values; the second sample's actions have two, and its second step
+        // does not count.
+        let clean = CleanActions {
+            samples: &[4, 9],
+            actions: &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.0, 0.9, 1.0, 0.0],
+            valid: &[1.0, 1.0, 1.0, 0.0],
+            action: 3,
+            widths: &[3, 2],
+        };
+        let noised = noise(FlowConvention::NoiseAtZero, keys(5, 1), clean);
+        let zeros: Vec<_> = noised.noisy.iter().enumerate().filter(|(_, x)| **x == 0.0).collect();
+        assert_eq!(zeros.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [8, 11]);
+        let whole = noise(FlowConvention::NoiseAtZero, keys(5, 1), CleanActions { widths: &[3, 3], ..clean });
+        assert_eq!((&noised.noisy[..8], &noised.times), (&whole.noisy[..8], &whole.times), "the same draws");
+        let velocity = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, f32::NAN, f32::NAN, f32::NAN, f32::NAN];
+        let loss = squared_error(&velocity, &[0.0; 12], clean);
+        // 1 + 4 + 9 + 16 + 25 + 36, and 49 + 64.
+        assert_eq!((loss.per_sample, clean.valid_count()), (vec![91.0, 113.0], 8.0));
+        assert_eq!(loss.gradient, [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
     fn repeats_are_averaged() {
-        let clean = CleanActions { samples: &[0], actions: &[0.0; 2], valid: &[1.0], action: 2 };
+        let clean =
+            CleanActions { samples: &[0], actions: &[0.0; 2], valid: &[1.0], action: 2, widths: &[2] };
         let once = squared_error(&[1.0, 3.0], &[0.0; 2], clean);
         let twice = squared_error(&[1.0, 3.0, 1.0, 3.0], &[0.0; 4], clean);
         assert_eq!(once.sum(), twice.sum());
@@ -310,6 +362,7 @@ mod tests {
             actions: &vec![0.0; 20_000],
             valid: &vec![1.0; 20_000],
             action: 1,
+            widths: &vec![1; 20_000],
         };
         let times = noise(FlowConvention::NoiseAtOne, keys(0, 1), clean).times;
         let below = times.iter().filter(|&&t| t <= 0.001 + 0.999 * 0.25f32.powf(2.0 / 3.0)).count();
@@ -318,7 +371,8 @@ mod tests {
 
     #[test]
     fn a_step_and_a_repeat_have_draws_of_their_own() {
-        let clean = CleanActions { samples: &[4], actions: &[0.5; 6], valid: &[1.0; 2], action: 3 };
+        let clean =
+            CleanActions { samples: &[4], actions: &[0.5; 6], valid: &[1.0; 2], action: 3, widths: &[3] };
         let draw = |step| noise(FlowConvention::NoiseAtZero, keys(step, 2), clean);
         let (now, later) = (draw(1), draw(2));
         assert_ne!(now.noisy[..6], now.noisy[6..]);

@@ -24,7 +24,7 @@ use coxswain_task::{
 
 use super::{
     EXPERT, SENSOR, adapters,
-    data::{Dataset, MicroBatch},
+    data::{Dataset, MicroBatch, Mixture, RunData},
     policy::{Policy, StepError, Tap},
 };
 
@@ -92,19 +92,22 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError> {
         let batch: &MicroBatch = batch.content();
-        let dataset = dataset(samples);
+        let data = run_data(samples);
         let seed = self.spec.eval.seed.unwrap_or(self.spec.run.seed);
         let mut sampled = self.policy.sample_actions(trainables, batch, seed)?;
         let mut recorded = batch.actions.clone();
-        let (width, horizon) = (dataset.dims().action, dataset.dims().horizon);
+        let (width, horizon) = (data.dims().action, data.dims().horizon);
         let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
         let mut parts = parts_of(batch, [width, horizon], &sampled, &recorded, |d| d * d);
-        dataset.denormalize_actions(&mut sampled);
-        dataset.denormalize_actions(&mut recorded);
+        for actions in [&mut sampled, &mut recorded] {
+            let rows = batch.sample_indices.iter().zip(actions.chunks_mut((width * horizon).max(1)));
+            rows.for_each(|(&index, actions)| data.denormalize_actions(index, actions));
+        }
         let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
         parts.extend(parts_of(batch, [width, horizon], &sampled, &recorded, f64::abs));
-        let valid = batch.action_valid.iter().map(|&v| f64::from(v)).sum::<f64>();
-        Ok(Evaluation { count: valid * width as f64, sums: vec![squared, absolute], parts })
+        let valid = batch.action_valid.chunks(horizon.max(1)).zip(&batch.action_widths);
+        let count = valid.map(|(valid, &own)| valid.iter().map(|&v| f64::from(v)).sum::<f64>() * own as f64);
+        Ok(Evaluation { count: count.sum(), sums: vec![squared, absolute], parts })
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
@@ -232,17 +235,21 @@ fn image_tokens(width: usize, config: &QwenConfig) -> FeatureShape {
     FeatureShape::new(width, move |_, grids| grids.iter().map(|grid| patches(grid) / merged).sum())
 }
 
-/// The data set behind a run's samples.
-pub(super) fn dataset(samples: &dyn Samples) -> &Dataset {
-    samples.as_any().downcast_ref().expect("samples of a run are those of its task")
+/// The data behind a run's samples.
+pub(super) fn run_data(samples: &dyn Samples) -> &dyn RunData {
+    let samples = samples.as_any();
+    let one = samples.downcast_ref::<Dataset>().map(|one| one as &dyn RunData);
+    let several = || samples.downcast_ref::<Mixture>().map(|several| several as &dyn RunData);
+    one.or_else(several).expect("samples of a run are those of its task")
 }
 
 /// Sum of `f(difference)` over the components of valid action steps.
 fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn(f64) -> f64) -> f64 {
-    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid);
+    let horizon = batch.action_valid.len() / batch.len().max(1);
+    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
     steps
-        .filter(|(_, valid)| **valid > 0.0)
-        .flat_map(|((a, b), _)| a.iter().zip(b))
+        .filter(|(_, (_, valid))| **valid > 0.0)
+        .flat_map(|(place, ((a, b), _))| a.iter().zip(b).take(batch.action_widths[place / horizon]))
         .map(|(&a, &b)| f(f64::from(a) - f64::from(b)))
         .sum()
 }
@@ -258,7 +265,7 @@ fn parts_of(
     let mut parts = vec![PartSum::default(); width + horizon];
     let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
     for (place, ((a, b), _)) in steps.filter(|(_, (_, valid))| **valid > 0.0) {
-        for (dim, (&a, &b)) in a.iter().zip(b).enumerate() {
+        for (dim, (&a, &b)) in a.iter().zip(b).enumerate().take(batch.action_widths[place / horizon]) {
             let error = f(f64::from(a) - f64::from(b));
             for part in [dim, width + place % horizon] {
                 parts[part].count += 1.0;

@@ -101,6 +101,7 @@ fn batch() -> MicroBatch {
         images_per_row: vec![1; rows],
         state: draws(Purpose::FlowTime, rows * DIMS.state),
         actions: draws(Purpose::Init, rows * DIMS.horizon * DIMS.action),
+        action_widths: vec![DIMS.action; rows],
         action_valid: vec![1.0; rows * DIMS.horizon],
         ..MicroBatch::default()
     }

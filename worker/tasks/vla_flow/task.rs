@@ -31,9 +31,9 @@ use coxswain_task::{
 
 use super::{
     EXPERT,
-    data::{Dataset, write_sample},
+    data::{Dataset, Mixture, write_sample},
     memory,
-    objective::{VlaObjective, dataset},
+    objective::{VlaObjective, run_data},
     policy::Policy,
     selftest,
     serving::PolicyResponder,
@@ -54,6 +54,10 @@ impl Task for VlaFlow {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
+        let several = VlaSettings::of(spec).is_ok_and(|settings| !settings.data.sets.is_empty());
+        if several {
+            return Ok(Arc::new(Mixture::open(spec)?));
+        }
         Ok(Arc::new(Dataset::open(spec)?))
     }
 
@@ -97,7 +101,7 @@ impl Task for VlaFlow {
     }
 
     fn preview(&self, spec: &RunSpec, episode: u64, frames: usize) -> Option<Result<Preview, DataError>> {
-        Some(Dataset::open(spec).and_then(|dataset| dataset.preview(episode, frames)))
+        Some(Mixture::one_of(spec).and_then(|dataset| dataset.preview(episode, frames)))
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
@@ -151,7 +155,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
         samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let dims = dataset(samples).dims();
+        let dims = run_data(samples).dims();
         let (policy, layout, initial) =
             Policy::<B>::load(spec, dims, device).map_err(TaskError::bad_input)?;
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;

@@ -42,6 +42,7 @@ pub(super) fn status(run: &Run) -> Status {
         max_restarts: run.config.budgets.restarts,
         cache: progress.cache_status(),
         leaving: leaving(run),
+        order: progress.order(),
     }
 }
 

@@ -71,7 +71,7 @@ fn train() -> Train {
 }
 
 fn dataset() -> DataSet {
-    DataSet { training_samples: 30, fingerprint: "f00d".into(), order_key: 5 }
+    DataSet { training_samples: 30, fingerprint: "f00d".into(), order_key: 5, sets: Vec::new() }
 }
 
 pub(crate) fn config(world: u32) -> Config {

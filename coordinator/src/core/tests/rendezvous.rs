@@ -205,7 +205,8 @@ fn another_version_run_rank_or_data_set_is_refused() {
 #[test]
 fn a_continued_run_keeps_its_data_set() {
     let mut config = config(1);
-    let earlier = DataSet { training_samples: 30, fingerprint: "beef".into(), order_key: 5 };
+    let earlier =
+        DataSet { training_samples: 30, fingerprint: "beef".into(), order_key: 5, sets: Vec::new() };
     config.past.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
     let (slot, theirs) = (Slot(0), dataset());

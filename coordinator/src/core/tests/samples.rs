@@ -97,7 +97,7 @@ fn a_damaged_row_is_left_out_of_every_epoch_and_counts_once() {
     let mut run = Run::started(1);
     // One row of actions, which three samples need.
     let row = DamagedRow { row: 12, begin: 10, end: 13 };
-    let position = order().position(0, 11).expect("a sample");
+    let position = order().positions(0, 11)[0];
     run.fail_sample(0, BadSample { epoch: 0, position, row });
     run.start_all(1, 0, StateSource::Carried);
     for epoch in 0..3 {

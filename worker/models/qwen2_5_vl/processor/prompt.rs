@@ -9,7 +9,7 @@
 //!
 //! The system turn is rendered when the checkpoint's chat template has it, as published ones do.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::DataError;
 
@@ -17,7 +17,7 @@ use super::tokenizer::{IMAGE, ModelFacts, QwenTokenizer};
 
 /// Renders and encodes prompts.
 pub struct PromptEncoder {
-    tokenizer: QwenTokenizer,
+    tokenizer: Arc<QwenTokenizer>,
     template: String,
     head: String,
 }
@@ -26,9 +26,17 @@ impl PromptEncoder {
     /// Loads tokenizer and chat template of the checkpoint at `model`. `template` is `data.prompt`; `images`
     /// come first.
     pub fn open(model: &Path, facts: ModelFacts, template: &str, images: usize) -> Result<Self, DataError> {
-        let tokenizer = QwenTokenizer::open(model, facts)?;
+        Ok(Self::with(Arc::new(QwenTokenizer::open(model, facts)?), template, images))
+    }
+
+    /// Another template and number of images for the same tokenizer, which is not loaded again.
+    pub fn like(&self, template: &str, images: usize) -> Self {
+        Self::with(self.tokenizer.clone(), template, images)
+    }
+
+    fn with(tokenizer: Arc<QwenTokenizer>, template: &str, images: usize) -> Self {
         let head = format!("{}<|im_start|>user\n{}", tokenizer.system(), IMAGE.repeat(images));
-        Ok(Self { tokenizer, template: template.to_string(), head })
+        Self { tokenizer, template: template.to_string(), head }
     }
 
     /// The id that fills up shorter rows of a batch.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings};
+use super::{
+    ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings, sets,
+};
 use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
     config::Findings,
@@ -17,6 +19,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
+    sets::check(&settings.data, spec, f);
     settings.serve.check(&settings.data, f);
     check_learning_rates(settings, spec, f);
     check_cache(settings, spec, f);

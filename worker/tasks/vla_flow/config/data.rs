@@ -1,5 +1,7 @@
 //! How samples are cut from the data set: the task's part of the section `data`.
 
+use std::{collections::BTreeMap, path::Path};
+
 use coxswain_data::NormMode;
 use coxswain_models::qwen2_5_vl::processor::Fit;
 use serde::{Deserialize, Serialize};
@@ -52,6 +54,16 @@ pub struct Data {
     /// Random changes of images in training.
     #[serde(default)]
     pub augmentation: Augmentation,
+    /// Several data sets to train on at once, below `data.path`; that directory itself when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sets: Vec<DataSet>,
+    /// What the weights of these sets are weights of.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weights: Weights,
+}
+
+fn is_default(weights: &Weights) -> bool {
+    *weights == Weights::default()
 }
 
 fn default_state() -> String {
@@ -80,4 +92,84 @@ pub struct Normalization {
     pub action: NormMode,
     /// Sensor window.
     pub sensor: NormMode,
+}
+
+/// One data set of a mixture. What is not given is as the section `data` says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSet {
+    /// Its directory, below `data.path` if it is relative.
+    pub path: String,
+    /// By which it is known: letters, digits, `-`, `_`, `.`; the last part of the path when absent.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// How much of it an epoch has, beside the others; `data.weights` says of what.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// Which of its features is which of `data.cameras`. A camera that is not listed is missing in this set.
+    /// When absent, all are there under the names they have.
+    #[serde(default)]
+    pub cameras: Option<BTreeMap<String, String>>,
+    /// See `data.state`.
+    #[serde(default)]
+    pub state: Option<String>,
+    /// See `data.sensor`.
+    #[serde(default)]
+    pub sensor: Option<String>,
+    /// See `data.action`.
+    #[serde(default)]
+    pub action: Option<String>,
+    /// See `data.prompt`.
+    #[serde(default)]
+    pub prompt: Option<String>,
+    /// See `data.normalization`; by this set's own statistics in any case.
+    #[serde(default)]
+    pub normalization: Option<Normalization>,
+    /// Episodes of this set that are trained on, as far as they are not held out; all if empty.
+    #[serde(default)]
+    pub episodes: Vec<EpisodeRange>,
+    /// Episodes of this set that are kept out of training.
+    #[serde(default)]
+    pub holdout_episodes: Vec<usize>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// What the weights of a mixture are weights of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weights {
+    /// Samples: with equal weights every sample comes as often as any other.
+    #[default]
+    Samples,
+    /// Sets: with equal weights every set has as many samples in an epoch as any other.
+    Sets,
+}
+
+impl DataSet {
+    /// By which it is known.
+    pub fn name(&self) -> &str {
+        let last = || Path::new(&self.path).file_name().and_then(|name| name.to_str());
+        self.name.as_deref().or_else(last).unwrap_or(&self.path)
+    }
+
+    /// What it calls one of the run's cameras; none if it does not say.
+    pub(super) fn camera<'s>(&'s self, camera: &'s str) -> Option<&'s String> {
+        self.cameras.as_ref()?.get(camera)
+    }
+
+    /// Whether it has one of the run's cameras.
+    pub(super) fn has(&self, camera: &str) -> bool {
+        self.cameras.is_none() || self.camera(camera).is_some()
+    }
+}
+
+impl Data {
+    /// The set of this name; if there is none, the names that there are.
+    pub fn set(&self, name: &str) -> Result<&DataSet, String> {
+        let names = || self.sets.iter().map(DataSet::name).collect::<Vec<_>>().join(", ");
+        self.sets.iter().find(|set| set.name() == name).ok_or_else(names)
+    }
 }

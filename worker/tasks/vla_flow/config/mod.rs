@@ -7,6 +7,7 @@ mod data;
 mod episodes;
 mod schema;
 mod serve;
+mod sets;
 mod settings;
 mod tap;
 #[cfg(test)]
@@ -15,7 +16,7 @@ mod trainables;
 
 pub use self::{
     augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
-    data::{Data, Normalization},
+    data::{Data, DataSet, Normalization, Weights},
     episodes::EpisodeRange,
     schema::SCHEMA,
     serve::Serve,

@@ -69,6 +69,8 @@ impl TaskSettings for VlaSettings {
         ("data.min_pixels", Learned),
         ("data.max_pixels", Learned),
         ("data.augmentation", LearnedSince("\"off\"")),
+        ("data.sets", LearnedSince("[]")),
+        ("data.weights", LearnedSince("\"samples\"")),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),
@@ -77,6 +79,7 @@ impl TaskSettings for VlaSettings {
         ("serve.state", Outside("names on the wire")),
         ("serve.sensor", Outside("names on the wire")),
         ("serve.prompt", Outside("names on the wire")),
+        ("serve.set", Outside("whose statistics a policy acts by, not what it has learned")),
     ];
 
     fn check(&self, spec: &RunSpec, findings: &mut Findings) {

@@ -25,11 +25,14 @@ pub struct Serve {
     pub sensor: Option<String>,
     /// The instruction's.
     pub prompt: String,
+    /// Of a policy that was trained on several data sets, the one whose robot it acts on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
 }
 
 impl Default for Serve {
     fn default() -> Self {
-        Self { cameras: Vec::new(), state: Vec::new(), sensor: None, prompt: "prompt".into() }
+        Self { cameras: Vec::new(), state: Vec::new(), sensor: None, prompt: "prompt".into(), set: None }
     }
 }
 
@@ -42,6 +45,7 @@ impl Serve {
             state: or(&self.state, slice::from_ref(&data.state)),
             sensor: data.sensor.as_ref().map(|own| self.sensor.as_ref().unwrap_or(own).clone()),
             prompt: self.prompt.clone(),
+            set: None,
         }
     }
 
@@ -58,6 +62,18 @@ impl Serve {
             "names a value that the policy does not take: `data.sensor` is not set",
             "remove it",
         );
+        if let Some(name) = &self.set {
+            let there = data.set(name).map(drop);
+            f.require(
+                there.is_ok(),
+                "serve.set",
+                format_args!("is `{name}`, which is none of `data.sets`"),
+                &match &there {
+                    Err(names) if !names.is_empty() => format!("choose one of {names}"),
+                    _ => "remove it".to_owned(),
+                },
+            );
+        }
         if *self == Self::default() {
             return;
         }

@@ -2,6 +2,7 @@
 
 mod overrides;
 mod rules;
+mod sets;
 
 use std::path::{Path, PathBuf};
 

@@ -29,6 +29,8 @@ pub struct Sample {
     /// Normalised actions, `[horizon, action]` row-major; steps past the episode's end repeat its last
     /// action.
     pub actions: Vec<f32>,
+    /// Values of an action that count; what follows them is padding to the widest of a mixture.
+    pub action_width: usize,
     /// `[horizon]`; true where the action lies past the episode's end and must not count.
     pub action_is_pad: Vec<bool>,
 }
@@ -40,7 +42,8 @@ impl Sample {
     }
 }
 
-/// Sizes that are the same for every sample of a data set.
+/// Sizes that are the same for every sample of a data set; of a mixture the widest, to which others are
+/// padded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleDims {
     /// Length of the state vector.
@@ -53,6 +56,13 @@ pub struct SampleDims {
     pub horizon: usize,
     /// Length of an action.
     pub action: usize,
+}
+
+impl SampleDims {
+    /// Those that samples of either have room in.
+    pub fn widest(self, other: Self) -> Self {
+        Self { state: self.state.max(other.state), action: self.action.max(other.action), ..self }
+    }
 }
 
 /// Samples of one forward pass on one rank, sequences padded to the longest.
@@ -80,6 +90,8 @@ pub struct MicroBatch {
     pub sensor: Vec<f32>,
     /// `[b, horizon, action]`.
     pub actions: Vec<f32>,
+    /// `[b]`, values of each row's actions that count.
+    pub action_widths: Vec<usize>,
     /// `[b, horizon]`, 1 where the action counts.
     pub action_valid: Vec<f32>,
     /// Features to use instead of the pixels and of what they pass through, for every row; none where the

@@ -23,6 +23,7 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
         state: Vec::with_capacity(total(|s| s.state.len())),
         sensor: Vec::with_capacity(total(|s| s.sensor.len())),
         actions: Vec::with_capacity(total(|s| s.actions.len())),
+        action_widths: samples().map(|s| s.action_width).collect(),
         action_valid: Vec::with_capacity(total(|s| s.action_is_pad.len())),
         features: None,
     };
@@ -65,6 +66,7 @@ pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
             state: own(&batch.state, row),
             sensor: own(&batch.sensor, row),
             actions: own(&batch.actions, row),
+            action_width: batch.action_widths[row],
             action_is_pad: own(&batch.action_valid, row).into_iter().map(|valid| valid == 0.0).collect(),
             ..Sample::default()
         }
@@ -94,6 +96,7 @@ mod tests {
             state: vec![1.0],
             sensor: Vec::new(),
             actions: vec![0.5; pad.len()],
+            action_width: 1,
             action_is_pad: pad.into(),
         }
     }
@@ -138,6 +141,7 @@ mod tests {
                         state: values(2),
                         sensor: values(if seen { 6 } else { 0 }),
                         actions: values(8),
+                        action_width: 1 + at % 2,
                         action_is_pad,
                     }
                 };

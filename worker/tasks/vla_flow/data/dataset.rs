@@ -76,6 +76,12 @@ impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
     /// statistics.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+        Self::open_beside(spec, 1, None)
+    }
+
+    /// The same as one of so many sets, which share what memory there is for rows, and a tokenizer: that of
+    /// a set of the same model that is open already.
+    pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
@@ -109,8 +115,14 @@ impl Dataset {
         };
         let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
         let training = Arc::new(training_samples(&catalog, &data.episodes, &holdout)?);
+        let prompt = match other {
+            Some(other) => other.prompt.like(&data.prompt, data.cameras.len()),
+            None => PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
+        };
+        let limits = Limits::default();
+        let limits = Limits { cache_bytes: limits.cache_bytes / sets.max(1), ..limits };
         let mut dataset = Self {
-            rows: RowStore::new(columns, Limits::default()),
+            rows: RowStore::new(columns, limits),
             frames,
             recipe: Recipe::of(data, spec.run.seed),
             state,
@@ -118,7 +130,7 @@ impl Dataset {
             action,
             cameras,
             images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
-            prompt: PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
+            prompt,
             dims,
             training,
             holdout,
@@ -233,6 +245,14 @@ impl Dataset {
     /// The training sample that has so many before it in the data set.
     pub fn training_sample(&self, rank: u64) -> Option<u64> {
         self.training.get(rank)
+    }
+
+    /// The samples that are trained on, episode by episode.
+    pub(super) fn training_ranges(&self) -> impl Iterator<Item = std::ops::Range<u64>> + '_ {
+        let episodes = self.catalog.episodes.episodes.iter();
+        // An episode is trained on as a whole, or not at all.
+        let kept = episodes.filter(|episode| self.training.number(episode.start).is_some());
+        kept.map(|episode| episode.start..episode.end())
     }
 
     /// Samples of held-out episodes, in order.

@@ -7,6 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! mixture     several data sets as one                         run_data     what of either is measured
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! recipe      what is done to a sample besides: augmentation (random changes of images in training),
 //!             deltas (actions as differences from the state)   preview      an episode, for people
@@ -22,12 +23,14 @@ mod constant;
 mod dataset;
 mod deltas;
 mod keys;
+mod mixture;
 mod numeric;
 mod outline;
 mod policy_file;
 mod preview;
 mod reading;
 mod recipe;
+mod run_data;
 mod sample_file;
 mod samples;
 #[cfg(test)]
@@ -38,6 +41,8 @@ pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
 pub(super) use dataset::pixel_bounds;
 pub use deltas::DeltaActions;
+pub use mixture::{Mixture, path_of};
 pub use outline::{Outline, PromptLength};
-pub use policy_file::{CameraInput, NumericFeature, PolicyFile, STATS_FILE};
+pub use policy_file::{CameraInput, NumericFeature, Padded, PolicyFile, STATS_FILE};
+pub use run_data::RunData;
 pub use sample_file::write_sample;

@@ -21,6 +21,7 @@ use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptE
 
 use super::batch::SampleDims;
 use super::dataset::{camera_size, pixel_bounds, sensor_shape};
+use super::mixture;
 use crate::{settings::checked, vla_flow::config::VlaSettings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
@@ -64,8 +65,34 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Reads the metadata of the run's data set, and of its checkpoint what images and prompts depend on.
+    /// Reads the metadata of the run's data sets, and of its checkpoint what images and prompts depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+        let vla = checked(VlaSettings::of(spec))?;
+        let outline = |(at, set)| {
+            Self::of_one(&vla.spec_of_set(spec, set)).map_err(|source| mixture::of_set(at, set, source))
+        };
+        let sets = vla.data.sets.iter().enumerate().map(outline);
+        match sets.reduce(|one, other| Ok(one?.beside(other?))) {
+            Some(of_all) => of_all,
+            None => Self::of_one(spec),
+        }
+    }
+
+    /// That of two data sets: the longest sample of either, and the files of both.
+    fn beside(self, other: Self) -> Self {
+        let (more, fewer) = if self.patches() >= other.patches() { (self, other) } else { (other, self) };
+        Self {
+            dims: more.dims.widest(fewer.dims),
+            prompt_tokens: more.prompt_tokens.max(fewer.prompt_tokens),
+            frames: more.frames + fewer.frames,
+            data_bytes: more.data_bytes + fewer.data_bytes,
+            video_bytes: more.video_bytes + fewer.video_bytes,
+            ..more
+        }
+    }
+
+    /// Of a run on one data set.
+    fn of_one(spec: &RunSpec) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let (data, model) = (&vla.data, Path::new(&vla.model.path));
         let catalog = Catalog::open(Path::new(&spec.data.path))?;

@@ -5,7 +5,7 @@ use coxswain_data::NormMode;
 use coxswain_models::qwen2_5_vl::processor::Fit;
 use serde::{Deserialize, Serialize};
 
-use super::{dataset::Dataset, numeric::Numeric};
+use super::{batch::SampleDims, dataset::Dataset, numeric::Numeric};
 use crate::vla_flow::config::{FlowConvention, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
@@ -45,6 +45,9 @@ pub struct PolicyFile {
     pub pixels: [usize; 2],
     /// How actions are sampled.
     pub flow: Flow,
+    /// What the model's state and actions are padded to with zeros, where another data set's are wider.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padded: Option<Padded>,
     /// The names of an observation's values; absent where they are those of the features, and `prompt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observation: Option<Serve>,
@@ -72,6 +75,15 @@ pub struct NumericFeature {
     pub normalization: NormMode,
 }
 
+/// Sizes of the model's values, of a policy that was trained on several data sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Padded {
+    /// Of the state.
+    pub state: usize,
+    /// Of an action.
+    pub action: usize,
+}
+
 /// How actions are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
@@ -93,8 +105,9 @@ impl PolicyFile {
     /// Its name in a run's directory.
     pub const PATH: &str = "policy.json";
 
-    /// Of the run that this data set was opened for.
-    pub(super) fn of(dataset: &Dataset) -> Self {
+    /// Of the run that this data set was opened for, whose model's samples have these sizes.
+    pub(super) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
+        let (own, padded) = (dataset.dims, Padded { state: dims.state, action: dims.action });
         let settings = &dataset.settings;
         let modes = settings.data.normalization;
         let feature = |numeric: &Numeric, normalization| NumericFeature {
@@ -129,6 +142,7 @@ impl PolicyFile {
                 heads: settings.expert.heads,
                 seed: dataset.seed(),
             },
+            padded: ((own.state, own.action) != (dims.state, dims.action)).then_some(padded),
             observation: (settings.serve != Serve::default()).then(|| settings.serve.of(&settings.data)),
         }
     }

@@ -19,8 +19,7 @@ impl Dataset {
             .map(|camera| Strip { title: camera.name.clone(), pictures: Vec::new() })
             .collect();
         for frame in &frames {
-            // What augments pictures in training belongs here.
-            let sample = self.sample(samples.start + frame)?;
+            let sample = self.sample_in_epoch(samples.start + frame, 0)?;
             let mut rest = &sample.pixel_values[..];
             for (strip, grid) in strips.iter_mut().zip(&sample.image_grids) {
                 let patches = grid.iter().product::<u32>() as usize * self.images.columns();

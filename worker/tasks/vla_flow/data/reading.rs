@@ -175,6 +175,7 @@ impl<'a> At<'a> {
             state,
             sensor,
             actions,
+            action_width: dataset.action.width,
             action_is_pad,
         };
         Ok((sample, task))

@@ -16,14 +16,21 @@ use std::{collections::HashMap, path::Path};
 use coxswain_proto::run_spec::RunSpec;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::dataset::Dataset;
+use super::{dataset::Dataset, mixture::Mixture, run_data::RunData};
+use crate::{settings::checked, vla_flow::config::VlaSettings};
 use coxswain_data::DataError;
+use coxswain_task::Samples;
 
-/// Writes sample `index` of the run's data set to `out`; nothing is left behind on failure.
+/// Writes sample `index` of the run's data to `out`; nothing is left behind on failure.
 pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-    let dataset = Dataset::open(spec)?;
-    let sample = dataset.sample(index)?;
-    let dims = dataset.dims();
+    let several = !checked(VlaSettings::of(spec))?.data.sets.is_empty();
+    let (sample, dims, fingerprint) = if several {
+        let sets = Mixture::open(spec)?;
+        (sets.sample(index)?, sets.dims(), Samples::fingerprint(&sets))
+    } else {
+        let dataset = Dataset::open(spec)?;
+        (dataset.sample(index)?, dataset.dims(), dataset.fingerprint())
+    };
     let ids: Vec<i64> = sample.input_ids.iter().map(|id| i64::from(*id)).collect();
     let grids: Vec<i64> = sample.image_grids.iter().flatten().map(|g| i64::from(*g)).collect();
     let is_pad: Vec<u8> = sample.action_is_pad.iter().map(|p| u8::from(*p)).collect();
@@ -51,7 +58,7 @@ pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataEr
         ("index", sample.index.to_string()),
         ("episode", sample.episode.to_string()),
         ("frame", sample.frame.to_string()),
-        ("fingerprint", dataset.fingerprint().to_string()),
+        ("fingerprint", fingerprint.to_string()),
     ];
     let header: HashMap<String, String> = header.map(|(k, v)| (k.to_string(), v)).into();
     let bytes = safetensors::serialize(views, Some(header))

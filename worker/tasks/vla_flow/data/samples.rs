@@ -7,7 +7,9 @@ use coxswain_feature_store::{Digest, Store, StoreError};
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
-use super::{Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, collate, take_apart};
+use super::{
+    Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, SampleDims, collate, run_data::RunData, take_apart,
+};
 
 impl coxswain_task::Sample for Sample {
     fn index(&self) -> u64 {
@@ -82,6 +84,26 @@ impl Batch for MicroBatch {
     }
 }
 
+impl Dataset {
+    /// What belongs beside the results of a policy whose samples have these sizes.
+    pub(super) fn text_files(&self, dims: SampleDims) -> Vec<TextFile> {
+        let (path, text) = (STATS_FILE.to_owned(), self.stats().to_json());
+        let stats = TextFile { path, what: "normalisation statistics", text };
+        let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::of(self, dims).to_json());
+        vec![stats, TextFile { path, what: "what the policy takes and gives", text }]
+    }
+}
+
+impl RunData for Dataset {
+    fn dims(&self) -> SampleDims {
+        Self::dims(self)
+    }
+
+    fn denormalize_actions(&self, _: u64, actions: &mut [f32]) {
+        Self::denormalize_actions(self, actions);
+    }
+}
+
 impl Samples for Dataset {
     fn training(&self) -> &Arc<TrainingSamples> {
         &self.training
@@ -137,10 +159,7 @@ impl Samples for Dataset {
     }
 
     fn files(&self) -> Vec<TextFile> {
-        let stats =
-            TextFile { path: STATS_FILE, what: "normalisation statistics", text: self.stats().to_json() };
-        let text = PolicyFile::of(self).to_json();
-        vec![stats, TextFile { path: PolicyFile::PATH, what: "what the policy takes and gives", text }]
+        self.text_files(self.dims())
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {

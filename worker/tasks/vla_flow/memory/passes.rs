@@ -97,6 +97,7 @@ impl Subject {
             state: floats(dims.state),
             sensor: floats(dims.sensor_window * dims.sensor_channels),
             actions: floats(dims.horizon * dims.action),
+            action_widths: vec![dims.action; rows],
             action_valid: vec![1.0; rows * dims.horizon],
             features: None,
         }

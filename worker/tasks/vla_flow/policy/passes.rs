@@ -24,7 +24,7 @@ use super::{
 use crate::vla_flow::{
     data::MicroBatch,
     expert::{ActionExpert, Conditioning, Draws},
-    flow::{self, CleanActions, FlowKeys},
+    flow::{self, CleanActions, FlowKeys, Padding},
 };
 
 /// Sensor encoder, expert and loss, as their time is shown.
@@ -116,11 +116,13 @@ impl<B: Tape<Base = B>> Policy<B> {
         batch: &MicroBatch,
         seed: u64,
     ) -> Result<Vec<f32>, StepError> {
-        let start = flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
+        let mut start =
+            flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
+        self.padding(batch).blank(&mut start);
         self.sample_actions_from(trainables, batch, start)
     }
 
-    /// The same from noise that is given, `[b, horizon, action]`.
+    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding.
     pub fn sample_actions_from(
         &self,
         trainables: &Trainables<B>,
@@ -134,7 +136,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         let Settings { convention, sampling_steps, .. } = self.settings;
         Ok(flow::sample(convention, sampling_steps, start, |x, t| {
             let times = vec![t; batch.len()];
-            download(velocity(Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) }))
+            let draws = Draws { times: &times, noisy_nc: self.upload(x, self.dims.action) };
+            let mut velocity = download(velocity(draws));
+            self.padding(batch).blank(&mut velocity);
+            velocity
         }))
     }
 
@@ -214,7 +219,12 @@ impl<B: Tape<Base = B>> Policy<B> {
             actions: &batch.actions,
             valid: &batch.action_valid,
             action: self.dims.action,
+            widths: &batch.action_widths,
         }
+    }
+
+    fn padding<'b>(&self, batch: &'b MicroBatch) -> Padding<'b> {
+        Padding { action: self.dims.action, widths: &batch.action_widths }
     }
 }
 

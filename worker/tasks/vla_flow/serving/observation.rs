@@ -12,7 +12,7 @@
 //! The names are those of the section `serve`, or else of the features. Values of other names are not looked
 //! at.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coxswain_data::{DataError, Normalizer, error::read_json, lerobot::stats::Stats};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, Rgb};
@@ -23,7 +23,10 @@ use serde_json::json;
 use super::observed::Observed;
 use crate::vla_flow::{
     config::{Serve, VlaSettings},
-    data::{DeltaActions, NumericFeature, PolicyFile, STATS_FILE, Sample, SampleDims, pixel_bounds},
+    data::{
+        DeltaActions, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample, SampleDims, path_of,
+        pixel_bounds,
+    },
     flow,
 };
 
@@ -52,8 +55,10 @@ pub(super) struct ObservationReader {
 }
 
 impl ObservationReader {
-    /// Reads what describes the policy in a run's directory.
+    /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
+    /// what it is for the robot of `serve.set`.
     pub fn open(spec: &RunSpec, settings: &VlaSettings, dir: &Path) -> Result<Self, DataError> {
+        let (settings, dir) = of_set(settings, dir)?;
         let path = dir.join(PolicyFile::PATH);
         if !path.exists() {
             let remedy = "let the run end, or write one of its checkpoints with `cox export`, and serve that directory";
@@ -99,8 +104,14 @@ impl ObservationReader {
             Some(&[channels]) => (1, channels),
             _ => (0, 0),
         };
-        let (state, action) = (self.file.state.elements(), self.file.action.elements());
+        let Padded { state, action } = self.padded();
         SampleDims { state, sensor_window, sensor_channels, horizon: self.file.horizon, action }
+    }
+
+    /// Sizes of the model's values, of which the robot's are the first.
+    fn padded(&self) -> Padded {
+        let own = Padded { state: self.file.state.elements(), action: self.file.action.elements() };
+        self.file.padded.unwrap_or(own)
     }
 
     /// The id that fills up shorter prompts.
@@ -110,7 +121,10 @@ impl ObservationReader {
 
     /// A chunk of actions as the model gives it, `[horizon, size]`, in the data set's units, `offset` added
     /// to each action.
-    pub fn actions(&self, mut chunk: Vec<f32>, offset: &[f32]) -> Value {
+    pub fn actions(&self, chunk: &[f32], offset: &[f32]) -> Value {
+        let own = self.file.action.elements();
+        let actions = chunk.chunks_exact(self.padded().action);
+        let mut chunk: Vec<f32> = actions.flat_map(|action| &action[..own]).copied().collect();
         self.action.invert(&mut chunk);
         if self.deltas.any() {
             chunk.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value += offset);
@@ -234,7 +248,7 @@ impl ObservationReader {
 
     /// The names of all values that must be there.
     fn taken(&self) -> impl Iterator<Item = &str> {
-        let Serve { cameras, state, sensor, prompt } = &self.names;
+        let Serve { cameras, state, sensor, prompt, set: _ } = &self.names;
         cameras.iter().chain(state).chain(sensor).chain([prompt]).map(String::as_str)
     }
 
@@ -306,9 +320,11 @@ impl RequestReader for ObservationReader {
 
     fn read(&self, request: &Named) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
         let state = self.numbers(request, &self.names.state, &self.file.state)?;
-        let offset = self.deltas.offset(&state, self.file.action.elements());
-        let mut sample = Sample { state, ..Sample::default() };
+        let (own, padded) = (self.file.action.elements(), self.padded());
+        let offset = self.deltas.offset(&state, own);
+        let mut sample = Sample { state, action_width: own, ..Sample::default() };
         self.state.apply(&mut sample.state);
+        sample.state.resize(padded.state, 0.0);
         if let (Some(feature), Some(normalizer)) = (&self.file.sensor, &self.sensor) {
             sample.sensor = self.numbers(request, self.names.sensor.as_slice(), feature)?;
             normalizer.apply(&mut sample.sensor);
@@ -320,14 +336,14 @@ impl RequestReader for ObservationReader {
             Some(_) => return Err(self.differs(request, SEED, SEED, "expected a whole number")),
         };
         sample.index = seed as u64;
-        sample.actions = match request.get(NOISE) {
-            None => flow::starting_noise(
-                self.file.flow.seed,
-                &[sample.index],
-                self.file.horizon * self.file.action.elements(),
-            ),
+        let noise = match request.get(NOISE) {
+            None => flow::starting_noise(self.file.flow.seed, &[sample.index], self.file.horizon * own),
             Some(_) => self.finite(request, NOISE, NOISE, &self.chunk())?,
         };
+        sample.actions = vec![0.0; self.file.horizon * padded.action];
+        for (place, noise) in sample.actions.chunks_exact_mut(padded.action).zip(noise.chunks_exact(own)) {
+            place[..own].copy_from_slice(noise);
+        }
         sample.action_is_pad = vec![false; self.file.horizon];
         self.see(request, &mut sample)?;
         sample.input_ids = self
@@ -335,6 +351,28 @@ impl RequestReader for ObservationReader {
             .encode(instruction, &sample.image_grids)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
         Ok(Observed { sample, offset }.boxed())
+    }
+}
+
+/// The settings of the set that is served, and where its files are; of a run on one data set, what they are.
+fn of_set(settings: &VlaSettings, dir: &Path) -> Result<(VlaSettings, PathBuf), DataError> {
+    if settings.data.sets.is_empty() {
+        return Ok((settings.clone(), dir.to_path_buf()));
+    }
+    let named = settings.serve.set.as_deref();
+    let found = match (named, &settings.data.sets[..]) {
+        (None, [only]) => Ok(only),
+        (named, _) => settings.data.set(named.unwrap_or_default()),
+    };
+    match found {
+        Ok(set) => Ok((settings.of_set(set), dir.join(path_of(set.name(), "")))),
+        Err(names) => {
+            let found = named.map_or("missing".to_owned(), |name| format!("`{name}`"));
+            let remedy = format!(
+                "the policy was trained on several data sets; say by whose statistics it acts: cox serve --set with one of {names}"
+            );
+            Err(DataError::invalid(dir, "serve.set", found, remedy))
+        }
     }
 }
 

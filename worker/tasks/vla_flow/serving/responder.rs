@@ -54,7 +54,7 @@ impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
         }
         let chunk = sampled.len() / samples.len().max(1);
         let answer = |(chunk, observed): (&[f32], &&Observed)| {
-            [(ACTIONS.to_owned(), self.reader.actions(chunk.to_vec(), &observed.offset))].into()
+            [(ACTIONS.to_owned(), self.reader.actions(chunk, &observed.offset))].into()
         };
         Ok(sampled.chunks_exact(chunk.max(1)).zip(&observed).map(answer).collect())
     }

@@ -1,5 +1,7 @@
 //! Observations checked, and answered as evaluation would.
 
+mod mixture;
+
 use std::path::Path;
 
 use burn::backend::Flex;
@@ -350,6 +352,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         state: vec!["joints".into(), "gripper".into()],
         sensor: Some("tactile".into()),
         prompt: "instruction".into(),
+        set: None,
     };
     let responder = run.responder();
     assert_eq!(answers(&responder, &FRAMES.map(renamed)), expected);

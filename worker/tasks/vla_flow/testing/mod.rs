@@ -3,10 +3,12 @@
 //! ```text
 //! assets      what ships with the repository, and a run of it
 //! recording   data sets written on the spot     table    their parquet files
+//! pair        two of them, as a mixture
 //! small       a policy on the small checkpoint that ships with the repository, and batches for it
 //! ```
 
 mod assets;
+pub mod pair;
 pub mod recording;
 pub mod small;
 pub mod table;

@@ -102,6 +102,7 @@ pub fn batch(rows: &[usize]) -> MicroBatch {
         state: vec![],
         sensor: vec![],
         actions: vec![],
+        action_widths: vec![],
         action_valid: vec![],
         features: None,
     };
@@ -118,6 +119,7 @@ pub fn batch(rows: &[usize]) -> MicroBatch {
         batch.state.extend(normal(DIMS.state, stream + 5));
         batch.sensor.extend(normal(DIMS.sensor_window * DIMS.sensor_channels, stream + 6));
         batch.actions.extend(normal(DIMS.horizon * DIMS.action, stream + 7));
+        batch.action_widths.push(DIMS.action);
         batch.action_valid.extend([1.0, 1.0, 1.0, if row == 1 { 0.0 } else { 1.0 }]);
     }
     batch

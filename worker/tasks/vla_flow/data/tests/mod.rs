@@ -9,6 +9,7 @@ mod episodes;
 mod golden;
 mod keys;
 mod layout;
+mod mixture;
 mod preview;
 mod real;
 mod video;

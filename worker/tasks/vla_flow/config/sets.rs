@@ -1,0 +1,136 @@
+//! Several data sets at once: `data.sets`.
+//!
+//! A mixture is a list of sets, each of which a run could train on alone: what is said of one stands instead
+//! of what the section `data` says of all. [`VlaSettings::of_set`] are the settings of that run.
+
+use std::{collections::BTreeSet, path::Path};
+
+use coxswain_proto::{config::Findings, limits::MAX_SETS, run_spec::RunSpec};
+
+use super::{
+    data::{Data, DataSet, Weights},
+    settings::VlaSettings,
+};
+
+impl VlaSettings {
+    /// Those of a run on this set alone.
+    pub fn of_set(&self, set: &DataSet) -> Self {
+        let mut own = self.clone();
+        let has: Vec<bool> = self.data.cameras.iter().map(|camera| set.has(camera)).collect();
+        let there = |names: &[String]| -> Vec<String> {
+            names.iter().zip(&has).filter(|(_, has)| **has).map(|(name, _)| name.clone()).collect()
+        };
+        let cameras = there(&self.data.cameras);
+        own.data.cameras =
+            cameras.iter().map(|camera| set.camera(camera).unwrap_or(camera).clone()).collect();
+        own.serve.cameras = there(&self.serve.cameras);
+        own.serve.set = None;
+        own.data.sets = Vec::new();
+        own.data.episodes.clone_from(&set.episodes);
+        own.data.weights = Weights::default();
+        let DataSet { state, sensor, action, prompt, normalization, .. } = set.clone();
+        own.data.state = state.unwrap_or(own.data.state);
+        own.data.sensor = sensor.or(own.data.sensor);
+        own.data.action = action.unwrap_or(own.data.action);
+        own.data.prompt = prompt.unwrap_or(own.data.prompt);
+        own.data.normalization = normalization.unwrap_or(own.data.normalization);
+        own
+    }
+
+    /// A run on this set alone.
+    pub fn spec_of_set(&self, spec: &RunSpec, set: &DataSet) -> RunSpec {
+        let mut own = spec.clone();
+        own.data.path = Path::new(&spec.data.path).join(&set.path).to_string_lossy().into_owned();
+        own.data.holdout_episodes.clone_from(&set.holdout_episodes);
+        own.set_settings(&self.of_set(set));
+        own
+    }
+}
+
+pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
+    f.require(
+        data.weights == Weights::default() || !data.sets.is_empty(),
+        "data.weights",
+        "weighs data sets, and there is one",
+        "remove it, or list data sets in `data.sets`",
+    );
+    if data.sets.is_empty() {
+        return;
+    }
+    f.require(
+        data.sets.len() <= MAX_SETS,
+        "data.sets",
+        format_args!("lists {} data sets; at most {MAX_SETS} are taken", data.sets.len()),
+        "join some of them into one data set",
+    );
+    f.require(
+        spec.data.holdout_episodes.is_empty(),
+        "data.holdout_episodes",
+        "does not say of which of `data.sets` the episodes are",
+        "give each set its own `holdout_episodes`",
+    );
+    f.require(
+        data.episodes.is_empty(),
+        "data.episodes",
+        "does not say of which of `data.sets` the episodes are",
+        "give each set its own `episodes`",
+    );
+    for camera in &data.cameras {
+        f.require(
+            data.sets.iter().any(|set| set.has(camera)),
+            "data.cameras",
+            format_args!("names `{camera}`, which no data set has"),
+            "map it in the `cameras` of a set, or remove it",
+        );
+    }
+    let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
+    for (at, set) in data.sets.iter().enumerate() {
+        let key = |key: &str| format!("data.sets.{at}.{key}");
+        f.named(&key("path"), &set.path, "name the directory of a data set");
+        f.require(
+            paths.insert(&set.path),
+            &key("path"),
+            format_args!("names `{}` a second time", set.path),
+            "list each data set once; `weight` says how often its samples come",
+        );
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let name = set.name();
+        f.require(
+            !name.is_empty() && name.chars().all(legal) && !name.starts_with('.'),
+            &key("name"),
+            format_args!("`{name}` is not a usable name"),
+            "use letters, digits, `-`, `_` and `.`, and no dot in front",
+        );
+        f.require(
+            names.insert(name),
+            &key("name"),
+            format_args!("`{name}` is another data set's"),
+            "give each a `name` of its own",
+        );
+        f.require(
+            set.weight.is_finite() && set.weight > 0.0,
+            &key("weight"),
+            format_args!("is {}, which no sample can be drawn by", set.weight),
+            "give a number above 0, or remove the set",
+        );
+        check_cameras(data, set, &key("cameras"), f);
+    }
+}
+
+fn check_cameras(data: &Data, set: &DataSet, key: &str, f: &mut Findings) {
+    let Some(map) = &set.cameras else { return };
+    for camera in map.keys() {
+        f.require(
+            data.cameras.contains(camera),
+            key,
+            format_args!("maps `{camera}`, which is none of `data.cameras`"),
+            "name it there too, or remove it here",
+        );
+    }
+    f.require(
+        data.cameras.iter().any(|camera| map.contains_key(camera)),
+        key,
+        "maps none of `data.cameras`: the policy would see nothing",
+        "map at least one, for instance `{observation.images.front: observation.images.top}`",
+    );
+}

@@ -1,0 +1,80 @@
+//! `data.sets`: what is refused before any file is opened, and what a run on one of them is.
+
+use super::*;
+
+/// A run on two data sets.
+const SETS: &str = "\
+run: {name: a, output_dir: runs/a}
+model:
+  path: m
+data:
+  path: root
+  cameras: [front, wrist]
+  prompt: 'do {task}'
+  sets:
+    - path: lab
+      cameras: {front: cam_high, wrist: cam_low}
+    - path: more/field
+      weight: 2.5
+      cameras: {front: top}
+      state: joints
+train:
+  steps: 10
+  global_batch: 8
+  micro_batch: 2
+";
+
+#[test]
+fn a_set_alone_is_the_run_with_what_the_set_says_instead() {
+    let mut spec = read(SETS, &["serve.cameras=[a, b]"]).unwrap();
+    spec.run.seed = 3;
+    let vla: VlaSettings = spec.settings().unwrap();
+    let [lab, field] = &vla.data.sets[..] else { panic!("two sets") };
+    assert_eq!([lab.name(), field.name()], ["lab", "field"]);
+    let own = vla.spec_of_set(&spec, field);
+    assert_eq!((own.data.path.as_str(), own.run.seed), ("root/more/field", 3));
+    let own: VlaSettings = own.settings().unwrap();
+    assert_eq!((own.data.cameras, own.serve.cameras), (vec!["top".to_owned()], vec!["a".to_owned()]));
+    assert_eq!((own.data.state.as_str(), own.data.action.as_str()), ("joints", "action"));
+    assert_eq!((own.data.prompt.as_str(), own.data.sets), ("do {task}", Vec::new()));
+    assert_eq!(vla.of_set(lab).data.cameras, ["cam_high", "cam_low"]);
+}
+
+#[test]
+fn sets_and_weights_are_part_of_what_is_learned_and_one_data_set_is_the_run_it_was() {
+    let mixed = read(SETS, &[]).unwrap();
+    let weighed = read(SETS, &["data.weights=sets"]).unwrap();
+    assert_ne!(document::digest(&mixed), document::digest(&weighed));
+    let single = serde_json::to_value(small(&[])).unwrap();
+    assert!(single["data"].get("sets").is_none() && single["data"].get("weights").is_none());
+}
+
+#[test]
+fn what_no_mixture_can_be_is_refused_with_its_place() {
+    let one = |path: &str| format!("data.sets=[{{path: lab, {path}}}]");
+    let two = |more: &str| format!("data.sets=[{{path: lab}}, {{{more}}}]");
+    for (given, field, says) in [
+        (one("weight: 0"), "data.sets.0.weight", "no sample can be drawn by"),
+        (one("weight: -1"), "data.sets.0.weight", "is -1"),
+        (one("weight: .inf"), "data.sets.0.weight", "a number above 0"),
+        (one("name: a/b"), "data.sets.0.name", "not a usable name"),
+        (one("cameras: {front: a}"), "data.cameras", "names `wrist`, which no data set has"),
+        (one("cameras: {frnt: a}"), "data.sets.0.cameras", "maps `frnt`, which is none of `data.cameras`"),
+        (two("path: ''"), "data.sets.1.path", "is empty"),
+        (two("path: lab, name: b"), "data.sets.1.path", "a second time"),
+        (two("path: other/lab"), "data.sets.1.name", "another data set's"),
+        ("data.episodes=[1]".into(), "data.episodes", "of which of `data.sets`"),
+        ("data.holdout_episodes=[1]".into(), "data.holdout_episodes", "of which of `data.sets`"),
+        ("serve.set=attic".into(), "serve.set", "none of `data.sets`"),
+    ] {
+        let error = read(SETS, &[&given]).expect_err(&given);
+        let found = error.problems().iter().find(|problem| problem.path == field);
+        assert!(found.is_some() && error.to_string().contains(says), "{given}: {error}");
+    }
+    let error = read(SETS, &["data.sets=[{path: lab, wieght: 2}]"]).expect_err("misspelled");
+    assert!(error.to_string().contains("data.sets.0.wieght: unknown key"), "{error}");
+    for (given, says) in [("data.weights=sets", "weighs data sets"), ("serve.set=lab", "remove it")] {
+        let error = read(SMALL, &[given]).expect_err(given);
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}

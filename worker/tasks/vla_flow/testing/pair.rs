@@ -1,0 +1,65 @@
+//! Two small data sets that differ in all that sets of a mixture may.
+
+use std::collections::BTreeMap;
+
+use coxswain_proto::run_spec::RunSpec;
+use tempfile::TempDir;
+
+use super::recording::Recording;
+use crate::vla_flow::{
+    config::{DataSet, VlaSpec},
+    data::{Dataset, Mixture},
+};
+
+/// The camera that both have.
+pub const FRONT: &str = "observation.images.front";
+/// The other one.
+pub const WRIST: &str = "observation.images.wrist";
+
+/// Two recordings, and a run on both.
+pub struct TwoSets {
+    _data: [TempDir; 2],
+    /// The run.
+    pub spec: RunSpec,
+}
+
+impl TwoSets {
+    /// The second set has 9 samples beside 17, shorter states, longer actions, and no camera at the wrist:
+    /// what is the wrist's there is the run's front.
+    pub fn new(change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
+        Self::of(Recording { episodes: vec![(3, 0), (6, 0)], ..Recording::default() }, change)
+    }
+
+    /// The same with another second set.
+    pub fn of(second: Recording, change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
+        let first = Recording::default();
+        let data = [first.write(), second.write()];
+        let mut spec = first.spec(data[0].path());
+        spec.vla_mut().data.sensor = None;
+        let set = |name: &str, dir: &TempDir| DataSet {
+            path: dir.path().display().to_string(),
+            name: Some(name.into()),
+            weight: 1.0,
+            ..DataSet::default()
+        };
+        let mut sets = vec![set("lab", &data[0]), set("field", &data[1])];
+        sets[1].state = Some("action".into());
+        sets[1].action = Some("observation.state".into());
+        sets[1].cameras = Some(BTreeMap::from([(FRONT.into(), WRIST.into())]));
+        change(&mut sets);
+        spec.vla_mut().data.sets = sets;
+        Self { _data: data, spec }
+    }
+
+    /// Both.
+    pub fn open(&self) -> Mixture {
+        Mixture::open(&self.spec).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// One set, as a run on it alone sees it.
+    pub fn alone(&self, at: usize) -> Dataset {
+        let vla = self.spec.vla();
+        let spec = vla.spec_of_set(&self.spec, &vla.data.sets[at]);
+        Dataset::open(&spec).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
