@@ -49,9 +49,9 @@ impl Terminal {
         Self { mode, writer }
     }
 
-    /// Whether a block follows the run.
+    /// Whether a block follows the run, and nothing else tells of it but what matters.
     pub fn is_living(&self) -> bool {
-        self.mode.living
+        self.mode.living && self.mode.every.is_none()
     }
 
     /// Draws what has happened.
