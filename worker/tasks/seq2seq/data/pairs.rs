@@ -37,7 +37,7 @@ impl Pairs {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), Path::new(&model.path));
         let table = Table::open(path, [&data.source, &data.target])?;
-        let holdout = Holdout::of(path, "pair", table.len(), data.holdout_every)?;
+        let holdout = Holdout::of(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
         let config = config(model)?;
         let tokenizer = TextTokenizer::open(model, &config)?;
         let special = [config.special.pad, config.special.decoder_start];

@@ -59,7 +59,8 @@ impl Chats {
             Ok(())
         })?;
         let fingerprint = fingerprint(&lines, &sizes);
-        let holdout = Holdout::of(path, "chat", lines.len(), settings.data.holdout_every)?;
+        let holdout =
+            Holdout::of(path, "chat", "write one chat a line", lines.len(), settings.data.holdout_every)?;
         Ok(Self {
             reader: ChatReader::open(&settings)?,
             lines,

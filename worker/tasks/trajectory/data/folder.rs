@@ -161,7 +161,13 @@ impl ImageFolder {
             all.update(&digest.0);
             images.push(Image { path, digest });
         }
-        let holdout = Holdout::of(path, "image", images.len() as u64, settings.data.holdout_every)?;
+        let holdout = Holdout::of(
+            path,
+            "image",
+            "name a folder with images",
+            images.len() as u64,
+            settings.data.holdout_every,
+        )?;
         Ok(Self {
             images,
             domains,
