@@ -7,7 +7,9 @@ use crate::vla_flow::data::Dataset;
 
 #[test]
 fn pictures_and_numbers_are_those_of_samples() {
-    let dataset = Dataset::open(&spec(&mini())).unwrap();
+    let mut spec = spec(&mini());
+    spec.data.holdout_episodes = vec![3];
+    let dataset = Dataset::open(&spec).unwrap();
     let preview = dataset.preview(3, 4).unwrap();
     let samples = dataset.episode_samples(3).unwrap();
     assert!(preview.title.starts_with("episode 3, held out: "), "{}", preview.title);
