@@ -86,7 +86,7 @@ impl Follower {
                     Err(why) => self.tell(Update::Message(why.message.unwrap_or_default())).await?,
                 },
                 _ = memory.tick() => {
-                    let request = prompt(GetMemoryRequest { refresh: false });
+                    let request = prompt(GetMemoryRequest { refresh: false, reset: false });
                     let answer = access.answer(async |mut people| people.get_memory(request).await).await;
                     if let Ok(memory) = answer {
                         self.tell(Update::Memory(Box::new(memory))).await?;

@@ -39,9 +39,9 @@ pub fn execute(args: &PreviewArgs) -> Outcome {
     let preview = if args.of.is_dir() {
         episode(&args.of, args.episode, frames).map_err(bad)?
     } else {
-        let spec =
-            SpecArgs { config: args.of.clone(), overrides: args.overrides.clone(), auto_batch_size: false }
-                .load()?;
+        let (config, overrides) = (args.of.clone(), args.overrides.clone());
+        // A section is chosen by `section=NAME` among the overrides.
+        let spec = SpecArgs { config, overrides, section: None, auto_batch_size: false }.load()?;
         let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
             Failed::usage(format_args!(

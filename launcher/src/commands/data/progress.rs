@@ -1,27 +1,37 @@
-//! A bar of episodes on a terminal; nothing anywhere else.
+//! A line that counts episodes on a terminal; nothing anywhere else.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use std::{
+    io::{IsTerminal, Write, stderr},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 /// Shows how far a reader of episodes is.
-pub struct Episodes(ProgressBar);
+pub struct Episodes {
+    terminal: bool,
+    /// Hundredths that are shown.
+    shown: AtomicU64,
+}
 
 impl Episodes {
-    /// A bar that appears with the first episode.
+    /// A line that appears with the first hundredth.
     pub fn new() -> Self {
-        // It hides itself where standard error is no terminal.
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} episodes, {eta} left");
-        Self(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+        Self { terminal: stderr().is_terminal(), shown: AtomicU64::new(0) }
     }
 
     /// So many are done, of so many.
     pub fn show(&self, done: u64, all: u64) {
-        self.0.set_length(all);
-        self.0.set_position(done);
+        let hundredths = done.saturating_mul(100).checked_div(all).unwrap_or(0);
+        if self.terminal && self.shown.fetch_max(hundredths, Ordering::Relaxed) < hundredths {
+            // A line that cannot be shown is not missed.
+            let _ = write!(stderr().lock(), "\r\x1b[2K{done} of {all} episodes, {hundredths} %");
+        }
     }
 }
 
 impl Drop for Episodes {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        if *self.shown.get_mut() > 0 {
+            let _ = write!(stderr().lock(), "\r\x1b[2K");
+        }
     }
 }
