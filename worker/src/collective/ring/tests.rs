@@ -147,7 +147,7 @@ fn another_run_on_the_same_port_is_named_as_such() {
         let abort = RingAbort::new();
         let theirs = Membership::among("theirs", Generation(1), Rank(0), &peers);
         let (listener, handle) = (&a, abort.clone());
-        // Refused itself, it gives up; whoever called it meanwhile is answered when it listens again.
+        // Refused itself, it gives up; the one that called it meanwhile is answered when it listens again.
         scope.spawn(move || {
             while handle.reason().is_none() {
                 Ring::connect(listener, &theirs, soon(), &handle).map(drop).expect_err("another run");

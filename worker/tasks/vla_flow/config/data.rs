@@ -57,13 +57,6 @@ pub struct Data {
     /// Several data sets to train on at once, below `data.path`; that directory itself when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sets: Vec<DataSet>,
-    /// What the weights of these sets are weights of.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub weights: Weights,
-}
-
-fn is_default(weights: &Weights) -> bool {
-    *weights == Weights::default()
 }
 
 fn default_state() -> String {
@@ -103,9 +96,12 @@ pub struct DataSet {
     /// By which it is known: letters, digits, `-`, `_`, `.`; the last part of the path when absent.
     #[serde(default)]
     pub name: Option<String>,
-    /// How much of it an epoch has, beside the others; `data.weights` says of what.
-    #[serde(default = "one")]
-    pub weight: f64,
+    /// How often each of its samples comes, beside those of the others; 1 when absent.
+    #[serde(default)]
+    pub weight: Option<f64>,
+    /// Instead of that: how much of an epoch it is, beside the others, whatever its size.
+    #[serde(default)]
+    pub share: Option<f64>,
     /// Which of its features is which of `data.cameras`. A camera that is not listed is missing in this set.
     /// When absent, all are there under the names they have.
     #[serde(default)]
@@ -131,21 +127,6 @@ pub struct DataSet {
     /// Episodes of this set that are kept out of training.
     #[serde(default)]
     pub holdout_episodes: Vec<usize>,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-/// What the weights of a mixture are weights of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Weights {
-    /// Samples: with equal weights every sample comes as often as any other.
-    #[default]
-    Samples,
-    /// Sets: with equal weights every set has as many samples in an epoch as any other.
-    Sets,
 }
 
 impl DataSet {

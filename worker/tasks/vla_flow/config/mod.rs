@@ -16,7 +16,7 @@ mod trainables;
 
 pub use self::{
     augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
-    data::{Data, DataSet, Normalization, Weights},
+    data::{Data, DataSet, Normalization},
     episodes::EpisodeRange,
     schema::SCHEMA,
     serve::Serve,

@@ -70,7 +70,6 @@ impl TaskSettings for VlaSettings {
         ("data.max_pixels", Learned),
         ("data.augmentation", LearnedSince("\"off\"")),
         ("data.sets", LearnedSince("[]")),
-        ("data.weights", LearnedSince("\"samples\"")),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),

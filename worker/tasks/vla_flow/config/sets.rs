@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, path::Path};
 use coxswain_proto::{config::Findings, limits::MAX_SETS, run_spec::RunSpec};
 
 use super::{
-    data::{Data, DataSet, Weights},
+    data::{Data, DataSet},
     settings::VlaSettings,
 };
 
@@ -27,7 +27,6 @@ impl VlaSettings {
         own.serve.set = None;
         own.data.sets = Vec::new();
         own.data.episodes.clone_from(&set.episodes);
-        own.data.weights = Weights::default();
         let DataSet { state, sensor, action, prompt, normalization, .. } = set.clone();
         own.data.state = state.unwrap_or(own.data.state);
         own.data.sensor = sensor.or(own.data.sensor);
@@ -48,12 +47,6 @@ impl VlaSettings {
 }
 
 pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
-    f.require(
-        data.weights == Weights::default() || !data.sets.is_empty(),
-        "data.weights",
-        "weighs data sets, and there is one",
-        "remove it, or list data sets in `data.sets`",
-    );
     if data.sets.is_empty() {
         return;
     }
@@ -107,11 +100,21 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             format_args!("`{name}` is another data set's"),
             "give each a `name` of its own",
         );
+        for (of, given) in [("weight", set.weight), ("share", set.share)] {
+            let given = given.unwrap_or(1.0);
+            f.require(
+                given.is_finite() && given > 0.0,
+                &key(of),
+                format_args!("is {given}, which no sample can be drawn by"),
+                "give a number above 0, or remove the set",
+            );
+        }
+        let by_shares = data.sets.iter().any(|set| set.share.is_some());
         f.require(
-            set.weight.is_finite() && set.weight > 0.0,
-            &key("weight"),
-            format_args!("is {}, which no sample can be drawn by", set.weight),
-            "give a number above 0, or remove the set",
+            !by_shares || (set.share.is_some() && set.weight.is_none()),
+            &key("share"),
+            "is for all sets or for none, and stands instead of `weight`",
+            "give every set a `share` and no `weight`, or none of them a `share`",
         );
         check_cameras(data, set, &key("cameras"), f);
     }

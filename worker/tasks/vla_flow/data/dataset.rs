@@ -15,7 +15,7 @@ use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
-    DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,
+    DataError, Fingerprint, Normalizer, TrainingSamples,
     lerobot::{
         Catalog,
         episodes::Episode,
@@ -273,11 +273,6 @@ impl Dataset {
     /// Digest of the data set, by which its order of samples is keyed.
     pub fn fingerprint(&self) -> Fingerprint {
         self.catalog.fingerprint
-    }
-
-    /// The order of training samples under the run's seed.
-    pub fn order(&self) -> SampleOrder {
-        SampleOrder::new(self.seed, self.fingerprint(), self.training.clone())
     }
 
     /// `run.seed`.

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     settings::checked,
-    vla_flow::config::{DataSet, VlaSettings, Weights},
+    vla_flow::config::{DataSet, VlaSettings},
 };
 
 /// The data sets of a run, opened.
@@ -81,8 +81,7 @@ impl Mixture {
             (first, first_number) = (first + samples, first_number + numbers);
         }
         check_widths(&members)?;
-        let weights = sets.iter().map(|set| set.weight);
-        let shares = shares(&members, weights, settings.data.weights);
+        let shares = shares(&members, sets);
         let fingerprints = members.iter().map(|member| member.dataset.fingerprint());
         let fingerprint = Fingerprint::of_sets(fingerprints.zip(shares.iter().map(|share| share.taken)));
         let training = members.iter().flat_map(|Member { dataset, first, .. }| {
@@ -333,12 +332,12 @@ fn widest(members: &[Member]) -> SampleDims {
     all.reduce(SampleDims::widest).unwrap_or_default()
 }
 
-fn shares(members: &[Member], weights: impl Iterator<Item = f64>, by: Weights) -> Vec<SetShare> {
-    let weighted = members.iter().zip(weights).map(|(member, weight)| {
+fn shares(members: &[Member], sets: &[DataSet]) -> Vec<SetShare> {
+    let weighted = members.iter().zip(sets).map(|(member, set)| {
         let samples = member.dataset.training_len();
-        match by {
-            Weights::Samples => Weighted::by_samples(samples, weight),
-            Weights::Sets => Weighted::by_sets(samples, weight),
+        match set.share {
+            Some(share) => Weighted::by_sets(samples, share),
+            None => Weighted::by_samples(samples, set.weight.unwrap_or(1.0)),
         }
     });
     let taken = taken(&weighted.collect::<Vec<_>>());

@@ -39,7 +39,6 @@ impl TwoSets {
         let set = |name: &str, dir: &TempDir| DataSet {
             path: dir.path().display().to_string(),
             name: Some(name.into()),
-            weight: 1.0,
             ..DataSet::default()
         };
         let mut sets = vec![set("lab", &data[0]), set("field", &data[1])];

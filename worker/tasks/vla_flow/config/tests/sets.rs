@@ -43,10 +43,12 @@ fn a_set_alone_is_the_run_with_what_the_set_says_instead() {
 #[test]
 fn sets_and_weights_are_part_of_what_is_learned_and_one_data_set_is_the_run_it_was() {
     let mixed = read(SETS, &[]).unwrap();
-    let weighed = read(SETS, &["data.weights=sets"]).unwrap();
+    let weighed = read(SETS, &["data.sets=[{path: lab, weight: 2}]"]).unwrap();
+    let shared = read(SETS, &["data.sets=[{path: lab, share: 2}]"]).unwrap();
+    assert_ne!(document::digest(&shared), document::digest(&weighed));
     assert_ne!(document::digest(&mixed), document::digest(&weighed));
     let single = serde_json::to_value(small(&[])).unwrap();
-    assert!(single["data"].get("sets").is_none() && single["data"].get("weights").is_none());
+    assert!(single["data"].get("sets").is_none());
 }
 
 #[test]
@@ -57,6 +59,9 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
         (one("weight: 0"), "data.sets.0.weight", "no sample can be drawn by"),
         (one("weight: -1"), "data.sets.0.weight", "is -1"),
         (one("weight: .inf"), "data.sets.0.weight", "a number above 0"),
+        (one("share: 0"), "data.sets.0.share", "no sample can be drawn by"),
+        (one("share: 1, weight: 2"), "data.sets.0.share", "instead of `weight`"),
+        (two("path: b, share: 2"), "data.sets.0.share", "for all sets or for none"),
         (one("name: a/b"), "data.sets.0.name", "not a usable name"),
         (one("cameras: {front: a}"), "data.cameras", "names `wrist`, which no data set has"),
         (one("cameras: {frnt: a}"), "data.sets.0.cameras", "maps `frnt`, which is none of `data.cameras`"),
@@ -73,8 +78,6 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
     }
     let error = read(SETS, &["data.sets=[{path: lab, wieght: 2}]"]).expect_err("misspelled");
     assert!(error.to_string().contains("data.sets.0.wieght: unknown key"), "{error}");
-    for (given, says) in [("data.weights=sets", "weighs data sets"), ("serve.set=lab", "remove it")] {
-        let error = read(SMALL, &[given]).expect_err(given);
-        assert!(error.to_string().contains(says), "{error}");
-    }
+    let error = read(SMALL, &["serve.set=lab"]).expect_err("there are no sets");
+    assert!(error.to_string().contains("remove it"), "{error}");
 }

@@ -8,7 +8,7 @@ use coxswain_task::Samples;
 
 use super::{broken::refused, recording::Recording};
 use crate::vla_flow::{
-    config::{DataSet, VlaSpec, Weights},
+    config::{DataSet, VlaSpec},
     data::{Mixture, Outline, PolicyFile, Sample, SampleDims},
     testing::pair::{FRONT, TwoSets},
 };
@@ -47,12 +47,16 @@ fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_come
     let mut pair = TwoSets::new(|sets| {
         sets[0].holdout_episodes = vec![0];
         sets[1].holdout_episodes = vec![1];
-        sets[1].weight = 0.5;
     });
     assert_eq!(Samples::holdout(&pair.open()), [0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 25]);
-    pair.spec.vla_mut().data.weights = Weights::Sets;
-    for (weights, taken) in [(Weights::Sets, [6, 3]), (Weights::Samples, [12, 2])] {
-        pair.spec.vla_mut().data.weights = weights;
+    // Half as often by samples; half as much by sets.
+    for ((weight, shares), taken) in
+        [((None, [Some(1.0), Some(0.5)]), [6, 3]), ((Some(0.5), [None; 2]), [12, 2])]
+    {
+        let mut vla = pair.spec.vla_mut();
+        vla.data.sets[1].weight = weight;
+        vla.data.sets.iter_mut().zip(shares).for_each(|(set, share)| set.share = share);
+        drop(vla);
         let mixture = pair.open();
         let samples: &dyn Samples = &mixture;
         assert_eq!(mixture.shares().iter().map(|share| share.taken).collect::<Vec<_>>(), taken);
@@ -66,7 +70,7 @@ fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_come
         }
     }
     let fingerprint = pair.open().fingerprint();
-    pair.spec.vla_mut().data.sets[1].weight = 1.0;
+    pair.spec.vla_mut().data.sets[1].weight = Some(1.0);
     assert_ne!(pair.open().fingerprint(), fingerprint, "another order is another data set");
 }
 
@@ -149,7 +153,7 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
     );
     refused_pair(
         |sets| sets[1].holdout_episodes = vec![0, 1],
-        &["data.sets.1 (`field`)", "holds every episode out", "leave at least one"],
+        &["data.sets.1 (`field`)", "holds out every episode", "leave at least one"],
     );
     refused_pair(
         |sets| sets[0].sensor = Some("observation.sensor".into()),

@@ -1,8 +1,8 @@
 //! A policy of two data sets, acting for the robot of either.
 
-use super::*;
+use super::{super::observed::Observed, *};
 use crate::vla_flow::{
-    data::{RunData, Sample, collate},
+    data::{RunData, collate},
     flow::starting_noise,
     testing::pair::{FRONT, TwoSets},
 };
@@ -48,7 +48,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         let noise = starting_noise(9, &[index], 4 * own);
         let request = responder.reader().read(&seen(set, &noise)).unwrap_or_else(|error| panic!("{error}"));
         let trained = mixture.sample(index).unwrap();
-        let asked: &Sample = request.content();
+        let asked = &request.content::<Observed>().sample;
         assert_eq!((&asked.input_ids, &asked.pixel_values), (&trained.input_ids, &trained.pixel_values));
         assert_eq!((&asked.state, asked.action_width), (&trained.state, trained.action_width));
         let dims = responder.reader().describe()["outputs"]["actions"]["shape"].clone();
