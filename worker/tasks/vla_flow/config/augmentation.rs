@@ -19,7 +19,7 @@ pub enum Augmentation {
     /// What LeRobot does by default: up to three of brightness, contrast, saturation, hue, sharpness, affine.
     Lerobot,
     /// These.
-    Transforms(Transforms),
+    Transforms(Box<Transforms>),
 }
 
 /// Transforms to draw from; one that is not given is never drawn. They are applied in the order of these
@@ -175,7 +175,7 @@ impl Augmentation {
         match self {
             Self::Off => None,
             Self::Lerobot => Some(Transforms::lerobot()),
-            Self::Transforms(transforms) => Some(transforms.clone()),
+            Self::Transforms(transforms) => Some((**transforms).clone()),
         }
     }
 

@@ -72,7 +72,7 @@ fn jitter(weight: f64) -> Option<Jitter> {
 }
 
 fn augmenter(transforms: Transforms) -> Augmenter {
-    Augmenter::of(&Augmentation::Transforms(transforms), 7).expect("it changes something")
+    Augmenter::of(&Augmentation::Transforms(Box::new(transforms)), 7).expect("it changes something")
 }
 
 fn view(sample: u64) -> View {
