@@ -141,9 +141,9 @@ impl Progress {
         match &self.dataset {
             Some((ours, witness)) if *ours != claim.dataset => Err(Refusal::OtherDataSet {
                 slot: claim.slot,
-                theirs: claim.dataset.clone(),
+                theirs: Box::new(claim.dataset.clone()),
                 witness: witness.clone(),
-                ours: ours.clone(),
+                ours: Box::new(ours.clone()),
             }),
             _ => Ok(Plan::new(&self.train, claim.dataset.training_samples)?),
         }

@@ -106,11 +106,11 @@ pub enum Refusal {
         /// The caller.
         slot: Slot,
         /// What it sees.
-        theirs: DataSet,
+        theirs: Box<DataSet>,
         /// Who saw the other one.
         witness: Witness,
         /// What was seen first.
-        ours: DataSet,
+        ours: Box<DataSet>,
     },
     /// The run cannot be planned with these samples.
     #[error("{0}")]

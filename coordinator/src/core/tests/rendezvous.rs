@@ -210,7 +210,12 @@ fn a_continued_run_keeps_its_data_set() {
     config.past.dataset = Some(earlier.clone());
     let mut run = Run::new(config);
     let (slot, theirs) = (Slot(0), dataset());
-    let refusal = Refusal::OtherDataSet { slot, theirs, witness: Witness::Journal, ours: earlier };
+    let refusal = Refusal::OtherDataSet {
+        slot,
+        theirs: theirs.into(),
+        witness: Witness::Journal,
+        ours: earlier.into(),
+    };
     assert_eq!(run.ask(Ask::Register(claim(0))).0, Err(refusal));
 }
 
