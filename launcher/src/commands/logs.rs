@@ -79,8 +79,7 @@ pub fn execute(args: &LogsArgs) -> Outcome {
         }
     }
     // Written between the last look and the end, or cut in half.
-    let rest = log.lines().unwrap_or_default().into_iter().chain(log.rest());
-    rest.map(say).all(|shown| shown);
+    let _shown = log.lines().unwrap_or_default().into_iter().chain(log.rest()).all(say);
     Ok(())
 }
 

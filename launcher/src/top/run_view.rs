@@ -248,8 +248,8 @@ mod tests {
     fn the_replica_of_a_rank_is_with_the_next_one() {
         let rank = |rank, gone| RankStatus { rank, gone, ..RankStatus::default() };
         let ranks = vec![rank(0, false), rank(1, true), rank(2, false)];
-        let mut view = RunView::default();
-        view.status = GetStatusResponse { world_size: 3, ranks, ..GetStatusResponse::default() };
+        let status = GetStatusResponse { world_size: 3, ranks, ..GetStatusResponse::default() };
+        let mut view = RunView { status, ..RunView::default() };
         let told: Vec<_> = view.status.ranks.iter().map(|rank| view.replica(rank)).collect();
         assert_eq!(told, ["lost", "on 2", "on 0"]);
         view.status = GetStatusResponse { world_size: 1, ranks: vec![rank(0, false)], ..Default::default() };

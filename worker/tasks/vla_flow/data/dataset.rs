@@ -15,7 +15,7 @@ use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
-    DataError, Fingerprint, Normalizer, TrainingSamples,
+    DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,
     lerobot::{
         Catalog,
         episodes::Episode,
@@ -206,11 +206,6 @@ impl Dataset {
         }
     }
 
-    /// The checkpoint whose tokenizer and image settings samples are made with.
-    pub(super) fn model(&self) -> &Path {
-        Path::new(&self.settings.model.path)
-    }
-
     /// Sizes that all samples share.
     pub fn dims(&self) -> SampleDims {
         self.dims
@@ -273,6 +268,11 @@ impl Dataset {
     /// Digest of the data set, by which its order of samples is keyed.
     pub fn fingerprint(&self) -> Fingerprint {
         self.catalog.fingerprint
+    }
+
+    /// The order of training samples under the run's seed.
+    pub fn order(&self) -> SampleOrder {
+        SampleOrder::new(self.seed, self.fingerprint(), self.training.clone())
     }
 
     /// `run.seed`.

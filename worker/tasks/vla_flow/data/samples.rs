@@ -1,6 +1,6 @@
 //! What the engine sees of samples, micro-batches and the data set.
 
-use std::{any::Any, sync::Arc};
+use std::{any::Any, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples};
 use coxswain_feature_store::{Digest, Store, StoreError};
@@ -149,7 +149,7 @@ impl Samples for Dataset {
     }
 
     fn ingredients(&self) -> Result<InputIngredients, StoreError> {
-        let path = self.model().join("tokenizer.json");
+        let path = Path::new(&self.settings.model.path).join("tokenizer.json");
         let tokenizer = Digest::of_file(&path);
         Ok(InputIngredients {
             preprocessing: self.preprocessing(),

@@ -173,7 +173,7 @@ fn held_out_episodes_are_not_trained_on_and_are_listed() {
     let dataset = Dataset::open(&spec).unwrap();
     assert_eq!(dataset.training_len(), 12);
     assert_eq!(dataset.holdout().collect::<Vec<_>>(), [5, 13, 14, 15, 16]);
-    let order = (&dataset as &dyn coxswain_task::Samples).order(spec.run.seed);
+    let order = dataset.order();
     let mut trained: Vec<u64> = (0..12).filter_map(|p| order.sample(0, p)).collect();
     trained.sort_unstable();
     assert_eq!(trained, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12]);
