@@ -6,6 +6,7 @@
 //!             apply to them
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
 //! exchange    what gradients travel in
+//! outcome     what a step did, or why it was not taken
 //! replica     a copy of the neighbour's part, so that one lost rank loses no step
 //! average     the average of the weights, where a run keeps one
 //! schedule    the learning rate of a step, as a pure function
@@ -53,12 +54,14 @@
 mod average;
 mod exchange;
 mod optimizer;
+mod outcome;
 mod partition;
 mod replica;
 mod schedule;
 mod state;
 
-pub use optimizer::{GroupNorm, ShardedAdamW, StepError, StepInput, StepOutcome, ZeroBytes};
+pub use optimizer::{ShardedAdamW, StepInput, ZeroBytes};
+pub use outcome::{GroupNorm, StepError, StepOutcome};
 pub use partition::{Partition, Segment};
 pub use replica::{Copy, Keeps, ReplicatedAdamW, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};

@@ -34,7 +34,8 @@ use coxswain_proto::{
 };
 
 use super::{
-    optimizer::{ShardedAdamW, StepError, StepInput, StepOutcome, Update, ZeroBytes},
+    optimizer::{ShardedAdamW, StepInput, Update, ZeroBytes},
+    outcome::{StepError, StepOutcome},
     partition::{Partition, intersect, shifted},
     state::StateError,
 };
