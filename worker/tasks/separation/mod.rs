@@ -4,7 +4,6 @@
 //! ```text
 //! config      its keys in run files
 //! data        tracks on disk; segments of them; micro-batches of those
-//! fft         Fourier transforms of real signals
 //! stft        spectra of signals, signals of spectra, the gradient between them
 //! bands       which frequencies a band has
 //! network     bands in, masks out; block: attention along time or along bands
@@ -19,7 +18,6 @@ mod bands;
 mod block;
 pub mod config;
 pub mod data;
-mod fft;
 mod measures;
 pub mod memory;
 mod network;

@@ -15,7 +15,7 @@
 //! depends on how many there are.
 
 use coxswain_task::MicroLoss;
-use num_complex::Complex32;
+use realfft::num_complex::Complex32;
 use rayon::prelude::*;
 
 use super::{

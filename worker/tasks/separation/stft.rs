@@ -15,9 +15,10 @@
 
 use std::sync::Arc;
 
-use num_complex::Complex32;
+use realfft::{ComplexToReal, RealFftPlanner, RealToComplex, num_complex::Complex32};
 
-use super::fft::RealFft;
+/// The crate refuses buffers of other lengths than its own.
+const LENGTHS: &str = "buffers made by the transform have its lengths";
 
 /// Transforms of signals of one length.
 #[derive(Clone)]
@@ -25,7 +26,8 @@ pub struct Stft {
     n_fft: usize,
     hop: usize,
     samples: usize,
-    fft: Arc<RealFft>,
+    forward: Arc<dyn RealToComplex<f32>>,
+    inverse: Arc<dyn ComplexToReal<f32>>,
     window: Arc<[f32]>,
     /// One over what the squared windows add up to, at the samples.
     envelope: Arc<[f32]>,
@@ -43,7 +45,9 @@ impl Stft {
             at.iter_mut().zip(&window).for_each(|(sum, w)| *sum += w * w);
         }
         let envelope = sums[n_fft / 2..][..samples].iter().map(|sum| 1.0 / sum).collect();
-        Self { n_fft, hop, samples, fft: Arc::new(RealFft::new(n_fft)), window: window.into(), envelope }
+        let mut planner = RealFftPlanner::new();
+        let (forward, inverse) = (planner.plan_fft_forward(n_fft), planner.plan_fft_inverse(n_fft));
+        Self { n_fft, hop, samples, forward, inverse, window: window.into(), envelope }
     }
 
     /// Frames of a signal.
@@ -80,9 +84,13 @@ impl Stft {
     pub fn signal(&self, spectrum: &[Complex32]) -> Vec<f32> {
         let scale = 1.0 / (self.n_fft as f32).sqrt();
         let mut padded = vec![0.0f32; self.padded()];
-        let (mut values, mut buffers) = (vec![0.0; self.n_fft], self.fft.buffers());
+        let (mut values, mut scratch) = (self.inverse.make_output_vec(), self.inverse.make_scratch_vec());
+        let mut input = self.inverse.make_input_vec();
         for (frame, spectrum) in spectrum.chunks_exact(self.bins()).enumerate() {
-            self.fft.inverse(spectrum, &mut values, &mut buffers);
+            input.copy_from_slice(spectrum);
+            // The imaginary parts at both ends are taken for zero, as torch does; the crate would refuse them.
+            (input[0].im, input[self.n_fft / 2].im) = (0.0, 0.0);
+            self.inverse.process_with_scratch(&mut input, &mut values, &mut scratch).expect(LENGTHS);
             let at = &mut padded[frame * self.hop..][..self.n_fft];
             at.iter_mut().zip(&values).zip(&*self.window).for_each(|((sum, x), w)| *sum += x * w * scale);
         }
@@ -113,13 +121,13 @@ impl Stft {
 
     /// Transforms windowed frames of what `value` says of places that begin half a frame before the signal.
     fn each_frame(&self, value: impl Fn(usize) -> f32, mut each: impl FnMut(usize, &mut [Complex32])) {
-        let (mut values, mut buffers) = (vec![0.0; self.n_fft], self.fft.buffers());
-        let mut spectrum = vec![Complex32::default(); self.bins()];
+        let (mut values, mut scratch) = (self.forward.make_input_vec(), self.forward.make_scratch_vec());
+        let mut spectrum = self.forward.make_output_vec();
         for frame in 0..self.frames() {
             for (m, (slot, w)) in values.iter_mut().zip(&*self.window).enumerate() {
                 *slot = w * value(frame * self.hop + m);
             }
-            self.fft.forward(&values, &mut spectrum, &mut buffers);
+            self.forward.process_with_scratch(&mut values, &mut spectrum, &mut scratch).expect(LENGTHS);
             each(frame, &mut spectrum);
         }
     }
