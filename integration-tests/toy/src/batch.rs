@@ -1,7 +1,5 @@
 //! A row of the table, and rows side by side: plain host memory. The engine asks them for their sizes only.
 
-use std::any::Any;
-
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
 
@@ -52,18 +50,6 @@ impl Sample for Row {
     fn index(&self) -> u64 {
         self.index
     }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Batch for Rows {
@@ -85,13 +71,5 @@ impl Batch for Rows {
 
     fn bytes(&self) -> u64 {
         4 * (self.inputs.len() + self.targets.len()) as u64
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -1,7 +1,6 @@
 //! The table: numbers of a parquet file, read once and held.
 
 use std::{
-    any::Any,
     collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
@@ -163,9 +162,5 @@ impl Samples for Table {
             every => format!("one of {every} held out"),
         };
         Ok(vec![("table", format!("{} rows of {} inputs, {held_out}", self.rows(), self.columns.len() - 1))])
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -10,6 +10,7 @@ use super::{
     error::{ConfigError, Place, Problem},
     tree::{MapKey, Node, Value, parse_override},
 };
+use crate::limits::MAX_CONFIG_DEPTH;
 
 /// Lays one `path=value` over the tree.
 pub(super) fn apply(root: &mut Node, given: &str) -> Result<(), ConfigError> {
@@ -25,6 +26,9 @@ pub(super) fn apply(root: &mut Node, given: &str) -> Result<(), ConfigError> {
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     if parts.iter().any(|part| part.is_empty()) {
         return Err(refuse("a part of the key is empty"));
+    }
+    if parts.len() > MAX_CONFIG_DEPTH {
+        return Err(refuse(&format!("the key has more than {MAX_CONFIG_DEPTH} parts")));
     }
     let value = parse_override(text.trim(), &place)?;
     set(root, &parts, &parts, value, &place)

@@ -1,5 +1,6 @@
 //! What a user sees for each kind of mistake.
 
+mod hostile;
 mod keys;
 mod overrides;
 mod rules;

@@ -146,4 +146,37 @@ mod tests {
             assert_eq!(image.rgb, wanted, "{color:?} {depth:?}");
         }
     }
+
+    #[test]
+    fn hostile_pictures_are_refused_or_decoded_within_what_their_size_takes() {
+        let bytes = |count: u8| (0..count).map(|i| i.wrapping_mul(37)).collect::<Vec<_>>();
+        let png = [
+            encoded(ColorType::Rgb, png::BitDepth::Eight, &bytes(2 * 2 * 3)),
+            encoded(ColorType::GrayscaleAlpha, png::BitDepth::Sixteen, &bytes(2 * 2 * 4)),
+        ];
+        // Chunks of a PNG have a CRC each; those of the header and of what follows it are mended.
+        let mend = |bytes: &mut [u8]| {
+            let mut at = 8;
+            while let Some(head) = bytes.get(at..at + 8) {
+                let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+                let Some(chunk) = bytes.get(at + 4..(at + 8).saturating_add(length)) else { break };
+                let crc = crc32fast::hash(chunk).to_be_bytes();
+                let end = at + 8 + length;
+                if let Some(place) = bytes.get_mut(end..end + 4) {
+                    place.copy_from_slice(&crc);
+                }
+                at = end + 4;
+            }
+        };
+        let held = 3 * MAX_DECODED_BYTES / 2;
+        coxswain_fuzz::Target::new("png", png).mended_by(mend).holds(held, 64).check(|bytes| {
+            drop(image_size(bytes));
+            drop(decode(bytes));
+        });
+        let jpeg = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/JPEGSAMPLE"));
+        coxswain_fuzz::Target::new("jpeg", jpeg).holds(held, 64).check(|bytes| {
+            drop(image_size(bytes));
+            drop(decode(bytes));
+        });
+    }
 }

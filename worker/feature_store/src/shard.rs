@@ -172,7 +172,8 @@ pub(super) fn index_and_footer(
     bytes
 }
 
-fn shard_digest(header: &[u8], index_and_footer: &[u8]) -> [u8; 16] {
+/// The digest that a footer has of its shard.
+pub(super) fn shard_digest(header: &[u8], index_and_footer: &[u8]) -> [u8; 16] {
     let hash = blake3::Hasher::new().update(header).update(index_and_footer).finalize();
     let mut out = [0; 16];
     out.copy_from_slice(&hash.as_bytes()[..16]);

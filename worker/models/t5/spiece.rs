@@ -103,3 +103,24 @@ pub fn read(path: &Path, sentinels: bool) -> Result<Tokenizer, DataError> {
     tokenizer.add_special_tokens(&special);
     Ok(tokenizer)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn hostile_pieces_are_refused_or_made_a_tokenizer_of() {
+        let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/assets/tiny-t5/spiece.model");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("spiece.model");
+        let sample = fs::read(tiny).expect("it ships");
+        coxswain_fuzz::Target::new("spiece.model", [sample]).holds(4 << 20, 1024).check(|bytes| {
+            fs::write(&path, bytes).expect("it has space");
+            if let Ok(tokenizer) = read(&path, true) {
+                drop(tokenizer.encode_fast("translate: <extra_id_0> \u{3000}\u{200d}", false));
+            }
+        });
+    }
+}

@@ -199,4 +199,16 @@ mod tests {
         assert!(TensorFile::new(&long).is_err());
         assert!(TensorFile::new(OpenFile::default()).is_err());
     }
+
+    #[test]
+    fn a_hostile_file_is_refused_or_read_within_its_own_size() {
+        coxswain_fuzz::Target::new("safetensors", [file()]).check(|bytes| {
+            let Ok(file) = TensorFile::new(bytes) else { return };
+            for (_, tensor) in file.tensors() {
+                let (begin, end) = tensor.data_offsets;
+                assert!(end - begin <= bytes.len(), "{begin}..{end} of {}", bytes.len());
+                drop(file.read(tensor, 0, &mut vec![0; end - begin]));
+            }
+        });
+    }
 }

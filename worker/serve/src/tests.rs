@@ -20,7 +20,7 @@ use crate::{Door, Model, Port, ServeError, Server, decode::decode_answer, encode
 mod tls;
 
 /// A number to add to, and the number of its request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Term {
     number: f32,
     seed: i64,
@@ -29,18 +29,6 @@ struct Term {
 impl Sample for Term {
     fn index(&self) -> u64 {
         self.seed as u64
-    }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, _other: &dyn Sample) -> bool {
-        false
-    }
-
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
     }
 }
 

@@ -18,9 +18,33 @@ pub struct Inputs {
     pub grids: Vec<[u32; 3]>,
 }
 
+/// A value that is passed on by those who do not know its type. Every plain value is one.
+pub trait Opaque: Any + Debug + Send + Sync {
+    /// Whether the other one is of the same type and has the same values.
+    fn equals(&self, other: &dyn Any) -> bool;
+}
+
+impl<T: Any + Debug + Send + Sync + PartialEq> Opaque for T {
+    fn equals(&self, other: &dyn Any) -> bool {
+        other.downcast_ref() == Some(self)
+    }
+}
+
+/// How a sample of unknown type is copied. Every sample that is `Clone` has it.
+pub trait CopySample {
+    /// A copy.
+    fn boxed(&self) -> Box<dyn Sample>;
+}
+
+impl<S: Sample + Clone> CopySample for S {
+    fn boxed(&self) -> Box<dyn Sample> {
+        Box::new(self.clone())
+    }
+}
+
 /// One sample, preprocessed. A task without an [`Extractor`](super::Extractor) leaves [`Sample::inputs`] and
 /// [`Sample::take_seen`] as they are.
-pub trait Sample: Any + Debug + Send + Sync {
+pub trait Sample: Opaque + CopySample {
     /// Its place in the data set, which keys its random draws.
     fn index(&self) -> u64;
 
@@ -34,21 +58,12 @@ pub trait Sample: Any + Debug + Send + Sync {
     fn take_seen(&mut self) -> Box<dyn Sample> {
         self.boxed()
     }
-
-    /// A copy.
-    fn boxed(&self) -> Box<dyn Sample>;
-
-    /// Whether the other one is of the same type and has the same values.
-    fn equals(&self, other: &dyn Sample) -> bool;
-
-    /// The task's own type.
-    fn as_any(&self) -> &dyn Any;
 }
 
 impl dyn Sample {
     /// The task's own sample.
     pub fn content<S: Sample>(&self) -> &S {
-        self.as_any().downcast_ref().expect("samples of a run are those of its task")
+        (self as &dyn Any).downcast_ref().expect("samples of a run are those of its task")
     }
 }
 
@@ -78,7 +93,7 @@ pub struct CachedFeatures {
 
 /// The samples of one forward pass on one rank. A task without an [`Extractor`](super::Extractor) leaves what
 /// is said of features as it is: its batches have none, and are never given any.
-pub trait Batch: Any + Debug + Send + Sync {
+pub trait Batch: Opaque {
     /// The optimizer step it belongs to.
     fn step(&self) -> Step;
 
@@ -108,18 +123,12 @@ pub trait Batch: Any + Debug + Send + Sync {
     fn with_features(&self, _features: CachedFeatures) -> Box<dyn Batch> {
         unreachable!("{KEEPS_NOTHING}")
     }
-
-    /// Whether the other one is of the same type and has the same values.
-    fn equals(&self, other: &dyn Batch) -> bool;
-
-    /// The task's own type.
-    fn as_any(&self) -> &dyn Any;
 }
 
 impl dyn Batch {
     /// The task's own batch.
     pub fn content<T: Batch>(&self) -> &T {
-        self.as_any().downcast_ref().expect("batches of a run are those of its task")
+        (self as &dyn Any).downcast_ref().expect("batches of a run are those of its task")
     }
 
     /// Rows.

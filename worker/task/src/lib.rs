@@ -30,7 +30,7 @@ pub mod tools;
 
 pub use self::{
     answers::{Array, BadRequest, Named, RequestReader, Responder, Value},
-    batch::{Batch, CachedFeatures, Inputs, Sample},
+    batch::{Batch, CachedFeatures, CopySample, Inputs, Opaque, Sample},
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     features::{Extractor, FeatureShape, FrozenWeights},

@@ -79,7 +79,7 @@ pub struct Readable {
 /// An opened data set. Shared between threads, which read samples side by side. A task without an
 /// [`Extractor`](super::Extractor) leaves [`Samples::read_beside`], [`Samples::keys`] and
 /// [`Samples::ingredients`] as they are.
-pub trait Samples: Send + Sync {
+pub trait Samples: Any + Send + Sync {
     /// Samples that are trained on.
     fn training(&self) -> &Arc<TrainingSamples>;
 
@@ -142,12 +142,14 @@ pub trait Samples: Send + Sync {
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
-
-    /// The task's own type.
-    fn as_any(&self) -> &dyn Any;
 }
 
-impl dyn Samples + '_ {
+impl dyn Samples {
+    /// The data set itself, if it is of this type.
+    pub fn downcast_ref<S: Samples>(&self) -> Option<&S> {
+        (self as &dyn Any).downcast_ref()
+    }
+
     /// Samples that are trained on.
     pub fn training_len(&self) -> u64 {
         self.training().len()

@@ -15,8 +15,8 @@
 //! depends on how many there are.
 
 use coxswain_task::MicroLoss;
-use realfft::num_complex::Complex32;
 use rayon::prelude::*;
+use realfft::num_complex::Complex32;
 
 use super::{
     config::LossWeights,

@@ -94,7 +94,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     ) -> Result<Evaluation, TaskError> {
         let batch: &PairBatch = batch.content();
         let TokenSums { loss_sum, right, tokens } = self.model.losses(trainables, batch)?;
-        let parts = match (self.settings.eval.rouge, samples.as_any().downcast_ref()) {
+        let parts = match (self.settings.eval.rouge, samples.downcast_ref()) {
             (true, Some(pairs)) => self.rouge(trainables, batch, pairs)?,
             _ => Vec::new(),
         };

@@ -237,7 +237,6 @@ fn image_tokens(width: usize, config: &QwenConfig) -> FeatureShape {
 
 /// The data behind a run's samples.
 pub(super) fn run_data(samples: &dyn Samples) -> &dyn RunData {
-    let samples = samples.as_any();
     let one = samples.downcast_ref::<Dataset>().map(|one| one as &dyn RunData);
     let several = || samples.downcast_ref::<Mixture>().map(|several| several as &dyn RunData);
     one.or_else(several).expect("samples of a run are those of its task")

@@ -1,3 +1,5 @@
+use prost::Message;
+
 use super::*;
 
 #[test]
@@ -79,4 +81,59 @@ fn what_no_worker_may_say_is_refused() {
     let wire = v1::ReportFailureRequest { failure: Some(failure), ..Default::default() };
     let error = Ask::try_from(wire).unwrap_err();
     assert_eq!(error.to_string(), "failure.kind: is the coordinator's to say");
+}
+
+/// What a worker asks, with something in most fields.
+fn asked() -> [Vec<u8>; 6] {
+    let samples = vec![v1::SampleRange { begin: 3, end: 7 }, v1::SampleRange { begin: 9, end: 12 }];
+    let metric = v1::Metric { name: "loss/mse".into(), unit: "1".into(), value: 0.5, ..Default::default() };
+    let step =
+        v1::StepReport { step: 4, samples: samples.clone(), metrics: vec![metric; 2], ..Default::default() };
+    let failure = v1::Failure {
+        kind: v1::FailureKind::BadInput.into(),
+        phase: v1::WorkerPhase::Forward.into(),
+        message: "a row".into(),
+        victims: vec![1, 2],
+        samples,
+        ..Default::default()
+    };
+    [
+        v1::ReportStepsRequest { worker_id: 1, steps: vec![step; 2] }.encode_to_vec(),
+        v1::ReportFailureRequest { failure: Some(failure), ..Default::default() }.encode_to_vec(),
+        v1::JoinNodeRequest { host: "node".into(), local_world_size: 2, ..Default::default() }
+            .encode_to_vec(),
+        v1::RegisterRequest { rank: 1, pid: 7, device: "cpu".into(), ..Default::default() }.encode_to_vec(),
+        v1::ReportMemoryRequest { memory: vec![v1::RankMemory::default(); 2], ..Default::default() }
+            .encode_to_vec(),
+        v1::ReportCacheRequest { worker_id: 2, report: Some(v1::CacheReport::default()) }.encode_to_vec(),
+    ]
+}
+
+#[test]
+fn hostile_messages_are_refused_or_decoded_within_their_own_size() {
+    fn ask<T: Message + Default>(bytes: &[u8])
+    where
+        Ask: TryFrom<T>,
+    {
+        if let Ok(wire) = T::decode(bytes) {
+            drop(Ask::try_from(wire));
+        }
+    }
+    let all = [
+        ask::<v1::JoinNodeRequest>,
+        ask::<v1::RegisterRequest>,
+        ask::<v1::ReadyRequest>,
+        ask::<v1::ReportStartRequest>,
+        ask::<v1::HeartbeatRequest>,
+        ask::<v1::ReportStepsRequest>,
+        ask::<v1::ReportMemoryRequest>,
+        ask::<v1::ReportCheckpointRequest>,
+        ask::<v1::ReportFailureRequest>,
+        ask::<v1::ReportExitRequest>,
+        ask::<v1::ReportCacheRequest>,
+    ];
+    // An empty message within another takes two bytes on the wire.
+    coxswain_fuzz::Target::new("requests", asked()).tries(10_000).holds(64 << 10, 1024).check(|bytes| {
+        all.iter().for_each(|ask| ask(bytes));
+    });
 }

@@ -2,6 +2,7 @@
 
 mod budget;
 mod faults;
+mod hostile;
 mod names;
 mod round_trip;
 mod sharing;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ChatEncoder, EncodedChat, ImageProcessor, Message, ModelFacts, PatchShape, Piece, PixelBounds,
-    PromptEncoder, Role, decode_sized,
+    PromptEncoder, Role, decode_sized, tokenizer::QwenTokenizer,
 };
 
 fn fixtures() -> PathBuf {
@@ -174,4 +174,19 @@ fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
     assert_eq!(learned(&one), learned(&many));
     let mistyped = encoder.encode(&chat(vec![Piece::Text("<|image_pad|>".into())]), &[]).unwrap_err();
     assert!(mistyped.contains("remove <|image_pad|> from text \"<|image_pad|>\""), "{mistyped}");
+}
+
+#[test]
+fn a_hostile_tokenizer_is_refused_or_used() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "preprocessor_config.json", "tokenizer_config.json"] {
+        std::fs::copy(model().join(name), dir.path().join(name)).unwrap();
+    }
+    let facts = ModelFacts::read(dir.path()).unwrap();
+    let sample = std::fs::read(model().join("tokenizer.json")).unwrap();
+    // A token is a text, an entry of a table in both directions, and a node of its trie.
+    coxswain_fuzz::Target::new("tokenizer.json", [sample]).tries(200).holds(64 << 20, 256).check(|bytes| {
+        std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
+        drop(QwenTokenizer::open(dir.path(), facts));
+    });
 }

@@ -118,3 +118,21 @@ fn no_prefix_of_a_message_is_one_and_no_flipped_byte_ends_the_process() {
         }
     }
 }
+
+#[test]
+fn hostile_observations_are_refused_or_read_within_their_own_size() {
+    let observation = named(&[
+        ("prompt", Value::Text("open the drawer".into())),
+        ("seed", Value::Integer(-7)),
+        ("camera", Value::Bytes(Array { shape: vec![4, 4, 3], values: (0..48).collect() })),
+        ("state", Value::Numbers(Array { shape: vec![3], values: vec![0.5, -1.5, 2.0] })),
+    ]);
+    let samples = [
+        encode_flat(&observation),
+        encode(&observation, &[("infer_ms", 1.5)]),
+        array_of("<f8", &[1, 2], &[7; 16]),
+    ];
+    coxswain_fuzz::Target::new("observations", samples).tries(20_000).holds(64 << 10, 32).check(|bytes| {
+        drop(decode(bytes));
+    });
+}

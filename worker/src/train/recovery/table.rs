@@ -306,6 +306,45 @@ mod tests {
     }
 
     #[test]
+    fn hostile_rows_are_refused_or_read() {
+        let held = Holding {
+            generation: Generation(7),
+            world: 5,
+            rank: Rank(4),
+            own: Versions { newest: 5, older: true },
+            replica: Some(Versions { newest: 4, older: false }),
+            skipped: 3,
+            left_out: true,
+        };
+        let carried = Carried {
+            checkpoints: 2,
+            memory_reports: 1,
+            micro_batch: 3,
+            searched: true,
+            saved: Some(Step(9)),
+            before: Some(None),
+            stopped: true,
+            skipped_in_a_row: 2,
+            cache: Some(mark(3)),
+        };
+        let rows = [encode([Some(held), Some(held)], &carried), encode([None; 2], &carried)];
+        let rows = rows.map(|row| row.iter().flat_map(|field| field.to_le_bytes()).collect());
+        coxswain_fuzz::Target::new("rows of recovery", rows).tries(20_000).check(|bytes| {
+            let mut row = [0.0; FIELDS];
+            row.iter_mut().zip(bytes.as_chunks().0).for_each(|(field, of)| *field = f64::from_le_bytes(*of));
+            if let Ok((held, carried)) = decode(&row, &NAMES) {
+                assert!(carried.micro_batch > 0);
+                held.into_iter().flatten().for_each(|held| assert!(held.rank.0 < held.world));
+                // What is carried on is shown to the next generation.
+                assert_eq!(
+                    decode(&encode(held, &carried), &NAMES).map(|(_, again)| again.saved),
+                    Ok(carried.saved)
+                );
+            }
+        });
+    }
+
+    #[test]
     fn a_row_that_cannot_be_is_refused_by_its_field() {
         let own = Versions { newest: 5, older: true };
         let held = Holding {

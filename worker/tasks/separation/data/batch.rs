@@ -3,7 +3,7 @@
 //! A batch shares the signals of the samples that it is made of: putting one together takes no memory, so
 //! what is read ahead is never there twice.
 
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
@@ -61,18 +61,6 @@ impl Sample for SegmentSample {
     fn index(&self) -> u64 {
         self.index
     }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Batch for SegmentBatch {
@@ -95,13 +83,5 @@ impl Batch for SegmentBatch {
     fn bytes(&self) -> u64 {
         let values = |segment: &SegmentSample| segment.mixture.len() + segment.stems.len();
         4 * self.segments.iter().map(values).sum::<usize>() as u64
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -6,7 +6,6 @@
 //! without it. A track's end that is shorter than a segment is left out.
 
 use std::{
-    any::Any,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -233,9 +232,5 @@ impl Samples for Tracks {
         );
         let segments = format!("{} of {} s", self.len(), self.data.segment_seconds);
         Ok(vec![("tracks", tracks), ("segments", segments)])
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -113,3 +113,37 @@ fn reader(path: &Path) -> Result<WavReader<BufReader<File>>, DataError> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use hound::{WavSpec, WavWriter};
+
+    use super::*;
+
+    fn written(path: &Path, bits_per_sample: u16, sample_format: SampleFormat) -> Vec<u8> {
+        let spec = WavSpec { channels: 2, sample_rate: 8000, bits_per_sample, sample_format };
+        let mut writer = WavWriter::create(path, spec).expect("it has space");
+        (0..64).for_each(|i| match sample_format {
+            SampleFormat::Float => writer.write_sample(i as f32 / 64.0).expect("it has space"),
+            SampleFormat::Int => writer.write_sample(i).expect("it has space"),
+        });
+        writer.finalize().expect("it has space");
+        std::fs::read(path).expect("written")
+    }
+
+    #[test]
+    fn a_hostile_file_is_refused_or_read_within_what_was_asked_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.wav");
+        let kinds = [(16, SampleFormat::Int), (24, SampleFormat::Int), (32, SampleFormat::Float)];
+        let samples = kinds.map(|(bits, format)| written(&path, bits, format));
+        coxswain_fuzz::Target::new("wav", samples).check(|bytes| {
+            std::fs::write(&path, bytes).expect("it has space");
+            let Ok(wav) = Wav::open(path.clone(), 8000) else { return };
+            for (start, frames) in [(0, 8), (24, 8), (wav.frames.saturating_sub(4), 8), (wav.frames, 1)] {
+                drop(wav.read(start, frames));
+            }
+            wav.name(&mut blake3::Hasher::new()).expect("it is there");
+        });
+    }
+}

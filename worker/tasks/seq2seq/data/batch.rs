@@ -1,7 +1,5 @@
 //! A pair as training sees it, and pairs side by side: plain host memory. Rows are padded on the right.
 
-use std::any::Any;
-
 use coxswain_models::t5::context::Texts;
 use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
@@ -85,18 +83,6 @@ impl Sample for PairSample {
     fn index(&self) -> u64 {
         self.index
     }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Batch for PairBatch {
@@ -120,14 +106,6 @@ impl Batch for PairBatch {
     fn bytes(&self) -> u64 {
         let ids = self.source.len() + self.shifted.len() + 2 * self.targets.ids.len();
         (4 * ids + self.seen.len()) as u64
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -4,7 +4,7 @@
 //! shows when a text is encoded (a token beyond the vocabulary) is the pair's own fault: the run goes on
 //! without it.
 
-use std::{any::Any, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
 use coxswain_models::t5::{T5Config, tokenizer::TextTokenizer};
@@ -131,9 +131,5 @@ impl Samples for Pairs {
         }
         told.push(("tokenizer", self.tokenizer.path().display().to_string()));
         Ok(told)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

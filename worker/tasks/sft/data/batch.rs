@@ -8,8 +8,6 @@
 //! keeps them apart (`CausalSegments`, positions from 0 in each). So the width of a batch is its chats'
 //! total, not their number times the longest.
 
-use std::any::Any;
-
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
@@ -124,18 +122,6 @@ impl Sample for ChatSample {
     fn index(&self) -> u64 {
         self.index
     }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Batch for ChatBatch {
@@ -157,14 +143,6 @@ impl Batch for ChatBatch {
 
     fn bytes(&self) -> u64 {
         (4 * (self.pixel_values.len() + self.input_ids.len()) + self.learned.len()) as u64
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -5,7 +5,6 @@
 //! vocabulary) is the chat's own fault: the run goes on without it.
 
 use std::{
-    any::Any,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -179,9 +178,5 @@ impl Samples for Chats {
             told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
         }
         Ok(told)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -3,7 +3,7 @@
 //! A batch shares the pixels of the samples that it is made of: putting one together takes no memory, so what
 //! is read ahead is never there twice.
 
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, CachedFeatures, Sample};
@@ -59,18 +59,6 @@ impl Sample for ImageSample {
     fn take_seen(&mut self) -> Box<dyn Sample> {
         Box::new(Self { pixel_values: std::mem::take(&mut self.pixel_values), ..*self })
     }
-
-    fn boxed(&self) -> Box<dyn Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Batch for ImageBatch {
@@ -109,13 +97,5 @@ impl Batch for ImageBatch {
         let indices = self.indices.clone();
         let pixel_values = vec![Arc::default(); indices.len()];
         Box::new(Self { step, indices, positions, pixel_values, features: Some(features) })
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

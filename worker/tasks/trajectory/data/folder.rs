@@ -6,7 +6,6 @@
 //! own fault: the run goes on without it.
 
 use std::{
-    any::Any,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -262,9 +261,5 @@ impl Samples for ImageFolder {
         let side = self.settings.data.image_size;
         let images = format!("{} images{of} as {side} x {side} pixels, {held_out}", self.images.len());
         Ok(vec![("images", images)])
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -13,7 +13,6 @@
 //! sees a sample of a robot with fewer cameras, not one whose camera shows black.
 
 use std::{
-    any::Any,
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
@@ -266,10 +265,6 @@ impl Samples for Mixture {
             dataset.constant_features().into_iter().map(told).collect::<Vec<_>>()
         };
         self.members.iter().flat_map(of).chain(self.rates()).collect()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

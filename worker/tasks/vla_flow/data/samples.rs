@@ -1,6 +1,6 @@
 //! What the engine sees of samples, micro-batches and the data set.
 
-use std::{any::Any, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples};
 use coxswain_feature_store::{Digest, Store, StoreError};
@@ -27,18 +27,6 @@ impl coxswain_task::Sample for Sample {
             pixel_values: std::mem::take(&mut self.pixel_values),
             ..self.without_content()
         })
-    }
-
-    fn boxed(&self) -> Box<dyn coxswain_task::Sample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn coxswain_task::Sample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -73,14 +61,6 @@ impl Batch for MicroBatch {
 
     fn with_features(&self, features: CachedFeatures) -> Box<dyn Batch> {
         Box::new(Self { features: Some(features), pixel_values: Vec::new(), ..self.clone() })
-    }
-
-    fn equals(&self, other: &dyn Batch) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -172,9 +152,5 @@ impl Samples for Dataset {
 
     fn warnings(&self) -> Vec<String> {
         self.constant_features()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -350,7 +350,7 @@ impl RequestReader for ObservationReader {
             .prompt
             .encode(instruction, &sample.image_grids)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
-        Ok(Observed { sample, offset }.boxed())
+        Ok(Box::new(Observed { sample, offset }))
     }
 }
 

@@ -1,7 +1,5 @@
 //! An observation, prepared: what the model takes, and what its answer is relative to.
 
-use std::any::Any;
-
 use coxswain_task::Sample as AnySample;
 
 use crate::vla_flow::data::Sample;
@@ -18,17 +16,5 @@ pub(super) struct Observed {
 impl AnySample for Observed {
     fn index(&self) -> u64 {
         self.sample.index
-    }
-
-    fn boxed(&self) -> Box<dyn AnySample> {
-        Box::new(self.clone())
-    }
-
-    fn equals(&self, other: &dyn AnySample) -> bool {
-        other.as_any().downcast_ref() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use coxswain_video::{DecoderPool, Fault, Moov, Video, VideoError};
+use coxswain_fuzz::Target;
+use coxswain_video::{DecoderPool, Fault, Moov, Video, VideoError, VideoIndex};
 
 use crate::fixtures::{Numbers, clip, clips, crcs, read};
 
@@ -65,6 +66,19 @@ fn flipped_bytes_are_errors_or_frames() {
             quick(&clip.file, begun);
         }
     }
+}
+
+/// Tables alone, which are read in microseconds: an index holds some tens of bytes for each byte of them, as
+/// one entry may stand for many frames, up to the limit.
+#[test]
+fn hostile_tables_are_refused_or_read_within_the_limit() {
+    let moovs = clips().into_iter().map(|clip| Moov::read(&read(&clip.file)).unwrap().to_bytes());
+    Target::new("mp4 tables", moovs).tries(5_000).holds(256 << 20, 64).check(|bytes| {
+        let Ok(moov) = Moov::from_bytes(bytes) else { return };
+        for track in 0..2 {
+            drop(VideoIndex::new(&moov, track));
+        }
+    });
 }
 
 /// The tables are a few hundred bytes, which flips over the whole file seldom meet.
