@@ -19,6 +19,7 @@ use serde::Deserialize;
 
 use crate::{
     control::{Access, prompt},
+    credentials,
     exit::{Exit, Failed},
     launch::inputs::process_env,
 };
@@ -29,6 +30,8 @@ pub const SPEC_FILE: &str = "run_spec.json";
 const DIR: &str = "logs";
 /// See [`DIR`].
 const FILE: &str = "endpoint";
+/// See [`DIR`]: the run's own token.
+const TOKEN_FILE: &str = "token";
 /// Where runs lie by default.
 pub const RUNS: &str = "runs";
 
@@ -40,7 +43,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Target {
-    /// HOST:PORT of the coordinator [env: COX_COORDINATOR] [default: the newest run below runs/]
+    /// HOST:PORT of the coordinator; http:// before it never speaks TLS, https:// always [env: COX_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
     /// Output directory of the run
@@ -59,13 +62,13 @@ impl Target {
                 None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
-        Access::new(&address, process_env("COX_TOKEN").as_deref())
+        Access::new(&address, &credentials::of_env(&process_env)?)
     }
 }
 
 /// The coordinator of the run in `output_dir`, which answers.
 pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
-    let access = Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())?;
+    let access = Access::new(&read(output_dir)?, &credentials::of_run(output_dir, &process_env)?)?;
     // Asked all the same: locks of some file systems are not seen from other machines.
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
@@ -111,6 +114,11 @@ fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
 /// What a file without a lock means where no coordinator answers.
 const ABANDONED: &str =
     "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
+
+/// Where a run has its own token, if it has one.
+pub fn token_file(output_dir: &Path) -> PathBuf {
+    output_dir.join(DIR).join(TOKEN_FILE)
+}
 
 fn file(output_dir: &Path) -> PathBuf {
     output_dir.join(DIR).join(FILE)
