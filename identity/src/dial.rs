@@ -1,8 +1,6 @@
 //! A caller's side: connections that speak TLS where they leave the machine, and the token on every call.
 
 use std::{
-    error::Error,
-    io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,7 +15,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, tls};
+use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, error::DialError, tls};
 
 /// What a process shows of itself, and by what it knows others.
 #[derive(Clone, Debug, Default)]
@@ -92,26 +90,6 @@ pub fn refusal(status: &Status) -> Option<String> {
         source = error.source();
     }
     None
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DialError {
-    /// Of the network: another try may help.
-    #[error(transparent)]
-    Network(#[from] Box<dyn Error + Send + Sync>),
-    /// As with [`DialError::Network`].
-    #[error("{0}")]
-    Connection(#[from] io::Error),
-    /// Of trust: none will.
-    #[error("{0}")]
-    Identity(IdentityError),
-}
-
-impl From<IdentityError> for DialError {
-    fn from(error: IdentityError) -> Self {
-        Self::Identity(error)
-    }
 }
 
 /// Makes a channel's connections.

@@ -8,7 +8,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::net::TcpStream;
 
-use crate::{Credentials, HAS_TLS, IdentityError, Scope, Stream, Tokens, address::is_here, tls};
+use crate::{Credentials, IdentityError, Scope, Stream, Tokens, address::is_here, tls};
 
 /// How long a caller may take to say its first byte, and then for TLS's handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ impl Door {
     pub fn new(credentials: &Credentials, plaintext: bool) -> Result<Self, IdentityError> {
         let tokens = credentials.tokens().cloned();
         let tls = match &tokens {
-            Some(tokens) if HAS_TLS && !plaintext => {
+            Some(tokens) if tls::IS_HERE && !plaintext => {
                 Some(Arc::new(tls::Server::new(credentials.certificates(), tokens)?))
             }
             _ if credentials.certificates().are_given() && !plaintext => {

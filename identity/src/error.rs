@@ -1,6 +1,6 @@
 //! What is wrong with a token, a certificate, or who is at the other end; each says what to do.
 
-use std::{io, path::PathBuf};
+use std::{error::Error, io, path::PathBuf};
 
 use crate::Scope;
 
@@ -139,8 +139,22 @@ impl IdentityError {
     }
 }
 
-impl From<IdentityError> for io::Error {
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    /// Of the network: another try may help.
+    #[error(transparent)]
+    Network(#[from] Box<dyn Error + Send + Sync>),
+    /// As with [`DialError::Network`].
+    #[error("{0}")]
+    Connection(#[from] io::Error),
+    /// Of trust: none will.
+    #[error("{0}")]
+    Identity(IdentityError),
+}
+
+impl From<IdentityError> for DialError {
     fn from(error: IdentityError) -> Self {
-        Self::other(error)
+        Self::Identity(error)
     }
 }

@@ -49,6 +49,3 @@ pub use self::{
     token::{Token, random},
     tokens::Tokens,
 };
-
-/// Whether this build has TLS.
-pub const HAS_TLS: bool = cfg!(feature = "tls");

@@ -12,12 +12,15 @@ use std::{
 
 use coxswain_identity::{CertificateFiles, Credentials, IdentityError, Token, Tokens};
 
-use crate::{endpoint, exit::Failed, launch::inputs::Env};
+use crate::{exit::Failed, launch::inputs::Env};
 
 /// A token of the environment.
 pub const TOKEN: &str = "COX_TOKEN";
 /// A file of tokens.
 pub const TOKEN_FILE: &str = "COX_TOKEN_FILE";
+
+/// Where a run has its own token, below its output directory.
+const OWN: &str = "logs/token";
 
 impl From<IdentityError> for Failed {
     fn from(error: IdentityError) -> Self {
@@ -38,7 +41,7 @@ impl OfLaunch {
     /// What the environment gives, else the run's own token, if the run `stays_here`: on this machine's
     /// loopback.
     pub fn of(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
-        let path = endpoint::token_file(output_dir);
+        let path = output_dir.join(OWN);
         if let Some(tokens) = given(env)? {
             // Of an earlier launch: commands would show it. A launcher's coordinator is told of the one that is
             // there.
@@ -74,7 +77,7 @@ pub fn of_env(env: Env<'_>) -> Result<Credentials, Failed> {
 
 /// The token of the run in `output_dir`, if it has one of its own, else what the environment gives.
 pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, Failed> {
-    let path = endpoint::token_file(output_dir);
+    let path = output_dir.join(OWN);
     match path.exists() {
         true => Ok(with(Some(Tokens::of_file(&path)?), env)),
         false => of_env(env),

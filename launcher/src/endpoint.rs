@@ -30,8 +30,6 @@ pub const SPEC_FILE: &str = "run_spec.json";
 const DIR: &str = "logs";
 /// See [`DIR`].
 const FILE: &str = "endpoint";
-/// See [`DIR`]: the run's own token.
-const TOKEN_FILE: &str = "token";
 /// Where runs lie by default.
 pub const RUNS: &str = "runs";
 
@@ -114,11 +112,6 @@ fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
 /// What a file without a lock means where no coordinator answers.
 const ABANDONED: &str =
     "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
-
-/// Where a run has its own token, if it has one.
-pub fn token_file(output_dir: &Path) -> PathBuf {
-    output_dir.join(DIR).join(TOKEN_FILE)
-}
 
 fn file(output_dir: &Path) -> PathBuf {
     output_dir.join(DIR).join(FILE)

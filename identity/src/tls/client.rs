@@ -21,7 +21,7 @@ use super::{
     derived,
     files::{self, Own},
 };
-use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, dial::DialError};
+use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, error::DialError};
 
 /// TLS of a caller.
 pub(crate) struct Client {

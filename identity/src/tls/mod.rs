@@ -14,5 +14,8 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+/// Whether this build has TLS.
+pub(crate) const IS_HERE: bool = true;
+
 pub use self::derived::certificate;
 pub(crate) use self::{client::Client, server::Server};

@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::{
     Address, Caller, CertificateFiles, Credentials, Door, IdentityError, Scope, Token, Tokens,
-    dial::DialError,
+    error::DialError,
 };
 
 fn fresh(scope: Scope) -> Token {
