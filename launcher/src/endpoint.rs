@@ -16,6 +16,7 @@ use std::{
 use clap::Args;
 use coxswain_proto::v1::{GetStatusRequest, GetStatusResponse};
 use serde::Deserialize;
+use tonic::{Code, Response};
 
 use crate::{
     control::{Access, prompt},
@@ -71,18 +72,19 @@ pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
     let request = prompt(GetStatusRequest {});
-    let there = access.answer(async |mut people| people.get_status(request).await).await?;
-    if is_of(output_dir, &there) {
-        return Ok(access);
-    }
+    let other = match access.control().get_status(request).await.map(Response::into_inner) {
+        Ok(there) if is_of(output_dir, &there) => return Ok(access),
+        Ok(there) => format!("run {} (output directory {})", there.run_id, there.output_dir),
+        // It knows no token of this run's.
+        Err(status) if abandoned && status.code() == Code::Unauthenticated => "another run".to_owned(),
+        Err(status) => return Err(access.explain(&status)),
+    };
     Err(Failed::new(
         Exit::CoordinatorLost,
         format!(
-            "{}: no launcher is running this run; at {}, where it was, is now run {} (output directory {})",
+            "{}: no launcher is running this run; at {}, where it was, is now {other}",
             output_dir.display(),
             access.address(),
-            there.run_id,
-            there.output_dir
         ),
     ))
 }

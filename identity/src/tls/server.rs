@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc};
 
 use rustls::{
-    ServerConfig,
+    Error, ServerConfig,
     client::verify_server_name,
     crypto::ring,
     pki_types::{CertificateDer, ServerName},
@@ -56,7 +56,7 @@ impl Server {
 
     /// Agrees with a caller on how to go on; what its certificate grants.
     pub(crate) async fn accept(&self, tcp: TcpStream) -> io::Result<(Stream, Vec<Scope>)> {
-        let stream = self.acceptor.accept(tcp).await?;
+        let stream = self.acceptor.accept(tcp).await.map_err(explained)?;
         let certificates = stream.get_ref().1.peer_certificates();
         let granted = certificates.and_then(<[_]>::first).map(|first| self.granted(first));
         Ok((Stream::tls(stream), granted.unwrap_or_default()))
@@ -69,6 +69,15 @@ impl Server {
             ServerName::try_from(name).is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
         };
         self.tokens.names().into_iter().filter(|(name, _)| is_of(name)).map(|(_, scope)| scope).collect()
+    }
+}
+
+/// An error of the handshake, as the coordinator's log has it.
+fn explained(error: io::Error) -> io::Error {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        // Of the resolver below, which knows one reason.
+        Some(Error::General(_)) => io::Error::other("it asks for the key of a token that is not valid here"),
+        _ => error,
     }
 }
 
