@@ -59,6 +59,16 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 
 /// Reads a file of tokens. One that others may read or own is refused.
 pub(crate) fn read(path: &Path) -> Result<Granted, IdentityError> {
+    check_privacy(path)?;
+    read_open(path)
+}
+
+/// Reads a file of tokens, whoever else may do so.
+pub(crate) fn read_open(path: &Path) -> Result<Granted, IdentityError> {
+    parse(path, &bounded::read_text(path, MAX_BYTES).map_err(|error| IdentityError::file(path, error))?)
+}
+
+fn check_privacy(path: &Path) -> Result<(), IdentityError> {
     let failed = |error: std::io::Error| IdentityError::file(path, error);
     let found = fs::metadata(path).map_err(failed)?;
     if found.mode() & 0o077 != 0 {
@@ -69,7 +79,7 @@ pub(crate) fn read(path: &Path) -> Result<Granted, IdentityError> {
     if found.uid() != us && found.uid() != 0 {
         return Err(IdentityError::NotOurs { path: path.to_owned(), owner: found.uid() });
     }
-    parse(path, &bounded::read_text(path, MAX_BYTES).map_err(failed)?)
+    Ok(())
 }
 
 fn parse(path: &Path, text: &str) -> Result<Granted, IdentityError> {
@@ -118,12 +128,21 @@ pub(crate) fn add(path: &Path, token: &Token) -> Result<(), IdentityError> {
     file.write_all(format!("{gap}{}\n", token.secret()).as_bytes()).map_err(failed)
 }
 
-/// A file with one fresh token of all scopes, unless there is a file already. Whoever of several processes
-/// comes first makes it; none ever sees half of it.
-pub(crate) fn make(path: &Path) -> Result<(), IdentityError> {
-    if path.exists() {
-        return Ok(());
+/// A file with one fresh token of all scopes, unless there is a private one already. The first of several
+/// processes makes it; none ever sees half of it. True if it is private: some file systems (SMB, buckets
+/// mounted as directories) keep neither owners nor permissions.
+pub(crate) fn make(path: &Path) -> Result<bool, IdentityError> {
+    if path.exists() && check_privacy(path).is_err() {
+        // Somebody may have read it. Where it cannot be removed, it is read as it is.
+        let _ = fs::remove_file(path);
     }
+    if !path.exists() {
+        make_new(path)?;
+    }
+    Ok(check_privacy(path).is_ok())
+}
+
+fn make_new(path: &Path) -> Result<(), IdentityError> {
     let failed = |error: std::io::Error| IdentityError::file(path, error);
     let suffix = u64::from_le_bytes(random()?);
     let draft = path.with_extension(format!("{suffix:016x}"));
@@ -157,7 +176,7 @@ mod tests {
     fn a_file_that_others_may_read_is_refused_and_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
-        make(&path).unwrap();
+        assert!(make(&path).unwrap());
         assert_eq!(read(&path).unwrap().tokens.len(), 1);
         for mode in [0o644, 0o640, 0o660, 0o604] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -204,7 +223,7 @@ mod tests {
     fn a_file_is_made_once_and_added_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
-        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| make(&path).unwrap()))));
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| assert!(make(&path).unwrap())))));
         let first = read(&path).unwrap().tokens;
         assert_eq!((first.len(), first[0].scope()), (1, Scope::All));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "drafts are gone");
@@ -213,6 +232,12 @@ mod tests {
         add(&path, &Token::fresh(Scope::Worker).unwrap()).unwrap();
         let scopes: Vec<_> = read(&path).unwrap().tokens.iter().map(Token::scope).collect();
         assert_eq!(scopes, [Scope::All, Scope::Read, Scope::Worker]);
+        // One that others may have read is replaced.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(read_open(&path).unwrap().tokens.len(), 3);
+        assert!(make(&path).unwrap());
+        let again = read(&path).unwrap().tokens;
+        assert!(again.len() == 1 && !again[0].is(first[0].secret()));
         let other = dir.path().join("other");
         add(&other, &Token::fresh(Scope::Read).unwrap()).unwrap();
         assert_eq!(fs::metadata(&other).unwrap().mode() & 0o777, 0o600);

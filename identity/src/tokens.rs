@@ -56,10 +56,24 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Those of a file that has one fresh token of all scopes if it was not there before.
+    /// Those of a file that has one fresh token of all scopes if it was not there before. Where the file system
+    /// lets others read it, that is logged, and the file is read once.
     pub fn of_own_file(path: &Path) -> Result<Self, IdentityError> {
-        file::make(path)?;
-        Self::of_file(path)
+        if file::make(path)? {
+            return Self::of_file(path);
+        }
+        tracing::warn!(
+            "{}: this file system keeps no permissions: who can read this directory can call the run; COX_TOKEN or \
+             COX_TOKEN_FILE elsewhere keeps them out",
+            path.display()
+        );
+        Self::of_open_file(path)
+    }
+
+    /// Those of a file that others may read, too, where a file system keeps no permissions.
+    pub fn of_open_file(path: &Path) -> Result<Self, IdentityError> {
+        let held = Held { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None };
+        Ok(Self(Arc::new(RwLock::new(held))))
     }
 
     /// Adds a token to a file, which is made if there is none.

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_identity::{CertificateFiles, Credentials, IdentityError, Token, Tokens};
+use coxswain_identity::{CertificateFiles, Credentials, IdentityError, Scope, Token, Tokens};
 
 use crate::{exit::Failed, launch::inputs::Env};
 
@@ -34,22 +34,15 @@ pub struct OfLaunch {
     /// For its own calls.
     pub credentials: Credentials,
     /// The run's own file, where the user has given no token. Children inherit the user's.
-    pub token_file: Option<PathBuf>,
+    own: Option<PathBuf>,
 }
 
 impl OfLaunch {
     /// What the environment gives, else the run's own token, if the run `stays_here`: on this machine's
     /// loopback.
     pub fn of(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
-        let path = output_dir.join(OWN);
         if let Some(tokens) = given(env)? {
-            // Of an earlier launch: commands would show it. A launcher's coordinator is told of the one that is
-            // there.
-            let place = |path: &Path| fs::canonicalize(path).ok();
-            if env(TOKEN_FILE).is_none_or(|given| place(Path::new(&given)) != place(&path)) {
-                let _ = fs::remove_file(path);
-            }
-            return Ok(Self { credentials: with(Some(tokens), env), token_file: None });
+            return Ok(Self { credentials: with(Some(tokens), env), own: None });
         }
         if !stays_here {
             return Err(Failed::usage(
@@ -57,16 +50,34 @@ impl OfLaunch {
                  instance COX_TOKEN=$(cox token), or COX_TOKEN_FILE to a file of tokens",
             ));
         }
+        let path = output_dir.join(OWN);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
         let path = std::path::absolute(&path).map_err(unusable)?;
         path.parent().map_or(Ok(()), fs::create_dir_all).map_err(unusable)?;
         let tokens = Tokens::of_own_file(&path)?;
-        Ok(Self { credentials: with(Some(tokens), env), token_file: Some(path) })
+        Ok(Self { credentials: with(Some(tokens), env), own: Some(path) })
     }
 
-    /// What children are told beside what they inherit.
+    /// Takes away the token that an earlier launch has left in the run's directory, if this one has the user's:
+    /// commands would show it.
+    pub fn tidy(&self, output_dir: &Path, env: Env<'_>) {
+        let (path, place) = (output_dir.join(OWN), |path: &Path| fs::canonicalize(path).ok());
+        let is_given = env(TOKEN_FILE).is_some_and(|given| place(Path::new(&given)) == place(&path));
+        if self.own.is_none() && !is_given {
+            // There is none, as a rule.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// What children are told beside what they inherit: where the file is, or, where others could read it, which
+    /// a child would refuse, the token itself.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
-        self.token_file.iter().map(|path| (TOKEN_FILE, path.display().to_string())).collect()
+        let Some(path) = &self.own else { return Vec::new() };
+        let token = || self.credentials.tokens()?.for_scope(Scope::All);
+        match Tokens::of_file(path) {
+            Ok(_) => vec![(TOKEN_FILE, path.display().to_string())],
+            Err(_) => token().iter().map(|token| (TOKEN, token.secret().to_owned())).collect(),
+        }
     }
 }
 
@@ -79,7 +90,8 @@ pub fn of_env(env: Env<'_>) -> Result<Credentials, Failed> {
 pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, Failed> {
     let path = output_dir.join(OWN);
     match path.exists() {
-        true => Ok(with(Some(Tokens::of_file(&path)?), env)),
+        // Asking with it harms nobody, whoever else can read it.
+        true => Ok(with(Some(Tokens::of_open_file(&path)?), env)),
         false => of_env(env),
     }
 }
@@ -110,8 +122,6 @@ fn given(env: Env<'_>) -> Result<Option<Tokens>, Failed> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use coxswain_identity::Scope;
-
     use super::*;
 
     const SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -136,14 +146,20 @@ mod tests {
         let second = OfLaunch::of(dir.path(), &none, true).unwrap();
         assert!(shown(&second.credentials).is(ours.secret()));
         assert!(!format!("{launch:?}").contains(&ours.secret()[8..]));
-        // Its coordinator.
+        // As on a file system that keeps no permissions.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(launch.variables(), [("COX_TOKEN", ours.secret().to_owned())]);
+        assert!(shown(&of_run(dir.path(), &none).unwrap()).is(ours.secret()));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        second.tidy(dir.path(), &none);
         let told = |name: &str| (name == TOKEN_FILE).then(|| path.display().to_string());
-        OfLaunch::of(dir.path(), &told, true).unwrap();
+        OfLaunch::of(dir.path(), &told, true).unwrap().tidy(dir.path(), &told);
         assert!(path.exists());
         // With a token of the user's the run has none of its own.
         let env = |name: &str| (name == TOKEN).then(|| SECRET.to_owned());
-        assert!(OfLaunch::of(dir.path(), &env, true).unwrap().variables().is_empty());
-        assert!(!path.exists());
+        let given = OfLaunch::of(dir.path(), &env, true).unwrap();
+        given.tidy(dir.path(), &env);
+        assert!(given.variables().is_empty() && !path.exists());
         assert!(shown(&of_run(dir.path(), &env).unwrap()).is(SECRET));
     }
 

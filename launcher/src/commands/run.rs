@@ -83,6 +83,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     let forecast = forecast(&spec, &plan)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
+    credentials.tidy(output_dir, &process_env);
     let mode = match log.log_format {
         LogFormat::Text => Mode::of_stderr(&args.console),
         // For programs, wherever it goes.
