@@ -2,7 +2,8 @@
 //!
 //! A task of its own accepts. Where the machine has no room for a connection (file descriptors, memory) it
 //! tries again after a pause, and says so once; tonic would end the server over it. What waits meanwhile,
-//! waits in the kernel.
+//! waits in the kernel. Where connections may come through TLS, each has a task that agrees on it, so that
+//! nobody waits for a caller that says nothing.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -11,6 +12,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use coxswain_identity::{Caller, Door, Stream as Wire};
 use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_CONNECTIONS};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -19,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::Stream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 /// A stream of accepted connections that does not end.
 pub struct Connections {
@@ -29,32 +31,30 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Those that call at `listener`.
-    pub fn of(listener: TcpListener) -> Self {
+    /// Those that call at `listener` and come through `door`.
+    pub fn of(listener: TcpListener, door: Door) -> Self {
         let listener = Arc::new(listener);
         let accept = move || {
             let listener = listener.clone();
             async move { Ok(listener.accept().await?.0) }
         };
-        Self::up_to(MAX_CONNECTIONS, accept)
+        Self::up_to(MAX_CONNECTIONS, door, accept)
     }
 
-    fn up_to<F>(most: usize, accept: impl Fn() -> F + Send + 'static) -> Self
+    fn up_to<F>(most: usize, door: Door, accept: impl Fn() -> F + Send + 'static) -> Self
     where
         F: Future<Output = io::Result<TcpStream>> + Send + 'static,
     {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
-        accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, sender));
+        let entrance = Entrance { door, connections: sender };
+        accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
         Self { accepted, _accepting: accepting }
     }
 }
 
-async fn accept_all<F>(
-    places: Arc<Semaphore>,
-    accept: impl Fn() -> F + Send,
-    connections: mpsc::Sender<Connection>,
-) where
+async fn accept_all<F>(places: Arc<Semaphore>, accept: impl Fn() -> F + Send, entrance: Entrance)
+where
     F: Future<Output = io::Result<TcpStream>> + Send,
 {
     let mut told = false;
@@ -63,7 +63,10 @@ async fn accept_all<F>(
         match accept().await {
             Ok(stream) => {
                 told = false;
-                if connections.send(Connection { stream, _place: place }).await.is_err() {
+                if entrance.door.takes_time() {
+                    // Ends within a bounded time; until then it has its place.
+                    tokio::spawn(entrance.clone().admit(stream, place));
+                } else if !entrance.clone().admit(stream, place).await {
                     return;
                 }
             }
@@ -84,6 +87,34 @@ async fn accept_all<F>(
     }
 }
 
+/// Where connections come in.
+#[derive(Clone)]
+struct Entrance {
+    door: Door,
+    connections: mpsc::Sender<Connection>,
+}
+
+impl Entrance {
+    /// Finds out who has called, and hands the connection on; false if nobody takes it any more.
+    async fn admit(self, stream: TcpStream, place: OwnedSemaphorePermit) -> bool {
+        let from = stream.peer_addr().map(|from| from.to_string()).unwrap_or_default();
+        match self.door.greet(stream).await {
+            Ok((stream, caller)) => {
+                self.connections.send(Connection { stream, caller, _place: place }).await.is_ok()
+            }
+            // A probe that only looks whether the port is open.
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+                tracing::debug!(from, "a caller has gone before it said anything: {error}");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(target: "coxswain::run", from, "a caller from {from} was turned away: {error}");
+                true
+            }
+        }
+    }
+}
+
 impl Stream for Connections {
     type Item = io::Result<Connection>;
 
@@ -94,15 +125,16 @@ impl Stream for Connections {
 
 /// A connection, and its place among those that may be open.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Wire,
+    caller: Caller,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
     }
 }
 
@@ -183,14 +215,14 @@ mod tests {
     #[tokio::test]
     async fn accepting_goes_on_when_there_are_file_descriptors_again() {
         let (_, accept) = ready(2).await;
-        let mut connections = Connections::up_to(9, accept);
+        let mut connections = Connections::up_to(9, Door::default(), accept);
         assert!(connections.next().await.is_some_and(|connection| connection.is_ok()));
     }
 
     #[tokio::test]
     async fn no_more_are_open_than_the_bound_allows() {
         let (accepted, accept) = ready(0).await;
-        let mut connections = Connections::up_to(1, accept);
+        let mut connections = Connections::up_to(1, Door::default(), accept);
         let first = connections.next().await.unwrap().unwrap();
         // On this thread the other task has run for as long as it can.
         for _ in 0..100 {

@@ -29,6 +29,7 @@ mod tensorboard;
 use std::{future::Future, net::SocketAddr, path::Path};
 
 pub use crate::core::{failure::Failure, report::StateSource};
+use coxswain_identity::{IdentityError, Scope};
 use coxswain_proto::limits;
 
 pub use aside::set_aside;
@@ -44,12 +45,17 @@ use crate::{connections::Connections, driver::Driver, service::RunFacts, tensorb
 /// Why a coordinator did not serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Reachable from elsewhere, and open to everyone.
-    #[error("{address} can be reached from other machines: set COX_TOKEN, or listen on 127.0.0.1")]
+    /// Reachable from elsewhere, and open to everyone, or in clear.
+    #[error("{address} can be reached from other machines: {problem}")]
     Unprotected {
         /// Where it listens.
         address: SocketAddr,
+        /// What to do.
+        problem: &'static str,
     },
+    /// No worker could come in.
+    #[error(transparent)]
+    Tokens(#[from] IdentityError),
     /// A world of no worker, or of more than can be counted.
     #[error(
         "a world of {}:{} nodes with {} workers each is not possible: 1 to {max} workers are",
@@ -109,15 +115,16 @@ pub async fn serve(
     let news = handle.subscribe().expect("the driver has just been made");
     let scalars =
         Scalars::follow(news, Path::new(&options.spec.run.output_dir), options.spec.train.log_every);
-    let router = service::router(handle, facts, options.token.as_deref()).await?;
-    let outcome = run(listener, driver, router, shutdown).await;
+    let router = service::router(handle, facts, options.door.tokens()).await?;
+    let connections = Connections::of(listener, options.door);
+    let outcome = run(connections, driver, router, shutdown).await;
     journal.close().await;
     scalars.finished().await;
     outcome
 }
 
 async fn run(
-    listener: TcpListener,
+    connections: Connections,
     driver: Driver,
     router: Router,
     shutdown: impl Future<Output = ()> + Send,
@@ -126,7 +133,6 @@ async fn run(
     // A set ends its tasks with itself: dropping this future kills the coordinator.
     let mut driving = JoinSet::new();
     driving.spawn(driver.run(stop.clone()));
-    let connections = Connections::of(listener);
     let server = router.serve_with_incoming_shutdown(connections, over.clone().cancelled_owned());
     tokio::pin!(server, shutdown);
     let outcome = loop {
@@ -150,9 +156,8 @@ async fn run(
 }
 
 fn check(options: &Options, address: SocketAddr) -> Result<(), ServeError> {
-    if options.token.as_deref().is_none_or(str::is_empty) && !address.ip().is_loopback() {
-        return Err(ServeError::Unprotected { address });
-    }
+    options.door.check(address).map_err(|problem| ServeError::Unprotected { address, problem })?;
+    options.door.tokens().map_or(Ok(()), |tokens| tokens.require(Scope::Worker))?;
     let (world, max) = (options.world, limits::MAX_WORLD);
     let size = u64::from(world.max_nodes) * u64::from(world.nproc_per_node);
     if world.least() == 0 || world.min_nodes > world.max_nodes || size > max as u64 {

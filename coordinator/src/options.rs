@@ -2,6 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use coxswain_identity::Door;
 use coxswain_proto::{
     ids::{Slot, Step},
     limits,
@@ -20,8 +21,8 @@ pub struct Options {
     pub run_id: Option<String>,
     /// Where the journal lies; nothing is remembered over a restart without one.
     pub state_dir: Option<PathBuf>,
-    /// What callers must present as `authorization: Bearer TOKEN`; required off loopback.
-    pub token: Option<String>,
+    /// What callers come through: tokens, TLS.
+    pub door: Door,
     /// Bounds on waiting.
     pub patience: Patience,
     /// Bounds on trying again.
@@ -34,14 +35,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// A run without a journal or a token, in a world of `world`.
+    /// A run without a journal and without tokens, in a world of `world`.
     pub fn new(spec: RunSpec, world: World) -> Self {
         Self {
             spec,
             world,
             run_id: None,
             state_dir: None,
-            token: None,
+            door: Door::default(),
             patience: Patience::default(),
             budgets: Budgets::default(),
             restarted: false,
@@ -51,7 +52,7 @@ impl Options {
 }
 
 impl fmt::Debug for Options {
-    /// Without the token.
+    /// Without what callers come through.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("spec", &self.spec)

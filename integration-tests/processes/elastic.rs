@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running, cox, free_endpoint,
+    Running, free_endpoint,
     processes::{signal, wait_for_worker, wait_until_gone, worker_of},
     read_json,
     tiny::{Tiny, audit},
@@ -88,7 +88,8 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     let third = node(&tiny, &endpoint, 2, "127.0.0.2");
     first.wait_for("generation 4: 4 of 4 workers");
     first.wait_for("/100000");
-    let message = cox(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
+    let message =
+        tiny.asking(&["drain", "--node=1", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(message.status.success(), "{}", String::from_utf8_lossy(&message.stderr));
     let (status, printed) = third.finish();
     assert_eq!(status.code(), Some(0), "{printed}");
@@ -96,7 +97,8 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     first.wait_for("/100000");
     assert_eq!(stays, [0, 1].map(|rank| worker_of(first.pid(), rank).expect("it lives")), "processes stay");
 
-    let message = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    let message =
+        tiny.asking(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(
         !message.status.success()
             && String::from_utf8_lossy(&message.stderr).contains("stop the run instead")
@@ -116,13 +118,14 @@ fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
     first.wait_for("/100000");
     let goes = worker_of(first.pid(), 0).expect("it lives");
 
-    let message = cox(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
+    let message =
+        tiny.asking(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(message.status.success(), "{}", String::from_utf8_lossy(&message.stderr));
     first.wait_for("generation 3: 1 of 2 workers");
     wait_until_gone(&[goes]);
     first.wait_for("its launcher stays, for it hosts the coordinator");
     first.wait_for("/100000");
-    let shown = cox(&["status", "--endpoint", &endpoint]).output().expect("cox was built");
+    let shown = tiny.asking(&["status", "--endpoint", &endpoint]).output().expect("cox was built");
     let shown = String::from_utf8_lossy(&shown.stdout);
     let line = "leaves the run: its workers have left; its launcher stays, for it hosts the coordinator";
     assert!(shown.contains(line), "{shown}");

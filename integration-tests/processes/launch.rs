@@ -198,13 +198,22 @@ fn refuses_to_stop_another(dir: &Path, living: &Path) {
     std::fs::copy(living.join("logs/endpoint"), killed.join("logs/endpoint")).expect("a file");
     let run_file = r#"{"run_id": "killed", "name": "quickstart", "spec_digest": "", "version": ""}"#;
     std::fs::write(killed.join("run.json"), run_file).expect("a file");
-    let refused = cox(&["stop", "--run"]).arg(&killed).output().expect("cox was built");
-    let message = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(8), "{message}");
-    assert!(
-        message.contains("no launcher is running this run") && message.contains("is now run"),
-        "{message}"
-    );
+    // Each had its own token; or both have one that their user has set.
+    let tokens =
+        [(killed.join("logs/token"), "is now another run"), (living.join("logs/token"), "is now run")];
+    for (token, expected) in tokens {
+        let mut stop = cox(&["stop", "--run"]);
+        if token.exists() {
+            stop.env("COX_TOKEN_FILE", token);
+        }
+        let refused = stop.arg(&killed).output().expect("cox was built");
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(8), "{message}");
+        assert!(
+            message.contains("no launcher is running this run") && message.contains(expected),
+            "{message}"
+        );
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod deploy;
 mod elastic;
 mod faults;
 mod frozen;
+mod identity;
 mod launch;
 mod limits;
 mod memory;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use coxswain_identity::{Address, Credentials, Scope, ShowToken, channel, refusal};
 use coxswain_proto::{
-    calls, limits,
+    limits,
     v1::{control_client::ControlClient, coordinator_client::CoordinatorClient},
 };
 use tonic::{
     Code, Request, Response, Status,
-    metadata::{Ascii, MetadataValue},
-    service::{Interceptor, interceptor::InterceptedService},
+    service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
@@ -26,20 +26,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// See [`KEEP_ALIVE`].
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Adds `authorization: Bearer TOKEN` to every call.
-#[derive(Clone, Debug)]
-pub struct Bearer(Option<MetadataValue<Ascii>>);
-
-impl Interceptor for Bearer {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(token) = &self.0 {
-            request.metadata_mut().insert("authorization", token.clone());
-        }
-        Ok(request)
-    }
-}
-
-type Line = InterceptedService<Channel, Bearer>;
+type Line = InterceptedService<Channel, ShowToken>;
 /// What people ask.
 pub type Control = ControlClient<Line>;
 /// What launchers ask.
@@ -48,39 +35,36 @@ pub type Coordinator = CoordinatorClient<Line>;
 /// Where a coordinator listens and what it wants to be shown. Connects when it is first called.
 #[derive(Clone, Debug)]
 pub struct Access {
-    address: String,
+    address: Address,
     channel: Channel,
-    bearer: Bearer,
+    credentials: Credentials,
     /// What to say where there is no answer.
     advice: Option<&'static str>,
 }
 
 impl Access {
-    /// Access to the coordinator at `HOST:PORT`. Needs a tokio runtime.
-    pub fn new(address: &str, token: Option<&str>) -> Result<Self, Failed> {
-        Self::keeping_alive(address, token, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
+    /// Access to the coordinator at an [`Address`]. Needs a tokio runtime.
+    pub fn new(address: &str, credentials: &Credentials) -> Result<Self, Failed> {
+        Self::keeping_alive(address, credentials, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
     }
 
     fn keeping_alive(
         address: &str,
-        token: Option<&str>,
+        credentials: &Credentials,
         interval: Duration,
         timeout: Duration,
     ) -> Result<Self, Failed> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| {
+        let address = Address::parse(address);
+        let endpoint = Endpoint::from_shared(format!("http://{}", address.host_port())).map_err(|error| {
             Failed::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
         })?;
-        let bearer = token
-            .map(calls::bearer)
-            .transpose()
-            .map_err(|_| Failed::usage("COX_TOKEN: a token consists of visible ASCII characters"))?;
-        let channel = endpoint
+        let endpoint = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
             .http2_keep_alive_interval(interval)
             .keep_alive_timeout(timeout)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
-        Ok(Self { address: address.to_owned(), channel, bearer: Bearer(bearer), advice: None })
+            .keep_alive_while_idle(true);
+        let channel = channel(&endpoint, &address, credentials)?;
+        Ok(Self { address, channel, credentials: credentials.clone(), advice: None })
     }
 
     /// The same; where there is no answer, this is printed instead of the network's error.
@@ -90,18 +74,18 @@ impl Access {
 
     /// `HOST:PORT`.
     pub fn address(&self) -> &str {
-        &self.address
+        self.address.host_port()
     }
 
     /// The service for people.
     pub fn control(&self) -> Control {
-        ControlClient::with_interceptor(self.channel.clone(), self.bearer.clone())
+        ControlClient::with_interceptor(self.channel.clone(), self.credentials.for_scope(Scope::Control))
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
     }
 
     /// The service for launchers and workers.
     pub fn coordinator(&self) -> Coordinator {
-        CoordinatorClient::with_interceptor(self.channel.clone(), self.bearer.clone())
+        CoordinatorClient::with_interceptor(self.channel.clone(), self.credentials.for_scope(Scope::Worker))
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
     }
 
@@ -116,17 +100,25 @@ impl Access {
 
     /// What a refused or failed call means for the user.
     pub fn explain(&self, status: &Status) -> Failed {
-        let address = &self.address;
+        let address = self.address();
+        if let Some(distrust) = refusal(status) {
+            return Failed::usage(distrust);
+        }
         match status.code() {
-            Code::Unauthenticated => Failed::usage(format!(
-                "the coordinator at {address} wants a token: set COX_TOKEN to the one its launcher was given"
+            Code::Unauthenticated if self.credentials.tokens().is_none() => Failed::usage(format!(
+                "the coordinator at {address} wants a token: name its run (--run DIR), or set COX_TOKEN or COX_TOKEN_FILE to what its \
+                 launcher was given"
             )),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failed::new(
                 Exit::CoordinatorLost,
                 format!("no coordinator answers at {address}: {}", self.advice.unwrap_or(status.message())),
             ),
             // What was asked for cannot be had: of this run, or any more.
-            Code::FailedPrecondition | Code::NotFound | Code::InvalidArgument => {
+            Code::FailedPrecondition
+            | Code::NotFound
+            | Code::InvalidArgument
+            | Code::Unauthenticated
+            | Code::PermissionDenied => {
                 Failed::usage(format!("the coordinator at {address} refuses: {}", status.message()))
             }
             _ => Failed::new(
@@ -157,9 +149,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_is_the_users_error_and_silence_is_the_coordinators() {
-        let access = Access::new("127.0.0.1:1", None).unwrap();
+        let access = Access::new("127.0.0.1:1", &Credentials::default()).unwrap();
         let explained = |code| access.explain(&Status::new(code, "why")).exit;
-        for code in [Code::FailedPrecondition, Code::NotFound, Code::InvalidArgument, Code::Unauthenticated] {
+        for code in [
+            Code::FailedPrecondition,
+            Code::NotFound,
+            Code::InvalidArgument,
+            Code::Unauthenticated,
+            Code::PermissionDenied,
+        ] {
             assert_eq!(explained(code), Exit::Usage, "{code:?}");
         }
         assert_eq!(explained(Code::Unavailable), Exit::CoordinatorLost);
@@ -172,7 +170,7 @@ mod tests {
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = gone.local_addr().unwrap().to_string();
         let soon = Duration::from_millis(20);
-        let access = Access::keeping_alive(&address, None, soon, soon).unwrap();
+        let access = Access::keeping_alive(&address, &Credentials::default(), soon, soon).unwrap();
         let mut control = access.control();
         let watched = tokio::time::timeout(Duration::from_secs(60), control.watch(WatchRequest {})).await;
         let missed = watched.expect("it is not waited for without end").unwrap_err();

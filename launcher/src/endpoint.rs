@@ -16,9 +16,11 @@ use std::{
 use clap::Args;
 use coxswain_proto::v1::{GetStatusRequest, GetStatusResponse};
 use serde::Deserialize;
+use tonic::{Code, Response};
 
 use crate::{
     control::{Access, prompt},
+    credentials,
     exit::{Exit, Failed},
     launch::inputs::process_env,
 };
@@ -40,7 +42,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Target {
-    /// HOST:PORT of the coordinator [env: COX_COORDINATOR] [default: the newest run below runs/]
+    /// HOST:PORT of the coordinator; http:// before it never speaks TLS, https:// always [env: COX_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
     /// Output directory of the run
@@ -59,29 +61,30 @@ impl Target {
                 None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
-        Access::new(&address, process_env("COX_TOKEN").as_deref())
+        Access::new(&address, &credentials::of_env(&process_env)?)
     }
 }
 
 /// The coordinator of the run in `output_dir`, which answers.
 pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
-    let access = Access::new(&read(output_dir)?, process_env("COX_TOKEN").as_deref())?;
+    let access = Access::new(&read(output_dir)?, &credentials::of_run(output_dir, &process_env)?)?;
     // Asked all the same: locks of some file systems are not seen from other machines.
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
     let request = prompt(GetStatusRequest {});
-    let there = access.answer(async |mut people| people.get_status(request).await).await?;
-    if is_of(output_dir, &there) {
-        return Ok(access);
-    }
+    let other = match access.control().get_status(request).await.map(Response::into_inner) {
+        Ok(there) if is_of(output_dir, &there) => return Ok(access),
+        Ok(there) => format!("run {} (output directory {})", there.run_id, there.output_dir),
+        // It knows no token of this run's.
+        Err(status) if abandoned && status.code() == Code::Unauthenticated => "another run".to_owned(),
+        Err(status) => return Err(access.explain(&status)),
+    };
     Err(Failed::new(
         Exit::CoordinatorLost,
         format!(
-            "{}: no launcher is running this run; at {}, where it was, is now run {} (output directory {})",
+            "{}: no launcher is running this run; at {}, where it was, is now {other}",
             output_dir.display(),
             access.address(),
-            there.run_id,
-            there.output_dir
         ),
     ))
 }

@@ -4,6 +4,7 @@ mod audit;
 mod clock;
 mod commands;
 mod control;
+mod credentials;
 mod endpoint;
 mod exit;
 mod gpu;

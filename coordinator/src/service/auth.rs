@@ -1,4 +1,12 @@
-//! The bearer token that guards all that the port answers off loopback.
+//! Who may ask what: each call wants a scope, which its token or its connection's certificate grants.
+//!
+//! | scope | what it opens |
+//! |---|---|
+//! | `read` | what looks and changes nothing: status, ledger, history, memory, `/metrics`, reflection |
+//! | `control` | the rest of the service for people: pause, checkpoint, drain, stop |
+//! | `worker` | the service for launchers and workers |
+//!
+//! Health's `Check` is open to everybody, through whatever connection: probes of schedulers know no token.
 
 use axum::{
     extract::{Request, State},
@@ -6,66 +14,170 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use coxswain_identity::{Caller, Scope, Tokens};
 use tonic::Status;
 
 /// Where the metrics are.
 pub const METRICS: &str = "/metrics";
 /// What needs no token.
 const OPEN: &str = "/grpc.health.v1.Health/Check";
+/// The service of launchers and workers.
+const WORKERS: &str = "/coxswain.v1.Coordinator/";
+/// The service of people, and what in it changes nothing.
+const PEOPLE: &str = "/coxswain.v1.Control/";
+const LOOKS: [&str; 5] = ["GetStatus", "GetLedger", "GetHistory", "GetMemory", "Watch"];
 
-/// Lets calls through that carry the token; all of them when there is none.
-#[derive(Clone)]
+/// Lets calls through that may be made; all of them where there are no tokens.
+#[derive(Clone, Debug)]
 pub struct Guard {
-    token: Option<std::sync::Arc<str>>,
+    tokens: Option<Tokens>,
+}
+
+/// What a call shows.
+#[derive(Clone, Copy, Debug)]
+struct Shown<'a> {
+    path: &'a str,
+    authorization: Option<&'a str>,
+    caller: Option<&'a Caller>,
 }
 
 impl Guard {
-    /// A guard for this token.
-    pub fn new(token: Option<&str>) -> Self {
-        Self { token: token.map(Into::into) }
+    /// A guard that knows these tokens.
+    pub fn new(tokens: Option<Tokens>) -> Self {
+        Self { tokens }
     }
 
-    /// Whether a caller with this `authorization` header may pass; if not, what to do.
-    pub fn admit(&self, authorization: Option<&str>) -> Result<(), &'static str> {
-        let Some(token) = &self.token else { return Ok(()) };
-        match authorization.and_then(|value| value.strip_prefix("Bearer ")) {
-            Some(presented) if equal(presented.as_bytes(), token.as_bytes()) => Ok(()),
-            Some(_) => Err("the token is not this coordinator's; check COX_TOKEN"),
-            None => Err("this coordinator wants `authorization: Bearer TOKEN`; set COX_TOKEN"),
+    /// Whether a call may be made; if not, what to do.
+    fn admit(&self, shown: Shown<'_>) -> Result<(), Status> {
+        let Some(tokens) = self.tokens.as_ref().filter(|_| shown.path != OPEN) else { return Ok(()) };
+        if shown.caller.is_some_and(|caller| !caller.is_private) {
+            return Err(Status::unauthenticated(
+                "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear: call it with a cox that has \
+                 TLS (`--features tls`, and no --plaintext or http://); a token that was shown may have been read",
+            ));
+        }
+        let wanted = wanted(shown.path);
+        let of_certificate = shown.caller.map(|caller| caller.granted.as_slice()).unwrap_or_default();
+        if of_certificate.iter().any(|scope| scope.grants(wanted)) {
+            return Ok(());
+        }
+        let presented = shown.authorization.and_then(|value| value.strip_prefix("Bearer "));
+        match presented.map(|presented| tokens.scope_of(presented)) {
+            Some(Some(scope)) if scope.grants(wanted) => Ok(()),
+            Some(Some(scope)) => Err(Status::permission_denied(format!(
+                "this token has the scope `{scope}`, and {} wants `{wanted}`",
+                shown.path.rsplit('/').next().unwrap_or_default()
+            ))),
+            Some(None) => Err(Status::unauthenticated(
+                "the token is not this coordinator's; check COX_TOKEN or COX_TOKEN_FILE",
+            )),
+            None => Err(Status::unauthenticated(
+                "this coordinator wants `authorization: Bearer TOKEN`; set COX_TOKEN or COX_TOKEN_FILE",
+            )),
         }
     }
 }
 
-/// Lets a request through that carries the token, whatever it asks for: services, metrics, reflection,
-/// health's `Watch`. Only `Check` of health is open, which probes of schedulers call without a token.
+/// The scope that a path wants. What is not known wants all.
+fn wanted(path: &str) -> Scope {
+    if path.starts_with(WORKERS) {
+        return Scope::Worker;
+    }
+    match path.strip_prefix(PEOPLE) {
+        Some(call) if LOOKS.contains(&call) => Scope::Read,
+        Some(_) => Scope::Control,
+        None if path == METRICS || path.starts_with("/grpc.") => Scope::Read,
+        None => Scope::All,
+    }
+}
+
+/// Lets a request through that may be made, whatever it asks for: services, metrics, reflection, health.
 pub async fn guarded(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let presented = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    match guard.admit(presented) {
-        Err(_) if request.uri().path() == OPEN => next.run(request).await,
-        Err(refused) if request.uri().path() == METRICS => {
-            (StatusCode::UNAUTHORIZED, format!("{refused}\n")).into_response()
-        }
-        Err(refused) => Status::unauthenticated(refused).into_http(),
+    let shown = Shown {
+        path: request.uri().path(),
+        authorization: request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()),
+        caller: request.extensions().get::<Caller>(),
+    };
+    match guard.admit(shown) {
         Ok(()) => next.run(request).await,
+        Err(refused) if request.uri().path() == METRICS => {
+            let code = match refused.code() {
+                tonic::Code::PermissionDenied => StatusCode::FORBIDDEN,
+                _ => StatusCode::UNAUTHORIZED,
+            };
+            (code, format!("{}\n", refused.message())).into_response()
+        }
+        Err(refused) => refused.into_http(),
     }
-}
-
-/// Compares without telling by its duration where the first difference is.
-fn equal(left: &[u8], right: &[u8]) -> bool {
-    left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (l, r)| sum | (l ^ r)) == 0
 }
 
 #[cfg(test)]
 mod tests {
+    use coxswain_identity::Token;
+    use tonic::Code;
+
     use super::*;
 
+    const STATUS: &str = "/coxswain.v1.Control/GetStatus";
+    const STOP: &str = "/coxswain.v1.Control/StopRun";
+    const REGISTER: &str = "/coxswain.v1.Coordinator/Register";
+
+    fn ask(guard: &Guard, path: &str, shown: Option<&str>, caller: Option<&Caller>) -> Result<(), Code> {
+        let bearer = shown.map(|token| format!("Bearer {token}"));
+        let shown = Shown { path, authorization: bearer.as_deref(), caller };
+        guard.admit(shown).map_err(|status| status.code())
+    }
+
+    fn fresh(scope: Scope) -> Token {
+        Token::fresh(scope).unwrap()
+    }
+
     #[test]
-    fn only_the_right_token_passes() {
-        let guard = Guard::new(Some("secret"));
-        assert!(guard.admit(Some("Bearer secret")).is_ok());
-        for wrong in [Some("Bearer secreT"), Some("Bearer "), Some("secret"), None] {
-            assert!(guard.admit(wrong).is_err(), "{wrong:?}");
+    fn each_call_wants_its_scope() {
+        let (refused, denied) = (Err(Code::Unauthenticated), Err(Code::PermissionDenied));
+        for (scope, expected) in [
+            (Scope::Read, [Ok(()), denied, denied, Ok(())]),
+            (Scope::Control, [Ok(()), Ok(()), denied, Ok(())]),
+            (Scope::Worker, [Ok(()), denied, Ok(()), Ok(())]),
+            (Scope::All, [Ok(()); 4]),
+        ] {
+            let token = fresh(scope);
+            let guard = Guard::new(Some(Tokens::one(token.clone())));
+            let paths = [STATUS, STOP, REGISTER, METRICS];
+            assert_eq!(paths.map(|path| ask(&guard, path, Some(token.secret()), None)), expected, "{scope}");
+            let other = fresh(Scope::All);
+            assert_eq!(paths.map(|path| ask(&guard, path, Some(other.secret()), None)), [refused; 4]);
+            assert_eq!(paths.map(|path| ask(&guard, path, None, None)), [refused; 4]);
+            assert_eq!(ask(&guard, OPEN, None, None), Ok(()));
         }
-        assert!(Guard::new(None).admit(None).is_ok());
+        assert_eq!(ask(&Guard::new(None), STOP, None, None), Ok(()));
+    }
+
+    #[test]
+    fn every_call_of_the_contract_has_a_scope_that_was_thought_of() {
+        use prost::Message as _;
+        let described =
+            prost_types::FileDescriptorSet::decode(coxswain_proto::v1::FILE_DESCRIPTOR_SET).unwrap();
+        let services = described.file.iter().flat_map(|file| &file.service);
+        let people =
+            services.filter(|service| service.name() == "Control").flat_map(|service| &service.method);
+        let looks: Vec<_> = people
+            .filter(|method| wanted(&format!("{PEOPLE}{}", method.name())) == Scope::Read)
+            .map(|method| method.name())
+            .collect();
+        assert_eq!(looks.len(), LOOKS.len(), "a name on the list is no call: {looks:?}");
+        assert!(looks.iter().all(|name| name.starts_with("Get") || *name == "Watch"), "{looks:?}");
+    }
+
+    #[test]
+    fn a_certificate_grants_what_its_name_does_and_what_comes_in_clear_from_elsewhere_is_not_heard() {
+        let token = fresh(Scope::All);
+        let guard = Guard::new(Some(Tokens::one(token.clone())));
+        let named = Caller { address: None, is_private: true, granted: vec![Scope::Control] };
+        assert_eq!(ask(&guard, STOP, None, Some(&named)), Ok(()));
+        assert_eq!(ask(&guard, REGISTER, None, Some(&named)), Err(Code::Unauthenticated));
+        let in_clear = Caller { is_private: false, ..named };
+        assert_eq!(ask(&guard, STATUS, Some(token.secret()), Some(&in_clear)), Err(Code::Unauthenticated));
+        assert_eq!(ask(&guard, OPEN, None, Some(&in_clear)), Ok(()));
     }
 }

@@ -14,6 +14,7 @@ mod workers;
 
 use std::sync::Arc;
 
+use coxswain_identity::Tokens;
 use coxswain_proto::{
     limits::{HEARTBEAT_INTERVAL, MAX_MESSAGE_BYTES, MAX_STREAMS},
     v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
@@ -31,9 +32,13 @@ use shared::Service;
 pub type ReflectionError = tonic_reflection::server::Error;
 
 /// A server with both services, health, reflection, and `GET /metrics` over HTTP/1 and 2.
-pub async fn router(handle: Handle, facts: RunFacts, token: Option<&str>) -> Result<Router, ReflectionError> {
+pub async fn router(
+    handle: Handle,
+    facts: RunFacts,
+    tokens: Option<&Tokens>,
+) -> Result<Router, ReflectionError> {
     let service = Service { handle, facts: Arc::new(facts) };
-    let guard = auth::Guard::new(token);
+    let guard = auth::Guard::new(tokens.cloned());
     let workers = CoordinatorServer::new(service.clone())
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);

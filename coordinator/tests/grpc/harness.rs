@@ -3,6 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use coxswain_coordinator::{Budgets, Options, Outcome, Patience, ServeError, World};
+pub use coxswain_identity::Scope;
+use coxswain_identity::{CertificateFiles, Credentials, Door, Token, Tokens};
 use coxswain_proto::{
     VERSION,
     ids::{Rank, Step},
@@ -32,6 +34,17 @@ pub fn spec(directory: &Path, steps: u64) -> RunSpec {
 /// Options without a journal for `world` workers on one node.
 pub fn options(spec: RunSpec, world: u32) -> Options {
     Options::new(spec, World::fixed(1, world))
+}
+
+/// These options behind a door with a token of each scope, and callers that have one each.
+pub fn guarded(options: Options, scopes: &[Scope]) -> (Options, Vec<Credentials>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("tokens");
+    let tokens: Vec<_> = scopes.iter().map(|scope| Token::fresh(*scope).expect("randomness")).collect();
+    tokens.iter().for_each(|token| Tokens::add_to_file(&file, token).expect("a file"));
+    let credentials = |tokens| Credentials::new(Some(tokens), CertificateFiles::default());
+    let door = Door::new(&credentials(Tokens::of_file(&file).expect("tokens")), false).expect("a door");
+    (Options { door, ..options }, tokens.into_iter().map(|token| credentials(Tokens::one(token))).collect())
 }
 
 /// A coordinator in this process.

@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::harness::{Sandbox, options, spec};
+use crate::harness::{Sandbox, Scope, guarded, options, spec};
 
 /// What `curl` would show: the status line, headers and body of a plain HTTP/1.1 request.
 async fn get(sandbox: &Sandbox, path: &str, header: &str) -> String {
@@ -62,14 +62,15 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
 #[tokio::test]
 async fn metrics_want_the_token_that_calls_want() {
     let directory = tempfile::tempdir().unwrap();
-    let mut options = options(spec(directory.path(), 4), 1);
-    options.token = Some("secret".into());
+    let (options, credentials) =
+        guarded(options(spec(directory.path(), 4), 1), &[Scope::Read, Scope::Worker]);
+    let token = credentials[0].tokens().and_then(|tokens| tokens.for_scope(Scope::Read)).unwrap();
     let sandbox = Sandbox::start(options).await;
     let refused = get(&sandbox, "/metrics", "").await;
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("COX_TOKEN"), "{refused}");
     let refused = get(&sandbox, "/metrics", "Authorization: Bearer other\r\n").await;
     assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
-    let answered = get(&sandbox, "/metrics", "Authorization: Bearer secret\r\n").await;
+    let answered = get(&sandbox, "/metrics", &format!("Authorization: Bearer {}\r\n", token.secret())).await;
     assert!(answered.starts_with("HTTP/1.1 200") && answered.contains("coxswain_"), "{answered}");
     sandbox.shut_down().await.unwrap();
 }

@@ -3,13 +3,13 @@
 use coxswain_coordinator::ServeError;
 use coxswain_proto::{
     limits::MAX_STREAMS,
-    v1::{self, control_client::ControlClient},
+    v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
-use tonic::{Code, Request, metadata::MetadataValue};
+use tonic::Code;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -18,7 +18,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-use crate::harness::{Sandbox, options, spec};
+use crate::harness::{Sandbox, Scope, guarded, options, register, spec};
 
 #[tokio::test]
 async fn reflection_lists_both_services_and_describes_them() {
@@ -68,25 +68,58 @@ async fn an_open_port_needs_a_token() {
 #[tokio::test]
 async fn only_callers_with_the_token_are_heard() {
     let directory = tempfile::tempdir().unwrap();
-    let mut options = options(spec(directory.path(), 10), 1);
-    options.token = Some("secret".into());
+    let (options, credentials) = guarded(options(spec(directory.path(), 10), 1), &[Scope::All]);
     let sandbox = Sandbox::start(options).await;
     let mut stranger = sandbox.people().await;
     let status = stranger.get_status(v1::GetStatusRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
-    let bearer = MetadataValue::from_static("Bearer secret");
-    let mut friend = ControlClient::with_interceptor(sandbox.channel().await, move |mut call: Request<()>| {
-        call.metadata_mut().insert("authorization", bearer.clone());
-        Ok(call)
-    });
+    let shown = credentials[0].for_scope(Scope::Read);
+    let mut friend = ControlClient::with_interceptor(sandbox.channel().await, shown);
     friend.get_status(v1::GetStatusRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_token_opens_what_its_scope_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let scopes = [Scope::Read, Scope::Worker, Scope::Control];
+    let (options, credentials) = guarded(options(spec(directory.path(), 10), 1), &scopes);
+    let sandbox = Sandbox::start(options).await;
+    let channel = sandbox.channel().await;
+    for (scope, credentials) in scopes.into_iter().zip(&credentials) {
+        // Whatever it asks for, it has this one token to show.
+        let mut people = ControlClient::with_interceptor(channel.clone(), credentials.for_scope(scope));
+        let mut workers = CoordinatorClient::with_interceptor(channel.clone(), credentials.for_scope(scope));
+        people.get_status(v1::GetStatusRequest {}).await.unwrap();
+        let paused = people.pause(v1::PauseRequest {}).await.err().map(|status| status.code());
+        let registered = workers.register(register(0)).await;
+        let stopped = people.stop_run(v1::StopRunRequest::default()).await;
+        let denied = |status: Option<tonic::Status>| {
+            let status = status.filter(|status| status.code() == Code::PermissionDenied)?;
+            Some(status.message().to_owned())
+        };
+        assert_eq!(paused == Some(Code::PermissionDenied), scope != Scope::Control, "{scope}: {paused:?}");
+        let stopped = denied(stopped.err());
+        assert_eq!(stopped.is_some(), scope != Scope::Control, "{scope}: {stopped:?}");
+        assert!(
+            stopped.is_none_or(|why| why.contains(scope.name()) && why.contains("StopRun wants `control`"))
+        );
+        assert_eq!(denied(registered.err()).is_some(), scope != Scope::Worker, "{scope}");
+    }
+}
+
+#[tokio::test]
+async fn a_coordinator_that_no_worker_could_come_to_does_not_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let (options, _) = guarded(options(spec(directory.path(), 10), 1), &[Scope::Read, Scope::Control]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let refused = coxswain_coordinator::serve(listener, options, std::future::pending()).await.unwrap_err();
+    assert!(refused.to_string().contains("cox token --scope worker"), "{refused}");
 }
 
 #[tokio::test]
 async fn a_stranger_may_ask_whether_a_service_is_healthy_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
-    let mut options = options(spec(directory.path(), 10), 1);
-    options.token = Some("secret".into());
+    let (options, _) = guarded(options(spec(directory.path(), 10), 1), &[Scope::All]);
     let sandbox = Sandbox::start(options).await;
     let mut health = HealthClient::new(sandbox.channel().await);
     let request = HealthCheckRequest { service: String::new() };

@@ -45,6 +45,7 @@ const PENDING: Pending = Pending {
 /// are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
     ("coordinator/src", 0),
+    ("identity/src", 0),
     ("launcher/src", 0),
     ("proto/src", 0),
     ("worker/burn/src", 0),
@@ -64,6 +65,7 @@ const CIRCLES: &[(&str, usize)] = &[
 /// parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 0),
+    ("identity/src", 0),
     ("launcher/src", 0),
     ("proto/src", 0),
     ("worker/burn/src", 0),

@@ -33,6 +33,13 @@ impl Tiny {
         self.dir.path().join("run")
     }
 
+    /// A command about it that names its address, with its token.
+    pub fn asking(&self, words: &[&str]) -> Command {
+        let mut command = cox(words);
+        command.env("COX_TOKEN_FILE", self.output().join("logs/token"));
+        command
+    }
+
     /// Where the run's workers look whether to stand still.
     pub fn hold_dir(&self) -> PathBuf {
         self.dir.path().join("hold")

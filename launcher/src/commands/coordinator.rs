@@ -11,12 +11,14 @@ use clap::Args;
 use coxswain_coordinator::{
     Budgets, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
 };
+use coxswain_identity::Door;
 use coxswain_proto::{ids::Step, limits, v1};
 use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, SMB_SUPER_MAGIC, statfs};
 
 use super::spec_args::SpecArgs;
 use crate::{
     clock,
+    credentials::OfLaunch,
     exit::{Exit, Failed, Outcome},
     launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},
     supervise::signals,
@@ -27,7 +29,8 @@ use crate::{
 pub struct CoordinatorArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Where to listen; off loopback COX_TOKEN must be set [default: launch.listen, or 127.0.0.1:29400]
+    /// Where to listen; off loopback COX_TOKEN or COX_TOKEN_FILE must be set [default: launch.listen, or
+    /// 127.0.0.1:29400]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Take the listening socket from standard input, as inetd hands it over
@@ -54,6 +57,9 @@ pub struct CoordinatorArgs {
     /// Times the number of machines may change on purpose [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     max_rescales: Option<u32>,
+    /// No TLS with callers from elsewhere: tokens and the run's configuration travel in clear
+    #[arg(long)]
+    plaintext: bool,
     /// Take the place of a coordinator that was lost a moment ago: go on even where train.resume is false
     #[arg(long, hide = true)]
     restarted: bool,
@@ -76,12 +82,14 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     };
     spec.check_world(world.size() as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
+    let stays_here = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let shown = OfLaunch::of(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
     let options = Options {
         state_dir: Some(std::path::Path::new(&spec.run.output_dir).join("coordinator")),
         spec,
         world,
         run_id: args.rdzv_id.clone(),
-        token: process_env("COX_TOKEN"),
+        door: Door::new(&shown.credentials, args.plaintext)?,
         patience: args.patience()?,
         budgets: Budgets { restarts: args.max_restarts, rescales: args.max_rescales },
         restarted: args.restarted,
@@ -201,7 +209,12 @@ fn waiting(directory: &Path, patience: Duration) -> String {
 /// user's: its launcher tries once more, for a disk may have room again.
 fn refused(error: ServeError, restarted: bool) -> Failed {
     let exit = match error {
-        ServeError::Unprotected { .. } | ServeError::World { .. } | ServeError::Start(_) if !restarted => {
+        ServeError::Unprotected { .. }
+        | ServeError::Tokens(_)
+        | ServeError::World { .. }
+        | ServeError::Start(_)
+            if !restarted =>
+        {
             Exit::Usage
         }
         _ => Exit::Internal,

@@ -33,6 +33,7 @@ mod shell;
 mod simulate;
 mod spec_args;
 mod status;
+mod token;
 mod top;
 mod watch;
 mod worker;
@@ -123,6 +124,8 @@ enum Command {
     Completions(shell::CompletionsArgs),
     /// Write man pages into a directory
     Man(shell::ManArgs),
+    /// Make a token for callers of a coordinator
+    Token(token::TokenArgs),
     /// Serve one run (`cox run` does this itself)
     Coordinator(coordinator::CoordinatorArgs),
     /// Be one worker (`cox run` starts these), or train alone with --config
@@ -173,6 +176,7 @@ pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
         Command::Diff(args) => runs::diff(&args),
         Command::Memory(args) => status::memory(&args),
         Command::Simulate(args) => simulate::execute(&args),
+        Command::Token(args) => token::execute(&args),
         Command::Coordinator(args) => coordinator::execute(&args),
         Command::Worker(args) => worker::execute(&args),
     }

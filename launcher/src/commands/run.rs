@@ -8,6 +8,7 @@ use std::{
 
 use clap::Args;
 use coxswain_coordinator::journal::{self, Fate};
+use coxswain_identity::{Address, Door};
 use coxswain_proto::{
     run_spec::RunSpec,
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
@@ -17,6 +18,7 @@ use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
+    credentials::OfLaunch,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
     launch::{
@@ -62,7 +64,7 @@ struct Launch<'a> {
     spec: RunSpec,
     plan: Plan,
     machine: LocalMachine,
-    token: Option<String>,
+    credentials: OfLaunch,
     terminal: Arc<Terminal>,
 }
 
@@ -79,7 +81,9 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
     let forecast = forecast(&spec, &plan)?;
-    let token = process_env("COX_TOKEN");
+    let output_dir = Path::new(&spec.run.output_dir);
+    let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
+    credentials.tidy(output_dir, &process_env);
     let mode = match log.log_format {
         LogFormat::Text => Mode::of_stderr(&args.console),
         // For programs, wherever it goes.
@@ -90,7 +94,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     for line in told.iter().flat_map(|told| told.lines()) {
         terminal.line(line);
     }
-    let launch = Launch { log, spec, plan, machine, token, terminal };
+    let launch = Launch { log, spec, plan, machine, credentials, terminal };
     // Children are killed when the thread that started them ends: this one.
     let outcome = block_on(launch.run());
     // Where the run never began.
@@ -127,14 +131,15 @@ impl Launch<'_> {
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
         let node_id = node_id();
-        let (port, mut hosted) = match rendezvous::take_role(&self.plan, self.token.as_deref())? {
+        let (port, mut hosted) = match rendezvous::take_role(&self.plan)? {
             Role::Host(listener) => {
                 let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+                self.refuse_without_tls(&listener)?;
                 (port, Some(self.start_coordinator(listener, port, &node_id)?))
             }
             Role::Guest => (self.plan.endpoint.port, None),
         };
-        let access = Access::new(&format!("{}:{port}", self.plan.endpoint.host), self.token.as_deref())?;
+        let access = Access::new(&self.coordinator(port).to_string(), &self.credentials.credentials)?;
         let request = rendezvous::request(&self.plan, &self.machine.host, node_id);
         let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
@@ -158,14 +163,28 @@ impl Launch<'_> {
         self.conclude(&report, hosting).await
     }
 
+    /// Where the coordinator is called.
+    fn coordinator(&self, port: u16) -> Address {
+        Address::parse(&format!("{}:{port}", self.plan.endpoint.host)).plaintext(self.plan.plaintext)
+    }
+
+    /// What the coordinator would refuse, before it is started.
+    fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
+        let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let door = Door::new(&self.credentials.credentials, self.plan.plaintext)?;
+        door.check(address).map_err(|problem| {
+            Failed::usage(format!("{}: it can be reached from other machines: {problem}", self.plan.endpoint))
+        })
+    }
+
     fn start_coordinator(&self, listener: TcpListener, port: u16, node_id: &str) -> Result<Hosted, Failed> {
         let log_dir = &self.plan.output.log_dir;
         let output_dir = Path::new(&self.spec.run.output_dir);
-        let published = Published::write(output_dir, &format!("{}:{port}", self.plan.endpoint.host))?;
+        let published = Published::write(output_dir, &self.coordinator(port).to_string())?;
         failure_file::remove(output_dir);
         let spec = self.keep_spec()?;
-        let program =
-            Program { path: this_program()?, args: self.coordinator_args(&spec, node_id), env: Vec::new() };
+        let (args, env) = (self.coordinator_args(&spec, node_id), self.credentials.variables());
+        let program = Program { path: this_program()?, args, env };
         let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
         let host = Host::start(HostConfig { program, listener, log_dir: log_dir.clone(), console })
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
@@ -195,6 +214,7 @@ impl Launch<'_> {
             format!("--last-call={}", plan.last_call.as_secs_f64()),
             format!("--hosted-by={node_id}"),
         ]);
+        args.extend(plan.plaintext.then(|| "--plaintext".to_owned()));
         args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
         args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
         args
@@ -215,7 +235,8 @@ impl Launch<'_> {
             place,
             master_addr: self.plan.endpoint.host.clone(),
             master_port: port,
-            token: self.token.clone(),
+            coordinator: self.coordinator(port),
+            credentials: self.credentials.variables(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
             device: self.plan.device,
             threads,

@@ -128,7 +128,7 @@ impl ServeArgs {
         if door.token.is_none() {
             return Err(refused(
                 "without a token any machine that reaches it could use the policy; give --token-file or COX_TOKEN, for instance \
-                 COX_TOKEN=$(openssl rand -hex 16)",
+                 COX_TOKEN=$(cox token)",
             ));
         }
         if door.tls.is_none() && !self.plaintext {

@@ -21,6 +21,7 @@ use coxswain_worker::{
 
 use super::{runtime::block_on, spec_args::pin};
 use crate::{
+    credentials,
     exit::{Exit, Failed, Outcome},
     launch::{
         inputs::{Env, Given, process_env},
@@ -60,8 +61,10 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     let address = format!("{}:{}", slot.local_addr, slot.data_port);
     let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
+    let credentials = credentials::of_env(&process_env)?;
+    let listener = listener.with_tokens(credentials.tokens().cloned());
     let options = SessionOptions {
-        token: process_env("COX_TOKEN"),
+        credentials,
         run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),
         rank: Rank(slot.rank),
         local_rank: slot.local_rank,
@@ -70,7 +73,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         host: LocalMachine::this().host,
         data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
-        ..SessionOptions::new(slot.coordinator)
+        ..SessionOptions::new(&slot.coordinator)
     };
     let local_rank = usize::try_from(slot.local_rank).unwrap_or(0);
     let trainer = ChosenTrainer::new(tasks(), wanted, local_rank, Some(listener));

@@ -43,6 +43,9 @@ pub struct LaunchFlags {
     /// Port of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_port", value_name = "PORT")]
     pub master_port: Option<String>,
+    /// No TLS between machines: tokens and the run's configuration travel in clear
+    #[arg(long)]
+    pub plaintext: bool,
     /// Address of this machine under which other machines reach its workers
     #[arg(long, alias = "local_addr", value_name = "ADDRESS")]
     pub local_addr: Option<String>,

@@ -48,6 +48,8 @@ pub struct Plan {
     pub endpoint: Endpoint,
     /// Whether this launcher starts it.
     pub hosting: Hosting,
+    /// Whether nothing is encrypted between machines.
+    pub plaintext: bool,
     /// Under which address others reach this machine's workers, if it is fixed.
     pub local_addr: Option<String>,
     /// This launcher's share of the machine, if several launchers run on it (Slurm tasks).
@@ -137,6 +139,7 @@ impl Plan {
                 .map(|given| given.text)
                 .or_else(|| from.job()),
             hosting: from.hosting(&conf, node_rank, nnodes, &endpoint),
+            plaintext: from.plaintext()?,
             endpoint,
             local_addr: from.given("local-addr", from.flags.local_addr.as_ref()).map(|given| given.text),
             share: step.and_then(|step| step.share),
@@ -178,6 +181,13 @@ impl Sources<'_> {
             return Ok(true);
         }
         Given::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| boolean(&given))
+    }
+
+    fn plaintext(&self) -> Result<bool, Failed> {
+        if self.flags.plaintext {
+            return Ok(true);
+        }
+        Given::variable("PET_PLAINTEXT", self.env).map_or(Ok(false), |given| boolean(&given))
     }
 
     fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {

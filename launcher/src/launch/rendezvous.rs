@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use coxswain_identity::refusal;
 use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
 use tonic::Code;
 
@@ -40,19 +41,19 @@ pub enum Role {
     Guest,
 }
 
+/// Whether nobody but this machine can reach the coordinator.
+pub fn stays_here(plan: &Plan) -> bool {
+    let addresses = bind_addresses(&plan.endpoint.host, plan.endpoint.port);
+    addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
+}
+
 /// Binds the coordinator's address if this launcher is to start it.
-pub fn take_role(plan: &Plan, token: Option<&str>) -> Result<Role, Failed> {
+pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
     if plan.hosting == Hosting::No {
         return Ok(Role::Guest);
     }
     let endpoint = &plan.endpoint;
     let addresses = bind_addresses(&endpoint.host, endpoint.port);
-    if token.is_none() && addresses.iter().any(|address| !address.ip().is_loopback()) {
-        return Err(Failed::usage(format!(
-            "the coordinator at {endpoint} would be open to everyone who can reach it; set COX_TOKEN to the same secret on every \
-             machine, for instance COX_TOKEN=$(openssl rand -hex 16)"
-        )));
-    }
     match bind(&addresses, plan.hosting) {
         Ok(listener) => Ok(Role::Host(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
@@ -164,7 +165,8 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
             Ok(answer) => return Ok(place(plan, answer.into_inner())),
             Err(status) => status,
         };
-        let patience = patience(status.code(), plan);
+        // Who answers there, or we ourselves, cannot be trusted: that does not change by itself.
+        let patience = refusal(&status).map_or_else(|| patience(status.code(), plan), |_| Duration::ZERO);
         let explained = access.explain(&status).message.unwrap_or_default();
         if begin.elapsed() < patience {
             if !std::mem::replace(&mut told, true) {
@@ -235,21 +237,21 @@ mod tests {
         // Where the kernel puts no outgoing connection of another test: one of those could take the port
         // while it is free.
         let mut ports = (20_000..30_000).map(|port| format!("127.0.0.1:{port}"));
-        let host = |endpoint: &String| take_role(&two_nodes(endpoint, None), None).unwrap();
+        let host = |endpoint: &String| take_role(&two_nodes(endpoint, None)).unwrap();
         let hosted = ports.find_map(|endpoint| match host(&endpoint) {
             Role::Host(listener) => Some((listener, endpoint)),
             Role::Guest => None,
         });
         let (_held, endpoint) = hosted.unwrap();
-        assert!(matches!(take_role(&two_nodes(&endpoint, None), None).unwrap(), Role::Guest));
-        assert!(matches!(take_role(&two_nodes(&endpoint, Some("1")), None).unwrap(), Role::Guest));
+        assert!(matches!(take_role(&two_nodes(&endpoint, None)).unwrap(), Role::Guest));
+        assert!(matches!(take_role(&two_nodes(&endpoint, Some("1"))).unwrap(), Role::Guest));
     }
 
     #[test]
     fn a_port_in_use_is_reported_when_the_host_is_fixed() {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = held.local_addr().unwrap().to_string();
-        let failed = take_role(&two_nodes(&endpoint, Some("0")), None).unwrap_err();
+        let failed = take_role(&two_nodes(&endpoint, Some("0"))).unwrap_err();
         assert_eq!(failed.exit, Exit::Rendezvous);
         assert!(failed.message.unwrap().contains("the port is in use"));
     }
@@ -257,22 +259,23 @@ mod tests {
     #[test]
     fn a_name_that_is_not_known_yet_is_hosted_on_all_interfaces() {
         let plan = two_nodes("node-0.not-yet.invalid:0", Some("0"));
-        let failed = take_role(&plan, None).unwrap_err();
-        assert_eq!(failed.exit, Exit::Usage, "it will be reached from elsewhere");
-        let Role::Host(listener) = take_role(&plan, Some("secret")).unwrap() else { panic!("a guest") };
+        assert!(!stays_here(&plan), "it will be reached from elsewhere");
+        let Role::Host(listener) = take_role(&plan).unwrap() else { panic!("a guest") };
         assert!(listener.local_addr().unwrap().ip().is_unspecified());
     }
 
     #[test]
-    fn an_open_coordinator_needs_a_token() {
-        let failed = take_role(&two_nodes("0.0.0.0:29400", Some("0")), None).unwrap_err();
-        assert_eq!(failed.exit, Exit::Usage);
-        assert!(failed.message.unwrap().contains("COX_TOKEN"));
+    fn what_listens_on_loopback_stays_here_and_nothing_else_does() {
+        let stays = |endpoint| stays_here(&two_nodes(endpoint, Some("0")));
+        let here = ["127.0.0.1:29400", "127.0.0.2:29400", "[::1]:29400", "localhost:29400"];
+        assert!(here.into_iter().all(stays));
+        let elsewhere = ["0.0.0.0:29400", "[::]:29400", "192.0.2.1:29400", "node0.invalid:29400"];
+        assert!(!elsewhere.into_iter().any(stays));
     }
 
     #[test]
     fn an_address_of_another_machine_cannot_be_hosted() {
-        let failed = take_role(&two_nodes("192.0.2.1:29400", Some("0")), Some("t")).unwrap_err();
+        let failed = take_role(&two_nodes("192.0.2.1:29400", Some("0"))).unwrap_err();
         assert!(failed.message.unwrap().contains("is_host=false"));
     }
 

@@ -1,5 +1,6 @@
 //! The environment a worker starts with: `torchrun`'s names for its place, ours for the coordinator.
 
+use coxswain_identity::Address;
 use coxswain_proto::run_spec::DeviceChoice;
 
 use super::inputs::Env;
@@ -25,8 +26,8 @@ pub struct Place {
     pub run_id: String,
 }
 
-/// What workers of one launcher have in common. Not `Debug`: it has the token.
-#[derive(Clone)]
+/// What workers of one launcher have in common.
+#[derive(Clone, Debug)]
 pub struct Common {
     /// The launcher's place.
     pub place: Place,
@@ -34,8 +35,10 @@ pub struct Common {
     pub master_addr: String,
     /// Port of the coordinator.
     pub master_port: u16,
-    /// What callers of the coordinator present.
-    pub token: Option<String>,
+    /// Where workers call the coordinator.
+    pub coordinator: Address,
+    /// What they find tokens by, beside what they inherit.
+    pub credentials: Vec<(&'static str, String)>,
     /// Address under which other machines reach this machine's workers.
     pub local_addr: String,
     /// What workers compute on.
@@ -72,13 +75,11 @@ impl Common {
             ("OMP_NUM_THREADS", self.threads.to_string()),
             ("RAYON_NUM_THREADS", self.threads.to_string()),
             ("MIMALLOC_PURGE_DELAY", self.purge_delay.clone()),
-            ("COX_COORDINATOR", format!("{}:{}", self.master_addr, self.master_port)),
+            ("COX_COORDINATOR", self.coordinator.to_string()),
             ("COX_LOCAL_ADDR", self.local_addr.clone()),
             ("COX_DEVICE", self.device.to_string()),
         ];
-        if let Some(token) = &self.token {
-            variables.push(("COX_TOKEN", token.clone()));
-        }
+        variables.extend(self.credentials.iter().cloned());
         variables
     }
 }
@@ -121,7 +122,8 @@ mod tests {
             place,
             master_addr: "n3".into(),
             master_port: 29400,
-            token: Some("secret".into()),
+            coordinator: Address::parse("http://n3:29400"),
+            credentials: vec![("COX_TOKEN_FILE", "/runs/a/logs/token".into())],
             local_addr: "10.0.0.4".into(),
             device: DeviceChoice::Cuda,
             threads: 2,
@@ -145,8 +147,8 @@ mod tests {
             ("COX_DEVICE", "cuda"),
             ("OMP_NUM_THREADS", "2"),
             ("MIMALLOC_PURGE_DELAY", "-1"),
-            ("COX_COORDINATOR", "n3:29400"),
-            ("COX_TOKEN", "secret"),
+            ("COX_COORDINATOR", "http://n3:29400"),
+            ("COX_TOKEN_FILE", "/runs/a/logs/token"),
         ] {
             assert_eq!(get(name), Some(value), "{name}");
         }

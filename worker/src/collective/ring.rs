@@ -7,7 +7,7 @@
 //! pump             moves one stream out and one stream in, at the same time
 //! ahead            what has come in of a collective that this rank has not entered yet
 //! abort            ends a ring from another thread
-//! handshake        who may join
+//! handshake        who may join, which `proof` of a token decides
 //! join             how the ring is formed, in two halves: call and welcome; then offer
 //! patience         how long both halves wait
 //! lane, shared     the way to a neighbour: a socket, or memory that both have mapped
@@ -45,6 +45,7 @@ mod offer;
 mod operations;
 mod patience;
 mod plan;
+mod proof;
 mod pump;
 mod shared;
 mod sockets;

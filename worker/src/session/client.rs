@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use coxswain_identity::{Scope, ShowToken, channel, refusal};
 use coxswain_proto::{
     calls::{self, Pauses},
     limits,
     v1::coordinator_client::CoordinatorClient,
 };
 use tonic::{
-    Request, Status,
-    metadata::{Ascii, MetadataValue},
-    service::{Interceptor, interceptor::InterceptedService},
+    Status,
+    service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
@@ -19,40 +19,20 @@ use crate::clock;
 
 const PAUSES: Pauses = Pauses::new(Duration::from_millis(20), Duration::from_millis(500));
 
-/// Puts the token on every call.
-#[derive(Clone)]
-pub(super) struct Token(Option<MetadataValue<Ascii>>);
-
-impl Interceptor for Token {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(token) = &self.0 {
-            request.metadata_mut().insert("authorization", token.clone());
-        }
-        Ok(request)
-    }
-}
-
 /// The generated client with our token on it.
-pub(super) type Client = CoordinatorClient<InterceptedService<Channel, Token>>;
+pub(super) type Client = CoordinatorClient<InterceptedService<Channel, ShowToken>>;
 
 /// A client that connects when it is first used, and again whenever the connection is gone.
 pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
-    let refused = |reason: String| SessionError::Refused { endpoint: options.endpoint.clone(), reason };
-    let token = match &options.token {
-        None => None,
-        Some(token) => {
-            let value = calls::bearer(token);
-            Some(value.map_err(|_| refused("the token has characters that cannot be sent".into()))?)
-        }
-    };
-    let channel = Endpoint::from_shared(format!("http://{}", options.endpoint))
+    let refused = |reason: String| SessionError::Refused { endpoint: options.endpoint.to_string(), reason };
+    let endpoint = Endpoint::from_shared(format!("http://{}", options.endpoint.host_port()))
         .map_err(|error| refused(format!("not HOST:PORT: {error}")))?
         .connect_timeout(Duration::from_secs(5))
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(Duration::from_secs(10))
-        .keep_alive_while_idle(true)
-        .connect_lazy();
-    Ok(CoordinatorClient::with_interceptor(channel, Token(token))
+        .keep_alive_while_idle(true);
+    let channel = channel(&endpoint, &options.endpoint, &options.credentials);
+    let channel = channel.map_err(|error| refused(error.to_string()))?;
+    Ok(CoordinatorClient::with_interceptor(channel, options.credentials.for_scope(Scope::Worker))
         .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(limits::MAX_MESSAGE_BYTES))
 }
@@ -108,11 +88,14 @@ where
             Ok(answer) => return Ok(Ok(answer.into_inner())),
             Err(status) => status,
         };
+        if let Some(reason) = refusal(&status) {
+            return Err(SessionError::Refused { endpoint: options.endpoint.to_string(), reason });
+        }
         if !calls::may_answer_later(status.code()) {
             return Ok(Err(status));
         }
         if !backoff.pause().await {
-            let (endpoint, reason) = (options.endpoint.clone(), status.message().to_owned());
+            let (endpoint, reason) = (options.endpoint.to_string(), status.message().to_owned());
             return Err(SessionError::Lost { endpoint, waited: backoff.waited(), reason });
         }
     }
@@ -120,5 +103,5 @@ where
 
 /// A refusal as this session's error.
 pub(super) fn refused(options: &SessionOptions, status: &Status) -> SessionError {
-    SessionError::Refused { endpoint: options.endpoint.clone(), reason: status.message().to_owned() }
+    SessionError::Refused { endpoint: options.endpoint.to_string(), reason: status.message().to_owned() }
 }

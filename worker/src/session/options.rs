@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use coxswain_identity::{Address, Credentials};
 use coxswain_proto::{
     ids::{Bytes, Rank},
     limits,
@@ -12,10 +13,10 @@ use crate::trainer::FailureKind;
 /// What a session is started with: the launcher's environment variables, mostly.
 #[derive(Clone)]
 pub struct SessionOptions {
-    /// `HOST:PORT` of the coordinator.
-    pub endpoint: String,
-    /// Presented as `authorization: Bearer TOKEN`.
-    pub token: Option<String>,
+    /// Where the coordinator is.
+    pub endpoint: Address,
+    /// What this worker shows of itself, and by what it knows the coordinator.
+    pub credentials: Credentials,
     /// `--rdzv-id`; empty accepts the coordinator's run.
     pub run_id: String,
     /// `RANK`.
@@ -38,10 +39,10 @@ pub struct SessionOptions {
 
 impl SessionOptions {
     /// A worker of a world of one on this machine; fill in the rest.
-    pub fn new(endpoint: impl Into<String>) -> Self {
+    pub fn new(endpoint: &str) -> Self {
         Self {
-            endpoint: endpoint.into(),
-            token: None,
+            endpoint: Address::parse(endpoint),
+            credentials: Credentials::default(),
             run_id: String::new(),
             rank: Rank(0),
             local_rank: 0,
@@ -56,7 +57,7 @@ impl SessionOptions {
 }
 
 impl fmt::Debug for SessionOptions {
-    /// Without the token.
+    /// Without what it shows of itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionOptions")
             .field("endpoint", &self.endpoint)

@@ -88,13 +88,13 @@ async fn get_run(options: &SessionOptions, client: &Client) -> Result<v1::GetRun
     if run.world_size != options.world_size {
         let reason =
             format!("its world has {} workers, WORLD_SIZE here is {}", run.world_size, options.world_size);
-        return Err(SessionError::Refused { endpoint: options.endpoint.clone(), reason });
+        return Err(SessionError::Refused { endpoint: options.endpoint.to_string(), reason });
     }
     Ok(run)
 }
 
 fn read_spec(options: &SessionOptions, run: &v1::GetRunResponse) -> Result<RunSpec, SessionError> {
-    let protocol = |reason: String| SessionError::Protocol { endpoint: options.endpoint.clone(), reason };
+    let protocol = |reason: String| SessionError::Protocol { endpoint: options.endpoint.to_string(), reason };
     let document = run.spec.as_ref().ok_or_else(|| protocol("get_run.spec: missing".into()))?;
     RunSpec::try_from(document).map_err(|error| protocol(format!("get_run.spec: {error}")))
 }
@@ -249,13 +249,13 @@ impl Session {
                 }
                 Err(status) if calls::may_answer_later(status.code()) => status.message().to_owned(),
                 Err(status) => {
-                    let (endpoint, reason) = (self.options.endpoint.clone(), status.message().to_owned());
+                    let (endpoint, reason) = (self.options.endpoint.to_string(), status.message().to_owned());
                     return SessionError::Refused { endpoint, reason };
                 }
             };
             tracing::debug!(reason, "the line to the coordinator is broken; following again");
             if !backoff.pause().await {
-                let endpoint = self.options.endpoint.clone();
+                let endpoint = self.options.endpoint.to_string();
                 return SessionError::Lost { endpoint, waited: backoff.waited(), reason };
             }
         }
@@ -268,7 +268,7 @@ impl Session {
                 Ok(Some(directive)) => match convert::told(directive) {
                     Ok(told) => self.shared.told(told),
                     Err(reason) => {
-                        let endpoint = self.options.endpoint.clone();
+                        let endpoint = self.options.endpoint.to_string();
                         return Err(SessionError::Protocol { endpoint, reason });
                     }
                 },
@@ -309,7 +309,7 @@ impl Session {
             // ours.
             let Ok(answer) = self.client.clone().heartbeat(request).await else { continue };
             if !answer.get_ref().known {
-                let endpoint = self.options.endpoint.clone();
+                let endpoint = self.options.endpoint.to_string();
                 let reason = "it has declared this worker lost".to_owned();
                 return SessionError::Refused { endpoint, reason };
             }

@@ -1,7 +1,8 @@
 //! One half of forming a ring: calling the next rank until it welcomes this one.
 //!
 //! A rank that is not there yet, or still in an older generation, is called again until the deadline; one
-//! that answers "another run", "another version" or "a newer generation" is not.
+//! that answers "another run", "another version" or "a newer generation" is not. An answer counts if it comes
+//! with a proof that a rank of this ring has given it.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -10,13 +11,15 @@ use std::{
     time::Duration,
 };
 
+use coxswain_identity::{IdentityError, Tokens};
 use coxswain_proto::ids::{Generation, Rank};
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    handshake::{ANSWER, Admission, CONFIRM, Hello, decode_answer},
+    handshake::{ANSWER, Admission, CONFIRM, Hello, PROVEN_ANSWER, decode_answer},
     patience::{Half, Patience, Stop},
+    proof::{Heard, NONCE, RingKey, Role, nonce},
     sockets::prepare,
 };
 use crate::collective::JoinError;
@@ -46,11 +49,23 @@ impl From<io::Error> for Missed {
     }
 }
 
+impl From<IdentityError> for Missed {
+    fn from(error: IdentityError) -> Self {
+        Self::Again(error.to_string())
+    }
+}
+
+/// What a rank says when it calls, and the tokens by which it is known.
+pub(super) struct Introduction<'a> {
+    pub hello: Hello,
+    pub tokens: Option<&'a Tokens>,
+}
+
 /// Calls `peer` until it welcomes this rank.
-pub(super) fn call(address: &str, peer: Rank, hello: &Hello, patience: &Patience<'_>) -> Half {
+pub(super) fn call(address: &str, peer: Rank, ours: &Introduction<'_>, patience: &Patience<'_>) -> Half {
     let (mut pause, mut last) = (FIRST_PAUSE, "no attempt was made".to_owned());
     let stopped = loop {
-        match call_once(address, hello, patience) {
+        match call_once(address, ours, patience) {
             Ok(socket) => return Ok(socket),
             Err(Missed::Refused(verdict, generation)) => {
                 let (address, reason) = (address.to_owned(), verdict.to_string());
@@ -74,11 +89,11 @@ pub(super) fn call(address: &str, peer: Rank, hello: &Hello, patience: &Patience
     })
 }
 
-fn call_once(address: &str, hello: &Hello, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
+fn call_once(address: &str, ours: &Introduction<'_>, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
     let mut missed = Missed::Again("the name has no address".into());
     for candidate in address.to_socket_addrs()? {
         match dial(candidate, patience) {
-            Ok(socket) => return introduce(socket, hello, patience),
+            Ok(socket) => return introduce(socket, ours, patience),
             Err(Missed::Again(why)) => missed = Missed::Again(why),
             Err(other) => return Err(other),
         }
@@ -104,18 +119,24 @@ fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Misse
     Ok(socket.into())
 }
 
-fn introduce(mut socket: TcpStream, hello: &Hello, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
-    // A few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
-    socket.write_all(&hello.encode())?;
-    let (mut answer, mut filled) = ([0; ANSWER], 0);
-    while filled < ANSWER {
-        patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
-        match socket.read(&mut answer[filled..]) {
-            Ok(0) => return Err(Missed::Again("it closed the connection".into())),
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
-        }
+fn introduce(
+    mut socket: TcpStream,
+    ours: &Introduction<'_>,
+    patience: &Patience<'_>,
+) -> Result<TcpStream, Missed> {
+    // The token that is valid now, each time.
+    let key = RingKey::to_call(ours.tokens);
+    let opening = ours.hello.open(key.name, nonce()?);
+    // Few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
+    socket.write_all(&opening)?;
+    let challenge: [u8; NONCE] = hear(&socket, patience)?;
+    let asked = Heard { opening: &opening, challenge: &challenge, answer: &[] };
+    socket.write_all(&key.prove(Role::Caller, &asked))?;
+    let proven: [u8; PROVEN_ANSWER] = hear(&socket, patience)?;
+    let answer: [u8; ANSWER] = std::array::from_fn(|i| proven[i]);
+    let proof = std::array::from_fn(|i| proven[ANSWER + i]);
+    if !key.proves(Role::Called, &Heard { answer: &answer, ..asked }, proof) {
+        return Err(Missed::Again("something else than a rank of this run listens there".into()));
     }
     match decode_answer(&answer) {
         Some((Admission::Welcome, _)) => {
@@ -126,6 +147,23 @@ fn introduce(mut socket: TcpStream, hello: &Hello, patience: &Patience<'_>) -> R
             Err(Missed::Again(format!("it is still in generation {generation}")))
         }
         Some((verdict, generation)) => Err(Missed::Refused(verdict, generation)),
-        None => Err(Missed::Again("something else than a rank listens there".into())),
+        None => Err(Missed::Again("it answers what this version does not know".into())),
     }
+}
+
+fn hear<const N: usize>(mut socket: &TcpStream, patience: &Patience<'_>) -> Result<[u8; N], Missed> {
+    let (mut bytes, mut filled) = ([0; N], 0);
+    while filled < N {
+        patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
+        match socket.read(&mut bytes[filled..]) {
+            Ok(0) => {
+                let why = "it closed the connection, as it does when it does not share our token (COX_TOKEN, COX_TOKEN_FILE)";
+                return Err(Missed::Again(why.into()));
+            }
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
 }

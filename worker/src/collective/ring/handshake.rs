@@ -1,31 +1,40 @@
 //! Who may join a ring: the first bytes on a connection, in both directions.
 //!
 //! ```text
-//! connecting rank  -> Hello  { magic, byte order, version, run, generation, rank, to, world }
-//! accepting rank   -> Answer { verdict, its generation }
+//! connecting rank  -> Opening   { magic, byte order, version, run, generation, rank, to, world | key's name, nonce }
+//! accepting rank   -> Challenge { nonce }, if it knows that key
+//! connecting rank  -> proof that it has the key
+//! accepting rank   -> Answer    { verdict, its generation } and proof that it has the key, too
 //! connecting rank  -> Confirm, only if it was welcome: it is still there
 //! ```
 //!
-//! A stranger (port scanner, another run) and a rank of a stale generation are refused, and the accepting
-//! rank goes on listening. The last message keeps a rank from counting on a neighbour that gave up while its
-//! connection sat in the queue.
+//! A stranger, who cannot prove a token of this ring's (`proof`), is told nothing but a nonce. A rank of
+//! another run or a stale generation is refused with the reason. Either way the accepting rank goes on
+//! listening. The last message keeps a rank from counting on a neighbour that gave up while its connection
+//! sat in the queue.
 //!
-//! This keeps mistakes out, not attackers: nothing is encrypted. Data-plane ports belong on a trusted
-//! network.
+//! This decides who is let in. What follows is neither encrypted nor signed: who can change packets on the
+//! way can change what is trained. Data-plane ports belong on a network whose switches are trusted.
 
 use coxswain_proto::ids::Generation;
 
+use super::proof::{NAME, NONCE, PROOF};
+
 /// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first
 /// (`hybrid::join`), the fields of a ballot (`train::vote`), or the order of reductions change.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const MAGIC: [u8; 6] = *b"CXring";
 /// Written in the machine's own byte order: payloads are not converted, so neighbours must share it.
 const ORDER: u16 = 0x0102;
 
-/// Bytes of a hello.
-pub(super) const HELLO: usize = 62;
+/// Bytes of what a rank says of itself.
+const HELLO: usize = 62;
+/// Bytes of an opening.
+pub(super) const OPENING: usize = HELLO + NAME + NONCE;
 /// Bytes of an answer.
 pub(super) const ANSWER: usize = 16;
+/// Bytes of an answer with its proof.
+pub(super) const PROVEN_ANSWER: usize = ANSWER + PROOF;
 /// The connecting rank's last word.
 pub(super) const CONFIRM: [u8; 4] = *b"CXgo";
 
@@ -77,7 +86,16 @@ impl Hello {
         }
     }
 
-    pub(super) fn encode(&self) -> [u8; HELLO] {
+    /// The first bytes of a conversation: this, which key it is about, and a nonce.
+    pub(super) fn open(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
+        let mut bytes = [0; OPENING];
+        bytes[..HELLO].copy_from_slice(&self.encode());
+        bytes[HELLO..HELLO + NAME].copy_from_slice(&key);
+        bytes[HELLO + NAME..].copy_from_slice(&nonce);
+        bytes
+    }
+
+    fn encode(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
         bytes[0..6].copy_from_slice(&MAGIC);
         bytes[6..8].copy_from_slice(&ORDER.to_ne_bytes());
@@ -90,8 +108,12 @@ impl Hello {
         bytes
     }
 
-    /// `None` for a stranger.
-    pub(super) fn decode(bytes: &[u8; HELLO]) -> Option<Self> {
+    /// What a rank says of itself in an opening, and the name of its key; `None` for a stranger.
+    pub(super) fn opened(bytes: &[u8; OPENING]) -> Option<(Self, [u8; NAME])> {
+        Some((Self::decode(bytes)?, std::array::from_fn(|i| bytes[HELLO + i])))
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes[0..6] != MAGIC || bytes[6..8] != ORDER.to_ne_bytes() {
             return None;
         }
@@ -152,12 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn hello_and_answer_survive_the_wire() {
+    fn opening_and_answer_survive_the_wire() {
         let sent = hello("run", 7, 3, 4);
-        assert_eq!(Hello::decode(&sent.encode()), Some(sent));
+        let opening = sent.open([7; NAME], [9; NONCE]);
+        assert_eq!(Hello::opened(&opening), Some((sent, [7; NAME])));
         let answer = encode_answer(Admission::Stale, Generation(9));
         assert_eq!(decode_answer(&answer), Some((Admission::Stale, Generation(9))));
-        assert_eq!(Hello::decode(&[b'G'; HELLO]), None);
+        assert_eq!(Hello::opened(&[b'G'; OPENING]), None);
         assert_eq!(decode_answer(&[b'H'; ANSWER]), None);
     }
 

@@ -9,7 +9,7 @@ use coxswain_proto::ids::{Generation, Rank};
 
 use super::{
     abort::RingAbort,
-    call::call,
+    call::{Introduction, call},
     handshake::Hello,
     lane::{Inbound, Outbound},
     offer::{self, Lost},
@@ -60,11 +60,12 @@ pub(super) fn join(
     let (rank, world) = (membership.rank.0 as usize, membership.world);
     let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
     let hello = Hello::new(membership.run, membership.generation, rank, next, world);
+    let ours = Introduction { hello, tokens: listener.tokens.as_ref() };
     let awaited = Hello::new(membership.run, membership.generation, previous, rank, world);
     let patience = Patience::new(deadline, abort);
     let (called, came) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
-            let called = call(membership.next, Rank(next as u32), &hello, &patience);
+            let called = call(membership.next, Rank(next as u32), &ours, &patience);
             patience.note(&called);
             called
         });

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use coxswain_identity::Tokens;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::collective::JoinError;
@@ -23,6 +24,8 @@ pub struct RingListener {
     pub(super) listener: TcpListener,
     address: String,
     pub(super) shared_memory: bool,
+    /// What ranks prove to each other; nothing where there are none.
+    pub(super) tokens: Option<Tokens>,
 }
 
 impl RingListener {
@@ -41,12 +44,17 @@ impl RingListener {
         let with_context = |source| JoinError::Listen { address: address.to_owned(), source };
         let listener = open().map_err(with_context)?;
         let address = listener.local_addr().map_err(with_context)?.to_string();
-        Ok(Self { listener, address, shared_memory: true })
+        Ok(Self { listener, address, shared_memory: true, tokens: None })
     }
 
     /// Whether neighbours on the same machine may use shared memory; they do if this is not called.
     pub fn with_shared_memory(self, allowed: bool) -> Self {
         Self { shared_memory: allowed, ..self }
+    }
+
+    /// Ranks prove to each other that they share one of these tokens, with the scope of workers.
+    pub fn with_tokens(self, tokens: Option<Tokens>) -> Self {
+        Self { tokens, ..self }
     }
 
     /// The address to register: the one bound to, with the port that was given.

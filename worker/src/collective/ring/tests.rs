@@ -8,9 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use coxswain_identity::{Scope, Token, Tokens};
 use coxswain_proto::ids::{Generation, Rank};
 
-use super::{ahead::lock, *};
+use super::{
+    ahead::lock,
+    handshake::{Admission, Hello, OPENING, encode_answer},
+    proof::{Heard, NONCE, PROOF, RingKey, Role},
+    *,
+};
 use crate::collective::{AbortHandle, BufMut, Collective, CollectiveError, JoinError, Reduce};
 
 /// Recipes for the ranks of a ring on the loopback interface.
@@ -92,6 +98,90 @@ fn strangers_are_refused_and_do_not_hold_up_the_ring() {
         other.join().expect("no panic").expect("the ring works");
     });
     drop(silent);
+}
+
+/// A listener of a rank that has this token.
+fn listener_with(token: &Token) -> RingListener {
+    listener().with_tokens(Some(Tokens::one(token.clone())))
+}
+
+fn fresh(scope: Scope) -> Token {
+    Token::fresh(scope).expect("randomness")
+}
+
+#[test]
+fn ranks_that_share_a_token_form_a_ring_and_who_has_another_is_told_nothing() {
+    let (ours, theirs) = (fresh(Scope::Worker), fresh(Scope::Worker));
+    let (a, b) = (listener_with(&ours), listener_with(&ours));
+    let peers = addresses(&[&a, &b]);
+    let stranger = RingKey::to_call(Some(&Tokens::one(theirs)));
+    let known = RingKey::to_call(Some(&Tokens::one(ours)));
+    let hello = Hello::new("run", Generation(1), 1, 0, 2);
+    // One of another run, with another token; and one who has read on the way which token it is about.
+    let mut other = TcpStream::connect(a.address()).expect("connect");
+    other.write_all(&hello.open(stranger.name, [1; NONCE])).expect("write");
+    let mut eavesdropper = TcpStream::connect(a.address()).expect("connect");
+    eavesdropper.write_all(&hello.open(known.name, [1; NONCE])).expect("write");
+    eavesdropper.write_all(&[0; PROOF]).expect("write");
+    thread::scope(|scope| {
+        let rank_1 = scope.spawn(|| connect(&b, "run", 1, 1, &peers).expect("rank 1 joins").barrier());
+        connect(&a, "run", 1, 0, &peers).expect("rank 0 joins").barrier().expect("the ring works");
+        rank_1.join().expect("no panic").expect("the ring works");
+    });
+    let mut heard = Vec::new();
+    // The end may be a reset: what it had sent was not read.
+    let _ = other.read_to_end(&mut heard);
+    assert_eq!(heard, [0u8; 0], "not a byte");
+    let _ = eavesdropper.read_to_end(&mut heard);
+    assert!(heard.len() <= NONCE, "a nonce, and no verdict: {heard:?}");
+}
+
+#[test]
+fn a_rank_does_not_join_who_cannot_prove_the_token() {
+    let (ours, theirs) = (fresh(Scope::All), fresh(Scope::All));
+    let a = listener_with(&ours);
+    // It lets anybody in, and would say so to a rank of the same run.
+    let impostor = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let peers = vec![a.address().to_owned(), impostor.local_addr().expect("address").to_string()];
+    let membership = Membership::among("run", Generation(1), Rank(0), &peers);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut socket, _) = impostor.accept().expect("it is called");
+            let (mut opening, challenge) = ([0; OPENING], [3; NONCE]);
+            socket.read_exact(&mut opening).expect("it introduces itself");
+            socket.write_all(&challenge).expect("write");
+            socket.read_exact(&mut [0; PROOF]).expect("it proves who it is");
+            let answer = encode_answer(Admission::Welcome, Generation(1));
+            let heard = Heard { opening: &opening, challenge: &challenge, answer: &answer };
+            let proof = RingKey::to_call(Some(&Tokens::one(theirs))).prove(Role::Called, &heard);
+            socket.write_all(&[&answer[..], &proof[..]].concat()).expect("write");
+            // Were it believed, the rank would confirm; it hangs up.
+            assert_eq!(socket.read(&mut [0; 4]).unwrap_or(0), 0);
+        });
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let error = Ring::connect(&a, &membership, deadline, &RingAbort::new()).expect_err("no rank there");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+    });
+}
+
+#[test]
+fn a_ring_forms_while_the_file_of_tokens_is_changed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [old, new] = [0, 1].map(|_| fresh(Scope::Worker));
+    let tokens = |name: &str, lines: &[&Token]| {
+        let path = dir.path().join(name);
+        lines.iter().for_each(|token| Tokens::add_to_file(&path, token).expect("a file"));
+        Tokens::of_file(&path).expect("a file of tokens")
+    };
+    // One machine sees the file as it was, the other one as it is.
+    let a = listener().with_tokens(Some(tokens("a", &[&old, &new])));
+    let b = listener().with_tokens(Some(tokens("b", &[&new, &old])));
+    let peers = addresses(&[&a, &b]);
+    thread::scope(|scope| {
+        let rank_1 = scope.spawn(|| connect(&b, "run", 1, 1, &peers).expect("rank 1 joins").barrier());
+        connect(&a, "run", 1, 0, &peers).expect("rank 0 joins").barrier().expect("the ring works");
+        rank_1.join().expect("no panic").expect("the ring works");
+    });
 }
 
 #[test]
@@ -178,8 +268,7 @@ fn a_port_that_something_else_listens_on_is_called_until_the_deadline() {
     thread::scope(|scope| {
         scope.spawn(move || {
             let (mut socket, _) = web.accept().expect("it is called");
-            let mut hello = [0; 62];
-            socket.read_exact(&mut hello).expect("it introduces itself");
+            socket.read_exact(&mut [0; OPENING]).expect("it introduces itself");
             socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("write");
         });
         let deadline = Instant::now() + Duration::from_millis(200);

@@ -1,7 +1,8 @@
 //! The other half of forming a ring: listening until the previous rank has called.
 //!
-//! Any other process that connects in the meantime is told why it is refused, and does not hold up the ring:
-//! connections that have yet to say who they are wait side by side.
+//! Any other process that connects in the meantime does not hold up the ring: connections that have yet to
+//! prove who they are wait side by side. A rank in the wrong place is told why it is refused; who has no token
+//! of this ring's is told nothing.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -9,13 +10,15 @@ use std::{
     os::fd::AsFd,
 };
 
+use coxswain_identity::Tokens;
 use coxswain_proto::ids::Rank;
 use nix::poll::{PollFd, PollFlags};
 use socket2::SockRef;
 
 use super::{
-    handshake::{Admission, CONFIRM, HELLO, Hello, encode_answer},
+    handshake::{Admission, CONFIRM, Hello, OPENING, encode_answer},
     patience::{Half, Patience, SLICE, Stop},
+    proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
     sockets::{RingListener, prepare},
 };
 use crate::collective::JoinError;
@@ -41,7 +44,7 @@ pub(super) fn await_call(
         }
         let mut at = 0;
         while at < guests.len() {
-            match guests[at].advance(awaited) {
+            match guests[at].advance(awaited, listener.tokens.as_ref()) {
                 GuestProgress::Waiting => at += 1,
                 GuestProgress::Joined => return Ok(guests.swap_remove(at).socket),
                 GuestProgress::Left => {
@@ -69,9 +72,25 @@ pub(super) fn await_call(
 /// A connection that has not been let in yet.
 struct Guest {
     socket: TcpStream,
-    bytes: [u8; HELLO],
+    bytes: [u8; OPENING],
     filled: usize,
-    welcome: bool,
+    stage: Stage,
+}
+
+/// What is waited for.
+enum Stage {
+    Opening,
+    /// Its proof, after the challenge.
+    Proof(Box<Opened>),
+    Confirm,
+}
+
+/// What a guest said, and what it was asked.
+struct Opened {
+    hello: Hello,
+    key: RingKey,
+    opening: [u8; OPENING],
+    challenge: [u8; NONCE],
 }
 
 enum GuestProgress {
@@ -83,12 +102,16 @@ enum GuestProgress {
 impl Guest {
     fn new(socket: TcpStream) -> Option<Self> {
         let prepared = socket.set_nonblocking(true).and_then(|()| prepare(SockRef::from(&socket)));
-        prepared.ok().map(|()| Self { socket, bytes: [0; HELLO], filled: 0, welcome: false })
+        prepared.ok().map(|()| Self { socket, bytes: [0; OPENING], filled: 0, stage: Stage::Opening })
     }
 
-    fn advance(&mut self, awaited: &Hello) -> GuestProgress {
+    fn advance(&mut self, awaited: &Hello, tokens: Option<&Tokens>) -> GuestProgress {
         loop {
-            let wanted = if self.welcome { CONFIRM.len() } else { HELLO };
+            let wanted = match self.stage {
+                Stage::Opening => OPENING,
+                Stage::Proof(_) => PROOF,
+                Stage::Confirm => CONFIRM.len(),
+            };
             match self.socket.read(&mut self.bytes[self.filled..wanted]) {
                 Ok(0) => return GuestProgress::Left,
                 Ok(count) => self.filled += count,
@@ -99,32 +122,59 @@ impl Guest {
             if self.filled < wanted {
                 continue;
             }
-            if self.welcome {
-                return if self.bytes[..wanted] == CONFIRM {
-                    GuestProgress::Joined
-                } else {
-                    GuestProgress::Left
-                };
-            }
-            if !self.answer(awaited) {
-                return GuestProgress::Left;
-            }
-            (self.welcome, self.filled) = (true, 0);
+            let next = match &self.stage {
+                Stage::Opening => self.challenge(tokens),
+                Stage::Proof(opened) => self.answer(opened, awaited).then_some(Stage::Confirm),
+                Stage::Confirm if self.bytes[..wanted] == CONFIRM => return GuestProgress::Joined,
+                Stage::Confirm => None,
+            };
+            let Some(next) = next else { return GuestProgress::Left };
+            (self.stage, self.filled) = (next, 0);
         }
     }
 
-    /// Says what we make of it; true if it is welcome.
-    fn answer(&mut self, awaited: &Hello) -> bool {
-        let from = self.socket.peer_addr().map(|address| address.to_string()).unwrap_or_default();
-        let Some(hello) = Hello::decode(&self.bytes) else {
-            tracing::warn!(from, "a stranger called the ring's port and was refused");
-            return false;
+    /// Asks it to prove who it is; nothing for one that speaks another language, or names no key of ours.
+    fn challenge(&self, tokens: Option<&Tokens>) -> Option<Stage> {
+        let Some((hello, name)) = Hello::opened(&self.bytes) else {
+            tracing::warn!(from = self.from(), "a stranger called the ring's port and was turned away");
+            return None;
         };
-        let verdict = awaited.judge(&hello);
-        if verdict != Admission::Welcome {
-            tracing::warn!(from, rank = hello.rank, generation = %hello.generation, ?verdict, "a rank was refused");
+        let Some(key) = RingKey::named(name, tokens) else {
+            tracing::warn!(
+                from = self.from(),
+                "a caller of the ring's port was turned away: it names no token of this run (another run, another COX_TOKEN?)"
+            );
+            return None;
+        };
+        let challenge = nonce().ok()?;
+        (&self.socket).write_all(&challenge).ok()?;
+        Some(Stage::Proof(Box::new(Opened { hello, key, opening: self.bytes, challenge })))
+    }
+
+    /// Says what we make of it, if it has proved that it is one of ours; true if it is welcome.
+    fn answer(&self, opened: &Opened, awaited: &Hello) -> bool {
+        let Opened { hello, key, opening, challenge } = opened;
+        let heard = Heard { opening, challenge, answer: &[] };
+        if !key.proves(Role::Caller, &heard, std::array::from_fn(|i| self.bytes[i])) {
+            tracing::warn!(
+                from = self.from(),
+                "a stranger called the ring's port and was turned away: it names a token of this run, and does not have it"
+            );
+            return false;
         }
-        let sent = self.socket.write_all(&encode_answer(verdict, awaited.generation));
+        let verdict = awaited.judge(hello);
+        if verdict != Admission::Welcome {
+            tracing::warn!(
+                from = self.from(), rank = hello.rank, generation = %hello.generation, ?verdict, "a rank was refused"
+            );
+        }
+        let answer = encode_answer(verdict, awaited.generation);
+        let proof = key.prove(Role::Called, &Heard { answer: &answer, ..heard });
+        let sent = (&self.socket).write_all(&[&answer[..], &proof[..]].concat());
         sent.is_ok() && verdict == Admission::Welcome
+    }
+
+    fn from(&self) -> String {
+        self.socket.peer_addr().map(|address| address.to_string()).unwrap_or_default()
     }
 }

@@ -1,0 +1,101 @@
+//! Where a coordinator is, and whether TLS is spoken there.
+
+use std::{fmt, net::IpAddr};
+
+/// Whether TLS is spoken at an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encryption {
+    /// Wherever a connection leaves this machine: what an address without a scheme says.
+    #[default]
+    Elsewhere,
+    /// Always: `https://`. For tunnels, whose near end is on this machine.
+    Always,
+    /// Never: `http://`, for coordinators that were started with `--plaintext`.
+    Never,
+}
+
+/// `HOST:PORT`, `http://HOST:PORT` or `https://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host_port: String,
+    encryption: Encryption,
+}
+
+impl Address {
+    /// Reads one; what is no `HOST:PORT` is found when it is called.
+    pub fn parse(text: &str) -> Self {
+        let text = text.trim();
+        let schemes = [("https://", Encryption::Always), ("http://", Encryption::Never)];
+        let with_scheme = schemes.iter().find_map(|(scheme, how)| Some((text.strip_prefix(scheme)?, *how)));
+        let (host_port, encryption) = with_scheme.unwrap_or((text, Encryption::Elsewhere));
+        Self { host_port: host_port.trim_end_matches('/').to_owned(), encryption }
+    }
+
+    /// The same place, in clear if `plaintext` says so.
+    pub fn plaintext(self, plaintext: bool) -> Self {
+        let encryption = if plaintext { Encryption::Never } else { self.encryption };
+        Self { encryption, ..self }
+    }
+
+    /// `HOST:PORT`.
+    pub fn host_port(&self) -> &str {
+        &self.host_port
+    }
+
+    /// The host, an IPv6 address without its brackets.
+    pub fn host(&self) -> &str {
+        let host = self.host_port.rsplit_once(':').map_or(&*self.host_port, |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// Whether a connection that has reached `ip` is encrypted.
+    pub(crate) fn encrypts(&self, ip: IpAddr) -> bool {
+        match self.encryption {
+            Encryption::Always => true,
+            Encryption::Never => false,
+            Encryption::Elsewhere => !is_here(ip),
+        }
+    }
+}
+
+/// Whether bytes to and from `ip` do not leave this machine.
+pub(crate) fn is_here(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+impl fmt::Display for Address {
+    /// As [`Address::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.encryption {
+            Encryption::Elsewhere => "",
+            Encryption::Always => "https://",
+            Encryption::Never => "http://",
+        };
+        write!(f, "{scheme}{}", self.host_port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tls_is_spoken_wherever_a_connection_leaves_the_machine_unless_the_address_says_otherwise() {
+        let here = ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"];
+        let elsewhere = ["10.0.0.4", "192.0.2.1", "fe80::1", "::ffff:10.0.0.4"];
+        let encrypts = |address: &str, ip: &&str| Address::parse(address).encrypts(ip.parse().unwrap());
+        assert!(!here.iter().any(|ip| encrypts("node0:29400", ip)));
+        assert!(elsewhere.iter().all(|ip| encrypts("node0:29400", ip)));
+        assert!(here.iter().chain(&elsewhere).all(|ip| encrypts("https://node0:29400/", ip)));
+        assert!(!here.iter().chain(&elsewhere).any(|ip| encrypts("http://node0:29400", ip)));
+    }
+
+    #[test]
+    fn an_address_is_written_as_it_is_read() {
+        for text in ["node0:29400", "http://node0:29400", "https://[::1]:29400"] {
+            assert_eq!(Address::parse(text).to_string(), text);
+        }
+        assert_eq!(Address::parse("https://[::1]:29400").host(), "::1");
+        assert_eq!(Address::parse("node0:7").plaintext(true).to_string(), "http://node0:7");
+    }
+}

@@ -1,0 +1,124 @@
+//! A caller's side: connections that speak TLS where they leave the machine, and the token on every call.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use coxswain_proto::calls;
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use tonic::{
+    Request, Status,
+    codegen::{Service, http::Uri},
+    service::Interceptor,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, error::DialError, tls};
+
+/// What a process shows of itself, and by what it knows others.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials {
+    tokens: Option<Tokens>,
+    certificates: CertificateFiles,
+}
+
+impl Credentials {
+    /// These tokens and certificates.
+    pub fn new(tokens: Option<Tokens>, certificates: CertificateFiles) -> Self {
+        Self { tokens, certificates }
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.tokens.as_ref()
+    }
+
+    /// The files of certificates.
+    pub fn certificates(&self) -> &CertificateFiles {
+        &self.certificates
+    }
+
+    /// Shows, on each call, a token that grants this.
+    pub fn for_scope(&self, scope: Scope) -> ShowToken {
+        ShowToken { tokens: self.tokens.clone(), scope }
+    }
+}
+
+/// Puts `authorization: Bearer TOKEN` on every call; the token is the one that is valid then.
+#[derive(Clone, Debug)]
+pub struct ShowToken {
+    tokens: Option<Tokens>,
+    scope: Scope,
+}
+
+impl Interceptor for ShowToken {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = self.tokens.as_ref().and_then(|tokens| tokens.for_scope(self.scope)) {
+            let shown = calls::bearer(token.secret());
+            let shown = shown.map_err(|_| Status::invalid_argument("this token cannot be sent"))?;
+            request.metadata_mut().insert("authorization", shown);
+        }
+        Ok(request)
+    }
+}
+
+/// A channel to a coordinator that connects when it is first used, and again whenever the connection is gone.
+/// `endpoint` says how, [`Address`] where and whether through TLS. Certificates are read here.
+pub fn channel(
+    endpoint: &Endpoint,
+    address: &Address,
+    credentials: &Credentials,
+) -> Result<Channel, IdentityError> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    let tls = Arc::new(tls::Client::new(&credentials.certificates)?);
+    let (address, tokens) = (address.clone(), credentials.tokens.clone());
+    Ok(endpoint.connect_with_connector_lazy(Dialer { tcp, address, tokens, tls }))
+}
+
+/// Why a call could not be made that will not do better a moment later: who is at the other end, or we
+/// ourselves, cannot be trusted.
+pub fn refusal(status: &Status) -> Option<String> {
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(DialError::Identity(problem)) = error.downcast_ref() {
+            return Some(problem.to_string());
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// Makes a channel's connections.
+struct Dialer {
+    tcp: HttpConnector,
+    address: Address,
+    tokens: Option<Tokens>,
+    tls: Arc<tls::Client>,
+}
+
+impl Service<Uri> for Dialer {
+    type Response = TokioIo<Stream>;
+    type Error = DialError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, DialError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DialError>> {
+        self.tcp.poll_ready(context).map_err(|error| DialError::Network(error.into()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.tcp.call(uri);
+        let (address, tokens, tls) = (self.address.clone(), self.tokens.clone(), self.tls.clone());
+        Box::pin(async move {
+            let tcp = connecting.await.map_err(|error| DialError::Network(error.into()))?.into_inner();
+            let stream = match address.encrypts(tcp.peer_addr()?.ip()) {
+                true => tls.connect(tcp, &address, tokens.as_ref()).await?,
+                false => Stream::plain(tcp),
+            };
+            Ok(TokioIo::new(stream))
+        })
+    }
+}

@@ -1,0 +1,50 @@
+//! `cox token`: makes tokens.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use coxswain_identity::{Scope, Token, Tokens, certificate};
+
+use crate::{
+    credentials,
+    exit::{Failed, Outcome},
+    launch::inputs::process_env,
+    render::say,
+};
+
+/// Flags of `cox token`.
+#[derive(Args, Debug)]
+pub struct TokenArgs {
+    /// What it grants: `read` looks, `control` looks and steers, `worker` takes part, `all`
+    #[arg(long, value_name = "read|control|worker|all", default_value_t = Scope::All)]
+    scope: Scope,
+    /// Add it to this file of tokens, which is made if there is none, instead of showing it
+    #[arg(long, value_name = "FILE", conflicts_with = "certificate")]
+    file: Option<PathBuf>,
+    /// Show the certificate that coordinators show for COX_TOKEN (or the first of COX_TOKEN_FILE), for clients
+    /// that are not `cox`, and the name to ask for
+    #[arg(long, conflicts_with = "scope")]
+    certificate: bool,
+}
+
+/// Shows a fresh token, or adds it to a file.
+pub fn execute(args: &TokenArgs) -> Outcome {
+    if args.certificate {
+        let credentials = credentials::of_env(&process_env)?;
+        let token = credentials.tokens().and_then(|tokens| tokens.for_scope(Scope::Read));
+        let token =
+            token.ok_or_else(|| Failed::usage("--certificate: set COX_TOKEN or COX_TOKEN_FILE first"))?;
+        let (pem, name) = certificate(&token)?;
+        say(format_args!("# server name: {name}\n{}", pem.trim_end()));
+        return Ok(());
+    }
+    let token = Token::fresh(args.scope)?;
+    match &args.file {
+        None => say(token.secret()),
+        Some(path) => {
+            Tokens::add_to_file(path, &token)?;
+            say(format_args!("{}: a token of the scope `{}` was added", path.display(), args.scope))
+        }
+    };
+    Ok(())
+}
