@@ -21,7 +21,7 @@ const SEGMENT_S: f64 = 6.0;
 const LOW_RATE: u32 = 16_000;
 
 /// Tracks at a place that a user names.
-struct Found {
+struct FoundTracks {
     /// As `data.path` is to say it.
     path: PathBuf,
     tracks: u64,
@@ -38,7 +38,7 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
 }
 
 /// A track is a folder with WAV files.
-fn in_folders(place: &Path) -> Option<Found> {
+fn in_folders(place: &Path) -> Option<FoundTracks> {
     let tracks = folders(place);
     let stems = tracks.iter().map(|dir| {
         let wavs = files(dir).into_iter().filter(|file| ending(file) == "wav");
@@ -46,11 +46,11 @@ fn in_folders(place: &Path) -> Option<Found> {
     });
     let stems = in_all(stems)?;
     let first = WavPlace::File(tracks[0].join(format!("{}.wav", stems[0])));
-    Some(Found { path: place.to_path_buf(), tracks: tracks.len() as u64, stems, first })
+    Some(FoundTracks { path: place.to_path_buf(), tracks: tracks.len() as u64, stems, first })
 }
 
 /// A track is a sample with members `.drums.wav`, `.bass.wav` and so on.
-fn in_shards(place: &Path) -> Option<Found> {
+fn in_shards(place: &Path) -> Option<FoundTracks> {
     let (path, shards): (PathBuf, Shards) = shards(place)?.ok()?;
     let tracks = shards.len();
     let stems = (0..tracks).map(|sample| {
@@ -59,7 +59,7 @@ fn in_shards(place: &Path) -> Option<Found> {
     });
     let stems = in_all(stems)?;
     let first = shards.with_ending(0, &format!("{}.wav", stems[0]))?;
-    Some(Found { path, tracks, stems, first: WavPlace::Member(Arc::new(shards), first) })
+    Some(FoundTracks { path, tracks, stems, first: WavPlace::Member(Arc::new(shards), first) })
 }
 
 /// The names of stems that all tracks have; none if there are none.
@@ -72,7 +72,7 @@ fn in_all(tracks: impl Iterator<Item = BTreeSet<String>>) -> Option<Vec<String>>
     (!stems.is_empty()).then_some(stems)
 }
 
-fn write(job: &StarterJob<'_>, found: &Found) -> Result<StarterFile, DataError> {
+fn write(job: &StarterJob<'_>, found: &FoundTracks) -> Result<StarterFile, DataError> {
     let (wav, rate) = Wav::of_any_rate(found.first.clone())?;
     let seconds = wav.frames as f64 / f64::from(rate);
     // Short of the track's end, since others may be shorter.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Chats at a place that a user names.
-struct Found {
+struct FoundChats {
     /// As `data.path` is to say it.
     path: PathBuf,
     chats: u64,
@@ -66,10 +66,10 @@ fn in_lines(path: PathBuf) -> Result<Found, DataError> {
     let chats = Lines::scan(&path, |_, _| Ok(()))?.len();
     let about =
         format!("{chats} chats, one a line; paths of images begin beside the file, or at data.images");
-    Ok(Found { path, chats, about })
+    Ok(FoundChats { path, chats, about })
 }
 
-fn in_shards(path: PathBuf, shards: &Shards) -> Option<Found> {
+fn in_shards(path: PathBuf, shards: &Shards) -> Option<FoundChats> {
     let chats = shards.len();
     let is_json = |sample| {
         let text = shards.read(shards.with_ending(sample, "json")?).ok()?;
@@ -82,5 +82,5 @@ fn in_shards(path: PathBuf, shards: &Shards) -> Option<Found> {
         (0, true) => format!("{chats} samples of shards: images, and a .txt with what is said of them"),
         _ => format!("{chats} samples of shards: a .json with the chat, and its images"),
     };
-    Some(Found { path, chats, about })
+    Some(FoundChats { path, chats, about })
 }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Members that follow each other and have one key are a sample. As in the package `webdataset`, the key is
-//! everything up to the first dot of a file's name, folders included, and the ending what stands behind it, in
-//! lower case.
+//! everything up to the first dot of a file's name, folders included, and the ending what stands behind it,
+//! in lower case.
 //!
 //! ```text
 //! pattern   `shards-{0000..0012}.tar`, `*.tar`: which files

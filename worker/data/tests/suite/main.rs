@@ -1,5 +1,5 @@
-//! Data sets whose cameras are videos, in both layouts: `make_fixtures.py` wrote all but the videos. And tar shards,
-//! which `make_shards.py` wrote.
+//! Data sets whose cameras are videos, in both layouts: `make_fixtures.py` wrote all but the
+//! videos. And tar shards, which `make_shards.py` wrote.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 

@@ -1,5 +1,5 @@
-//! Tar shards: what Python's `webdataset` reads of its own and of `tarfile`'s, and files that are damaged or made to
-//! do harm.
+//! Tar shards: what Python's `webdataset` reads of its own and of `tarfile`'s, and files that are damaged or
+//! made to do harm.
 
 use std::{
     collections::BTreeMap,

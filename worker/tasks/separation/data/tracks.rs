@@ -1,5 +1,5 @@
-//! Tracks as a run sees them: a folder each, or a sample of a tar shard, with a WAV file for each stem and, if
-//! there is one, `mixture.wav`; without it the mixture is the stems' sum.
+//! Tracks as a run sees them: a folder each, or a sample of a tar shard, with a WAV file for each stem and,
+//! if there is one, `mixture.wav`; without it the mixture is the stems' sum.
 //!
 //! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts. What
 //! only shows when a segment is read (a file that ends early) is the segment's own fault: the run goes on

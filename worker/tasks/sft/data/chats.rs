@@ -12,8 +12,9 @@ use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{ChatBatch, ChatSample},
+    opening::open_checked,
     reader::ChatReader,
-    source::{ChatSource, open_checked},
+    source::ChatSource,
     spelling::Chat,
 };
 use crate::{holdout::Holdout, settings::checked, sft::config::SftSettings};

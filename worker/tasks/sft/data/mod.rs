@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! spelling  JSON as a chat: `messages`, `conversations`, `<image>`
-//! source    where chats and their images lie: a file of lines, or shards
-//! shards    the latter
+//! source    where chats and their images lie, as a trait
+//! lines     a file of lines, and images by path
+//! shards    tar shards of both
+//! opening   which of the two a run has
 //! reader    a chat as ids and patches
 //! chats     the opened data: checked, and its samples one by one
 //! batch     a sample, a micro-batch, and the one from the other
@@ -12,6 +14,8 @@
 
 mod batch;
 mod chats;
+mod lines;
+mod opening;
 mod outline;
 mod reader;
 mod shards;
@@ -20,8 +24,9 @@ mod spelling;
 
 pub use batch::{ChatBatch, ChatSample};
 pub use chats::Chats;
+pub(super) use lines::read_file;
 pub use outline::ChatOutline;
 pub use reader::ChatReader;
 pub(super) use shards::has_turns;
-pub(super) use source::read_file;
+
 pub use spelling::Chat;

@@ -11,10 +11,7 @@ use coxswain_models::qwen2_5_vl::processor::{
 };
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{
-    reader,
-    source::{ChatSource, open},
-};
+use super::{opening::open, reader, source::ChatSource};
 use crate::{
     settings::checked,
     sft::config::SftSettings,

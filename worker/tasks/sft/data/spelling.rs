@@ -72,8 +72,8 @@ impl Chat {
             );
         }
         let user = Message { role: Role::User, pieces: images.iter().map(|_| Piece::Image).collect() };
-        let said = Message { role: Role::Assistant, pieces: vec![Piece::Text(text.to_owned())] };
-        Ok(Self { messages: vec![user, said], images })
+        let answer = Message { role: Role::Assistant, pieces: vec![Piece::Text(text.to_owned())] };
+        Ok(Self { messages: vec![user, answer], images })
     }
 
     /// A question to the assistant, whose text is spelled as in a line; or what is wrong with it.

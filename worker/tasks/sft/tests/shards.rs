@@ -65,7 +65,7 @@ fn packed_chats_are_the_chats_of_the_file_bit_for_bit() {
 }
 
 #[test]
-fn images_beside_a_chat_are_its_list_and_a_text_is_what_is_said_of_them() {
+fn images_beside_a_chat_are_its_list_and_a_text_is_their_caption() {
     let red = picture("red-circle-0.png");
     let blue = picture("blue-square-1.png");
     let (_dir, path) = shard(&[
@@ -89,8 +89,8 @@ fn images_beside_a_chat_are_its_list_and_a_text_is_what_is_said_of_them() {
     assert_eq!((listed.input_ids, listed.pixel_values), (named.input_ids, named.pixel_values));
     assert_eq!((own.image_grids.len(), &own.pixel_values), (1, &caption.pixel_values));
     assert_eq!((caption.image_grids.len(), none.image_grids.len()), (1, 0));
-    let said = caption.learned.iter().filter(|learned| **learned).count();
-    assert!(said > 3, "{said} tokens of the caption are learned");
+    let learned = caption.learned.iter().filter(|learned| **learned).count();
+    assert!(learned > 3, "{learned} tokens of the caption are learned");
 }
 
 #[test]
