@@ -52,7 +52,7 @@ pub fn execute(args: &InitArgs) -> Outcome {
 
 /// The run file of the task that knows such data, or of the one that is asked for.
 fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> {
-    let all = &tasks().cpu;
+    let all = tasks().cpu;
     let names = || all.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
     let meant: Vec<_> = all.iter().filter(|task| asked.is_none_or(|asked| asked == task.name())).collect();
     if meant.is_empty() {

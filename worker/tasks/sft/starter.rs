@@ -45,7 +45,7 @@ pub fn has_chats(place: &Path) -> bool {
     found(place).is_some()
 }
 
-fn found(place: &Path) -> Option<Result<Found, DataError>> {
+fn found(place: &Path) -> Option<Result<FoundChats, DataError>> {
     let lines = |file: &PathBuf| ["jsonl", "ndjson", "json"].contains(&&*ending(file)) && is_chats(file);
     let of_lines: Vec<PathBuf> = files(place).into_iter().filter(lines).collect();
     if let Some(file) = the_one(place, &of_lines, "chats") {
@@ -62,7 +62,7 @@ fn is_chats(file: &Path) -> bool {
     line.is_some_and(|chat| ["messages", "conversations"].iter().any(|key| chat.get(key).is_some()))
 }
 
-fn in_lines(path: PathBuf) -> Result<Found, DataError> {
+fn in_lines(path: PathBuf) -> Result<FoundChats, DataError> {
     let chats = Lines::scan(&path, |_, _| Ok(()))?.len();
     let about =
         format!("{chats} chats, one a line; paths of images begin beside the file, or at data.images");
