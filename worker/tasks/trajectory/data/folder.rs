@@ -49,7 +49,7 @@ struct Image {
 /// Opened folders or shards. Shared between threads.
 pub struct ImageFolder {
     images: Vec<Image>,
-    shards: Option<Shards>,
+    shards: Option<Arc<Shards>>,
     domains: Vec<(String, u64)>,
     processor: ImageProcessor,
     grid: [u32; 3],
@@ -70,7 +70,7 @@ impl ImageFolder {
         let (mut images, mut all) = (Vec::with_capacity(places.len()), blake3::Hasher::new());
         for place in places {
             pulse::beat();
-            let digest = Digest::of_image(&place.read(shards.as_ref())?);
+            let digest = Digest::of_image(&place.read()?);
             all.update(&digest.0);
             images.push(Image { place, digest });
         }
@@ -97,8 +97,8 @@ impl ImageFolder {
     /// Image `index`, as training sees it.
     pub fn sample(&self, index: u64) -> Result<ImageSample, DataError> {
         let image = self.image(index)?;
-        let refuse = |fault: String| image.place.fault(self.shards.as_ref(), fault);
-        let bytes = image.place.read(self.shards.as_ref())?;
+        let refuse = |fault: String| image.place.fault(fault);
+        let bytes = image.place.read()?;
         if Digest::of_image(&bytes) != image.digest {
             return Err(refuse("is no longer the image that was there when the run began".into()));
         }
@@ -178,7 +178,7 @@ impl Samples for ImageFolder {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.shards.as_ref().map_or_else(Vec::new, Shards::warnings)
+        self.shards.as_deref().map_or_else(Vec::new, Shards::warnings)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -6,6 +6,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use coxswain_data::{
@@ -19,34 +20,32 @@ use crate::trajectory::config::ImageData;
 pub const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// Where an image lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum ImagePlace {
-    /// A file.
+    /// By itself.
     File(PathBuf),
-    /// A member of a shard.
-    Member(MemberId),
+    /// In a shard.
+    Member(Arc<Shards>, MemberId),
 }
 
 impl ImagePlace {
     /// The image's bytes.
-    pub fn read(&self, shards: Option<&Shards>) -> Result<Vec<u8>, DataError> {
-        match (self, shards) {
-            (Self::File(path), _) => fs::read(path).map_err(DataError::io(path, "read")),
-            (Self::Member(member), Some(shards)) => shards.read(*member),
-            (Self::Member(_), None) => unreachable!("members come with their shards"),
+    pub fn read(&self) -> Result<Vec<u8>, DataError> {
+        match self {
+            Self::File(path) => fs::read(path).map_err(DataError::io(path, "read")),
+            Self::Member(shards, member) => shards.read(*member),
         }
     }
 
     /// What is wrong with it.
-    pub fn fault(&self, shards: Option<&Shards>, fault: String) -> DataError {
-        match (self, shards) {
-            (Self::File(path), _) => {
+    pub fn fault(&self, fault: String) -> DataError {
+        match self {
+            Self::File(path) => {
                 DataError::invalid(path, "(file)", fault, "replace the file, or take it out of its folder")
             }
-            (Self::Member(member), Some(shards)) => {
+            Self::Member(shards, member) => {
                 shards.fault(*member, fault, "replace it, or take it out of its shard")
             }
-            (Self::Member(_), None) => unreachable!("members come with their shards"),
         }
     }
 }
@@ -57,7 +56,7 @@ pub struct Listing {
     /// In the order of samples.
     pub places: Vec<ImagePlace>,
     /// The shards that they lie in, if they are in shards.
-    pub shards: Option<Shards>,
+    pub shards: Option<Arc<Shards>>,
     /// Name of each domain, and how many of its images are used; one without a name where `data.domains` is
     /// empty.
     pub domains: Vec<(String, u64)>,
@@ -117,14 +116,15 @@ fn in_shards(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
             remedy,
         ));
     }
-    let shards = Shards::open(path)?;
+    let shards = Arc::new(Shards::open(path)?);
     let is_image = |member: &MemberId| {
         let ending = shards.ending(*member);
         ENDINGS.contains(&ending.rsplit('.').next().unwrap_or(ending))
     };
     let members = (0..shards.len()).flat_map(|sample| shards.members(sample)).filter(is_image);
     let most = data.num_samples.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-    let places: Vec<_> = members.take(most).map(ImagePlace::Member).collect();
+    let place = |member| ImagePlace::Member(shards.clone(), member);
+    let places: Vec<_> = members.take(most).map(place).collect();
     if places.is_empty() {
         let remedy = "write .png, .jpg or .jpeg files to them, or name others";
         return Err(DataError::invalid(path, "(shards)", "have no image", remedy));
