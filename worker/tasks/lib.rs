@@ -1,10 +1,13 @@
 //! What Coxswain trains, a folder each; and what they have in common: in `pretrained` of the files they
-//! leave, in `frozen` of the weights that kept features depend on, in `tokens` of losses over tokens, in
-//! `starter` of run files to begin with, in `holdout`, `savings`, `sample_file` and `settings` what their
-//! names say.
+//! leave, in `found` of data that a user names without saying what it is, in `frozen` of the weights that
+//! kept features depend on, in `tokens` of losses over tokens, in `starter` of run files to begin with, in
+//! `holdout`, `savings`, `sample_file` and `settings` what their names say.
 
+mod found;
 mod frozen;
 mod holdout;
+#[cfg(test)]
+mod packing;
 mod pretrained;
 mod sample_file;
 mod savings;

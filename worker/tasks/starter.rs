@@ -12,6 +12,9 @@ use coxswain_task::StarterJob;
 /// Samples of a step, at most and at least: the data set is to have some ten steps an epoch.
 const GLOBAL_BATCH: [u64; 2] = [128, 8];
 
+/// One of so many samples is held out.
+const HELD_OUT_OF: u64 = 10;
+
 /// A run file being written.
 pub struct Starter(String);
 
@@ -40,6 +43,16 @@ impl Starter {
             Some(model) => self.lines(format_args!("  path: {}", scalar(&model.display().to_string()))),
             None => self.lines(format_args!("  path: /models/PUT-YOURS-HERE # a {family} directory")),
         }
+    }
+
+    /// One of ten held out, where there are enough; or none. Says how many are left to train on.
+    pub fn holdout(&mut self, samples: u64) -> u64 {
+        let every = if samples >= 2 * HELD_OUT_OF { HELD_OUT_OF } else { 0 };
+        self.lines(match every {
+            0 => "  holdout_every: 0 # too few to hold some out".to_owned(),
+            every => format!("  holdout_every: {every} # not trained on: the error is measured on them"),
+        });
+        samples - samples.checked_div(every).unwrap_or(0)
     }
 
     /// How long and in which batches, of so many samples.

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::StarterJob;
+use coxswain_task::{StarterFile, StarterJob};
 
 use crate::{
     exit::{Exit, Failed, Outcome},
@@ -19,9 +19,12 @@ use crate::{
 /// Flags of `cox init`.
 #[derive(Args, Debug)]
 pub struct InitArgs {
-    /// Directory of a LeRobot data set
-    #[arg(value_name = "DIR")]
+    /// A LeRobot data set; chats or pairs of texts; a folder of images, or of tracks; tar shards
+    #[arg(value_name = "DIR|FILE")]
     data: PathBuf,
+    /// What to train, where the data would do for several tasks
+    #[arg(long, value_name = "TASK")]
+    task: Option<String>,
     /// Directory of the pretrained model; the micro-batch is then one that fits this machine
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -32,10 +35,11 @@ pub struct InitArgs {
 
 /// Writes the run file.
 pub fn execute(args: &InitArgs) -> Outcome {
-    let job = StarterJob { data: &args.data, model: args.model.as_deref(), micro_batch: None };
-    let mut text = starter(&job)?;
+    let asked = args.task.is_some();
+    let job = StarterJob { data: &args.data, model: args.model.as_deref(), micro_batch: None, asked };
+    let mut text = starter(&job, args.task.as_deref())?;
     if args.model.is_some() {
-        text = starter(&StarterJob { micro_batch: fitting(&text)?, ..job })?;
+        text = starter(&StarterJob { micro_batch: fitting(&text)?, ..job }, args.task.as_deref())?;
     }
     let Some(out) = &args.out else {
         say(text.trim_end());
@@ -46,14 +50,45 @@ pub fn execute(args: &InitArgs) -> Outcome {
     Ok(())
 }
 
-/// The run file of the first task that knows such data.
-fn starter(job: &StarterJob<'_>) -> Result<String, Failed> {
-    let found = tasks().cpu.iter().find_map(|task| task.starter(job));
-    let found = found.ok_or_else(|| {
-        let remedy = "name the directory of a LeRobot data set, which has a file meta/info.json";
-        Failed::new(Exit::BadInput, format_args!("{}: no task knows such data; {remedy}", job.data.display()))
-    })?;
-    found.map_err(|error| Failed::new(Exit::BadInput, error))
+/// The run file of the task that knows such data, or of the one that is asked for.
+fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> {
+    let all = tasks().cpu;
+    let names = || all.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
+    let meant: Vec<_> = all.iter().filter(|task| asked.is_none_or(|asked| asked == task.name())).collect();
+    if meant.is_empty() {
+        return Err(Failed::usage(format_args!("--task {}: choose one of {}", asked.unwrap_or(""), names())));
+    }
+    let refused =
+        |problem: String| Failed::new(Exit::BadInput, format_args!("{}: {problem}", job.data.display()));
+    let mut found = Vec::new();
+    for task in meant {
+        if let Some(file) = task.starter(job) {
+            found.push((task.name(), file.map_err(|error| Failed::new(Exit::BadInput, error))?));
+        }
+    }
+    match &mut *found {
+        [] => Err(refused(unknown(job.data, asked))),
+        [(_, StarterFile { text, .. })] => Ok(std::mem::take(text)),
+        several => {
+            let saw = several.iter().map(|(task, file)| format!("{} for --task {task}", file.saw));
+            let saw = saw.collect::<Vec<_>>().join("; or ");
+            Err(refused(format!("has {saw}; say which is meant")))
+        }
+    }
+}
+
+/// Why there is no run file, and what there could be one for.
+fn unknown(data: &Path, asked: Option<&str>) -> String {
+    let pattern = data.to_string_lossy().contains(['{', '*', '?', '[']);
+    if !data.exists() && !pattern {
+        return "is not there; correct the path".to_owned();
+    }
+    let who =
+        asked.map_or("no task reads this".to_owned(), |asked| format!("task {asked} does not read this"));
+    format!(
+        "{who}; name a LeRobot data set (it has meta/info.json), a file of chats or pairs (.jsonl, \
+         .csv, .tsv), a folder of images, a folder with a folder of WAV files for each track, or tar shards of these"
+    )
 }
 
 /// The micro-batch that `cox plan` recommends for this run here; none if not even one sample fits.
@@ -82,20 +117,75 @@ mod tests {
     fn what_is_written_passes_the_check_as_it_stands() {
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets");
         let (data, model) = (assets.join("metaworld-mini"), assets.join("tiny-vla"));
-        let job = StarterJob { data: &data, model: Some(&model), micro_batch: None };
-        let first = starter(&job).unwrap_or_else(|failed| panic!("{failed:?}"));
+        let job = StarterJob { data: &data, model: Some(&model), micro_batch: None, asked: false };
+        let first = starter(&job, None).unwrap_or_else(|failed| panic!("{failed:?}"));
         let fits = fitting(&first).unwrap_or_else(|failed| panic!("{failed:?}"));
         assert!(fits.is_some(), "one sample fits anywhere");
-        let text =
-            starter(&StarterJob { micro_batch: fits, ..job }).unwrap_or_else(|failed| panic!("{failed:?}"));
+        let text = starter(&StarterJob { micro_batch: fits, ..job }, None)
+            .unwrap_or_else(|failed| panic!("{failed:?}"));
         let dir = tempfile::tempdir().unwrap();
         let here = [format!("run.output_dir={}", dir.path().display())];
         let spec = RunSpec::from_yaml(&text, "init", &here, schemas()).unwrap();
         let task = tasks().of(&spec).map_err(|unknown| unknown.to_string()).unwrap();
         let report = train::check(task, &spec, &Default::default()).unwrap();
         assert!(report.holdout_samples > 0 && report.training_samples > 100);
-        let unknown = starter(&StarterJob { data: &assets, model: None, micro_batch: None }).unwrap_err();
-        assert!(unknown.message.unwrap().contains("meta/info.json"));
+    }
+
+    /// The run file for these data, checked with this model; and what the check says.
+    fn checked(data: &Path, model: Option<&Path>) -> (RunSpec, train::CheckReport) {
+        let job = StarterJob { data, model, micro_batch: None, asked: false };
+        let text = starter(&job, None).unwrap_or_else(|failed| panic!("{failed:?}"));
+        let dir = tempfile::tempdir().unwrap();
+        let here = [format!("run.output_dir={}", dir.path().display())];
+        let spec =
+            RunSpec::from_yaml(&text, "init", &here, schemas()).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let task = tasks().of(&spec).map_err(|unknown| unknown.to_string()).unwrap();
+        let report = train::check(task, &spec, &Default::default()).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        (spec, report)
+    }
+
+    #[test]
+    fn data_of_every_task_that_ships_gets_a_run_file_that_passes_the_check() {
+        let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets");
+        for (data, model, task, samples) in [
+            ("shapes", Some("tiny-vla"), "sft", 216),
+            ("deliveries/pairs.csv", Some("tiny-t5"), "seq2seq", 324),
+            ("pictures", Some("tiny-vla"), "trajectory", 87),
+            ("plucks", None, "separation", 12),
+        ] {
+            let model = model.map(|model| assets.join(model));
+            let (spec, report) = checked(&assets.join(data), model.as_deref());
+            assert_eq!(spec.task.kind, task);
+            assert!(report.training_samples >= samples, "{data}: {} samples", report.training_samples);
+        }
+    }
+
+    #[test]
+    fn data_for_several_tasks_or_for_none_are_not_guessed_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets");
+        let refused = |data: &Path, task: Option<&str>| {
+            let job = StarterJob { data, model: None, micro_batch: None, asked: task.is_some() };
+            starter(&job, task).unwrap_err().message.unwrap()
+        };
+        fs::copy(assets.join("pictures/shapes/00.png"), dir.path().join("a.png")).unwrap();
+        fs::write(dir.path().join("pairs.tsv"), "text\tsummary\na\tb\n").unwrap();
+        let both = refused(dir.path(), None);
+        for part in [
+            "columns text, summary for --task seq2seq",
+            "or 1 images for --task trajectory",
+            "which is meant",
+        ] {
+            assert!(both.contains(part), "{part} is not in {both}");
+        }
+        let job = StarterJob { data: dir.path(), model: None, micro_batch: None, asked: true };
+        assert!(starter(&job, Some("trajectory")).unwrap().contains("type: trajectory"));
+        assert!(refused(dir.path(), Some("sft")).contains("task sft does not read this"));
+        assert!(refused(dir.path(), Some("dpo")).contains("--task dpo: choose one of vla_flow, sft"));
+        assert!(refused(&assets, None).contains("meta/info.json"));
+        assert!(refused(&assets.join("nowhere"), None).contains("is not there"));
+        fs::write(dir.path().join("more.tsv"), "text\tsummary\na\tb\n").unwrap();
+        assert!(refused(dir.path(), Some("seq2seq")).contains("has 2 files of texts; name one of them"));
     }
 
     #[test]

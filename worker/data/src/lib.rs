@@ -6,6 +6,7 @@
 //! order       position to sample
 //! mixture     how much of each of several data sets an epoch takes
 //! inspect     a data set, described
+//! shards      WebDataset shards: tar files of samples, read where they lie
 //! pictures    PNG and JPEG to pixels
 //! preview     an episode, for people
 //! surviving   decoders that panic, as errors
@@ -21,6 +22,7 @@ mod normalize;
 mod order;
 pub mod pictures;
 pub mod preview;
+pub mod shards;
 pub mod surviving;
 
 pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;

@@ -39,5 +39,5 @@ pub use self::{
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},
     task::{Task, TaskOn},
-    tools::{ForwardJob, Made, RandomJob, StarterJob},
+    tools::{ForwardJob, Made, RandomJob, StarterFile, StarterJob},
 };

@@ -10,8 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterJob,
-    TaskError, Width, Written, memory::Subject,
+    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterFile,
+    StarterJob, TaskError, Width, Written, memory::Subject,
 };
 
 /// Something that can be trained.
@@ -41,7 +41,7 @@ pub trait Task: Send + Sync {
 
     /// A run file, with comments, for the data at a place: what a user begins with. Nothing if such data is
     /// none of this task's.
-    fn starter(&self, _job: &StarterJob<'_>) -> Option<Result<String, DataError>> {
+    fn starter(&self, _job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
         None
     }
 

@@ -54,4 +54,15 @@ pub struct StarterJob<'a> {
     pub model: Option<&'a Path>,
     /// Samples of a forward pass that fit, if that is known.
     pub micro_batch: Option<u64>,
+    /// Whether the user asks for this task: what another would rather take is then its own.
+    pub asked: bool,
+}
+
+/// A run file for the data that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StarterFile {
+    /// What the data is, in a few words.
+    pub saw: String,
+    /// The file, with comments.
+    pub text: String,
 }

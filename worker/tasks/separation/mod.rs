@@ -12,6 +12,7 @@
 //! objective   what the engine trains, evaluates and exports
 //! stems       whole mixtures taken apart into files
 //! memory      what a rank will hold
+//! starter     a run file for data that a user has: `cox init`
 //! ```
 
 mod bands;
@@ -23,6 +24,7 @@ pub mod memory;
 mod network;
 mod objective;
 mod scene;
+mod starter;
 mod stems;
 mod stft;
 mod task;

@@ -27,7 +27,7 @@ use coxswain_task::{ConvertJob, TaskError};
 use hound::{SampleFormat, WavSpec, WavWriter};
 
 use super::{
-    data::{CHANNELS, Wav},
+    data::{CHANNELS, Wav, WavPlace},
     objective::{SeparationObjective, WEIGHTS},
 };
 use crate::pretrained;
@@ -68,7 +68,7 @@ impl<B: Tape<Base = B>> Trained<B> {
         fs::create_dir_all(dir).map_err(unwritten)?;
         let estimate = |place: Range<usize>| {
             let heard = mixture.read(place.start as u64, place.len()).map_err(|fault| {
-                io::Error::other(TaskError::bad_input(format!("{}: {fault}", mixture.path.display())))
+                io::Error::other(TaskError::bad_input(format!("{}: {fault}", mixture.place)))
             })?;
             Ok(self.objective.estimates(&self.trainables, &heard))
         };
@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> Trained<B> {
             let _ = fs::remove_dir(dir);
             error.downcast::<TaskError>().unwrap_or_else(unwritten)
         })?;
-        tracing::info!("{} taken apart", mixture.path.display());
+        tracing::info!("{} taken apart", mixture.place);
         Ok(paths)
     }
 }
@@ -92,7 +92,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
     let (mut names, mut mixtures) = (BTreeSet::new(), Vec::new());
     for path in job.files {
         let refused = |problem: String| Err(TaskError::bad_input(format!("{}: {problem}", path.display())));
-        let wav = Wav::open(path.clone(), rate).map_err(TaskError::bad_input)?;
+        let wav = Wav::open(WavPlace::File(path.clone()), rate).map_err(TaskError::bad_input)?;
         if wav.frames * (size_of::<f32>() * CHANNELS) as u64 > MOST_BYTES {
             return refused(format!(
                 "{} samples, more than a WAV file of floats can have; cut it",

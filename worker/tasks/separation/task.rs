@@ -11,7 +11,9 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Recompute, RunSpec},
 };
-use coxswain_task::{Built, ConvertJob, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{
+    Built, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
+};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -58,6 +60,10 @@ impl Task for Separation {
             frugal.insert(0, "network.activations_dtype: bfloat16".into());
         }
         frugal
+    }
+
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
+        super::starter::starter(job)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

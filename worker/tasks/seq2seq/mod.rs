@@ -10,6 +10,7 @@
 //! results     what a run leaves of the model
 //! generation  `cox generate`
 //! memory      what a rank will hold
+//! starter     a run file for data that a user has: `cox init`
 //! ```
 
 pub mod config;
@@ -19,6 +20,7 @@ pub mod memory;
 mod model;
 mod objective;
 mod rouge;
+mod starter;
 mod task;
 #[cfg(test)]
 mod tests;

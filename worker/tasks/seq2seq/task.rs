@@ -14,7 +14,8 @@ use coxswain_models::{
 use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
-    Built, ForwardJob, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject,
+    Built, ForwardJob, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written,
+    memory::Subject,
 };
 
 use super::{
@@ -76,6 +77,10 @@ impl Task for Seq2Seq {
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
         pretrained::group_of(tensor)
+    }
+
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
+        super::starter::starter(job)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

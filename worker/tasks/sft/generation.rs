@@ -11,7 +11,7 @@ use coxswain_task::{Fault, GenerateJob, Prompt, Sampling, TaskError, Written};
 
 use super::{
     config::SftSettings,
-    data::{Chat, ChatReader, ChatSample},
+    data::{Chat, ChatReader, ChatSample, read_file},
     model::{ChatModel, read_left},
 };
 use crate::pretrained;
@@ -53,7 +53,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
 /// A prompt as the model reads it; paths of images begin where the program was started.
 fn asked(reader: &ChatReader, prompt: &Prompt) -> Result<ChatSample, String> {
     let images = prompt.images.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-    reader.question(&Chat::question(&prompt.text, images)?, Path::new(""))
+    reader.question(&Chat::question(&prompt.text, images)?, &|image| read_file(Path::new(image)))
 }
 
 /// A model that writes.

@@ -8,6 +8,7 @@
 //! objective   what the engine trains: losses, measures, the adapter at the end
 //! generation  answers to prompts
 //! memory      what a rank will hold
+//! starter     a run file for data that a user has: `cox init`
 //! ```
 
 pub mod config;
@@ -16,8 +17,10 @@ mod generation;
 pub mod memory;
 mod model;
 mod objective;
+mod starter;
 mod task;
 #[cfg(test)]
 mod tests;
 
+pub use starter::has_chats;
 pub use task::Sft;

@@ -12,7 +12,9 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{Built, GenerateJob, Samples, Task, TaskError, TaskOn, Written, memory::Subject};
+use coxswain_task::{
+    Built, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written, memory::Subject,
+};
 use safetensors::Dtype;
 
 use super::{
@@ -76,6 +78,10 @@ impl Task for Sft {
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
         pretrained::group_of(tensor)
+    }
+
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
+        super::starter::starter(job)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

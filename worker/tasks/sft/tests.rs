@@ -14,11 +14,16 @@ use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageCl
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Sft, config::SCHEMA, data::Chats};
+use super::{
+    Sft,
+    config::SCHEMA,
+    data::{Chat, ChatOutline, Chats},
+};
 use crate::pretrained;
 
 mod data;
 mod embedding;
+mod shards;
 
 fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets")

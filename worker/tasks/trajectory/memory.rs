@@ -74,7 +74,7 @@ impl TrajectorySizes {
     pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
         let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
         let listing = list(Path::new(&spec.data.path), &settings.data).map_err(TaskError::bad_input)?;
-        Self::of(spec, settings, listing.files.len() as u64, Passes::default())
+        Self::of(spec, settings, listing.places.len() as u64, Passes::default())
     }
 
     fn of(

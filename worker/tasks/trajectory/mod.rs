@@ -10,6 +10,7 @@
 //! model       both: forward, backward, losses
 //! objective   what the engine trains: measures, what is exported
 //! memory      what a rank will hold
+//! starter     a run file for data that a user has: `cox init`
 //! ```
 
 pub mod config;
@@ -19,6 +20,7 @@ pub mod memory;
 pub mod model;
 pub mod network;
 mod objective;
+mod starter;
 mod task;
 #[cfg(test)]
 mod tests;

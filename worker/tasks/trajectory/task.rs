@@ -16,7 +16,7 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{CacheMode, Offload, RunSpec},
 };
-use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{Built, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::pretrained;
@@ -70,6 +70,10 @@ impl Task for Trajectory {
         settings.push(format!("data.image_size below {}", data.image_size));
         settings.push(format!("extractor.spatial_resolution below {}", extractor.spatial_resolution));
         settings
+    }
+
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
+        super::starter::starter(job)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {

@@ -17,6 +17,8 @@ use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
 use coxswain_task::{Batch, Built, Evaluation, MicroLoss, Objective, Samples, StageClock, Task, TaskOn};
 use serde_json::{Value, json};
 
+use crate::packing::pack;
+
 use super::{
     Trajectory,
     config::SCHEMA,
@@ -298,6 +300,46 @@ fn folders_that_cannot_be_used_are_refused_and_damaged_images_are_their_own_samp
     assert!(changed.contains("b.png") && changed.contains("no longer"), "{changed}");
     assert!(matches!(folder.read(3), Err(DataError::OutOfRange { .. })));
     folder.read(0).expect("sound");
+}
+
+#[test]
+fn images_of_shards_are_those_of_the_folder_bit_for_bit() {
+    let file = |number: usize| {
+        fs::read(assets().join(format!("pictures/sketches/{number:02}.png"))).expect("it ships")
+    };
+    let files: Vec<_> = (0..6).map(file).collect();
+    let dir = tempfile::tempdir().expect("a directory");
+    for (shard, files) in files.chunks(4).enumerate() {
+        let notes = (format!("{shard}/notes.txt"), &b"no image"[..]);
+        let images =
+            files.iter().enumerate().map(|(number, file)| (format!("{shard}/{number}.x.PNG"), &**file));
+        pack(&dir.path().join(format!("s-{shard}.tar")), images.chain([notes]));
+    }
+    let in_shards = |changes: &[(&str, Value)]| {
+        let path = ("data.path", json!(dir.path().join("s-*.tar")));
+        ImageFolder::open(&spec(&[&[path, ("data.domains", json!([]))], changes].concat()))
+    };
+    let shards = in_shards(&[]).expect("sound");
+    let six = [("data.domains", json!(["sketches"])), ("data.num_samples", json!(6))];
+    let folder = ImageFolder::open(&spec(&six)).expect("they ship");
+    assert_eq!(shards.fingerprint(), folder.fingerprint());
+    for index in 0..6 {
+        assert!(*shards.read(index).expect("sound") == *folder.read(index).expect("sound"), "{index}");
+    }
+    let told = shards.describe().expect("sound")[0].1.clone();
+    assert!(told.contains("6 images in 2 shards"), "{told}");
+    assert_eq!(
+        (&in_shards(&[("data.num_samples", json!(5))]).expect("sound") as &dyn Samples).training_len(),
+        5
+    );
+    let refused = in_shards(&[("data.domains", json!(["a"]))]).err().expect("refused").to_string();
+    assert!(refused.contains("data.domains: names folders"), "{refused}");
+
+    pack(&dir.path().join("s-2.tar"), [("broken.jpg".to_owned(), &b"\xff\xd8\xff nothing"[..])]);
+    let with_broken = in_shards(&[]).expect("known before training: nothing");
+    let fault = with_broken.read(6).expect_err("damaged");
+    assert!(fault.to_string().contains("s-2.tar: `broken.jpg` at byte 0: "), "{fault}");
+    assert_eq!(with_broken.damaged_row(6, &fault).row, 6);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A run file for a LeRobot data set, from what is in it.
 
 use coxswain_data::{DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog};
-use coxswain_task::StarterJob;
+use coxswain_task::{StarterFile, StarterJob};
 
 use crate::starter::{Starter, scalar};
 
@@ -15,11 +15,11 @@ const HELD_OUT: u64 = 10;
 const FEWEST: u64 = 3;
 
 /// The run file; nothing if this is no LeRobot data set.
-pub fn starter(job: &StarterJob<'_>) -> Option<Result<String, DataError>> {
+pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     job.data.join("meta/info.json").exists().then(|| inspect(job.data).and_then(|report| write(job, &report)))
 }
 
-fn write(job: &StarterJob<'_>, report: &Report) -> Result<String, DataError> {
+fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError> {
     let of = |role| report.features.iter().filter(move |feature| feature.role == role);
     let prefer =
         |role, usual: &str| of(role).find(|feature| feature.name == usual).or_else(|| of(role).next());
@@ -81,7 +81,8 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<String, DataError> {
     }
     file.lines("");
     let held_out: u64 = held_out_frames(job, report)?;
-    Ok(file.train(job, report.frames - held_out))
+    let saw = format!("a LeRobot data set of {} episodes", report.episodes);
+    Ok(StarterFile { saw, text: file.train(job, report.frames - held_out) })
 }
 
 fn held_out_frames(job: &StarterJob<'_>, report: &Report) -> Result<u64, DataError> {
@@ -135,13 +136,13 @@ mod tests {
     };
 
     fn job<'a>(data: &'a Path, model: Option<&'a Path>, micro_batch: Option<u64>) -> StarterJob<'a> {
-        StarterJob { data, model, micro_batch }
+        StarterJob { data, model, micro_batch, asked: false }
     }
 
     #[test]
     fn a_data_set_gets_a_run_that_opens_it() {
         let (data, model) = (mini(), assets().join("tiny-vla"));
-        let text = starter(&job(&data, Some(&model), Some(6))).unwrap().unwrap();
+        let text = starter(&job(&data, Some(&model), Some(6))).unwrap().unwrap().text;
         let spec = read(&text);
         let vla = spec.vla();
         assert_eq!(vla.data.cameras, ["observation.images.corner2"]);
@@ -162,7 +163,7 @@ mod tests {
     fn without_model_or_statistics_it_says_what_to_do() {
         let dir = crate::vla_flow::testing::recording::Recording::default().write();
         std::fs::remove_file(dir.path().join("meta/stats.json")).unwrap();
-        let text = starter(&job(dir.path(), None, None)).unwrap().unwrap();
+        let text = starter(&job(dir.path(), None, None)).unwrap().unwrap().text;
         for part in
             ["PUT-YOURS-HERE # a Qwen2.5-VL directory", "cox data stats", "state: identity", "cox plan"]
         {

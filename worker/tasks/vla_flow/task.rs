@@ -25,8 +25,8 @@ use coxswain_proto::{
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterJob, Task, TaskError, TaskOn,
-    Width, memory::Subject,
+    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterFile, StarterJob, Task, TaskError,
+    TaskOn, Width, memory::Subject,
 };
 
 use super::{
@@ -96,7 +96,7 @@ impl Task for VlaFlow {
         ]
     }
 
-    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<String, DataError>> {
+    fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
         starter::starter(job)
     }
 

@@ -7,5 +7,5 @@ mod wav;
 pub use self::{
     batch::{CHANNELS, SegmentBatch, SegmentSample},
     tracks::Tracks,
-    wav::Wav,
+    wav::{Wav, WavPlace},
 };

@@ -1,5 +1,5 @@
-//! A folder of tracks as a run sees it: a folder each, with a WAV file for each stem and, if there is one,
-//! `mixture.wav`; without it the mixture is the stems' sum.
+//! Tracks as a run sees them: a folder each, or a sample of a tar shard, with a WAV file for each stem and,
+//! if there is one, `mixture.wav`; without it the mixture is the stems' sum.
 //!
 //! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts. What
 //! only shows when a segment is read (a file that ends early) is the segment's own fault: the run goes on
@@ -11,24 +11,64 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_data::{
+    DataError, Fingerprint, TrainingSamples,
+    shards::{Shards, names_shards},
+    surviving::surviving,
+};
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{SegmentBatch, SegmentSample},
-    wav::Wav,
+    wav::{Wav, WavPlace},
 };
 use crate::{
     separation::config::{SeparationSettings, TrackData},
     settings::checked,
 };
 
+/// Where the files of a track lie.
+#[derive(Debug)]
+enum Home {
+    /// A folder, by its path.
+    Folder(PathBuf),
+    /// A sample of shards.
+    Sample(Arc<Shards>, u64),
+}
+
+impl Home {
+    /// The place of `{name}.wav`, if it is there.
+    fn file(&self, name: &str) -> Option<WavPlace> {
+        match self {
+            Self::Folder(dir) => {
+                let path = dir.join(format!("{name}.wav"));
+                path.is_file().then_some(WavPlace::File(path))
+            }
+            Self::Sample(shards, sample) => {
+                let member = shards.with_ending(*sample, &format!("{}.wav", name.to_lowercase()))?;
+                Some(WavPlace::Member(shards.clone(), member))
+            }
+        }
+    }
+
+    fn missing(&self, name: &str) -> DataError {
+        let field = format!("{name}.wav");
+        let remedy = "add the file, correct data.stems, or remove the track";
+        match self {
+            Self::Folder(dir) => DataError::invalid(dir, field, "is not there", remedy),
+            Self::Sample(shards, sample) => match shards.members(*sample).next() {
+                Some(member) => shards.fault(member, format!("{field} is not beside it"), remedy),
+                None => DataError::OutOfRange { what: "track", index: *sample, len: shards.len() },
+            },
+        }
+    }
+}
+
 /// A track: its files, and its segments' place among all.
 #[derive(Debug)]
 pub struct Track {
-    /// Its folder.
-    pub dir: PathBuf,
+    home: Home,
     mixture: Option<Wav>,
     stems: Vec<Wav>,
     /// The number of its first segment, and how many it has.
@@ -39,6 +79,7 @@ pub struct Track {
 /// An opened folder of tracks. Shared between threads.
 pub struct Tracks {
     root: PathBuf,
+    shards: Option<Arc<Shards>>,
     tracks: Vec<Track>,
     data: TrackData,
     /// Frames of a segment's spectrum.
@@ -54,8 +95,13 @@ impl Tracks {
         let root = PathBuf::from(&spec.data.path);
         let mut tracks = Vec::new();
         let mut first = 0;
-        for dir in folders(&root)? {
-            let track = Track::open(dir, &data, first)?;
+        let shards = if names_shards(&root) { Some(Arc::new(Shards::open(&root)?)) } else { None };
+        let homes: Vec<Home> = match &shards {
+            Some(shards) => (0..shards.len()).map(|sample| Home::Sample(shards.clone(), sample)).collect(),
+            None => folders(&root)?.into_iter().map(Home::Folder).collect(),
+        };
+        for home in homes {
+            let track = Track::open(home, &data, first)?;
             first += track.segments;
             tracks.push(track);
         }
@@ -66,12 +112,15 @@ impl Tracks {
             TrainingSamples::new(trained.map(|(_, track)| track.first..track.first + track.segments));
         if training.is_empty() {
             let found = format!("{} tracks, of which none is left to train on", tracks.len());
-            let remedy = "make a folder for each track, with one WAV file for each of data.stems";
+            let remedy = match shards {
+                Some(_) => "write `song.drums.wav`, one for each of data.stems, to the shards for each track",
+                None => "make a folder for each track, with one WAV file for each of data.stems",
+            };
             return Err(DataError::invalid(&root, "(folder)", found, remedy));
         }
-        let fingerprint = fingerprint(&tracks)?;
+        let fingerprint = fingerprint(&tracks, shards.as_deref())?;
         let frames = 1 + data.segment() / network.hop;
-        Ok(Self { root, tracks, data, frames, training: Arc::new(training), fingerprint })
+        Ok(Self { root, shards, tracks, data, frames, training: Arc::new(training), fingerprint })
     }
 
     /// Segments, held-out ones included.
@@ -93,7 +142,7 @@ impl Tracks {
         let track = &self.tracks[number];
         let start = (index - track.first) * self.data.stride() as u64;
         let fault = |wav: &Wav, fault| DataError::Sample {
-            path: wav.path.clone(),
+            path: wav.place.to_string().into(),
             index,
             episode: number as u64,
             frame: start,
@@ -117,33 +166,26 @@ impl Tracks {
 }
 
 impl Track {
-    fn open(dir: PathBuf, data: &TrackData, first: u64) -> Result<Self, DataError> {
-        let missing = |name: &str| {
-            let remedy = "add the file, correct data.stems, or remove the folder";
-            DataError::invalid(&dir, format!("{name}.wav"), "is not there", remedy)
-        };
-        let wav = |name: &str| {
-            let path = dir.join(format!("{name}.wav"));
-            if path.is_file() { Wav::open(path, data.sample_rate).map(Some) } else { Ok(None) }
-        };
+    fn open(home: Home, data: &TrackData, first: u64) -> Result<Self, DataError> {
+        let wav = |name: &str| home.file(name).map(|place| Wav::open(place, data.sample_rate)).transpose();
         let mut stems = Vec::new();
         for stem in &data.stems {
-            stems.push(wav(stem)?.ok_or_else(|| missing(stem))?);
+            stems.push(wav(stem)?.ok_or_else(|| home.missing(stem))?);
         }
         let mixture = wav("mixture")?;
         let frames = stems[0].frames;
         if let Some(other) = stems.iter().chain(&mixture).find(|wav| wav.frames != frames) {
-            let found = format!("{} samples, and {} has {frames}", other.frames, stems[0].path.display());
+            let found = format!("{} samples, and {} has {frames}", other.frames, stems[0].place);
             let remedy = "cut or pad the files of a track to one length, or remove the track";
-            return Err(DataError::invalid(&other.path, "length", found, remedy));
+            return Err(other.place.invalid("length", found, remedy));
         }
         let Some(beyond) = frames.checked_sub(data.segment() as u64) else {
             let found = format!("{frames} samples, fewer than a segment's {}", data.segment());
             let remedy = "lower data.segment_seconds or remove the track";
-            return Err(DataError::invalid(&stems[0].path, "length", found, remedy));
+            return Err(stems[0].place.invalid("length", found, remedy));
         };
         let segments = 1 + beyond / data.stride() as u64;
-        Ok(Self { dir, mixture, stems, first, segments })
+        Ok(Self { home, mixture, stems, first, segments })
     }
 }
 
@@ -161,12 +203,17 @@ fn folders(root: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(folders)
 }
 
-/// Names folders by their own names and files by their content: a set may be moved.
-fn fingerprint(tracks: &[Track]) -> Result<Fingerprint, DataError> {
+/// Names folders and samples by their own names and files by their content: a set may be moved.
+fn fingerprint(tracks: &[Track], shards: Option<&Shards>) -> Result<Fingerprint, DataError> {
     let mut hasher = blake3::Hasher::new();
+    if let Some(shards) = shards {
+        hasher.update(&shards.fingerprint().0);
+    }
     for track in tracks {
-        let name = track.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        if let Home::Folder(dir) = &track.home {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        }
         hasher.update(&[u8::from(track.mixture.is_some())]);
         for wav in track.stems.iter().chain(&track.mixture) {
             wav.name(&mut hasher)?;
@@ -232,5 +279,9 @@ impl Samples for Tracks {
         );
         let segments = format!("{} of {} s", self.len(), self.data.segment_seconds);
         Ok(vec![("tracks", tracks), ("segments", segments)])
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.shards.as_deref().map_or_else(Vec::new, Shards::warnings)
     }
 }

@@ -1,12 +1,17 @@
-//! Stereo WAV files: what their headers say, and a stretch of their frames.
+//! Stereo WAV files, alone or in a shard: what their headers say, and a stretch of their frames.
 
 use std::{
+    fmt,
     fs::File,
     io::{BufReader, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    path::PathBuf,
+    sync::Arc,
 };
 
-use coxswain_data::DataError;
+use coxswain_data::{
+    DataError,
+    shards::{MemberId, Shards},
+};
 use hound::{SampleFormat, WavReader};
 
 use super::batch::CHANNELS;
@@ -16,22 +21,69 @@ const BLOCK: u64 = 64 << 10;
 /// Blocks by which one is named; a file that has no more is named by all of it.
 const BLOCKS: u64 = 16;
 
+/// Where a file lies.
+#[derive(Clone, Debug)]
+pub enum WavPlace {
+    /// By itself.
+    File(PathBuf),
+    /// In a shard.
+    Member(Arc<Shards>, MemberId),
+}
+
 /// A file whose header has been read.
 #[derive(Clone, Debug)]
 pub struct Wav {
     /// Where it is.
-    pub path: PathBuf,
+    pub place: WavPlace,
     /// Samples of a channel.
     pub frames: u64,
 }
 
+/// What reads and seeks.
+trait Readable: Read + Seek {}
+
+impl<T: Read + Seek> Readable for T {}
+
+impl WavPlace {
+    fn open(&self) -> Result<Box<dyn Readable>, DataError> {
+        Ok(match self {
+            Self::File(path) => Box::new(File::open(path).map_err(DataError::io(path, "read"))?),
+            Self::Member(shards, member) => Box::new(shards.section(*member)?),
+        })
+    }
+
+    /// Something of the file that cannot be used.
+    pub fn invalid(&self, field: &str, found: String, remedy: &str) -> DataError {
+        match self {
+            Self::File(path) => DataError::invalid(path, field, found, remedy),
+            Self::Member(shards, member) => shards.fault(*member, format!("{field}: {found}"), remedy),
+        }
+    }
+}
+
+impl fmt::Display for WavPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Member(shards, member) => {
+                write!(f, "{}, {}", shards.path(*member).display(), shards.place(*member))
+            }
+        }
+    }
+}
+
 impl Wav {
+    /// Reads the header; says samples a second, too.
+    pub fn of_any_rate(place: WavPlace) -> Result<(Self, u32), DataError> {
+        let rate = reader(&place)?.spec().sample_rate;
+        Self::open(place, rate).map(|wav| (wav, rate))
+    }
+
     /// Reads the header; another rate than `rate` and another number of channels than two are refused.
-    pub fn open(path: PathBuf, rate: u32) -> Result<Self, DataError> {
-        let reader = reader(&path)?;
+    pub fn open(place: WavPlace, rate: u32) -> Result<Self, DataError> {
+        let reader = reader(&place)?;
         let spec = reader.spec();
-        let refuse =
-            |field: &str, found: String, remedy: &str| Err(DataError::invalid(&path, field, found, remedy));
+        let refuse = |field: &str, found: String, remedy: &str| Err(place.invalid(field, found, remedy));
         if spec.sample_rate != rate {
             let found = format!("is {} Hz, and data.sample_rate is {rate}", spec.sample_rate);
             return refuse("sample rate", found, "resample it, or train at the rate that all files have");
@@ -45,12 +97,12 @@ impl Wav {
             return refuse("bits of a sample", found, "write it with 16, 24 or 32 bits, or as 32-bit floats");
         }
         let frames = u64::from(reader.duration());
-        Ok(Self { path, frames })
+        Ok(Self { place, frames })
     }
 
     /// `frames` frames from `start` on, `[channels, frames]`, full scale at 1. Says in words what is wrong.
     pub fn read(&self, start: u64, frames: usize) -> Result<Vec<f32>, String> {
-        let mut reader = reader(&self.path).map_err(|error| error.to_string())?;
+        let mut reader = reader(&self.place).map_err(|error| error.to_string())?;
         let start = u32::try_from(start).map_err(|_| "is longer than WAV files can be".to_owned())?;
         let short = |what: String| format!("ends early ({what}); copy or write the file again");
         reader.seek(start).map_err(|error| short(error.to_string()))?;
@@ -83,9 +135,9 @@ impl Wav {
     /// Names its content: its length, and blocks from the first to the last, as far apart as each other. A
     /// set of hours of music would take a minute to be read through, on every rank, whenever one starts.
     pub fn name(&self, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
-        let failed = |error| DataError::io(&self.path, "read")(error);
-        let mut file = File::open(&self.path).map_err(failed)?;
-        let len = file.metadata().map_err(failed)?.len();
+        let failed = |error: std::io::Error| self.place.invalid("(file)", error.to_string(), "restore it");
+        let mut file = self.place.open()?;
+        let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
         hasher.update(&len.to_le_bytes());
         let blocks = len.div_ceil(BLOCK).min(BLOCKS);
         let start = |number: u64| match len > BLOCKS * BLOCK {
@@ -103,19 +155,15 @@ impl Wav {
     }
 }
 
-fn reader(path: &Path) -> Result<WavReader<BufReader<File>>, DataError> {
-    WavReader::open(path).map_err(|error| match error {
-        hound::Error::IoError(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
-            DataError::io(path, "read")(source)
-        }
-        other => {
-            DataError::invalid(path, "header", other.to_string(), "write it as WAV with 16, 24 or 32 bits")
-        }
-    })
+fn reader(place: &WavPlace) -> Result<WavReader<BufReader<Box<dyn Readable>>>, DataError> {
+    WavReader::new(BufReader::new(place.open()?))
+        .map_err(|error| place.invalid("header", error.to_string(), "write it as WAV with 16, 24 or 32 bits"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use hound::{WavSpec, WavWriter};
 
     use super::*;
@@ -139,7 +187,7 @@ mod tests {
         let samples = kinds.map(|(bits, format)| written(&path, bits, format));
         coxswain_fuzz::Target::new("wav", samples).check(|bytes| {
             std::fs::write(&path, bytes).expect("it has space");
-            let Ok(wav) = Wav::open(path.clone(), 8000) else { return };
+            let Ok(wav) = Wav::open(WavPlace::File(path.clone()), 8000) else { return };
             for (start, frames) in [(0, 8), (24, 8), (wav.frames.saturating_sub(4), 8), (wav.frames, 1)] {
                 drop(wav.read(start, frames));
             }

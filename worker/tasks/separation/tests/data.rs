@@ -5,7 +5,7 @@ use std::fs;
 use hound::{SampleFormat, WavSpec, WavWriter};
 
 use super::*;
-use crate::separation::data::SegmentSample;
+use crate::{packing::pack, separation::data::SegmentSample};
 
 const PLAIN: WavSpec =
     WavSpec { channels: 2, sample_rate: 4000, bits_per_sample: 16, sample_format: SampleFormat::Int };
@@ -192,4 +192,42 @@ fn keys_that_make_no_separator_are_refused_by_name() {
     }
     let nothing = [("loss.waveform", json!(0)), ("loss.spectrum", json!(0))];
     assert!(refused_keys(&nothing).contains("nothing would be learned"));
+}
+
+#[test]
+fn tracks_of_shards_are_those_of_folders_bit_for_bit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    tracks(dir.path());
+    let folder = open(dir.path(), &[]).expect("sound");
+    let file = |track: &str, stem: &str| {
+        fs::read(dir.path().join(track).join(format!("{stem}.wav"))).expect("it is there")
+    };
+    let files: Vec<_> = [("a", "drums"), ("a", "plucks"), ("b", "drums"), ("b", "plucks")]
+        .map(|(track, stem)| (format!("music/{track}.{stem}.wav"), file(track, stem)))
+        .into();
+    let path = dir.path().join("tracks.tar");
+    let packed = |files: &[(String, Vec<u8>)]| {
+        pack(&path, files.iter().map(|(name, content)| (name.clone(), &**content)));
+        open(&path, &[])
+    };
+    let shards = packed(&files).expect("sound");
+    assert_eq!(shards.len(), folder.len());
+    for index in 0..shards.len() {
+        assert_eq!(shards.sample(index).expect("sound"), folder.sample(index).expect("sound"), "{index}");
+    }
+    let fingerprint = shards.fingerprint();
+    let mut changed = files.clone();
+    changed[3].1[5000] ^= 1;
+    assert_ne!(packed(&changed).expect("sound").fingerprint(), fingerprint);
+    let missing = packed(&files[..3]).err().expect("refused").to_string();
+    assert!(missing.contains("tracks.tar: `music/b.drums.wav` at byte"), "{missing}");
+    assert!(missing.contains("plucks.wav is not beside it; add the file"), "{missing}");
+    changed[2].1.truncate(30);
+    let cut = packed(&changed).err().expect("refused").to_string();
+    assert!(cut.contains("`music/b.drums.wav`") && cut.contains("write it as WAV"), "{cut}");
+    changed[2].1 = files[2].1[..6000].to_vec();
+    let short = packed(&changed).expect("known before training: nothing");
+    let fault = short.sample(3).err().expect("it ends early");
+    assert!(matches!(&fault, DataError::Sample { index: 3, .. }), "{fault:?}");
+    assert!(fault.to_string().contains("ends early"), "{fault}");
 }

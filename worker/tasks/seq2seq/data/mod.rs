@@ -15,4 +15,4 @@ mod table;
 pub use batch::{PairBatch, PairSample};
 pub use outline::PairOutline;
 pub use pairs::Pairs;
-pub use table::Pair;
+pub use table::{Pair, columns};

@@ -11,7 +11,7 @@ use std::path::Path;
 use coxswain_data::DataError;
 use serde_json::Value;
 
-use crate::tokens::lines::Lines;
+use crate::{found::first_line, tokens::lines::Lines};
 
 /// A text, and what is to be written for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,6 +54,17 @@ impl FileKind {
             )),
         }
     }
+}
+
+/// The columns of a file, or the fields of its first object that hold texts; none if it is no such file.
+pub fn columns(path: &Path) -> Option<Vec<String>> {
+    let (kind, line) = (FileKind::of(path).ok()?, first_line(path)?);
+    if kind != FileKind::Json {
+        let header = fields(kind, &line).ok()?;
+        return Some(header.iter().map(|name| name.trim().to_owned()).collect());
+    }
+    let Value::Object(record) = serde_json::from_str(&line).ok()? else { return None };
+    Some(record.into_iter().filter(|(_, value)| value.is_string()).map(|(name, _)| name).collect())
 }
 
 /// A file of records, and which of their fields make a pair.

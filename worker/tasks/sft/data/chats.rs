@@ -1,14 +1,10 @@
-//! A file of chats as a run sees it: which of them train, and each as ids and patches.
+//! Chats as a run sees them: which of them train, and each as ids and patches.
 //!
-//! [`Chats::open`] reads every line and looks for every image, so that what people can mend is said before
+//! [`Chats::open`] reads every chat and looks for every image, so that what people can mend is said before
 //! anything starts. What only shows when a chat is encoded (an image that does not decode, a token beyond the
 //! vocabulary) is the chat's own fault: the run goes on without it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
@@ -16,63 +12,37 @@ use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{ChatBatch, ChatSample},
+    opening::open_checked,
     reader::ChatReader,
+    source::ChatSource,
     spelling::Chat,
 };
-use crate::{
-    holdout::Holdout,
-    settings::checked,
-    sft::config::{ChatData, SftSettings},
-    tokens::lines::Lines,
-};
+use crate::{holdout::Holdout, settings::checked, sft::config::SftSettings};
 
-/// An opened file of chats. Shared between threads.
+/// Opened chats. Shared between threads.
 pub struct Chats {
-    lines: Lines,
+    source: Box<dyn ChatSource>,
     fingerprint: Fingerprint,
     reader: ChatReader,
-    /// Where relative paths of images begin.
-    beside: PathBuf,
     max_tokens: usize,
     holdout: Holdout,
 }
 
 impl Chats {
-    /// Opens the run's file, and what samples are made with.
+    /// Opens the run's chats, and what samples are made with.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let path = Path::new(&spec.data.path);
-        let beside = beside(path, &settings.data);
-        let mut sizes = Vec::new();
-        let lines = Lines::scan(path, |number, text| {
-            let refuse = |fault| DataError::Line { path: path.into(), line: number, fault };
-            for image in Chat::parse(text).map_err(refuse)?.images {
-                let image = beside.join(image);
-                let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
-                let file = file.ok_or_else(|| {
-                    let remedy = "correct the path, or set data.images to where paths begin";
-                    refuse(format!("there is no image {}; {remedy}", image.display()))
-                })?;
-                sizes.push(file.len());
-            }
-            Ok(())
-        })?;
-        let fingerprint = fingerprint(&lines, &sizes);
-        let holdout =
-            Holdout::of(path, "chat", "write one chat a line", lines.len(), settings.data.holdout_every)?;
-        Ok(Self {
-            reader: ChatReader::open(&settings)?,
-            lines,
-            fingerprint,
-            beside,
-            max_tokens: settings.data.max_tokens,
-            holdout,
-        })
+        let (source, fingerprint) = open_checked(path, &settings.data)?;
+        let (count, every) = (source.len(), settings.data.holdout_every);
+        let holdout = Holdout::of(path, "chat", source.remedy(), count, every)?;
+        let reader = ChatReader::open(&settings)?;
+        Ok(Self { source, fingerprint, reader, max_tokens: settings.data.max_tokens, holdout })
     }
 
     /// Chats, held-out ones included.
     pub fn len(&self) -> u64 {
-        self.lines.len()
+        self.source.len()
     }
 
     /// Never true: opening refuses an empty file.
@@ -82,13 +52,12 @@ impl Chats {
 
     /// Chat `index`, as training sees it.
     pub fn sample(&self, index: u64) -> Result<ChatSample, DataError> {
-        let line = self.lines.read(index)?;
-        let refuse = |fault| self.fault(index, fault);
-        surviving(|| self.encoded(index, &line).map_err(refuse), refuse)
+        let refuse = |fault| self.source.fault(index, fault);
+        surviving(|| self.encoded(index, &self.source.chat(index)?).map_err(refuse), refuse)
     }
 
-    fn encoded(&self, index: u64, line: &str) -> Result<ChatSample, String> {
-        self.cut(self.reader.chat(index, &Chat::parse(line)?, &self.beside)?)
+    fn encoded(&self, index: u64, chat: &Chat) -> Result<ChatSample, String> {
+        self.cut(self.reader.chat(index, chat, &|image| self.source.image(index, image, u64::MAX))?)
     }
 
     /// A chat that is too long, without its end; refused if an image or the whole answer would go with it.
@@ -108,34 +77,10 @@ impl Chats {
         match sample.learned.iter().skip(1).any(|learned| *learned) {
             true => Ok(sample),
             false => Err(format!(
-                "has no answer within its first {most} tokens (it has {len}); raise data.max_tokens or remove the line"
+                "has no answer within its first {most} tokens (it has {len}); raise data.max_tokens or remove the chat"
             )),
         }
     }
-
-    fn fault(&self, index: u64, fault: String) -> DataError {
-        DataError::Line { path: self.lines.path().into(), line: self.lines.number(index), fault }
-    }
-}
-
-/// Names the lines and their images, which may lie anywhere. Of images it has the sizes: opening looks for
-/// every one of them anyway, and reading them all on every rank would take as long as an epoch's decoding.
-fn fingerprint(lines: &Lines, sizes: &[u64]) -> Fingerprint {
-    if sizes.is_empty() {
-        return lines.fingerprint();
-    }
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&lines.fingerprint().0);
-    sizes.iter().for_each(|size| {
-        hasher.update(&size.to_le_bytes());
-    });
-    Fingerprint(*hasher.finalize().as_bytes())
-}
-
-/// Where relative paths of images begin.
-pub(super) fn beside(path: &Path, data: &ChatData) -> PathBuf {
-    let beside = data.images.as_ref().map(PathBuf::from);
-    beside.unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).into())
 }
 
 impl Samples for Chats {
@@ -170,7 +115,10 @@ impl Samples for Chats {
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
-        let mut told = vec![("chats", format!("{} chats, {}", self.len(), self.holdout.describe()))];
+        let mut told = vec![(
+            "chats",
+            format!("{} chats{}, {}", self.len(), self.source.describe(), self.holdout.describe()),
+        )];
         if let Some(first) = self.training().get(0) {
             let ChatSample { input_ids, learned, image_grids, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
@@ -178,5 +126,9 @@ impl Samples for Chats {
             told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
         }
         Ok(told)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.source.warnings()
     }
 }

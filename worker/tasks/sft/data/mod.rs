@@ -1,21 +1,32 @@
-//! Chats: one JSON object a line, images by path.
+//! Chats: one JSON object a line and images by path, or both in tar shards.
 //!
 //! ```text
-//! spelling  a line as a chat: `messages`, `conversations`, `<image>`
+//! spelling  JSON as a chat: `messages`, `conversations`, `<image>`
+//! source    where chats and their images lie, as a trait
+//! lines     a file of lines, and images by path
+//! shards    tar shards of both
+//! opening   which of the two a run has
 //! reader    a chat as ids and patches
-//! chats     the opened file: checked, and its samples one by one
+//! chats     the opened data: checked, and its samples one by one
 //! batch     a sample, a micro-batch, and the one from the other
 //! outline   sizes of samples, for the prediction of memory
 //! ```
 
 mod batch;
 mod chats;
+mod lines;
+mod opening;
 mod outline;
 mod reader;
+mod shards;
+mod source;
 mod spelling;
 
 pub use batch::{ChatBatch, ChatSample};
 pub use chats::Chats;
+pub(super) use lines::read_file;
 pub use outline::ChatOutline;
 pub use reader::ChatReader;
+pub(super) use shards::has_turns;
+
 pub use spelling::Chat;

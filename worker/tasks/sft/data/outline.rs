@@ -3,12 +3,7 @@
 //!
 //! Sizes are those of the *longest* chat: the largest micro-batch is what has to fit.
 
-use std::{
-    collections::HashMap,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, path::Path};
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::processor::{
@@ -16,14 +11,11 @@ use coxswain_models::qwen2_5_vl::processor::{
 };
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{chats, reader, spelling::Chat};
+use super::{opening::open, reader, source::ChatSource};
 use crate::{
     settings::checked,
     sft::config::SftSettings,
-    tokens::{
-        lines::Lines,
-        outline::{SMALL_TOKENIZER, estimated, looked_at},
-    },
+    tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
 };
 
 /// Tokens around a turn: its marks, role and line breaks.
@@ -55,23 +47,22 @@ impl ChatOutline {
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
-        let lines = Lines::scan(path, |_, _| Ok(()))?;
+        let source = open(path, &settings.data)?;
         let facts = ModelFacts::read(model)?;
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
         let small = (1..=SMALL_TOKENIZER).contains(&tokenizer_bytes);
         let encoder = small.then(|| ChatEncoder::open(model, facts)).transpose()?;
         let images = ImageProcessor::open(model, facts.patches, reader::bounds(&settings.data))?;
-        let mut sizes =
-            ImageSizes { beside: chats::beside(path, &settings.data), images, known: HashMap::new() };
+        let mut sizes = ImageSizes { source: &*source, images, known: HashMap::new() };
         let mut outline =
-            Self { chats: lines.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
+            Self { chats: source.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
         let looked_at = looked_at(outline.chats);
         outline.estimated |= (looked_at.len() as u64) < outline.chats;
         for index in looked_at {
-            let line = lines.read(index)?;
-            let refuse = |fault| DataError::Line { path: path.into(), line: lines.number(index), fault };
-            let chat = Chat::parse(&line).map_err(refuse)?;
-            let grids = chat.images.iter().map(|image| sizes.grid(image)).collect::<Result<Vec<_>, _>>();
+            let refuse = |fault| source.fault(index, fault);
+            let chat = source.chat(index)?;
+            let grids =
+                chat.images.iter().map(|image| sizes.grid(index, image)).collect::<Result<Vec<_>, _>>();
             let grids = grids.map_err(refuse)?;
             let (tokens, learned) = match &encoder {
                 Some(encoder) => {
@@ -116,27 +107,26 @@ fn in_texts(messages: &[Message]) -> usize {
     messages.iter().map(|message| TURN_TOKENS + estimated(bytes(message))).sum()
 }
 
-/// Grids of images by path, each file's header read once.
-struct ImageSizes {
-    beside: PathBuf,
+/// Grids of images, each file's header read once.
+struct ImageSizes<'a> {
+    source: &'a dyn ChatSource,
     images: ImageProcessor,
+    /// By what tells an image from those of all chats.
     known: HashMap<String, [u32; 3]>,
 }
 
-impl ImageSizes {
-    fn grid(&mut self, image: &str) -> Result<[u32; 3], String> {
-        if let Some(grid) = self.known.get(image) {
+impl ImageSizes<'_> {
+    fn grid(&mut self, index: u64, image: &str) -> Result<[u32; 3], String> {
+        let key = self.source.image_key(index, image);
+        if let Some(grid) = self.known.get(&key) {
             return Ok(*grid);
         }
-        let path = self.beside.join(image);
-        let mut header = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(HEADER).read_to_end(&mut header));
-        read.map_err(|error| format!("{}: cannot be read ({error}); correct the path", path.display()))?;
+        let header = self.source.image(index, image, HEADER)?;
         let size = image_size(&header);
         let (height, width) =
-            size.ok_or_else(|| format!("{}: is neither PNG nor JPEG; convert the image", path.display()))?;
-        let grid = self.images.grid(height, width).map_err(|fault| format!("{}: {fault}", path.display()))?;
-        self.known.insert(image.to_owned(), grid);
+            size.ok_or_else(|| format!("{image}: is neither PNG nor JPEG; convert the image"))?;
+        let grid = self.images.grid(height, width).map_err(|fault| format!("{image}: {fault}"))?;
+        self.known.insert(key, grid);
         Ok(grid)
     }
 }

@@ -1,6 +1,6 @@
 //! What the model reads of a chat: ids and patches, with the processor of its checkpoint.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use coxswain_data::DataError;
 use coxswain_models::qwen2_5_vl::processor::{
@@ -9,6 +9,9 @@ use coxswain_models::qwen2_5_vl::processor::{
 
 use super::{batch::ChatSample, spelling::Chat};
 use crate::sft::config::{ChatData, SftSettings};
+
+/// Reads an image's file by the name that its chat has for it, or says what is wrong with it.
+pub type ReadImage<'a> = &'a dyn Fn(&str) -> Result<Vec<u8>, String>;
 
 /// Reads chats, and questions that are to be answered. Shared between threads.
 pub struct ChatReader {
@@ -32,29 +35,26 @@ impl ChatReader {
         &self.encoder
     }
 
-    /// A whole chat; paths of images begin at `beside`.
-    pub fn chat(&self, index: u64, chat: &Chat, beside: &Path) -> Result<ChatSample, String> {
-        let mut sample = self.pictures(&chat.images, beside)?;
+    /// A whole chat.
+    pub fn chat(&self, index: u64, chat: &Chat, read: ReadImage<'_>) -> Result<ChatSample, String> {
+        let mut sample = self.pictures(&chat.images, read)?;
         let EncodedChat { ids, learned } = self.encoder.encode(&chat.messages, &sample.image_grids)?;
         (sample.index, sample.input_ids, sample.learned) = (index, ids, learned);
         Ok(sample)
     }
 
     /// A chat up to where the assistant's answer begins; nothing of it is learned.
-    pub fn question(&self, chat: &Chat, beside: &Path) -> Result<ChatSample, String> {
-        let mut sample = self.pictures(&chat.images, beside)?;
+    pub fn question(&self, chat: &Chat, read: ReadImage<'_>) -> Result<ChatSample, String> {
+        let mut sample = self.pictures(&chat.images, read)?;
         sample.input_ids = self.encoder.encode_question(&chat.messages, &sample.image_grids)?;
         Ok(sample)
     }
 
-    fn pictures(&self, images: &[String], beside: &Path) -> Result<ChatSample, String> {
+    fn pictures(&self, images: &[String], read: ReadImage<'_>) -> Result<ChatSample, String> {
         let mut sample = ChatSample::default();
         for image in images {
-            let path = beside.join(image);
-            let patches =
-                fs::read(&path).map_err(|error| format!("cannot be read ({error}); restore the file"));
-            let patches = patches.and_then(|bytes| self.images.process_encoded(&bytes));
-            let patches = patches.map_err(|fault| format!("{}: {fault}", path.display()))?;
+            let patches = self.images.process_encoded(&read(image)?);
+            let patches = patches.map_err(|fault| format!("{image}: {fault}"))?;
             sample.image_grids.push(patches.grid);
             sample.pixel_values.extend_from_slice(&patches.pixel_values);
         }

@@ -27,6 +27,11 @@ pub struct Chat {
 impl Chat {
     /// From a line; or what is wrong with it, and the remedy.
     pub fn parse(line: &str) -> Result<Self, String> {
+        Self::parse_beside(line, Vec::new())
+    }
+
+    /// The same beside images of its own, which are the list of a chat that brings no paths.
+    pub fn parse_beside(line: &str, beside: Vec<String>) -> Result<Self, String> {
         let value: Value =
             serde_json::from_str(line).map_err(|error| match line.trim_start().starts_with('[') {
                 true => {
@@ -37,7 +42,7 @@ impl Chat {
         let Value::Object(fields) = value else {
             return Err("is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`".into());
         };
-        let mut images = Images::of(&fields)?;
+        let mut images = Images::of(&fields, beside)?;
         let messages = match (fields.get("messages"), fields.get("conversations")) {
             (Some(list), None) => messages_of(list, "messages", ["role", "content"], &mut images)?,
             (None, Some(list)) => messages_of(list, "conversations", ["from", "value"], &mut images)?,
@@ -59,6 +64,18 @@ impl Chat {
         images.placed(messages)
     }
 
+    /// Images of the user, and what the assistant says of them.
+    pub fn caption(text: &str, images: Vec<String>) -> Result<Self, String> {
+        if text.is_empty() || images.is_empty() {
+            return Err(
+                "is a text without an image, or an image without a text; write the chat as .json".into()
+            );
+        }
+        let user = Message { role: Role::User, pieces: images.iter().map(|_| Piece::Image).collect() };
+        let answer = Message { role: Role::Assistant, pieces: vec![Piece::Text(text.to_owned())] };
+        Ok(Self { messages: vec![user, answer], images })
+    }
+
     /// A question to the assistant, whose text is spelled as in a line; or what is wrong with it.
     pub fn question(text: &str, images: Vec<String>) -> Result<Self, String> {
         let mut images = Images::from(images);
@@ -72,18 +89,23 @@ struct Images {
     /// Of the line's own list, those that have no place yet, first to last.
     open: std::vec::IntoIter<String>,
     listed: usize,
+    /// Whether the list stands for one that the chat does not have: paths of its pieces replace it.
+    assumed: bool,
     /// Those that have one.
     placed: Vec<String>,
 }
 
 impl From<Vec<String>> for Images {
     fn from(listed: Vec<String>) -> Self {
-        Self { listed: listed.len(), open: listed.into_iter(), placed: Vec::new() }
+        Self { listed: listed.len(), open: listed.into_iter(), assumed: false, placed: Vec::new() }
     }
 }
 
 impl Images {
-    fn of(fields: &Map<String, Value>) -> Result<Self, String> {
+    fn of(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
+        if !["images", "image"].iter().any(|key| fields.get(*key).is_some_and(|list| !list.is_null())) {
+            return Ok(Self { assumed: true, ..Self::from(beside) });
+        }
         let mut listed = Vec::new();
         for key in ["images", "image"] {
             match fields.get(key) {
@@ -112,7 +134,8 @@ impl Images {
     /// The chat, with images that have no place at all before the first text of the user.
     fn placed(mut self, mut messages: Vec<Message>) -> Result<Chat, String> {
         let open: Vec<String> = self.open.collect();
-        if open.is_empty() {
+        let has_own = self.placed.len() > self.listed - open.len();
+        if open.is_empty() || (self.assumed && has_own) {
             return Ok(Chat { messages, images: self.placed });
         }
         if open.len() != self.listed {

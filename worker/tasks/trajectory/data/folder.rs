@@ -1,109 +1,23 @@
-//! Folders of images as a run sees them: which there are, in which order, and each as patches.
+//! Images as a run sees them: which there are, in which order, and each as patches.
 //!
-//! Images of several domains take turns, so that the first so many have as many of each, and so have those
-//! that are held out. [`ImageFolder::open`] reads every file once to name it by its content: that keys the
+//! [`ImageFolder::open`] reads every file once to name it by its content: that keys the
 //! order of samples and the features that are kept. What only shows when an image is decoded is that image's
 //! own fault: the run goes on without it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
-use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, shards::Shards, surviving::surviving};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PatchShape, PixelBounds};
 use coxswain_nn::pulse;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, InputIngredients, Inputs, Sample, SampleKeys, Samples};
 
-use super::batch::{ImageBatch, ImageSample};
-use crate::{
-    holdout::Holdout,
-    settings::checked,
-    trajectory::config::{ImageData, TrajectorySettings},
+use super::{
+    batch::{ImageBatch, ImageSample},
+    listing::{ImagePlace, Listing, list},
 };
-
-/// Endings of the names of files that are read.
-const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
-
-/// Images by domain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listing {
-    /// In the order of samples.
-    pub files: Vec<PathBuf>,
-    /// Name of each domain, and how many of its images are used; one without a name where `data.domains` is
-    /// empty.
-    pub domains: Vec<(String, u64)>,
-}
-
-/// The images that a run uses.
-pub fn list(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
-    let names = if data.domains.is_empty() { vec![String::new()] } else { data.domains.clone() };
-    let mut folders = Vec::new();
-    for name in &names {
-        let dir = if name.is_empty() { path.to_path_buf() } else { path.join(name) };
-        if !dir.is_dir() {
-            let (there, field) =
-                (folders_of(path), if name.is_empty() { "data.path" } else { "data.domains" });
-            let remedy = match &*there {
-                [] => "name a folder of images".to_owned(),
-                there => format!("name some of {}", there.join(", ")),
-            };
-            return Err(DataError::invalid(&dir, field, "no such folder", remedy));
-        }
-        folders.push(images_of(&dir, name.is_empty())?.into_iter());
-    }
-    let most = data.num_samples.unwrap_or(u64::MAX);
-    let mut listing =
-        Listing { files: Vec::new(), domains: names.into_iter().map(|name| (name, 0)).collect() };
-    // In turns, until all are through.
-    loop {
-        let before = listing.files.len();
-        for (folder, (_, used)) in folders.iter_mut().zip(&mut listing.domains) {
-            if (listing.files.len() as u64) < most
-                && let Some(file) = folder.next()
-            {
-                listing.files.push(file);
-                *used += 1;
-            }
-        }
-        if listing.files.len() == before {
-            return Ok(listing);
-        }
-    }
-}
-
-/// The images right in a folder, by name.
-fn images_of(dir: &Path, whole: bool) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(DataError::io(dir, "list"))? {
-        let path = entry.map_err(DataError::io(dir, "list"))?.path();
-        let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_lowercase);
-        if ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) && path.is_file() {
-            files.push(path);
-        }
-    }
-    files.sort();
-    if files.is_empty() {
-        let folders = folders_of(dir);
-        let remedy = match &*folders {
-            [] => "put .png, .jpg or .jpeg files there, or name another folder".to_owned(),
-            folders if whole => format!("name those of its folders in data.domains: {}", folders.join(", ")),
-            folders => format!("name deeper ones: {}", folders.join(", ")),
-        };
-        return Err(DataError::invalid(dir, "(folder)", "has no image", remedy));
-    }
-    Ok(files)
-}
-
-fn folders_of(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
-    let mut names: Vec<String> = entries.map(|entry| entry.file_name().display().to_string()).collect();
-    names.sort();
-    names
-}
+use crate::{holdout::Holdout, settings::checked, trajectory::config::TrajectorySettings};
 
 /// The grid of patches of every image, `(t, h, w)`: fits the tower, and has a patch for each position.
 pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<[u32; 3], DataError> {
@@ -128,13 +42,14 @@ pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<[u32;
 
 /// One image.
 struct Image {
-    path: PathBuf,
+    place: ImagePlace,
     digest: Digest,
 }
 
-/// Opened folders. Shared between threads.
+/// Opened folders or shards. Shared between threads.
 pub struct ImageFolder {
     images: Vec<Image>,
+    shards: Option<Arc<Shards>>,
     domains: Vec<(String, u64)>,
     processor: ImageProcessor,
     grid: [u32; 3],
@@ -151,14 +66,13 @@ impl ImageFolder {
         let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.extractor.path));
         let patches = ModelFacts::read(model)?.patches;
         let grid = grid_of(patches, &settings)?;
-        let Listing { files, domains } = list(path, &settings.data)?;
-        let (mut images, mut all) = (Vec::with_capacity(files.len()), blake3::Hasher::new());
-        for path in files {
+        let Listing { places, domains, shards } = list(path, &settings.data)?;
+        let (mut images, mut all) = (Vec::with_capacity(places.len()), blake3::Hasher::new());
+        for place in places {
             pulse::beat();
-            let bytes = fs::read(&path).map_err(DataError::io(&path, "read"))?;
-            let digest = Digest::of_image(&bytes);
+            let digest = Digest::of_image(&place.read()?);
             all.update(&digest.0);
-            images.push(Image { path, digest });
+            images.push(Image { place, digest });
         }
         let holdout = Holdout::of(
             path,
@@ -169,6 +83,7 @@ impl ImageFolder {
         )?;
         Ok(Self {
             images,
+            shards,
             domains,
             processor: ImageProcessor::open(model, patches, PixelBounds::default())?,
             grid,
@@ -182,10 +97,8 @@ impl ImageFolder {
     /// Image `index`, as training sees it.
     pub fn sample(&self, index: u64) -> Result<ImageSample, DataError> {
         let image = self.image(index)?;
-        let refuse = |fault: String| {
-            DataError::invalid(&image.path, "(file)", fault, "replace the file, or take it out of its folder")
-        };
-        let bytes = fs::read(&image.path).map_err(DataError::io(&image.path, "read"))?;
+        let refuse = |fault: String| image.place.fault(fault);
+        let bytes = image.place.read()?;
         if Digest::of_image(&bytes) != image.digest {
             return Err(refuse("is no longer the image that was there when the run began".into()));
         }
@@ -259,7 +172,12 @@ impl Samples for ImageFolder {
         }
         of += if of.is_empty() { "" } else { ")" };
         let side = self.settings.data.image_size;
+        of += &self.shards.as_ref().map_or_else(String::new, |shards| format!(" {}", shards.describe()));
         let images = format!("{} images{of} as {side} x {side} pixels, {held_out}", self.images.len());
         Ok(vec![("images", images)])
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.shards.as_deref().map_or_else(Vec::new, Shards::warnings)
     }
 }

@@ -1,0 +1,74 @@
+//! A run file for pairs of texts, from the columns that are there.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_data::DataError;
+use coxswain_task::{StarterFile, StarterJob};
+
+use super::data::columns;
+use crate::{
+    found::{ending, files, the_one},
+    starter::{Starter, scalar},
+    tokens::lines::Lines,
+};
+
+/// Names that say which text is read and which is written.
+const USUAL: [[&str; 2]; 11] = [
+    ["source", "target"],
+    ["text", "summary"],
+    ["document", "summary"],
+    ["article", "highlights"],
+    ["dialogue", "summary"],
+    ["input", "output"],
+    ["input_text", "target_text"],
+    ["inputs", "targets"],
+    ["question", "answer"],
+    ["prompt", "completion"],
+    ["prompt", "response"],
+];
+
+/// The run file; nothing if there is no table of texts.
+pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
+    let tables: Vec<PathBuf> = files(job.data).into_iter().filter(|file| table(file).is_some()).collect();
+    let path = match the_one(job.data, &tables, "texts")? {
+        Ok(path) => path,
+        Err(error) => return Some(Err(error)),
+    };
+    let columns = table(&path)?;
+    Some(write(job, &path, &columns))
+}
+
+/// The columns of a file that has at least two.
+fn table(file: &Path) -> Option<Vec<String>> {
+    let is_table = ["jsonl", "ndjson", "json", "csv", "tsv"].contains(&&*ending(file));
+    let columns = if is_table { columns(file)? } else { return None };
+    let is_chats = ["messages", "conversations"].iter().any(|key| columns.iter().any(|name| name == key));
+    (columns.len() >= 2 && !is_chats).then_some(columns)
+}
+
+fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<StarterFile, DataError> {
+    let has = |name: &str| columns.iter().any(|column| column == name);
+    let usual = USUAL.iter().find(|pair| pair.iter().all(|name| has(name)));
+    let [source, target] = usual.map_or([&*columns[0], &*columns[1]], |pair| pair.map(|name| name));
+    let lines = Lines::scan(path, |_, _| Ok(()))?.len();
+    // A quoted field may go on over lines, so of a table they are an upper bound.
+    let pairs = lines - u64::from(ending(path) == "csv" || ending(path) == "tsv").min(lines);
+    let mut file = Starter::new(job, "seq2seq");
+    file.lines("model:").model(job, "T5 or mT5");
+    file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
+    file.lines(
+        "lora:\n  targets: all-linear # every linear but the head; left out: [q, v], PEFT's choice for T5\n",
+    );
+    file.lines("data:").lines(format_args!("  path: {}", scalar(&path.display().to_string())));
+    let all = columns.join(", ");
+    file.lines(format_args!("  # its columns: {all}"));
+    let sure = if usual.is_some() { "" } else { " # a guess" };
+    file.lines(format_args!("  source: {} # what is read", scalar(source)));
+    file.lines(format_args!("  target: {} # what is written{sure}", scalar(target)));
+    file.lines("  source_prefix: \"\" # stands before every source, as \"summarize: \" does for T5");
+    file.lines("  max_source_tokens: 512\n  max_target_tokens: 128");
+    let training = file.holdout(pairs);
+    file.lines("");
+    let saw = format!("a table of texts with the columns {all}");
+    Ok(StarterFile { saw, text: file.train(job, training) })
+}

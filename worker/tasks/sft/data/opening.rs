@@ -1,0 +1,27 @@
+//! Which source a run's chats have.
+
+use std::path::Path;
+
+use coxswain_data::{DataError, Fingerprint, shards::names_shards};
+
+use super::{lines::ChatLines, shards::ChatShards, source::ChatSource};
+use crate::sft::config::ChatData;
+
+/// The chats at `data.path`, none of them read.
+pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataError> {
+    Ok(match names_shards(path) {
+        true => Box::new(ChatShards::open(path, data)?),
+        false => Box::new(ChatLines::open(path, data)?),
+    })
+}
+
+/// The same, each chat read and its images looked for; and what names their content.
+pub fn open_checked(path: &Path, data: &ChatData) -> Result<(Box<dyn ChatSource>, Fingerprint), DataError> {
+    if names_shards(path) {
+        let shards = ChatShards::open(path, data)?;
+        let fingerprint = shards.check()?;
+        return Ok((Box::new(shards), fingerprint));
+    }
+    let (lines, fingerprint) = ChatLines::checked(path, data)?;
+    Ok((Box::new(lines), fingerprint))
+}
