@@ -19,6 +19,7 @@ mod clock;
 mod connections;
 pub mod core;
 mod driver;
+pub mod event_file;
 pub mod journal;
 pub mod log;
 mod options;

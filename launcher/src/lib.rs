@@ -12,6 +12,7 @@ mod log_tail;
 mod open_files;
 mod plan;
 mod render;
+mod report;
 mod run_dir;
 mod supervise;
 mod tasks;
