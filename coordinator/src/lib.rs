@@ -26,6 +26,7 @@ mod options;
 mod service;
 mod startup;
 mod tensorboard;
+pub mod wandb_file;
 
 use std::{future::Future, net::SocketAddr, path::Path};
 

@@ -9,6 +9,7 @@ mod exit;
 mod gpu;
 mod launch;
 mod log_tail;
+mod notify;
 mod open_files;
 mod plan;
 mod render;

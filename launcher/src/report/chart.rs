@@ -51,7 +51,7 @@ pub struct Svg(pub(super) String);
 
 /// One curve.
 #[derive(Clone, Debug, Default)]
-pub struct Curve {
+pub struct PlotCurve {
     /// Of [`COLOURS`], modulo.
     pub colour: usize,
     /// In the order of x; what is not finite is left out.
@@ -78,7 +78,7 @@ pub enum Unit {
 #[derive(Clone, Debug, Default)]
 pub struct Chart {
     /// Drawn in this order.
-    pub curves: Vec<Curve>,
+    pub curves: Vec<PlotCurve>,
     /// What x is.
     pub x: Unit,
     /// What y is.
@@ -117,7 +117,7 @@ impl Chart {
         let [width, height] = if chart.small { SMALL } else { SIZE };
         let area = SVGBackend::with_string(&mut svg, (width * SCALE, height * SCALE)).into_drawing_area();
         // A drawing into a text does not fail; if it did, the page would be without this one.
-        chart.onto_area(&area, &Axes { x, y, is_log }).ok()?;
+        chart.draw_on(&area, &Axes { x, y, is_log }).ok()?;
         area.present().ok()?;
         drop(area);
         Some(Svg(svg))
@@ -145,7 +145,7 @@ impl Chart {
         Some((widened(x), widened(y)))
     }
 
-    fn onto_area(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axes: &Axes) -> Drawn {
+    fn draw_on(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axes: &Axes) -> Drawn {
         let font = |size: u32| TextStyle::from(("sans-serif", size * SCALE).into_font()).color(&INK);
         let (labels, margin) = if self.small { (3, 4) } else { (5, 8) };
         let mut chart = ChartBuilder::on(area)
@@ -305,8 +305,8 @@ pub fn means(points: &[(f64, f64)], columns: usize) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
 
-    fn curve(points: impl IntoIterator<Item = (f64, f64)>) -> Curve {
-        Curve { points: points.into_iter().collect(), ..Curve::default() }
+    fn curve(points: impl IntoIterator<Item = (f64, f64)>) -> PlotCurve {
+        PlotCurve { points: points.into_iter().collect(), ..PlotCurve::default() }
     }
 
     fn drawn(chart: Chart) -> String {
@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_drawn_is_left_out() {
-        let empty = Chart { curves: vec![curve([(0.0, f64::NAN)]), Curve::default()], ..Chart::default() };
+        let empty =
+            Chart { curves: vec![curve([(0.0, f64::NAN)]), PlotCurve::default()], ..Chart::default() };
         assert!(empty.draw().is_none());
         for odd in [vec![(3.0, 0.0)], vec![(1.0, 5.0), (2.0, 5.0)], vec![(0.0, 1e300), (1.0, -1e300)]] {
             let svg = drawn(Chart { curves: vec![curve(odd.clone())], ..Chart::default() });

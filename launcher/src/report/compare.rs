@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    chart::{COLOURS, Chart, Curve, Unit, means},
+    chart::{COLOURS, Chart, PlotCurve, Unit, means},
     html::Html,
     read::ReportedRun,
     sections::{figure, results, section},
@@ -29,7 +29,7 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
         let curves = runs.iter().enumerate();
         let curves = curves.map(|(colour, run)| {
             let points = if marked { of(run) } else { means(&of(run), COLUMNS) };
-            Curve { colour, points, marked, ..Curve::default() }
+            PlotCurve { colour, points, marked, ..PlotCurve::default() }
         });
         Chart { curves: curves.collect(), x: Unit::Steps, ..Chart::default() }
     };

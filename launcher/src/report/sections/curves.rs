@@ -2,7 +2,7 @@
 
 use super::figure::{figure, section};
 use crate::report::{
-    chart::{COLOURS, Chart, Curve, Unit, means},
+    chart::{COLOURS, Chart, PlotCurve, Unit, means},
     html::Html,
     read::ReportedRun,
 };
@@ -21,8 +21,8 @@ pub(super) fn loss(run: &ReportedRun) -> Option<Html> {
     let smooth = means(&losses, SMOOTH);
     let names: &[_] = if losses.len() > SMOOTH { &[(0, "mean")] } else { &[] };
     let curves = vec![
-        Curve { points: losses, faint: names.len() == 1, ..Curve::default() },
-        Curve { points: if names.is_empty() { Vec::new() } else { smooth }, ..Curve::default() },
+        PlotCurve { points: losses, faint: names.len() == 1, ..PlotCurve::default() },
+        PlotCurve { points: if names.is_empty() { Vec::new() } else { smooth }, ..PlotCurve::default() },
     ];
     html.element("div", "charts", |html| {
         html.push(figure("Training loss", names, Chart { curves, x: Unit::Steps, ..Chart::default() }));
@@ -43,7 +43,8 @@ fn held_out(run: &ReportedRun, tag: &str, name: &str) -> Html {
     let averaged = run.series(&format!("eval/ema/{name}"));
     let names: &[_] = if averaged.is_empty() { &[] } else { &[(1, "weights"), (2, "their average")] };
     let curves = [run.series(tag), averaged].into_iter().zip(1..);
-    let curves = curves.map(|(points, colour)| Curve { colour, points, marked: true, ..Curve::default() });
+    let curves =
+        curves.map(|(points, colour)| PlotCurve { colour, points, marked: true, ..PlotCurve::default() });
     let chart = Chart { curves: curves.collect(), x: Unit::Steps, ..Chart::default() };
     figure(&format!("Held-out {}", name.replace('_', " ")), names, chart)
 }
@@ -53,8 +54,11 @@ fn together(run: &ReportedRun, title: &str, prefix: &str) -> Html {
     let tags = run.tags(prefix);
     let names: Vec<_> = tags.iter().enumerate().map(|(colour, (_, name))| (colour, name.as_str())).collect();
     let curves = tags.iter().enumerate().take(COLOURS);
-    let curves =
-        curves.map(|(colour, (tag, _))| Curve { colour, points: run.series(tag), ..Curve::default() });
+    let curves = curves.map(|(colour, (tag, _))| PlotCurve {
+        colour,
+        points: run.series(tag),
+        ..PlotCurve::default()
+    });
     let chart = Chart { curves: curves.collect(), x: Unit::Steps, ..Chart::default() };
     let names = if names.len() > 1 { &names[..names.len().min(COLOURS)] } else { &[] };
     figure(title, names, chart)
@@ -67,8 +71,8 @@ pub(super) fn speed(run: &ReportedRun) -> Option<Html> {
     let names: &[_] = if samples.len() > SMOOTH { &[(2, "mean")] } else { &[] };
     let smooth = if names.is_empty() { Vec::new() } else { means(&samples, SMOOTH) };
     let curves = vec![
-        Curve { colour: 2, points: samples, faint: names.len() == 1, ..Curve::default() },
-        Curve { colour: 2, points: smooth, ..Curve::default() },
+        PlotCurve { colour: 2, points: samples, faint: names.len() == 1, ..PlotCurve::default() },
+        PlotCurve { colour: 2, points: smooth, ..PlotCurve::default() },
     ];
     html.element("div", "charts", |html| {
         let chart = Chart { curves, x: Unit::Steps, from_zero: true, ..Chart::default() };
@@ -102,7 +106,8 @@ fn split(run: &ReportedRun) -> Html {
         .collect();
     let names: Vec<_> = names.iter().enumerate().map(|(colour, name)| (colour, name.as_str())).collect();
     let curves = told.into_iter().enumerate();
-    let curves = curves.map(|(colour, (_, points))| Curve { colour, points, ..Curve::default() }).collect();
+    let curves =
+        curves.map(|(colour, (_, points))| PlotCurve { colour, points, ..PlotCurve::default() }).collect();
     let chart = Chart { curves, x: Unit::Steps, y: Unit::Seconds, stacked: true, ..Chart::default() };
     figure("Time of a step, mean over ranks", &names, chart)
 }

@@ -9,7 +9,7 @@ use super::{
     overview::peak_of,
 };
 use crate::report::{
-    chart::{Chart, Curve, Unit},
+    chart::{Chart, PlotCurve, Unit},
     html::Html,
     read::ReportedRun,
 };
@@ -22,7 +22,7 @@ pub(super) fn section(run: &ReportedRun) -> Option<Html> {
     let summary = &run.dir.summary;
     let points = run.series("memory/peak_bytes");
     let points = points.into_iter().map(|(step, bytes)| (step, bytes / f64::from(1 << 20))).collect();
-    let curves = vec![Curve { colour: 3, points, ..Curve::default() }];
+    let curves = vec![PlotCurve { colour: 3, points, ..PlotCurve::default() }];
     let chart = Chart { curves, x: Unit::Steps, from_zero: true, ..Chart::default() };
     let mut html = Html::new();
     html.push(categories(&summary["memory"]));

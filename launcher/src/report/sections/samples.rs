@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::figure::{figure, section};
 use crate::report::{
-    chart::{Chart, Curve},
+    chart::{Chart, PlotCurve},
     html::Html,
     read::ReportedRun,
 };
@@ -56,7 +56,8 @@ fn one(html: &mut Html, sample: &Value) {
     });
     html.element("div", "charts small", |html| {
         for curve in list(sample, "curves") {
-            let of = |key: &str, colour| Curve { colour, points: points(&curve[key]), ..Curve::default() };
+            let of =
+                |key: &str, colour| PlotCurve { colour, points: points(&curve[key]), ..PlotCurve::default() };
             let curves = vec![of("reference", 7), of("predicted", 1)];
             html.push(figure(text(&curve["name"]), &[], Chart { curves, small: true, ..Chart::default() }));
         }

@@ -4,7 +4,7 @@ use coxswain_proto::human;
 
 use super::figure::{figure, section};
 use crate::report::{
-    chart::{Chart, Curve, Unit},
+    chart::{Chart, PlotCurve, Unit},
     html::Html,
     read::ReportedRun,
 };
@@ -31,7 +31,7 @@ fn steps_over_time(run: &ReportedRun) -> Html {
     let lines: &[_] = if faults.is_empty() { &[] } else { &[(8, "faults")] };
     let world = run.scalars.series.get("run/world_size").into_iter().flatten();
     let world = world.map(|point| (since(point.unix_seconds), point.value)).collect();
-    let chart = |curve: Curve, y, faults: &[f64]| Chart {
+    let chart = |curve: PlotCurve, y, faults: &[f64]| Chart {
         curves: vec![curve],
         x: Unit::Seconds,
         y,
@@ -41,9 +41,9 @@ fn steps_over_time(run: &ReportedRun) -> Html {
     };
     let mut html = Html::new();
     html.element("div", "charts", |html| {
-        let steps = Curve { points, ..Curve::default() };
+        let steps = PlotCurve { points, ..PlotCurve::default() };
         html.push(figure("Steps committed over time", lines, chart(steps, Unit::Steps, &faults)));
-        let world = Curve { colour: 2, points: world, ..Curve::default() };
+        let world = PlotCurve { colour: 2, points: world, ..PlotCurve::default() };
         html.push(figure("Ranks over time", lines, chart(world, Unit::Number, &faults)));
     });
     html
