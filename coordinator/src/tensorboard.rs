@@ -2,7 +2,7 @@
 //!
 //! A reader of the news like any watcher, on a thread of its own: a slow disk costs scalars, never a step.
 //! Each life of the coordinator writes a file of its own beside the earlier ones. After a rollback a session
-//! mark makes TensorBoard forget the steps that are repeated. The format is [`event_file`](crate::event_file).
+//! mark makes TensorBoard forget the steps that are repeated. Format: [`event_file`](crate::event_file).
 
 use std::{
     fs::{self, File},

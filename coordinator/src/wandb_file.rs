@@ -3,8 +3,8 @@
 //! ```text
 //! file      ":W&B" · magic u16 · version u8 · blocks of 32 KiB, the first one with this header in it
 //! record    CRC-32 of kind and part u32 · length u16 · kind u8 · part (LevelDB's log, all little-endian);
-//!           kind 1: whole, 2, 3, 4: first, middle and last part of one that crosses blocks; the end of a block
-//!           that has no room for a record's head is zeros
+//!           kind 1: whole, 2, 3, 4: first, middle and last part of one that crosses blocks; the end of a
+//!           block that has no room for a record's head is zeros
 //! content   wandb_internal.Record: header, run with its config, history of each step, summary, exit
 //! ```
 //!

@@ -1,6 +1,6 @@
-//! What `configs/deploy` gives to schedulers and dashboards: as far as that can be checked without any. Schemas
-//! want two Python packages, rules want `promtool` (Debian's `prometheus`); a line says so where they are
-//! missing.
+//! What `configs/deploy` gives to schedulers and dashboards: as far as that can be checked without any.
+//! Schemas want two Python packages, rules want `promtool` (Debian's `prometheus`); a line says so where they
+//! are missing.
 
 use std::{
     collections::BTreeSet,

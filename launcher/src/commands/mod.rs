@@ -14,6 +14,7 @@ mod check;
 mod control;
 mod coordinator;
 mod data;
+mod ending;
 mod eval;
 mod export;
 mod generate;

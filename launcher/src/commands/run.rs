@@ -4,18 +4,16 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use clap::Args;
 use coxswain_coordinator::journal::{self, Fate};
 use coxswain_proto::{
-    human,
     run_spec::RunSpec,
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
-use super::{report, runtime::block_on, same_inputs, spec_args::SpecArgs};
+use super::{ending, runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
@@ -31,7 +29,7 @@ use crate::{
     },
     notify::{Notifier, NotifyFlags},
     plan::check::Forecast,
-    render::{self, say, summary},
+    render::{self, summary},
     supervise::{
         child::Program,
         console::{Console, LogWriter, Terminal},
@@ -60,9 +58,6 @@ pub struct RunArgs {
     #[command(flatten)]
     notify: NotifyFlags,
 }
-
-/// How long a run's end waits for its report.
-const PAGE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One launch.
 struct Launch<'a> {
@@ -303,10 +298,10 @@ impl Launch<'_> {
                     let summary =
                         summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
                     let told = report.success_text(self.is_stopped());
-                    let page = self.leave_page().await;
+                    let page = ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
                     let page = page
                         .map_or_else(String::new, |page| format!("\n  {:<26}{}", "report", page.display()));
-                    hand_over(format!("{told}\n{}{page}", summary.trim_end())).await;
+                    ending::hand_over(format!("{told}\n{}{page}", summary.trim_end())).await;
                 } else {
                     self.terminal.line(&report.left_text(&self.spec.run.name));
                 }
@@ -316,43 +311,11 @@ impl Launch<'_> {
                 self.terminal.line(&report.failure_text(&self.spec.run.name));
                 if hosting {
                     failure_file::write(Path::new(&self.spec.run.output_dir), report);
-                    self.leave_page().await;
+                    ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
                 }
                 Err(Failed::silent(exit))
             }
         }
-    }
-
-    /// Writes the run's page, and says where it is. Whatever is wrong with that is a line: the run has ended
-    /// as it has ended.
-    async fn leave_page(&self) -> Option<PathBuf> {
-        let run = PathBuf::from(&self.spec.run.output_dir);
-        let (done, left) = tokio::sync::oneshot::channel();
-        // Not one of the runtime's threads, which would be waited for.
-        std::thread::spawn(move || done.send(report::leave(&run)));
-        let problem = match tokio::time::timeout(PAGE_PATIENCE, left).await {
-            Ok(Ok(Ok(page))) => return Some(page),
-            Ok(Ok(Err(problem))) => problem,
-            Ok(Err(_)) => "a defect of cox ended it".to_owned(),
-            Err(_) => format!("it takes longer than {}", human::time(PAGE_PATIENCE)),
-        };
-        self.terminal.line(&format!("warning: no report: {problem}; `cox report` writes it"));
-        None
-    }
-}
-
-/// Prints the results; a signal ends that where standard output is not read.
-async fn hand_over(results: String) {
-    let (done, handed) = tokio::sync::oneshot::channel();
-    // Not one of the runtime's threads, which would be waited for.
-    std::thread::spawn(move || {
-        say(results);
-        done.send(())
-    });
-    let Ok(mut signals) = signals::catch() else { return drop(handed.await) };
-    tokio::select! {
-        _ = handed => {}
-        _ = signals.next() => {}
     }
 }
 

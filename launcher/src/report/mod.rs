@@ -6,8 +6,8 @@
 //! coordinator.log ─▶ story (events) ───┘        chart (SVG) ────────┘
 //! ```
 //!
-//! Nothing here asks a worker for anything, and nothing of a run that cannot be read keeps the rest of it from
-//! being shown: what is cut, missing or of another version is a line at the page's top.
+//! Nothing here asks a worker for anything. What of a run cannot be read keeps nothing else of it from being
+//! shown: what is cut, missing or of another version is a line at the page's top.
 
 mod chart;
 mod compare;

@@ -117,8 +117,8 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
         }
     }
 
-    /// Of as many samples as people are shown, of those that are evaluated; one at a time, which takes no more
-    /// memory than evaluation did.
+    /// Of as many samples as people are shown, of those that are evaluated; one at a time, which takes no
+    /// more memory than evaluation did.
     fn examples(&self) -> Vec<Example> {
         let chosen = spread(self.samples.holdout(), self.spec.eval.samples.min(EXAMPLES));
         let mut examples = Vec::new();

@@ -119,7 +119,8 @@ pub trait Objective<B: Tape<Base = B>> {
         samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError>;
 
-    /// These held-out samples beside what is predicted of them, for people; empty if there is nothing to show.
+    /// These held-out samples beside what is predicted of them, for people; empty if there is nothing to
+    /// show.
     fn examples(
         &self,
         _trainables: &Trainables<B>,

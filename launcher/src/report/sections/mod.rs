@@ -1,5 +1,5 @@
-//! The parts of a run's report, each from what is known of the run to a piece of the page; nothing where there
-//! is nothing to show.
+//! The parts of a run's report, each from what is known of the run to a piece of the page; nothing where
+//! there is nothing to show.
 
 mod account;
 mod curves;
