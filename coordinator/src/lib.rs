@@ -19,12 +19,14 @@ mod clock;
 mod connections;
 pub mod core;
 mod driver;
+pub mod event_file;
 pub mod journal;
 pub mod log;
 mod options;
 mod service;
 mod startup;
 mod tensorboard;
+pub mod wandb_file;
 
 use std::{future::Future, net::SocketAddr, path::Path};
 

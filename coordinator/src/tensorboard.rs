@@ -1,20 +1,13 @@
 //! Scalars of every logged step for TensorBoard: `tensorboard --logdir OUTPUT_DIR/tensorboard`.
 //!
-//! ```text
-//! record   length u64 · masked CRC-32C of it u32 · event · masked CRC-32C of that u32 (TFRecord, all
-//!          little-endian)
-//! event    tensorflow.Event: first the format's version, then one summary a step
-//! ```
-//!
 //! A reader of the news like any watcher, on a thread of its own: a slow disk costs scalars, never a step.
 //! Each life of the coordinator writes a file of its own beside the earlier ones. After a rollback a session
-//! mark makes TensorBoard forget the steps that are repeated. Formats: `tensorflow/core/util/event.proto`,
-//! `tensorflow/core/lib/io/record_writer.h`.
+//! mark makes TensorBoard forget the steps that are repeated. Format: [`event_file`](crate::event_file).
 
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     thread,
 };
@@ -28,11 +21,8 @@ use tokio::sync::{
 use crate::{
     core::{news::News, report::CommittedStep},
     driver::Dated,
+    event_file::{DIRECTORY, FILE_VERSION, Scalar, ScalarEvent, SessionLog, Summary, path, record},
 };
-
-/// What readers of this version of the format look for.
-const FILE_VERSION: &str = "brain.Event:2";
-const CRC_32C: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI);
 
 /// The handle of a started writer.
 pub struct Scalars {
@@ -43,7 +33,7 @@ impl Scalars {
     /// Starts writing below `output_dir`, until the news end. What cannot be written is said once, and no
     /// more is.
     pub fn follow(news: Receiver<Arc<Dated>>, output_dir: &Path, every: u64) -> Self {
-        let directory = output_dir.join("tensorboard");
+        let directory = output_dir.join(DIRECTORY);
         let (finish, done) = oneshot::channel();
         let told = directory.clone();
         let give_up = move |error| {
@@ -114,63 +104,7 @@ impl EventFile {
     }
 }
 
-/// TensorBoard reads the files of a directory in the order of their names.
-fn path(directory: &Path, unix_ms: u64) -> PathBuf {
-    directory.join(format!("events.out.tfevents.{:010}.{:03}.coxswain", unix_ms / 1000, unix_ms % 1000))
-}
-
-fn record(event: &[u8]) -> Vec<u8> {
-    let length = (event.len() as u64).to_le_bytes();
-    [&length[..], &masked_crc(&length), event, &masked_crc(event)].concat()
-}
-
-/// Rotated and shifted, because a CRC of bytes that hold CRCs is a weak one.
-fn masked_crc(bytes: &[u8]) -> [u8; 4] {
-    CRC_32C.checksum(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
-}
-
-/// `tensorflow.Event`, the part we write.
-#[derive(Clone, PartialEq, prost::Message)]
-struct ScalarEvent {
-    #[prost(double, tag = "1")]
-    wall_time: f64,
-    #[prost(int64, tag = "2")]
-    step: i64,
-    #[prost(string, optional, tag = "3")]
-    file_version: Option<String>,
-    #[prost(message, optional, tag = "5")]
-    summary: Option<Summary>,
-    #[prost(message, optional, tag = "7")]
-    session: Option<SessionLog>,
-}
-
-/// `tensorflow.Summary`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    values: Vec<Scalar>,
-}
-
-/// `tensorflow.Summary.Value` of a scalar.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Scalar {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(float, tag = "2")]
-    value: f32,
-}
-
-/// `tensorflow.SessionLog`.
-#[derive(Clone, Copy, PartialEq, prost::Message)]
-struct SessionLog {
-    #[prost(int32, tag = "1")]
-    status: i32,
-}
-
 impl ScalarEvent {
-    /// `SessionLog.START`: events from this step on are of a new session.
-    const START: i32 = 1;
-
     fn step(step: &CommittedStep) -> Self {
         let seconds = |time: std::time::Duration| time.as_secs_f64();
         let times = &step.times;
@@ -202,7 +136,7 @@ impl ScalarEvent {
     }
 
     fn restart(step: u64) -> Self {
-        Self { step: step as i64, session: Some(SessionLog { status: Self::START }), ..Self::default() }
+        Self { step: step as i64, session: Some(SessionLog { status: SessionLog::START }), ..Self::default() }
     }
 }
 
@@ -213,31 +147,5 @@ fn tag(metric: &Metric) -> String {
         Some((stage, _)) => format!("seconds/{stage}"),
         None if metric.of().is_empty() => format!("train/{}", metric.name),
         None => metric.name.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As TensorFlow's own writer frames and masks them: `crc32c` of "123456789" is the check value of the
-    /// standard.
-    #[test]
-    fn records_are_framed_as_tfrecord_has_it() {
-        assert_eq!(CRC_32C.checksum(b"123456789"), 0xe306_9283);
-        let framed = record(b"abc");
-        assert_eq!(framed.len(), 8 + 4 + 3 + 4);
-        assert_eq!(framed[..8], 3u64.to_le_bytes());
-        assert_eq!(&framed[12..15], b"abc");
-        let masked = u32::from_le_bytes(framed[15..].try_into().unwrap());
-        let unmasked = masked.wrapping_sub(0xa282_ead8).rotate_left(15);
-        assert_eq!(unmasked, CRC_32C.checksum(b"abc"));
-    }
-
-    #[test]
-    fn files_are_named_in_the_order_of_their_beginning() {
-        let directory = Path::new("tensorboard");
-        assert!(path(directory, 1_000_999) < path(directory, 1_001_000));
-        assert!(path(directory, 1_001_000) < path(directory, 1_001_001));
     }
 }

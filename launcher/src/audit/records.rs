@@ -64,6 +64,8 @@ pub struct CommittedStep {
     pub positions: Vec<Range<u64>>,
     /// Positions that no rank consumed: their samples failed on several workers.
     pub quarantined: Vec<Range<u64>>,
+    /// Its loss; of a step that was left out it says nothing.
+    pub loss: f64,
     /// Times it was voted down before.
     pub retries: u32,
     /// The generation of the feature cache that it took its features from; 0 for none.

@@ -14,6 +14,7 @@ mod check;
 mod control;
 mod coordinator;
 mod data;
+mod ending;
 mod eval;
 mod export;
 mod generate;
@@ -23,6 +24,7 @@ mod logs;
 mod model;
 mod plan;
 mod rebuild_cache;
+mod report;
 mod run;
 mod runs;
 mod runtime;
@@ -114,6 +116,8 @@ enum Command {
     Audit(audit::AuditArgs),
     /// List what ran below a directory, and how it ended
     Runs(runs::RunsArgs),
+    /// Write what runs have done as one page that opens anywhere; several are compared
+    Report(report::ReportArgs),
     /// Say what two runs differ in: program, keys, results
     Diff(runs::DiffArgs),
     /// Show peak memory of every rank by phase
@@ -173,6 +177,7 @@ pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
         Command::Stop(args) => control::stop(&args),
         Command::Audit(args) => audit::execute(&args),
         Command::Runs(args) => runs::list(&args),
+        Command::Report(args) => report::execute(&args),
         Command::Diff(args) => runs::diff(&args),
         Command::Memory(args) => status::memory(&args),
         Command::Simulate(args) => simulate::execute(&args),

@@ -14,7 +14,7 @@ use coxswain_proto::{
     v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 
-use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
+use super::{ending, runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
@@ -29,8 +29,9 @@ use crate::{
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
+    notify::{Notifier, NotifyFlags},
     plan::check::Forecast,
-    render::{self, say, summary},
+    render::{self, summary},
     supervise::{
         child::Program,
         console::{Console, LogWriter, Terminal},
@@ -56,11 +57,14 @@ pub struct RunArgs {
     launch: LaunchFlags,
     #[command(flatten)]
     console: ConsoleFlags,
+    #[command(flatten)]
+    notify: NotifyFlags,
 }
 
 /// One launch.
 struct Launch<'a> {
     log: &'a LogFlags,
+    notify: &'a NotifyFlags,
     spec: RunSpec,
     plan: Plan,
     machine: LocalMachine,
@@ -94,7 +98,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     for line in told.iter().flat_map(|told| told.lines()) {
         terminal.line(line);
     }
-    let launch = Launch { log, spec, plan, machine, credentials, terminal };
+    let launch = Launch { log, notify: &args.notify, spec, plan, machine, credentials, terminal };
     // Children are killed when the thread that started them ends: this one.
     let outcome = block_on(launch.run());
     // Where the run never began.
@@ -153,12 +157,29 @@ impl Launch<'_> {
         let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
         let group = self.group(place, port, request);
         let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
+        let about = [self.spec.run.name.as_str(), &self.spec.run.output_dir];
+        let hook = || {
+            let env = process_env("COX_NOTIFY");
+            Notifier::start(self.notify, env, access.clone(), about, &self.terminal)
+        };
+        // One word for a run: that of the launcher with its coordinator.
+        let notifier = hosting.then(hook).flatten();
         let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
         let mut report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
         if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
             report.first_cause = self.recorded_end().or(report.first_cause);
+        }
+        if let Some(notifier) = notifier {
+            let exit = report.exit();
+            let (state, text) = match exit {
+                Exit::Done if self.is_stopped() => ("stopped", report.success_text(true)),
+                Exit::Done => ("finished", report.success_text(false)),
+                Exit::Signal(_) => ("interrupted", report.failure_text(&self.spec.run.name)),
+                _ => ("failed", report.failure_text(&self.spec.run.name)),
+            };
+            notifier.end(state, exit.code(), &text).await;
         }
         self.conclude(&report, hosting).await
     }
@@ -281,6 +302,11 @@ impl Launch<'_> {
         Some(journal::read(&journal).ok()?.history)
     }
 
+    /// Whether people have asked for its end.
+    fn is_stopped(&self) -> bool {
+        self.history().is_some_and(|history| history.fate == Fate::Stopped)
+    }
+
     /// The failure that ended the run.
     fn recorded_end(&self) -> Option<Failure> {
         self.history()?.failures.last().filter(|failure| failure.fatal).map(Failure::from)
@@ -292,9 +318,11 @@ impl Launch<'_> {
                 if hosting {
                     let summary =
                         summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
-                    let stopped = self.history().is_some_and(|history| history.fate == Fate::Stopped);
-                    let told = report.success_text(stopped);
-                    hand_over(format!("{told}\n{}", summary.trim_end())).await;
+                    let told = report.success_text(self.is_stopped());
+                    let page = ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
+                    let page = page
+                        .map_or_else(String::new, |page| format!("\n  {:<26}{}", "report", page.display()));
+                    ending::hand_over(format!("{told}\n{}{page}", summary.trim_end())).await;
                 } else {
                     self.terminal.line(&report.left_text(&self.spec.run.name));
                 }
@@ -304,25 +332,11 @@ impl Launch<'_> {
                 self.terminal.line(&report.failure_text(&self.spec.run.name));
                 if hosting {
                     failure_file::write(Path::new(&self.spec.run.output_dir), report);
+                    ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
                 }
                 Err(Failed::silent(exit))
             }
         }
-    }
-}
-
-/// Prints the results; a signal ends that where standard output is not read.
-async fn hand_over(results: String) {
-    let (done, handed) = tokio::sync::oneshot::channel();
-    // Not one of the runtime's threads, which would be waited for.
-    std::thread::spawn(move || {
-        say(results);
-        done.send(())
-    });
-    let Ok(mut signals) = signals::catch() else { return drop(handed.await) };
-    tokio::select! {
-        _ = handed => {}
-        _ = signals.next() => {}
     }
 }
 

@@ -86,10 +86,6 @@ pub fn diff(first: &RunDir, second: &RunDir, differences: &[Difference]) -> Stri
     if differences.is_empty() {
         return "no difference".to_owned();
     }
-    let of_results = |key: &str| key.starts_with("summary.");
-    let is_detail = |(key, one, other): &&Difference| {
-        of_results(key) && (key.contains(".parts.") || one.is_array() || other.is_array())
-    };
     let ratio = |one: &Value, other: &Value| match (one.as_f64(), other.as_f64()) {
         (Some(one), Some(other)) if one != 0.0 => format!("x {:.3}", other / one),
         _ => String::new(),
@@ -98,6 +94,11 @@ pub fn diff(first: &RunDir, second: &RunDir, differences: &[Difference]) -> Stri
     let rows: Vec<_> = differences.iter().filter(|found| !is_detail(found)).map(row).collect();
     let [first, second] = [first, second].map(|run| run.dir.display().to_string());
     table(["key", &first, &second, ""], &rows)
+}
+
+/// Whether it is one of a series, or of a part of a measure.
+pub fn is_detail((key, one, other): &Difference) -> bool {
+    key.starts_with("summary.") && (key.contains(".parts.") || one.is_array() || other.is_array())
 }
 
 /// Leaves of a document by dotted key. A list is a leaf: its elements have no names.
@@ -114,14 +115,19 @@ fn flatten(prefix: &str, value: &Value, leaves: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// A value as a person would write it; long ones are cut.
+/// A value in a column of a table.
 fn text(value: &Value) -> String {
     const LONGEST: usize = 40;
+    shown(value, LONGEST)
+}
+
+/// A value as a person would write it, cut behind so many characters.
+pub fn shown(value: &Value, longest: usize) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => human::start(text, LONGEST),
+        Value::String(text) => human::start(text, longest),
         Value::Number(number) => digits(number.to_string(), number.as_f64()),
-        other => human::start(&other.to_string(), LONGEST),
+        other => human::start(&other.to_string(), longest),
     }
 }
 

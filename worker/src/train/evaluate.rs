@@ -5,7 +5,7 @@
 //! failed otherwise, is everybody's business; it says so in the collective that sums up, so that all leave
 //! together.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use coxswain_nn::{
     kernels::{Tape, pool},
@@ -16,16 +16,22 @@ use coxswain_proto::{
     limits::MAX_PARTS,
     run_spec::RunSpec,
 };
-use coxswain_task::{Built, Evaluation as Found, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn};
+use coxswain_task::{
+    Built, Evaluation as Found, Example, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn,
+};
 
 use super::{
-    TrainError, advice::advice, checkpoint::Store, held_out::HeldOutError, save, training::Training,
+    TrainError, advice::advice, checkpoint::Store, facts::Facts, held_out::HeldOutError, learner::Learner,
+    save, training::Training,
 };
 use crate::{
     collective::{Buf, BufMut, Collective, Solo},
     link::Phase,
     memory::{self, OutOfMemory},
 };
+
+/// Samples that people are shown.
+const EXAMPLES: usize = 4;
 
 /// Sums that add up over samples and ranks.
 #[derive(Clone, Debug, Default)]
@@ -56,14 +62,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// None when nothing is held out, evaluation is switched off, or nothing of it can be read.
     pub(super) fn evaluate(&mut self) -> Result<Option<HeldOutError>, TrainError> {
         self.enter(Phase::Evaluation, self.next)?;
-        let evaluation = Evaluation {
-            spec: self.run.spec,
-            task: self.run.task,
-            samples: &*self.feed.samples,
-            objective: &*self.learner.objective,
-            trainables: &self.learner.trainables,
-        };
-        evaluation.run(self.next, self.members.comm.as_mut())
+        let (step, evaluation) = (self.next, Evaluation::of(&self.run, &self.feed.samples, &self.learner));
+        evaluation.run(step, self.members.comm.as_mut())
+    }
+
+    /// A few held-out samples beside what is predicted of them: a concern of one rank. Nothing of it is worth
+    /// a run: what does not work out is a line.
+    pub(super) fn examples(&mut self) -> Result<Vec<Example>, TrainError> {
+        self.enter(Phase::Evaluation, self.next)?;
+        Ok(Evaluation::of(&self.run, &self.feed.samples, &self.learner).examples())
     }
 }
 
@@ -99,7 +106,40 @@ struct Evaluation<'a, B: Tape<Base = B>> {
     trainables: &'a Trainables<B>,
 }
 
-impl<B: Tape<Base = B>> Evaluation<'_, B> {
+impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
+    fn of(run: &'a Facts<'_, B>, samples: &'a Arc<dyn Samples>, learner: &'a Learner<B>) -> Self {
+        Self {
+            spec: run.spec,
+            task: run.task,
+            samples: &**samples,
+            objective: &*learner.objective,
+            trainables: &learner.trainables,
+        }
+    }
+
+    /// Of as many samples as people are shown, of those that are evaluated; one at a time, which takes no
+    /// more memory than evaluation did.
+    fn examples(&self) -> Vec<Example> {
+        let chosen = spread(self.samples.holdout(), self.spec.eval.samples.min(EXAMPLES));
+        let mut examples = Vec::new();
+        for index in chosen {
+            let Readable { samples, .. } = self.samples.readable(&[index]);
+            if samples.is_empty() {
+                continue;
+            }
+            let batch = self.samples.batch(Step(0), &samples);
+            match memory::guarded(|| self.objective.examples(self.trainables, &*batch, self.samples)) {
+                Ok(Ok(found)) => examples.extend(found),
+                Ok(Err(error)) => tracing::warn!(%error, "a held-out sample cannot be shown"),
+                Err(overrun) => {
+                    tracing::warn!(in_use = overrun.in_use, "out of memory: held-out samples are not shown");
+                    return Vec::new();
+                }
+            }
+        }
+        examples
+    }
+
     /// `step` is where the trainables come from, for messages.
     fn run(&self, step: Step, comm: &mut dyn Collective) -> Result<Option<HeldOutError>, TrainError> {
         let measures = self.objective.measures();

@@ -4,6 +4,7 @@
 //! ..                    the task's artifacts: adapters, weights, statistics
 //! run_spec.json         the run
 //! summary.json          losses, held-out error, speed, memory of every rank
+//! samples.json          a few held-out samples beside what is predicted of them
 //! manifest.json         what each file is, with checksums; written last
 //! ema/..                the artifacts of the weights' average, where one is kept (`average`)
 //! ```
@@ -28,13 +29,16 @@ use super::{
     training::Training,
 };
 use coxswain_nn::{files::replace, kernels::Tape, pulse};
-use coxswain_task::{Artifact, Samples, TextFile};
+use coxswain_task::{Artifact, Example, Samples, TextFile};
 
 use crate::{
     collective::{Buf, BufMut},
     link::{Phase, Report},
     memory::{self, OutOfMemory},
 };
+
+/// Held-out samples beside what is predicted of them.
+const SAMPLES_FILE: &str = "samples.json";
 
 /// `manifest.json`: what each exported file is.
 #[derive(Debug, Serialize)]
@@ -46,6 +50,14 @@ pub(super) struct ExportManifest<'a> {
     pub steps: u64,
     /// Filled in as it is written.
     pub files: Vec<ManifestFile>,
+}
+
+/// `samples.json`.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    /// Steps done.
+    step: u64,
+    samples: &'a [Example],
 }
 
 #[derive(Debug, Serialize)]
@@ -63,6 +75,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         error_after: Option<HeldOutError>,
         of_average: Option<HeldOutError>,
     ) -> Result<(), TrainError> {
+        let examples = if self.members.rank().0 == 0 { self.examples()? } else { Vec::new() };
         self.enter(Phase::Checkpoint, self.next)?;
         let mut summary = self.stats.summary.clone();
         summary.error_before = self.before.clone().flatten();
@@ -77,7 +90,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // A launch that found every step trained has nothing to say that the one before did not say
             // better.
             let told = if summary.losses.is_empty() { Summary::read(&self.run.output_dir) } else { None };
-            self.write_export(told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary))?;
+            let told = told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary);
+            self.write_export(told, &examples)?;
             if let Some(memory) = &summary.memory {
                 self.members.link.report(Report::Note(memory.to_string()))?;
             }
@@ -138,12 +152,15 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         Ok(written?)
     }
 
-    fn write_export(&mut self, summary: &Summary) -> Result<(), TrainError> {
+    fn write_export(&mut self, summary: &Summary, examples: &[Example]) -> Result<(), TrainError> {
         let dir = self.run.output_dir.clone();
         let artifacts = self.export_artifacts(&dir)?;
         let what = "losses, errors, speed and memory";
         let mut texts = texts(&*self.feed.samples, self.run.spec);
         texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
+        let shown = Shown { step: self.next.0, samples: examples };
+        let what = "held-out samples beside what is predicted of them, for people";
+        texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
         ExportManifest::of(self).write(&dir, artifacts, texts)
     }
 }

@@ -18,6 +18,7 @@ pub mod batch;
 pub mod clock;
 pub mod dry_run;
 pub mod error;
+pub mod examples;
 pub mod features;
 pub mod generation;
 pub mod memory;
@@ -33,6 +34,7 @@ pub use self::{
     batch::{Batch, CachedFeatures, CopySample, Inputs, Opaque, Sample},
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
+    examples::{CurvePair, Example, ExamplePicture, TextPair},
     features::{Extractor, FeatureShape, FrozenWeights},
     generation::{ConvertJob, GenerateJob, Prompt, Sampling, Written},
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},

@@ -7,7 +7,7 @@ use coxswain_nn::{
     params::{GradientSums, TrainableLayout, Trainables},
 };
 
-use crate::{Batch, Extractor, Samples, StageClock, TaskError};
+use crate::{Batch, Example, Extractor, Samples, StageClock, TaskError};
 
 /// The loss of one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -118,6 +118,17 @@ pub trait Objective<B: Tape<Base = B>> {
         batch: &dyn Batch,
         samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError>;
+
+    /// These held-out samples beside what is predicted of them, for people; empty if there is nothing to
+    /// show.
+    fn examples(
+        &self,
+        _trainables: &Trainables<B>,
+        _batch: &dyn Batch,
+        _samples: &dyn Samples,
+    ) -> Result<Vec<Example>, TaskError> {
+        Ok(Vec::new())
+    }
 
     /// Rows of the start-up table: frozen parts first, then what trains.
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module>;

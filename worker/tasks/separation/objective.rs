@@ -14,8 +14,8 @@ use coxswain_proto::{
     run_spec::{Recompute, RunSpec},
 };
 use coxswain_task::{
-    Artifact, Batch, Evaluation, Fault, MicroLoss, Module, Objective, PartSum, Pass, Samples, StageClock,
-    TaskError,
+    Artifact, Batch, Evaluation, Example, ExamplePicture, Fault, MicroLoss, Module, Objective, PartSum, Pass,
+    Samples, StageClock, TaskError,
 };
 use serde_json::{Value, json};
 
@@ -85,6 +85,17 @@ impl SeparationObjective {
         let batch = SegmentBatch::of(Step(0), self.stft.frames(), &[&segment]);
         let scene = self.scene(&batch);
         scene.estimates(&self.masks(trainables, &scene, self.size(&batch)))
+    }
+
+    /// The spectrum of a signal as a picture: decibels, the lowest frequency at the bottom.
+    fn spectrum(&self, name: String, signal: &[f32]) -> Option<ExamplePicture> {
+        /// Below it a bin counts as silent.
+        const FLOOR: f32 = 1e-7;
+        let mut decibels = Vec::with_capacity(self.stft.frames() * self.stft.bins());
+        self.stft.spectrum(signal, |_, bins| {
+            decibels.extend(bins.iter().map(|bin| 20.0 * bin.norm().max(FLOOR).log10()));
+        });
+        ExamplePicture::of_spectrum(name, self.stft.bins(), &decibels)
     }
 
     fn size(&self, batch: &SegmentBatch) -> [usize; 2] {
@@ -206,6 +217,33 @@ impl<B: Tape<Base = B>> Objective<B> for SeparationObjective {
         let over = |parts: &[PartSum]| parts.iter().map(|part| part.sum).sum();
         let sums = vec![loss.loss_sum * stems as f64, over(&parts[..stems]), over(&parts[stems..])];
         Ok(Evaluation { count: loss.valid * stems as f64, sums, parts })
+    }
+
+    /// Spectra of the first channel: the mixture, then each stem as it was recorded and as it was separated.
+    fn examples(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        _samples: &dyn Samples,
+    ) -> Result<Vec<Example>, TaskError> {
+        let batch: &SegmentBatch = batch.content();
+        let (scene, length) = (self.scene(batch), self.stft.samples());
+        let estimates = scene.estimates(&self.masks(trainables, &scene, self.size(batch)));
+        let stems = &self.settings.data.stems;
+        let (mixtures, recorded) = (batch.mixtures(length), batch.stems(length));
+        let example = |(row, &sample): (usize, &u64)| {
+            let mixture = self.spectrum("mixture".to_owned(), mixtures[row * CHANNELS]);
+            let pairs = stems.iter().enumerate().flat_map(|(stem, name)| {
+                let signal = (row * stems.len() + stem) * CHANNELS;
+                [
+                    self.spectrum(format!("{name}, recorded"), recorded[signal]),
+                    self.spectrum(format!("{name}, separated"), &estimates[signal]),
+                ]
+            });
+            let pictures = [mixture].into_iter().chain(pairs).flatten().collect();
+            Example { sample, title: format!("segment {sample}"), pictures, ..Example::default() }
+        };
+        Ok(batch.indices.iter().enumerate().map(example).collect())
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

@@ -13,7 +13,8 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
-    Artifact, Batch, Evaluation, Fault, MicroLoss, Module, Objective, PartSum, Samples, StageClock, TaskError,
+    Artifact, Batch, Evaluation, Example, Fault, MicroLoss, Module, Objective, PartSum, Samples, StageClock,
+    TaskError, TextPair,
 };
 
 use super::{
@@ -28,6 +29,9 @@ use crate::{pretrained, tokens::sums::TokenSums};
 /// likeliest at their place. ROUGE is told beside them: it counts texts, not tokens.
 const MEASURES: [&str; 2] = ["loss", "token_accuracy"];
 
+/// Longest answer that people are shown.
+const SHOWN_TOKENS: usize = 64;
+
 /// What PEFT wraps such a model in, and Transformers reads it with.
 const TASK_TYPE: &str = "SEQ_2_SEQ_LM";
 const MODEL_CLASS: &str = "AutoModelForSeq2SeqLM";
@@ -40,6 +44,17 @@ pub(super) struct Seq2SeqObjective<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Seq2SeqObjective<B> {
+    /// What the model writes for the sources of a batch, at most so many tokens each.
+    fn answers(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &PairBatch,
+        most: usize,
+    ) -> Result<Vec<Vec<u32>>, TaskError> {
+        let answers = self.model.write(trainables, batch, most, &mut |_, _, logits| likeliest(logits));
+        answers.map_err(|error| TaskError::new(Fault::Numeric, error))
+    }
+
     /// ROUGE of what the model writes for the sources of a batch, a sum for each of [`rouge::NAMES`].
     fn rouge(
         &self,
@@ -47,9 +62,7 @@ impl<B: Tape<Base = B>> Seq2SeqObjective<B> {
         batch: &PairBatch,
         pairs: &Pairs,
     ) -> Result<Vec<PartSum>, TaskError> {
-        let most = self.settings.data.max_target_tokens;
-        let answers = self.model.write(trainables, batch, most, &mut |_, _, logits| likeliest(logits));
-        let answers = answers.map_err(|error| TaskError::new(Fault::Numeric, error))?;
+        let answers = self.answers(trainables, batch, self.settings.data.max_target_tokens)?;
         let mut sums = [PartSum::default(); 3];
         for (&index, answer) in batch.indices.iter().zip(&answers) {
             let reference = pairs.texts(index).map_err(TaskError::bad_input)?.target;
@@ -99,6 +112,25 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
             _ => Vec::new(),
         };
         Ok(Evaluation { count: tokens, sums: vec![loss_sum, right], parts })
+    }
+
+    fn examples(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Example>, TaskError> {
+        let Some(pairs) = samples.as_any().downcast_ref::<Pairs>() else { return Ok(Vec::new()) };
+        let batch: &PairBatch = batch.content();
+        let most = self.settings.data.max_target_tokens.min(SHOWN_TOKENS);
+        let answers = self.answers(trainables, batch, most)?;
+        let example = |(&sample, answer): (&u64, &Vec<u32>)| {
+            let pair = pairs.texts(sample).map_err(TaskError::bad_input)?;
+            let predicted = pairs.tokenizer().text(answer).map_err(TaskError::bad_input)?;
+            let text = TextPair { name: pair.source, reference: pair.target, predicted };
+            Ok(Example { sample, texts: vec![text], ..Example::default() })
+        };
+        batch.indices.iter().zip(&answers).map(example).collect()
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

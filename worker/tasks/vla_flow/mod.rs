@@ -4,6 +4,7 @@
 pub mod adapters;
 pub mod config;
 pub mod data;
+mod examples;
 pub mod expert;
 pub mod flow;
 mod groups;

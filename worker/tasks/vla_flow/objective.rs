@@ -18,13 +18,14 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
-    Artifact, Batch, CachedFeatures, Evaluation, Extractor, Fault, FeatureShape, FrozenWeights, MicroLoss,
-    Module, Objective, PartSum, Samples, StageClock, TaskError,
+    Artifact, Batch, CachedFeatures, Evaluation, Example, Extractor, Fault, FeatureShape, FrozenWeights,
+    MicroLoss, Module, Objective, PartSum, Samples, StageClock, TaskError,
 };
 
 use super::{
     EXPERT, SENSOR, adapters,
     data::{Dataset, MicroBatch, Mixture, RunData},
+    examples::examples,
     policy::{Policy, StepError, Tap},
 };
 
@@ -54,6 +55,14 @@ pub(super) struct VlaObjective<B: Tape<Base = B>> {
     pub(super) policy: Policy<B>,
     pub(super) spec: RunSpec,
     pub(super) settings: VlaSettings,
+}
+
+impl<B: Tape<Base = B>> VlaObjective<B> {
+    /// Actions of held-out samples, from the noise that evaluation draws.
+    fn sampled(&self, trainables: &Trainables<B>, batch: &MicroBatch) -> Result<Vec<f32>, StepError> {
+        let seed = self.spec.eval.seed.unwrap_or(self.spec.run.seed);
+        self.policy.sample_actions(trainables, batch, seed)
+    }
 }
 
 impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
@@ -93,21 +102,35 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
     ) -> Result<Evaluation, TaskError> {
         let batch: &MicroBatch = batch.content();
         let data = run_data(samples);
-        let seed = self.spec.eval.seed.unwrap_or(self.spec.run.seed);
-        let mut sampled = self.policy.sample_actions(trainables, batch, seed)?;
+        let mut sampled = self.sampled(trainables, batch)?;
         let mut recorded = batch.actions.clone();
         let (width, horizon) = (data.dims().action, data.dims().horizon);
         let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
         let mut parts = parts_of(batch, [width, horizon], &sampled, &recorded, |d| d * d);
         for actions in [&mut sampled, &mut recorded] {
-            let rows = batch.sample_indices.iter().zip(actions.chunks_mut((width * horizon).max(1)));
-            rows.for_each(|(&index, actions)| data.denormalize_actions(index, actions));
+            denormalize(batch, data, actions);
         }
         let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
         parts.extend(parts_of(batch, [width, horizon], &sampled, &recorded, f64::abs));
         let valid = batch.action_valid.chunks(horizon.max(1)).zip(&batch.action_widths);
         let count = valid.map(|(valid, &own)| valid.iter().map(|&v| f64::from(v)).sum::<f64>() * own as f64);
         Ok(Evaluation { count: count.sum(), sums: vec![squared, absolute], parts })
+    }
+
+    fn examples(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Example>, TaskError> {
+        let batch: &MicroBatch = batch.content();
+        let data = run_data(samples);
+        let mut sampled = self.sampled(trainables, batch)?;
+        let mut recorded = batch.actions.clone();
+        for actions in [&mut sampled, &mut recorded] {
+            denormalize(batch, data, actions);
+        }
+        Ok(examples(batch, data, &recorded, &sampled))
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
@@ -240,6 +263,13 @@ pub(super) fn run_data(samples: &dyn Samples) -> &dyn RunData {
     let one = samples.downcast_ref::<Dataset>().map(|one| one as &dyn RunData);
     let several = || samples.downcast_ref::<Mixture>().map(|several| several as &dyn RunData);
     one.or_else(several).expect("samples of a run are those of its task")
+}
+
+/// Actions of a batch in the units of the data sets that they are of.
+fn denormalize(batch: &MicroBatch, data: &dyn RunData, actions: &mut [f32]) {
+    let size = data.dims().action * data.dims().horizon;
+    let rows = batch.sample_indices.iter().zip(actions.chunks_mut(size.max(1)));
+    rows.for_each(|(&index, actions)| data.denormalize_actions(index, actions));
 }
 
 /// Sum of `f(difference)` over the components of valid action steps.

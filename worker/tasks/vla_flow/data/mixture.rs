@@ -20,6 +20,7 @@ use std::{
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, Weighted, taken};
 use coxswain_feature_store::{SampleKey, Store, StoreError};
+use coxswain_models::qwen2_5_vl::processor::Rgb;
 use coxswain_proto::{
     ids::Step,
     order::{DamagedRow, SetShare},
@@ -279,6 +280,11 @@ impl RunData for Mixture {
         actions
             .chunks_mut(self.dims.action)
             .for_each(|action| dataset.denormalize_actions(&mut action[..own]));
+    }
+
+    fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
+        let found = self.member(index).map(|(member, own)| member.dataset.scene(own));
+        found.unwrap_or_default()
     }
 }
 

@@ -8,7 +8,7 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::Rgb;
 
-use super::Dataset;
+use super::{Dataset, Sample};
 
 impl Dataset {
     /// Episode `number`, with so many of its frames.
@@ -20,13 +20,9 @@ impl Dataset {
             .collect();
         for frame in &frames {
             let sample = self.sample_in_epoch(samples.start + frame, 0)?;
-            let mut rest = &sample.pixel_values[..];
-            for (strip, grid) in strips.iter_mut().zip(&sample.image_grids) {
-                let patches = grid.iter().product::<u32>() as usize * self.images.columns();
-                let (mine, others) = rest.split_at(patches);
-                let Rgb { height, width, pixels } = self.images.picture(mine, *grid);
+            for (strip, picture) in strips.iter_mut().zip(self.pictures(&sample)) {
+                let Rgb { height, width, pixels } = picture;
                 strip.pictures.push(Pixels { height, width, rgb: pixels });
-                rest = others;
             }
         }
         for strip in &mut strips {
@@ -44,6 +40,18 @@ impl Dataset {
             }
         }
         Ok(Preview { title: self.title(number, samples.start), frames, strips, plots: plots.into() })
+    }
+
+    /// What each camera shows in a sample, as it enters the model.
+    pub(super) fn pictures(&self, sample: &Sample) -> Vec<Rgb> {
+        let mut rest = &sample.pixel_values[..];
+        let picture = |grid: &[u32; 3]| {
+            let patches = grid.iter().product::<u32>() as usize * self.images.columns();
+            let (mine, others) = rest.split_at(patches);
+            rest = others;
+            self.images.picture(mine, *grid)
+        };
+        sample.image_grids.iter().map(picture).collect()
     }
 
     fn title(&self, number: u64, first: u64) -> String {

@@ -1,5 +1,7 @@
 //! What a policy is measured by, of one data set or several.
 
+use coxswain_models::qwen2_5_vl::processor::Rgb;
+
 use super::batch::SampleDims;
 
 /// Data that a policy is trained and measured on.
@@ -9,4 +11,7 @@ pub trait RunData {
 
     /// Model actions of this sample, `[.., action]`, normalised, back to its data set's units, in place.
     fn denormalize_actions(&self, index: u64, actions: &mut [f32]);
+
+    /// What this sample is to do, in words, and what each camera shows; empty where that cannot be read.
+    fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>);
 }

@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples};
 use coxswain_feature_store::{Digest, Store, StoreError};
+use coxswain_models::qwen2_5_vl::processor::Rgb;
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
@@ -81,6 +82,12 @@ impl RunData for Dataset {
 
     fn denormalize_actions(&self, _: u64, actions: &mut [f32]) {
         Self::denormalize_actions(self, actions);
+    }
+
+    fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
+        let task = self.at(index).and_then(|at| at.task().map(str::to_owned)).unwrap_or_default();
+        let pictures = self.sample(index).map(|sample| self.pictures(&sample)).unwrap_or_default();
+        (task, self.cameras.iter().map(|camera| camera.name.clone()).zip(pictures).collect())
     }
 }
 

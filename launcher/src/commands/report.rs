@@ -1,0 +1,96 @@
+//! `cox report`: runs as one page that opens anywhere.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use coxswain_coordinator::wandb_file::{self, RunLabel};
+
+use super::runtime::block_on;
+use crate::{
+    exit::{Exit, Failed, Outcome},
+    render::say,
+    report::{ReportedRun, page},
+    run_dir::RunDir,
+};
+
+/// Flags of `cox report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Output directories of runs, going on or over; several are compared
+    #[arg(value_name = "RUN_DIR", required = true)]
+    runs: Vec<PathBuf>,
+    /// The page [default: report.html in the directory of the first run]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write each run as one of Weights & Biases that is offline, too; say how to upload it
+    #[arg(long)]
+    wandb: bool,
+}
+
+/// Below a run's directory.
+pub const PAGE: &str = "report.html";
+
+/// Writes the page and says where it is.
+pub fn execute(args: &ReportArgs) -> Outcome {
+    if let Some(stranger) = args.runs.iter().find(|dir| !RunDir::is_run(dir)) {
+        let problem =
+            format!("{}: not the output directory of a run (there is no run.json)", stranger.display());
+        return Err(Failed::usage(problem));
+    }
+    let first = args.runs.first().map(|run| run.join(PAGE));
+    let Some(out) = args.out.clone().or(first) else { return Ok(()) };
+    let runs: Vec<_> = args.runs.iter().map(|dir| block_on(ReportedRun::read(dir))).collect();
+    write(&out, page(&runs)).map_err(|problem| Failed::new(Exit::Usage, problem))?;
+    for problem in runs.iter().flat_map(|run| &run.problems) {
+        tracing::warn!("{problem}");
+    }
+    say(out.display());
+    for run in runs.iter().filter(|_| args.wandb) {
+        let dir = offline_run(run).map_err(|problem| Failed::new(Exit::Usage, problem))?;
+        say(format_args!("wandb sync {}", dir.display()));
+    }
+    Ok(())
+}
+
+/// Writes a run's scalars and run file as `wandb` finds them below its directory; where.
+fn offline_run(run: &ReportedRun) -> Result<PathBuf, String> {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let (id, name) = (text(&run.dir.run["run_id"]), run.name());
+    let is_of_id = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let id: String = id.chars().map(|c| if is_of_id(c) { c } else { '-' }).take(64).collect();
+    let points = run.scalars.series.values().flatten();
+    let begin = points.map(|point| point.unix_seconds).fold(f64::INFINITY, f64::min);
+    let begin = if begin.is_finite() { begin as i64 } else { 0 };
+    let begin = jiff::Timestamp::from_second(begin).unwrap_or_default();
+    let dir = run.dir.dir.join(format!("wandb/offline-run-{}-{id}", begin.strftime("%Y%m%d_%H%M%S")));
+    let finished = run.records().is_some_and(|records| records.finished);
+    let exit_code = i32::from(!finished);
+    let label = RunLabel { id: &id, project: "coxswain", name: &name, config: &run.dir.spec, exit_code };
+    let file = dir.join(format!("run-{id}.wandb"));
+    fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    write(&file, wandb_file::encode(&label, &run.scalars))?;
+    Ok(dir)
+}
+
+/// Writes the page of a run that has ended into its directory; where it is.
+pub(super) fn leave(run: &Path) -> Result<PathBuf, String> {
+    let out = run.join(PAGE);
+    let read = block_on(ReportedRun::read(run));
+    write(&out, page(&[read]))?;
+    Ok(out)
+}
+
+/// By rename: a reader has the page before or this one.
+fn write(out: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
+    let mut name = out.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let staged = out.with_file_name(name);
+    let written = fs::write(&staged, content).and_then(|()| fs::rename(&staged, out));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&staged);
+        format!("{}: cannot be written: {error}", out.display())
+    })
+}

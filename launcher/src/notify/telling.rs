@@ -1,0 +1,147 @@
+//! Who is told what, and when.
+
+use std::{sync::Arc, time::Duration};
+
+use clap::Args;
+use coxswain_proto::{
+    human,
+    v1::{WatchEvent, watch_event::Kind},
+};
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::{hook::Hook, standstill::Standstill};
+use crate::{
+    clock,
+    control::Access,
+    render::status,
+    supervise::{
+        console::{Console, Terminal},
+        watcher,
+    },
+};
+
+/// Events that wait.
+const EVENTS: usize = 64;
+/// Faults that are told of one launch: a machine that fails again and again fills no channel.
+const MOST_FAULTS: u32 = 20;
+
+/// Flags that say who is told of a run.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Notification")]
+pub struct NotifyFlags {
+    /// Command or URL that is given a JSON message at each fault, standstill and at the end [env: COX_NOTIFY]
+    #[arg(long, value_name = "COMMAND or URL")]
+    pub notify: Option<String>,
+    /// Seconds without a step after which a run stands still
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub notify_stall: u64,
+}
+
+/// What every message of a run says.
+#[derive(Clone, Debug)]
+struct About {
+    run: String,
+    output_dir: String,
+}
+
+impl About {
+    fn message(&self, event: &str, text: &str) -> Value {
+        let Self { run, output_dir } = self;
+        let text = format!("{run}: {text}");
+        // `text` is what chat programs show of a webhook.
+        json!({"event": event, "run": run, "output_dir": output_dir, "text": text})
+    }
+}
+
+/// Tells of a run until it is asked for its last word.
+pub struct Notifier {
+    hook: Hook,
+    about: About,
+    terminal: Arc<Terminal>,
+    follower: JoinHandle<()>,
+}
+
+impl Notifier {
+    /// Begins, if the flags or `env` name a hook.
+    pub fn start(
+        flags: &NotifyFlags,
+        env: Option<String>,
+        access: Access,
+        run: [&str; 2],
+        terminal: &Arc<Terminal>,
+    ) -> Option<Self> {
+        let hook = flags.notify.clone().or(env).filter(|hook| !hook.is_empty())?;
+        let hook = Hook::new(&hook);
+        let [name, output_dir] = run.map(str::to_owned);
+        let about = About { run: name, output_dir };
+        let patience = Duration::from_secs(flags.notify_stall);
+        let follower =
+            RunFollower { hook: hook.clone(), about: about.clone(), terminal: Arc::clone(terminal) };
+        let follower = tokio::spawn(follower.follow(access, patience));
+        Some(Self { hook, about, terminal: Arc::clone(terminal), follower })
+    }
+
+    /// Tells how it ended, and waits a moment for the hook.
+    pub async fn end(self, state: &str, exit_code: u8, text: &str) {
+        self.follower.abort();
+        let mut message = self.about.message("end", text);
+        message["state"] = json!(state);
+        message["exit_code"] = json!(exit_code);
+        hand_over(&self.hook, &self.terminal, message).await;
+    }
+}
+
+struct RunFollower {
+    hook: Hook,
+    about: About,
+    terminal: Arc<Terminal>,
+}
+
+impl RunFollower {
+    /// One message at a time: what happens while a hook is busy waits, and is told after it.
+    async fn follow(self, access: Access, patience: Duration) {
+        let (told, mut events) = mpsc::channel(EVENTS);
+        let _watcher = watcher::follow(access, told, Duration::MAX);
+        let mut standstill = Standstill::new(patience, clock::now());
+        let mut faults = 0;
+        loop {
+            let deadline = standstill.deadline();
+            let due = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let message = tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => {
+                        standstill.hear(clock::now(), &event);
+                        faults += u32::from(matches!(event.kind, Some(Kind::Failure(_))));
+                        self.of_fault(&event).filter(|_| faults <= MOST_FAULTS)
+                    }
+                    None => return,
+                },
+                () = due => standstill.due(clock::now()).map(|since| {
+                    let text = format!("no step for {}; `cox status` says where each rank is", human::time(since));
+                    self.about.message("stall", &text)
+                }),
+            };
+            if let Some(message) = message {
+                hand_over(&self.hook, &self.terminal, message).await;
+            }
+        }
+    }
+
+    fn of_fault(&self, event: &WatchEvent) -> Option<Value> {
+        let Some(Kind::Failure(failure)) = &event.kind else { return None };
+        Some(self.about.message("fault", &status::failure(failure)))
+    }
+}
+
+async fn hand_over(hook: &Hook, terminal: &Terminal, message: Value) {
+    let event = message["event"].as_str().unwrap_or_default().to_owned();
+    if let Err(problem) = hook.tell(&event, &message).await {
+        terminal.line(&format!("warning: --notify: {problem}"));
+    }
+}

@@ -1,0 +1,44 @@
+//! The page: one file with its style and its drawings in it, and nothing that is loaded.
+
+use coxswain_proto::VERSION;
+
+use super::{compare::comparison, html::Html, read::ReportedRun, sections};
+
+const STYLE: &str = concat!("<style>\n", include_str!("style.css"), "</style>\n");
+
+/// The report of these runs, in this order.
+pub fn page(runs: &[ReportedRun]) -> String {
+    let title = runs.iter().map(ReportedRun::name).collect::<Vec<_>>().join(", ");
+    let mut html = Html::new();
+    html.markup("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    html.markup("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    html.markup("<meta name=\"color-scheme\" content=\"light dark\">\n");
+    // Whatever a text may contain, nothing runs and nothing is loaded.
+    html.markup("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; ");
+    html.markup("style-src 'unsafe-inline'; img-src data:\">\n");
+    html.element("title", "", |html| html.text(&title));
+    html.markup(STYLE);
+    html.markup("</head>\n<body>\n");
+    html.element("header", "", |html| {
+        html.element("h1", "", |html| html.text(&title));
+        html.element("p", "note", |html| html.text(&format!("cox report, Coxswain {VERSION}")));
+    });
+    if runs.len() > 1 {
+        comparison(runs).into_iter().for_each(|part| html.push(part));
+    }
+    for run in runs {
+        html.element("main", "", |html| one(html, run, runs.len() > 1));
+    }
+    html.markup("</body>\n</html>\n");
+    html.into_string()
+}
+
+fn one(html: &mut Html, run: &ReportedRun, is_one_of_many: bool) {
+    if is_one_of_many {
+        html.element("h2", "", |html| html.text(&run.dir.dir.display().to_string()));
+    }
+    for problem in &run.problems {
+        html.element("p", "warn", |html| html.text(problem));
+    }
+    html.push(sections::all(run));
+}

@@ -1,0 +1,98 @@
+//! A run as data, from its directory.
+
+use std::path::Path;
+
+use coxswain_coordinator::event_file::ScalarLog;
+use coxswain_proto::VERSION;
+use serde_json::Value;
+
+use super::story::Story;
+use crate::{audit::RunRecords, run_dir::RunDir};
+
+/// Largest file of samples that is read.
+const MAX_SAMPLES_BYTES: u64 = 4 << 20;
+
+/// What is known of one run.
+pub struct ReportedRun {
+    /// Run file, summary and records.
+    pub dir: RunDir,
+    /// Figures of its steps.
+    pub scalars: ScalarLog,
+    /// What happened.
+    pub story: Story,
+    /// `samples.json`: predictions of held-out samples; null if there is none.
+    pub samples: Value,
+    /// What could not be read, a line each.
+    pub problems: Vec<String>,
+}
+
+impl ReportedRun {
+    /// Reads what is there. A directory that is no run has been refused before.
+    pub async fn read(path: &Path) -> Self {
+        let dir = RunDir::read(path).await;
+        let scalars = ScalarLog::read(path);
+        let log = path.join("logs/coordinator.log");
+        let story = Story::read(&log);
+        let mut problems: Vec<_> = dir.records.as_ref().err().cloned().into_iter().collect();
+        problems.extend(story.as_ref().err().map(|error| format!("{}: {error}", log.display())));
+        problems.extend(scalars.problems.iter().cloned());
+        if let Some(version) = dir.run["version"].as_str().filter(|version| *version != VERSION) {
+            problems.push(format!(
+                "the run is of version {version}, this program of {VERSION}: what it does not know is left out"
+            ));
+        }
+        let summary = path.join("summary.json");
+        if dir.summary.is_null() && summary.exists() {
+            problems.push(format!("{}: no JSON; it may be cut", summary.display()));
+        }
+        let samples = samples(&path.join("samples.json"), &mut problems);
+        Self { dir, scalars, story: story.unwrap_or_default(), samples, problems }
+    }
+
+    /// Its name; its directory's if it has none.
+    pub fn name(&self) -> String {
+        let named = self.dir.run["name"].as_str().filter(|name| !name.is_empty());
+        named.map_or_else(|| self.dir.dir.display().to_string(), str::to_owned)
+    }
+
+    /// What its coordinator has written down.
+    pub fn records(&self) -> Option<&RunRecords> {
+        self.dir.records.as_ref().ok()
+    }
+
+    /// Points of a tag: steps committed, and values.
+    pub fn series(&self, tag: &str) -> Vec<(f64, f64)> {
+        let points = self.scalars.series.get(tag).into_iter().flatten();
+        points.map(|point| (point.step as f64 + 1.0, point.value)).collect()
+    }
+
+    /// Losses of its steps; by the ledger where there are no scalars.
+    pub fn losses(&self) -> Vec<(f64, f64)> {
+        let logged = self.series("train/loss");
+        if !logged.is_empty() {
+            return logged;
+        }
+        let rows = self.records().into_iter().flat_map(|records| &records.steps);
+        let learned = rows.filter(|row| row.skipped.is_none());
+        learned.map(|row| (row.step as f64 + 1.0, row.loss)).collect()
+    }
+
+    /// Tags that begin like this, and the rest of their names, in their order.
+    pub fn tags(&self, prefix: &str) -> Vec<(String, String)> {
+        let tags = self.scalars.series.keys();
+        tags.filter_map(|tag| Some((tag.clone(), tag.strip_prefix(prefix)?.to_owned()))).collect()
+    }
+}
+
+fn samples(path: &Path, problems: &mut Vec<String>) -> Value {
+    let Ok(found) = std::fs::metadata(path) else { return Value::Null };
+    if found.len() > MAX_SAMPLES_BYTES {
+        problems.push(format!("{}: larger than {} MiB", path.display(), MAX_SAMPLES_BYTES >> 20));
+        return Value::Null;
+    }
+    let text = std::fs::read(path).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        problems.push(format!("{}: {error}", path.display()));
+        Value::Null
+    })
+}

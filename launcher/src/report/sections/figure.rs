@@ -1,0 +1,37 @@
+//! A part of the page, and a chart with its legend.
+
+use crate::report::{chart::Chart, html::Html};
+
+/// Classes of the style sheet for a legend's colours.
+const CLASSES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
+
+/// A heading and what is below it; nothing if that is empty.
+pub fn section(title: &str, inner: Html) -> Option<Html> {
+    if inner == Html::new() {
+        return None;
+    }
+    let mut html = Html::new();
+    html.element("section", "", |html| {
+        html.element("h3", "", |html| html.text(title));
+        html.push(inner);
+    });
+    Some(html)
+}
+
+/// A chart below its title and the names of its curves, each with the number of its colour; nothing if there
+/// is no point in it.
+pub fn figure(title: &str, names: &[(usize, &str)], chart: Chart) -> Html {
+    let mut html = Html::new();
+    let class = if chart.small { "small" } else { "" };
+    let Some(drawing) = chart.draw() else { return html };
+    html.element("figure", class, |html| {
+        html.element("figcaption", "", |html| {
+            html.element("b", "", |html| html.text(title));
+            for (colour, name) in names {
+                html.element("span", CLASSES[colour % CLASSES.len()], |html| html.text(name));
+            }
+        });
+        html.drawing(drawing);
+    });
+    html
+}

@@ -1,0 +1,148 @@
+//! What ran, and what came of it.
+
+use coxswain_proto::human;
+use serde_json::Value;
+
+use super::figure::section;
+use crate::{
+    render::runs::shown,
+    report::{html::Html, read::ReportedRun},
+};
+
+/// Keys of the run file that tell most of a run, in this order.
+const KEYS: [&str; 12] = [
+    "task.type",
+    "task.model.path",
+    "task.data.path",
+    "task.data.sets",
+    "run.seed",
+    "train.micro_batch",
+    "train.grad_accumulation",
+    "train.epochs",
+    "train.max_steps",
+    "train.recompute",
+    "launch.device",
+    "cache.mode",
+];
+
+/// Characters of a key's value that are shown.
+const LONGEST: usize = 200;
+
+/// A figure of a run's results: its name, and what it is; an empty text if it is not known.
+pub type RunResult = (&'static str, String);
+
+/// The figures that stand on top of a page, and beside those of other runs.
+pub fn results(run: &ReportedRun) -> Vec<RunResult> {
+    let (summary, records) = (&run.dir.summary, run.records());
+    let mut state = records.map_or_else(|| "unreadable".to_owned(), |records| records.state.clone());
+    if let Some(last) = run.story.events.iter().rev().find(|event| event.tag == "run")
+        && state.is_empty()
+    {
+        state.clone_from(&last.text);
+    }
+    let committed = records.map_or(0, |records| records.steps.len());
+    let steps = match records.and_then(|records| records.total_steps) {
+        Some(total) => format!("{committed} of {total}"),
+        None => committed.to_string(),
+    };
+    let change = |first: &Value, last: &Value| match (first.as_f64(), last.as_f64()) {
+        (Some(first), Some(last)) => format!("{} → {}", rounded(first), rounded(last)),
+        (None, Some(last)) => rounded(last),
+        _ => String::new(),
+    };
+    let losses = run.losses();
+    let loss = match change(&summary["loss_first"], &summary["loss_last"]) {
+        known if !known.is_empty() => known,
+        _ => losses.last().map_or_else(String::new, |(_, loss)| rounded(*loss)),
+    };
+    let (name, held_out) = measured(summary);
+    let peak = summary["peak_memory"].as_array().into_iter().flatten().filter_map(peak_of).max();
+    let faults = records.map_or(0, |records| records.faults.len());
+    vec![
+        ("state", state),
+        ("steps", steps),
+        ("loss", loss),
+        (name, held_out),
+        ("samples/s", summary["samples_per_second"].as_f64().map_or_else(String::new, human::count)),
+        ("training time", summary["train_seconds"].as_f64().map_or_else(String::new, human::seconds)),
+        ("largest peak", peak.map_or_else(String::new, human::bytes)),
+        ("ranks", summary["world_size"].as_u64().map_or_else(String::new, |ranks| ranks.to_string())),
+        ("faults", faults.to_string()),
+    ]
+}
+
+/// The measure of held-out samples that decides, before and after training.
+fn measured(summary: &Value) -> (&'static str, String) {
+    let after = summary["error_after"].as_object();
+    let first =
+        after.and_then(|all| all.iter().find(|(name, value)| *name != "samples" && value.is_number()));
+    let Some((name, value)) = first else { return ("held-out error", String::new()) };
+    let [before, after] = [&summary["error_before"][name], value].map(|value| value.as_f64().map(rounded));
+    let told = [before, after].into_iter().flatten().collect::<Vec<_>>().join(" → ");
+    ("held-out error", format!("{told} {}", name.replace('_', " ")))
+}
+
+/// The largest of a rank's peaks, in bytes.
+pub(super) fn peak_of(rank: &Value) -> Option<u64> {
+    ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()
+}
+
+fn rounded(value: f64) -> String {
+    format!("{value:.4}")
+}
+
+/// [`results`] side by side.
+pub fn tiles(run: &ReportedRun) -> Html {
+    let mut html = Html::new();
+    html.element("div", "tiles", |html| {
+        for (name, value) in results(run).into_iter().filter(|(_, value)| !value.is_empty()) {
+            let class = match (name, value.as_str()) {
+                ("state", "failed") => "bad",
+                ("state", "finished") => "good",
+                ("faults", count) if count != "0" => "warn",
+                _ => "",
+            };
+            html.element("div", class, |html| {
+                html.element("small", "", |html| html.text(name));
+                html.element("b", "", |html| html.text(&value));
+            });
+        }
+    });
+    html
+}
+
+/// Identity, machines, the keys that tell most, and below them all others.
+pub(super) fn what_ran(run: &ReportedRun) -> Option<Html> {
+    let mut rows: Vec<[String; 2]> = Vec::new();
+    for key in ["name", "run_id", "version", "spec_digest"] {
+        let value = run.dir.run[key].as_str().map(|value| [key.replace('_', " "), value.to_owned()]);
+        rows.extend(value);
+    }
+    rows.push(["directory".to_owned(), run.dir.dir.display().to_string()]);
+    let joined =
+        run.story.events.iter().filter(|event| event.tag == "workers" && event.text.contains(" joined "));
+    let joined: Vec<_> = joined.map(|event| event.text.split(" (").next().unwrap_or_default()).collect();
+    let hosts = joined.iter().filter_map(|text| text.split_once(" from ").map(|(_, host)| host));
+    let mut hosts: Vec<_> = hosts.collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    if !hosts.is_empty() {
+        rows.push(["machines".to_owned(), hosts.join(", ")]);
+    }
+    let known = KEYS.iter().filter_map(|key| {
+        let value = key.split('.').try_fold(&run.dir.spec, |value, field| value.get(field))?;
+        Some([(*key).to_owned(), shown(value, LONGEST)]).filter(|_| !value.is_null())
+    });
+    rows.extend(known);
+    let rows: Vec<_> = rows.into_iter().map(|row| row.map(Html::from).into()).collect();
+    let mut html = Html::new();
+    html.table(&["", ""], &rows);
+    if !run.dir.spec.is_null() {
+        html.element("details", "", |html| {
+            html.element("summary", "", |html| html.text("every key of the run file"));
+            let text = serde_json::to_string_pretty(&run.dir.spec).unwrap_or_default();
+            html.element("pre", "", |html| html.text(&text));
+        });
+    }
+    section("What ran", html)
+}

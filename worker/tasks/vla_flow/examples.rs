@@ -1,0 +1,44 @@
+//! Held-out samples for people: what the cameras show, and each dimension of the actions beside the sampled
+//! one.
+
+use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_task::{CurvePair, Example, ExamplePicture};
+
+use super::data::{MicroBatch, RunData};
+
+/// Of the samples of a batch, with actions `[rows, horizon, width]` in the units of their data sets. Steps
+/// past an episode's end are left out.
+pub(super) fn examples(
+    batch: &MicroBatch,
+    data: &dyn RunData,
+    recorded: &[f32],
+    sampled: &[f32],
+) -> Vec<Example> {
+    let (width, horizon) = (data.dims().action.max(1), data.dims().horizon.max(1));
+    let mut examples = Vec::new();
+    for (row, &sample) in batch.sample_indices.iter().enumerate() {
+        let valid = &batch.action_valid[row * horizon..][..horizon];
+        let of = |actions: &[f32], dim: usize| {
+            let steps = actions[row * horizon * width..].chunks(width).zip(valid);
+            steps.filter(|(_, valid)| **valid > 0.0).map(|(action, _)| action[dim]).collect()
+        };
+        let curve = |dim: usize| CurvePair {
+            name: format!("action {dim}"),
+            reference: of(recorded, dim),
+            predicted: of(sampled, dim),
+        };
+        let (title, cameras) = data.scene(sample);
+        let pictures = cameras.into_iter().filter_map(|(name, picture)| {
+            let Rgb { height, width, pixels } = picture;
+            ExamplePicture::of_rgb(name, [height, width], &pixels)
+        });
+        examples.push(Example {
+            sample,
+            title,
+            pictures: pictures.collect(),
+            curves: (0..batch.action_widths[row].min(width)).map(curve).collect(),
+            texts: Vec::new(),
+        });
+    }
+    examples
+}
