@@ -45,8 +45,8 @@ const PENDING: Pending = Pending {
 /// are the outer folder's.
 const CIRCLES: &[(&str, usize)] = &[
     ("coordinator/src", 0),
-    ("identity/src", 0),
     ("launcher/src", 0),
+    ("proto/identity/src", 0),
     ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
@@ -65,8 +65,8 @@ const CIRCLES: &[(&str, usize)] = &[
 /// parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 0),
-    ("identity/src", 0),
     ("launcher/src", 0),
+    ("proto/identity/src", 0),
     ("proto/src", 0),
     ("worker/burn/src", 0),
     ("worker/cuda/src", 0),
