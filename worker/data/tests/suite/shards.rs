@@ -215,3 +215,32 @@ proptest! {
         }
     }
 }
+
+/// The checksums of headers, wherever one may begin.
+fn mend(bytes: &mut [u8]) {
+    for header in bytes.as_chunks_mut::<512>().0 {
+        if header.starts_with(&[0]) {
+            continue;
+        }
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+}
+
+#[test]
+fn hostile_shards_are_refused_or_read_within_their_own_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hostile.tar");
+    let samples = ["gnu-0001.tar", "pax-0002.tar", "wds-0003.tar"].map(|name| {
+        let bytes = fs::read(fixtures().join(name)).unwrap();
+        bytes[..bytes.len().min(10 << 10)].to_vec()
+    });
+    coxswain_fuzz::Target::new("tar shards", samples).mended_by(mend).check(|bytes| {
+        fs::write(&path, bytes).unwrap();
+        let Ok(shards) = Shards::open(&path) else { return };
+        for sample in 0..shards.len() {
+            shards.members(sample).for_each(|member| drop(shards.read(member)));
+        }
+    });
+}

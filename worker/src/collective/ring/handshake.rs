@@ -185,6 +185,23 @@ mod tests {
     }
 
     #[test]
+    fn hostile_openings_answers_and_headers_are_strangers_or_judged() {
+        let awaited = hello("run", 7, 3, 4);
+        let opening = awaited.open([7; NAME], [9; NONCE]).to_vec();
+        let answer = encode_answer(Admission::Stale, Generation(9)).to_vec();
+        coxswain_fuzz::Target::new("a ring's handshake", [opening, answer]).tries(20_000).check(|bytes| {
+            let (mut opening, mut answer) = ([0; OPENING], [0; ANSWER]);
+            opening.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            answer.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            if let Some((hello, _)) = Hello::opened(&opening) {
+                let welcome = awaited.judge(&hello) == Admission::Welcome;
+                assert_eq!(welcome, hello == awaited, "{hello:?}");
+            }
+            drop(decode_answer(&answer));
+        });
+    }
+
+    #[test]
     fn each_kind_of_wrong_neighbour_gets_its_verdict() {
         let awaited = hello("run", 7, 3, 4);
         let newer = Hello { version: VERSION + 1, ..awaited };
