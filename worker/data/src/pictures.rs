@@ -173,7 +173,10 @@ mod tests {
             drop(image_size(bytes));
             drop(decode(bytes));
         });
-        let jpeg = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/JPEGSAMPLE"));
+        let jpeg = ["baseline", "progressive", "grey"].map(|name| {
+            let pictures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pictures");
+            std::fs::read(format!("{pictures}/{name}.jpg")).unwrap()
+        });
         coxswain_fuzz::Target::new("jpeg", jpeg).holds(held, 64).check(|bytes| {
             drop(image_size(bytes));
             drop(decode(bytes));
