@@ -151,8 +151,8 @@ mod tests {
     fn hostile_pictures_are_refused_or_decoded_within_what_their_size_takes() {
         let bytes = |count: u8| (0..count).map(|i| i.wrapping_mul(37)).collect::<Vec<_>>();
         let png = [
-            encoded(ColorType::Rgb, png::BitDepth::Eight, &bytes(2 * 2 * 3)),
-            encoded(ColorType::GrayscaleAlpha, png::BitDepth::Sixteen, &bytes(2 * 2 * 4)),
+            encoded(ColorType::Rgb, png::BitDepth::Eight, &bytes(2 * 3)),
+            encoded(ColorType::GrayscaleAlpha, png::BitDepth::Sixteen, &bytes(2 * 4)),
         ];
         // Chunks of a PNG have a CRC each; those of the header and of what follows it are mended.
         let mend = |bytes: &mut [u8]| {
