@@ -3,7 +3,8 @@
 
 use std::{
     fs,
-    net::{TcpListener, UdpSocket},
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -136,6 +137,34 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
     assert_eq!(code, Some(0), "{said}");
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
+}
+
+#[test]
+fn a_stranger_at_a_ranks_port_hears_nothing_and_holds_nothing_up() {
+    let (tiny, endpoint, data) = (Tiny::new(3, 0), free_endpoint(), free_endpoint());
+    let node = |rank: &str| {
+        let flags = ["--nnodes=2", "--nproc-per-node=1", "--node-rank", rank, "--rdzv-endpoint", &endpoint];
+        let mut command = tiny.command(&flags);
+        if rank == "0" {
+            command.env("COX_DATA_PORT", data.rsplit(':').next().expect("HOST:PORT"));
+        }
+        Running::of(command)
+    };
+    let first = node("0");
+    // It listens before it has a neighbour.
+    let mut stranger = wait_for("a rank's port", || TcpStream::connect(&data).ok());
+    stranger.write_all(&[b'G'; 200]).unwrap();
+    let second = node("1");
+    for launcher in [first, second] {
+        let (status, printed) = launcher.finish();
+        assert!(status.success(), "{printed}");
+    }
+    let mut heard = Vec::new();
+    // The end may be a reset: not all that it had sent was read.
+    let _ = stranger.read_to_end(&mut heard);
+    assert!(heard.is_empty(), "{heard:?}");
+    let log = fs::read_to_string(tiny.output().join("logs/rank0000/stderr.log")).unwrap();
+    assert!(log.contains("a stranger called the ring's port and was turned away"), "{log}");
 }
 
 #[test]

@@ -74,11 +74,10 @@ impl Server {
 
 /// An error of the handshake, as the coordinator's log has it.
 fn explained(error: io::Error) -> io::Error {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
-        // Of the resolver below, which knows one reason.
-        Some(Error::General(_)) => io::Error::other("it asks for the key of a token that is not valid here"),
-        _ => error,
-    }
+    let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    // Where there is no certificate to show, for the one reason that the resolver below has.
+    let is_unknown = matches!(of_tls, Some(Error::General(_)));
+    if is_unknown { io::Error::other("it asks for the key of a token that is not valid here") } else { error }
 }
 
 impl fmt::Debug for Server {
