@@ -16,5 +16,7 @@ mod page;
 mod read;
 mod sections;
 mod story;
+#[cfg(test)]
+mod tests;
 
 pub use self::{page::page, read::ReportedRun};

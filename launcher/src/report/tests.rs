@@ -1,0 +1,70 @@
+//! Reports of directories as users have them: foreign texts, files cut in half, runs of another version.
+
+use std::{fs, path::Path};
+
+use serde_json::json;
+
+use super::{ReportedRun, page};
+
+fn read(dir: &Path) -> ReportedRun {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(ReportedRun::read(dir))
+}
+
+fn write(dir: &Path, file: &str, text: &str) {
+    let path = dir.join(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+const FOREIGN: &str = "<script>alert('x')</script>\u{1b}[2J";
+
+#[test]
+fn what_others_have_written_runs_nowhere_and_what_cannot_be_read_is_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        dir.path(),
+        "run.json",
+        &json!({"name": FOREIGN, "run_id": FOREIGN, "version": "99.0"}).to_string(),
+    );
+    write(dir.path(), "run_spec.json", &json!({"task": {"type": FOREIGN}, FOREIGN: FOREIGN}).to_string());
+    write(dir.path(), "summary.json", "{\"loss_first\": 1.5, \"loss_la");
+    let log = format!(
+        "14:00:00  day     2026-11-21 (Saturday, UTC+00:00)\n14:00:01  workers rank 0 joined from {FOREIGN} (1 of 1)\n\
+         14:00:02  fail    warning: lost: {FOREIGN}\n14:00:03  fail    warn"
+    );
+    write(dir.path(), "logs/coordinator.log", &log);
+    write(dir.path(), "tensorboard/events.out.tfevents.1.coxswain", "not a record");
+    let sample = json!({"sample": 3, "title": FOREIGN,
+        "pictures": [{"name": FOREIGN, "png": "aGk="}, {"name": "bad", "png": "\" onerror=\"alert(1)"}],
+        "curves": [{"name": FOREIGN, "reference": [1, null, 3], "predicted": [1.5, 2]}],
+        "texts": [{"name": FOREIGN, "reference": FOREIGN, "predicted": 7}]});
+    write(dir.path(), "samples.json", &json!({"step": 4, "samples": [sample, 7, null]}).to_string());
+    let run = read(dir.path());
+    let problems = run.problems.join("\n");
+    for part in ["journal", "of version 99.0", "summary.json: no JSON", "cut or damaged at byte 0 of 12"] {
+        assert!(problems.contains(part), "{part} in\n{problems}");
+    }
+    let page = page(&[run]);
+    assert!(!page.contains("<script") && !page.contains("onerror=\"") && !page.contains('\u{1b}'));
+    for part in ["&lt;script&gt;", "Held-out samples", "every key of the run file", "no JSON"] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert_eq!(page.matches("<svg").count(), 1, "the sample's curve");
+    assert!(
+        !page.contains("http://") || page.matches("http://").count() == page.matches("www.w3.org").count()
+    );
+}
+
+#[test]
+fn an_empty_directory_is_a_page_and_several_runs_are_compared() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for (dir, rate) in dirs.iter().zip([1e-3, 2e-3]) {
+        write(dir.path(), "run.json", "{}");
+        write(dir.path(), "run_spec.json", &json!({"optimizer": {"lr": rate}}).to_string());
+    }
+    assert!(page(&[read(dirs[0].path())]).ends_with("</body>\n</html>\n"));
+    let page = page(&dirs.map(|dir| read(dir.path())));
+    assert!(page.contains("Comparison") && page.contains("optimizer.lr"), "{page}");
+    assert_eq!(page.matches("<main>").count(), 2);
+}
