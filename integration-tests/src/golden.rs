@@ -97,7 +97,7 @@ fn compare(case: &str, adapter: bool, computer: Computer, tolerance: Tolerance) 
         adapter: adapter.then_some(adapter_dir.as_path()),
         inputs: &dir.join("inputs.safetensors"),
         out: &file,
-        bfloat16: computer.dtype == WeightsDtype::Bfloat16,
+        dtype: computer.dtype,
     };
     let tasks = Tasks { cpu: coxswain_tasks::on_cpu().leak(), accelerator: computer.accelerator };
     tasks.forward(&job, computer.device).unwrap().unwrap();

@@ -39,6 +39,8 @@ golden_cases! {
     mt5_with_adapters_in_a_few_layers: "mt5";
     magnitudes_in_cross_attention_above_a_frozen_encoder: "t5-cross-dora";
     dropout_of_sources_and_targets_with_the_masks_that_peft_was_given: "t5-dropout";
+    a_t5_that_trains_in_full_with_its_tied_table_and_position_biases: "t5-full-tied";
+    mt5_whose_tables_and_head_alone_train: "mt5-tables";
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub const ENGINE: &Classes = &[
     ("optimizer.reduce_dtype", Learned),
     ("optimizer.ema_decay", LearnedUntilChanged),
     ("optimizer.ema_power", LearnedUntilChanged),
+    ("optimizer.loss_scale.initial", LearnedUntilChanged),
+    ("optimizer.loss_scale.growth_interval", LearnedUntilChanged),
     ("eval.samples", LearnedUntilChanged),
     ("eval.every", Outside("what is looked at, not what is learned")),
     ("eval.batch", Outside("the same samples, cut otherwise")),

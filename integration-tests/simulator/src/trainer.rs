@@ -122,6 +122,7 @@ impl World {
             replica: process.replica,
             skipped: 0,
             left_out: false,
+            loss_scale: None,
         });
         let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
         process.assignment = Some(assignment);
@@ -263,7 +264,10 @@ impl World {
         let own = Versions { newest: version, older: false };
         let replica = (self.script.replica && assignment.world > 1).then_some(own);
         let (generation, world, rank) = (assignment.generation, assignment.world, assignment.rank);
-        Some((Holding { generation, world, rank, own, replica, skipped: 0, left_out: false }, source))
+        Some((
+            Holding { generation, world, rank, own, replica, skipped: 0, left_out: false, loss_scale: None },
+            source,
+        ))
     }
 
     /// Takes over the state that all ranks have chosen, and says where that is.

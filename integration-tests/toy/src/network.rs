@@ -175,7 +175,8 @@ impl<B: Tape<Base = B>> Objective<B> for Regression<B> {
         clock.figure(residual(&errors));
 
         clock.enter(Pass::Backward);
-        let slope = errors.iter().map(|error| 2.0 * *error as f32).collect();
+        let scale = grads.scaled(batch.len() as f64).unwrap_or(1.0);
+        let slope = errors.iter().map(|error| 2.0 * *error as f32 * scale).collect();
         let slopes = head.backward(self.upload(slope, 1), grads);
         clock.lap(HEAD);
         memory::check();

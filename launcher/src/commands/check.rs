@@ -7,7 +7,7 @@ use coxswain_worker::train;
 use super::spec_args::SpecArgs;
 use crate::{
     exit::{Exit, Failed, Outcome},
-    plan::check::Forecast,
+    plan::check::{Forecast, refuse_float16_on_cpu},
     render::say,
     tasks::tasks,
 };
@@ -26,6 +26,7 @@ pub struct CheckArgs {
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load_to_launch()?;
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    refuse_float16_on_cpu(&spec, spec.launch.device)?;
     let report = train::check(task, &spec, &Default::default())?;
     let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;
     match Forecast::of(&spec, spec.launch.device, ranks, ranks)?.shortfall {

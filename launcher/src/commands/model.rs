@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_task::ForwardJob;
 use coxswain_worker::device;
@@ -42,6 +43,9 @@ pub struct ForwardArgs {
     /// Keep the model's matrices in bfloat16 instead of float32
     #[arg(long)]
     bfloat16: bool,
+    /// Keep them in float16, and multiply in it: on a GPU
+    #[arg(long, conflicts_with = "bfloat16")]
+    float16: bool,
 }
 
 /// Runs one of them.
@@ -54,7 +58,11 @@ pub fn execute(command: &ModelCommand) -> Outcome {
         adapter: args.adapter.as_deref(),
         inputs: &args.inputs,
         out: &args.out,
-        bfloat16: args.bfloat16,
+        dtype: match (args.bfloat16, args.float16) {
+            (true, _) => WeightsDtype::Bfloat16,
+            (false, true) => WeightsDtype::Float16,
+            (false, false) => WeightsDtype::Float32,
+        },
     };
     let done = tasks().forward(&job, device).ok_or_else(|| {
         Failed::usage(format!("{}: no task of this program has such a model", args.model.display()))

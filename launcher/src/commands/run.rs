@@ -30,8 +30,8 @@ use crate::{
         worker_env::{self, Common, Place},
     },
     notify::{Notifier, NotifyFlags},
-    plan::check::Forecast,
-    render::{self, summary},
+    plan::check::{Forecast, refuse_float16_on_cpu},
+    render::{self, say, summary},
     supervise::{
         child::Program,
         console::{Console, LogWriter, Terminal},
@@ -110,6 +110,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
 /// the coordinator refuses and writes down. A run that no micro-batch makes fit ends here, before anything
 /// starts; one that is too large as it is gets a warning.
 fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
+    refuse_float16_on_cpu(spec, plan.device)?;
     let local = u64::from(plan.nproc_per_node);
     let Ok(forecast) = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local) else {
         return Ok(None);

@@ -39,6 +39,17 @@ const GPUS: [(&str, u64); 22] = [
     ("B200-180", 183_359),
 ];
 
+/// Words in the names of GPUs with tensor cores for float16 and none for bfloat16: Volta and Turing, before
+/// compute capability 8.0.
+const WITHOUT_BFLOAT16: [&str; 8] =
+    [" V100 ", " T4 ", " TITAN V ", " TITAN RTX ", " QUADRO RTX ", " RTX 206", " RTX 207", " RTX 208"];
+
+/// Whether a GPU of this name, as the driver or people say it, multiplies bfloat16.
+pub fn multiplies_bfloat16(name: &str) -> bool {
+    let name = format!(" {} ", name.to_ascii_uppercase().replace(['-', '_'], " "));
+    !WITHOUT_BFLOAT16.iter().any(|words| name.contains(words))
+}
+
 /// Sizes that stand for their kind in an overview.
 const OVERVIEW: [&str; 7] =
     ["RTX4070-12", "RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
@@ -99,6 +110,19 @@ fn size(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn volta_and_turing_multiply_no_bfloat16() {
+        let without: Vec<_> =
+            GPUS.iter().map(|(name, _)| *name).filter(|name| !multiplies_bfloat16(name)).collect();
+        assert_eq!(without, ["V100-16", "T4-16", "V100-32"]);
+        for name in ["0 Tesla V100-SXM2-16GB", "1 NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 6000"] {
+            assert!(!multiplies_bfloat16(name), "{name}");
+        }
+        for name in ["NVIDIA RTX 2000 Ada Generation", "NVIDIA RTX A6000", "24GiB", "NVIDIA H200"] {
+            assert!(multiplies_bfloat16(name), "{name}");
+        }
+    }
 
     #[test]
     fn a_gpu_is_known_by_size_and_by_name() {

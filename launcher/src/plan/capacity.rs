@@ -3,7 +3,10 @@
 use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use serde::Serialize;
 
-use crate::gpu::{Driver, named::GpuKind};
+use crate::gpu::{
+    Driver,
+    named::{GpuKind, multiplies_bfloat16},
+};
 
 /// A memory that ranks run in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +30,11 @@ impl Memory {
     /// Bytes that a rank can have.
     pub fn capacity(&self) -> u64 {
         self.total.saturating_sub(self.used)
+    }
+
+    /// Whether it is a GPU's that multiplies bfloat16, or none of a GPU.
+    pub fn multiplies_bfloat16(&self) -> bool {
+        !self.is_gpu || multiplies_bfloat16(&self.name)
     }
 
     /// A GPU to plan for.

@@ -6,10 +6,16 @@ use coxswain_proto::{
     human,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_worker::memory::prediction::fit::Fit;
+use coxswain_worker::{
+    device::{self, Device},
+    memory::prediction::fit::Fit,
+};
 
 use super::{Basis, Outlook, Question, capacity::Memory};
-use crate::exit::{Exit, Failed};
+use crate::{
+    exit::{Exit, Failed},
+    tasks::{accelerator, tasks},
+};
 
 /// A run that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +55,13 @@ impl Shortfall {
         let exit = if self.largest.is_some() { Exit::Usage } else { Exit::OutOfMemory };
         Failed::new(exit, self)
     }
+}
+
+/// Refuses a run that multiplies in float16 where this machine would compute it on a CPU.
+pub fn refuse_float16_on_cpu(spec: &RunSpec, wanted: DeviceChoice) -> Result<(), Failed> {
+    let on_cpu = matches!(device::choose(wanted, 0, accelerator()), Ok(Device::Cpu));
+    let float16 = tasks().of(spec).ok().filter(|_| on_cpu).and_then(|task| task.float16(spec));
+    float16.map_or(Ok(()), |float16| Err(Failed::new(Exit::BadInput, float16.refused_on_cpu())))
 }
 
 /// Lays the run against `memories`, one for each local rank in turn; one for all ranks if there is only one.

@@ -10,6 +10,7 @@ use coxswain_worker::memory::{
     },
 };
 use serde::Serialize;
+use serde_json::json;
 
 use super::capacity::Memory;
 use crate::{
@@ -167,7 +168,32 @@ impl Question {
 
     /// What each setting would save in one memory.
     pub fn suggestions(&self, memory: &Memory) -> Vec<Suggestion> {
-        self.subject.suggestions(self.ask(memory, self.micro_batch()))
+        let found = self.subject.suggestions(self.ask(memory, self.micro_batch()));
+        if memory.multiplies_bfloat16() {
+            return found;
+        }
+        let spec = json!(self.subject.spec());
+        let rounded = ["model", "extractor"].into_iter().find(|of| spec[of]["weights_dtype"] == "bfloat16");
+        let instead = rounded.map(|of| Suggestion {
+            what: "products on tensor cores".into(),
+            setting: format!("{of}.weights_dtype=float16"),
+            saves: 0,
+            remark: "this GPU multiplies no bfloat16; float16 takes as much, and the loss is scaled".into(),
+        });
+        instead.into_iter().chain(found.into_iter().map(in_float16)).collect()
+    }
+}
+
+/// A suggestion of narrower weights, for a GPU that multiplies no bfloat16: as many bytes.
+fn in_float16(suggestion: Suggestion) -> Suggestion {
+    match suggestion.setting.strip_suffix("weights_dtype=bfloat16") {
+        Some(section) => Suggestion {
+            what: "frozen weights in fp16".into(),
+            setting: format!("{section}weights_dtype=float16"),
+            remark: "rounds the frozen weights, and scales the loss".into(),
+            ..suggestion
+        },
+        None => suggestion,
     }
 }
 

@@ -34,7 +34,10 @@ pub fn at_start(question: &Question, outlooks: &[Outlook]) -> String {
         let half: Vec<_> = question
             .suggestions(&outlook.memory)
             .iter()
-            .filter(|suggestion| suggestion.saves > 0 && suggestion.setting.ends_with("=bfloat16"))
+            .filter(|suggestion| suggestion.saves > 0)
+            .filter(|suggestion| {
+                ["=bfloat16", "=float16"].iter().any(|end| suggestion.setting.ends_with(end))
+            })
             .map(|suggestion| format!("{} saves {}", suggestion.setting, signed(suggestion.saves)))
             .collect();
         parts.push(format!("{}\n{}", title(&outlook.memory), categories(question, outlook)));

@@ -7,8 +7,8 @@ use super::{error::ConfigError, findings::Findings};
 use crate::{
     limits::{MAX_SKIPPED_STEPS, MAX_WORLD},
     run_spec::{
-        Cache, CacheMode, Collectives, Data, DeviceChoice, InitFrom, Launch, Memory, Recompute, Run, RunSpec,
-        ScheduleOver, Train,
+        Cache, CacheMode, Collectives, Data, DeviceChoice, InitFrom, Launch, LossScale, Memory, Recompute,
+        Run, RunSpec, ScheduleOver, Train,
     },
 };
 
@@ -203,6 +203,19 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         "optimizer.ema_power",
         "is given without `optimizer.ema_decay`",
         "give both, for instance 0.9999 and 0.75, or remove it",
+    );
+    let LossScale { initial, growth_interval } = optimizer.loss_scale.unwrap_or_default();
+    f.require(
+        LossScale::RANGE.contains(&initial) && initial.log2().fract() == 0.0,
+        "optimizer.loss_scale.initial",
+        format_args!("is {initial}: scaling is exact by powers of two alone, here of 1 to 2^126"),
+        "give a power of two, for instance 65536",
+    );
+    f.require(
+        growth_interval > 0,
+        "optimizer.loss_scale.growth_interval",
+        "is 0",
+        "give the steps in a row after which the scale doubles, for instance 2000",
     );
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");

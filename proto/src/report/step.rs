@@ -61,6 +61,9 @@ pub enum SkipCause {
     Gradient,
     /// `train.skip_steps` names it.
     Asked,
+    /// The norm of the gradient of the scaled loss was not finite; the loss scale was lowered
+    /// (`optimizer.loss_scale`).
+    Overflow,
 }
 
 impl Skipped {
@@ -81,6 +84,7 @@ impl fmt::Display for Skipped {
             SkipCause::Loss => "its loss is not finite, twice",
             SkipCause::Gradient => "its gradient is not finite, twice",
             SkipCause::Asked => "train.skip_steps names it",
+            SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
         })?;
         let shown: Vec<_> = self.samples.iter().take(SHOWN).map(u64::to_string).collect();
         let more = if self.samples.len() > SHOWN { ", ..." } else { "" };

@@ -131,6 +131,7 @@ impl From<&Skipped> for v1::SkippedStep {
             SkipCause::Loss => v1::SkipCause::Loss,
             SkipCause::Gradient => v1::SkipCause::Gradient,
             SkipCause::Asked => v1::SkipCause::Asked,
+            SkipCause::Overflow => v1::SkipCause::Overflow,
         };
         Self { cause: cause.into(), samples: samples.clone() }
     }
@@ -145,6 +146,7 @@ impl TryFrom<v1::SkippedStep> for Skipped {
             Ok(v1::SkipCause::Loss) => SkipCause::Loss,
             Ok(v1::SkipCause::Gradient) => SkipCause::Gradient,
             Ok(v1::SkipCause::Asked) => SkipCause::Asked,
+            Ok(v1::SkipCause::Overflow) => SkipCause::Overflow,
             Ok(v1::SkipCause::Unspecified) | Err(_) => return Err(wire.cause),
         };
         let mut samples = wire.samples;

@@ -200,11 +200,20 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             LinearOps::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
-    // A bfloat16 weight: of an input that rounding does not change, the value is exact.
-    for (rank, [n, i, o]) in [(8, [37, 264, 520]), (32, [33, 520, 260]), (64, [17, 1028, 132])] {
+    // A narrow weight: of an input that rounding to bfloat16 does not change, the value is exact, and in float16
+    // as well, whose mantissa is longer. (A CPU has no float16: it gets the same numbers as float32.)
+    let sizes = [(8, [37, 264, 520]), (32, [33, 520, 260]), (64, [17, 1028, 132])];
+    for (dtype, (rank, [n, i, o])) in
+        [DType::BF16, DType::F16].into_iter().flat_map(|of| sizes.map(|s| (of, s)))
+    {
         let x = RowOps::rounded(tensor::<B, 2>([n, i], 3, device));
         let w = tensor::<B, 2>([o, i], 1, device).cast(DType::BF16);
-        let what = format!("a bfloat16 layer of {i} to {o} with an update of rank {rank}");
+        let w = match dtype {
+            DType::BF16 => w,
+            _ if B::ON_HOST => w.cast(DType::F32),
+            _ => w.cast(dtype),
+        };
+        let what = format!("a {dtype:?} layer of {i} to {o} with an update of rank {rank}");
         all.extend(pulled::<B, 2, 2, 2>(&what, device, [[rank, i], [o, rank]], |[a_ri, b_or]| {
             let (x, w) = (Tensor::from_inner(x.clone()), Tensor::from_inner(w.clone()));
             LinearOps::lora_linear(x, w, None, LowRank { a_ri, b_or, scale: 0.5, dropout: None })
@@ -276,15 +285,18 @@ fn what_is_made_for_products_that_round_is_what_they_round() {
         let (x, y) = (tensor::<Cuda, 2>([6, width], 1, &gpu), tensor::<Cuda, 2>([6, width], 2, &gpu));
         let gain = tensor::<Cuda, 1>([width], 3, &gpu);
         let rounded = |x| numbers(Cuda::rounded(x));
-        let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6);
-        assert_eq!(normed.dtype(), DType::BF16);
-        assert_eq!(
-            numbers(normed),
-            rounded(Cuda::rms_norm(x.clone(), gain, 1e-6)),
-            "a norm of width {width}"
-        );
-        let mixed = Cuda::swiglu_for_rounding(x.clone(), y.clone());
-        assert_eq!(numbers(mixed), rounded(Cuda::swiglu(x, y)), "a gate of width {width}");
+        let in_float16 = |x: Tensor<Cuda, 2>| numbers(x.cast(DType::F16));
+        let both: [(DType, &dyn Fn(Tensor<Cuda, 2>) -> Vec<f32>); 2] =
+            [(DType::BF16, &rounded), (DType::F16, &in_float16)];
+        for (dtype, rounded) in both {
+            let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6, dtype);
+            assert_eq!(normed.dtype(), dtype);
+            let expected = rounded(Cuda::rms_norm(x.clone(), gain.clone(), 1e-6));
+            assert_eq!(numbers(normed), expected, "a norm of width {width}");
+            let mixed = Cuda::swiglu_for_rounding(x.clone(), y.clone(), dtype);
+            let expected = rounded(Cuda::swiglu(x.clone(), y.clone()));
+            assert_eq!(numbers(mixed), expected, "a gate of width {width}");
+        }
     }
 }
 
@@ -373,14 +385,15 @@ fn many_gradients_and_runs_in_one_kernel_do_what_the_host_does_one_by_one() {
     }
 }
 
-/// A block's worth of operations and the gradients of everything that is tracked; `bf16` narrows the weight.
-fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
+/// A block's worth of operations and the gradients of everything that is tracked; `narrow` is the weight's
+/// type, which of float16 a CPU has as float32.
+fn block<B: ModelBackend>(device: &B::Device, narrow: DType) -> Vec<Vec<f32>> {
     let leaf = |shape: [usize; 2], seed| tensor::<Autodiff<B>, 2>(shape, seed, device).require_grad();
     let (x, a, b) = (leaf([128, 64], 1), leaf([8, 64], 2), leaf([192, 8], 3));
     // As a layer's weights are: with larger ones a softmax is so steep that it multiplies whatever bfloat16
     // rounds.
     let w = tensor::<B, 2>([192, 64], 4, device) * 0.1;
-    let w = if bf16 { w.cast(DType::BF16) } else { w };
+    let w = if narrow == DType::F16 && B::ON_HOST { w } else { w.cast(narrow) };
     let gain = tensor::<B, 1>([64], 5, device);
     let update = LowRank { a_ri: a.clone(), b_or: b.clone(), scale: 0.5, dropout: None };
     let normed = <Autodiff<B> as RowOps>::rms_norm(x.clone(), Tensor::from_inner(gain), 1e-6);
@@ -397,12 +410,12 @@ fn block<B: ModelBackend>(device: &B::Device, bf16: bool) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn a_block_agrees_with_the_cpu_in_float32_and_in_bfloat16() {
+fn a_block_agrees_with_the_cpu_in_every_type_of_weights() {
     let Some(gpu) = gpu() else { return };
-    for (bf16, tolerance) in [(false, 1e-3), (true, 2e-2)] {
-        let expected = block::<Flex>(&Default::default(), bf16);
-        for (i, (found, expected)) in block::<Cuda>(&gpu, bf16).iter().zip(&expected).enumerate() {
-            assert_close(&format!("value {i}, bf16 {bf16}"), found, expected, tolerance);
+    for (narrow, tolerance) in [(DType::F32, 1e-3), (DType::BF16, 2e-2), (DType::F16, 5e-3)] {
+        let expected = block::<Flex>(&Default::default(), narrow);
+        for (i, (found, expected)) in block::<Cuda>(&gpu, narrow).iter().zip(&expected).enumerate() {
+            assert_close(&format!("value {i}, {narrow:?}"), found, expected, tolerance);
         }
     }
 }

@@ -17,7 +17,9 @@ use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
 pub enum HeadAdapter {
     /// It does.
     Taken,
-    /// It does not, for this reason.
+    /// It trains in full, and takes no adapter for this reason.
+    InFull(&'static str),
+    /// It does neither, for this reason.
     Refused(&'static str),
 }
 
@@ -33,7 +35,7 @@ impl Adapters {
     pub fn resolve(lora: &Lora, modules: &[Module], head: HeadAdapter) -> Result<Self, ModelError> {
         let plan = LoraPlan::resolve(lora, modules)?;
         let refused = match (plan.adapter("lm_head"), head) {
-            (Some(_), HeadAdapter::Refused(why)) => Some(why),
+            (Some(_), HeadAdapter::InFull(why) | HeadAdapter::Refused(why)) => Some(why),
             (Some(adapter), _) if adapter.dora => {
                 Some("which is run in chunks, and lora.use_dora needs all of its weight at once")
             }

@@ -28,10 +28,10 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use serde_json::Value;
 
 use super::{
-    error::{ModelError, UnreadableWeights},
+    error::{BEYOND_FLOAT16, ModelError, UnreadableWeights},
     fields::Fields,
     mapping,
-    reading::{InFile, InMap, Stamp, converted},
+    reading::{InFile, InMap, Stamp, converted, is_within},
 };
 
 /// The module path of Transformers 5 for a tensor or module name in either spelling.
@@ -187,6 +187,9 @@ impl Checkpoint {
                 bytes
             }
         };
+        if !is_within(dtype, &bytes) {
+            return Err(ModelError::BeyondFloat16 { path: shard.path.clone(), tensor: at.name });
+        }
         Ok(TensorData::from_bytes(bytes, shape.to_vec(), kept_as(dtype)))
     }
 
@@ -238,6 +241,9 @@ impl Checkpoint {
             _ => converted(&in_file, at.stored, dtype),
         });
         let bytes = bytes.map_err(|error| self.unreadable(at, &error.to_string()))?;
+        if !is_within(dtype, &bytes) {
+            return Err(self.unreadable(at, BEYOND_FLOAT16));
+        }
         Ok(TensorData::from_bytes(bytes, at.shape.clone(), kept_as(dtype)))
     }
 
@@ -268,6 +274,7 @@ impl Located {
         let kept = match dtype {
             WeightsDtype::Float32 => Dtype::F32,
             WeightsDtype::Bfloat16 => Dtype::BF16,
+            WeightsDtype::Float16 => Dtype::F16,
         };
         // Maps begin at a page, so the place in the file decides the alignment.
         let aligned = self.range.start.is_multiple_of(align_of::<f32>());
@@ -276,11 +283,7 @@ impl Located {
 
     /// Bytes of its elements as `dtype`.
     pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
-        let each = match dtype {
-            WeightsDtype::Float32 => 4,
-            WeightsDtype::Bfloat16 => 2,
-        };
-        each * self.shape.iter().product::<usize>() as u64
+        dtype.bytes() * self.shape.iter().product::<usize>() as u64
     }
 }
 
@@ -288,6 +291,7 @@ fn kept_as(dtype: WeightsDtype) -> DType {
     match dtype {
         WeightsDtype::Float32 => DType::F32,
         WeightsDtype::Bfloat16 => DType::BF16,
+        WeightsDtype::Float16 => DType::F16,
     }
 }
 

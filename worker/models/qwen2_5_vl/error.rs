@@ -6,6 +6,10 @@ use std::{io, path::PathBuf};
 
 use coxswain_nn::lora::LoraError;
 
+/// What is wrong with a weight that float16 cannot hold, and what to do.
+pub const BEYOND_FLOAT16: &str = "holds values beyond 65504, the most of float16, or none that are finite: set \
+     `model.weights_dtype` to bfloat16 or float32";
+
 /// A model directory, or tensors for it, that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -24,6 +28,11 @@ pub enum ModelError {
         "the device has not taken the weights: {0}; `cox selftest --device cuda` tells what it cannot do"
     )]
     Device(String),
+    /// Products in float16 were asked for on a CPU.
+    #[error(
+        "float16 is for GPUs, and a CPU would gain nothing by it: bfloat16 takes the same memory there, float32 rounds nothing"
+    )]
+    Float16OnHost,
     /// A JSON file is not JSON.
     #[error("{}: not valid JSON: {source}; download the file again", path.display())]
     Json {
@@ -63,6 +72,14 @@ pub enum ModelError {
         tensor: String,
         /// Its shape according to `config.json`.
         expected: Vec<usize>,
+    },
+    /// A weight is larger than float16 can say.
+    #[error("{}: tensor `{tensor}` {BEYOND_FLOAT16}", path.display())]
+    BeyondFloat16 {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
     },
     /// A tensor's shape contradicts `config.json`.
     #[error(

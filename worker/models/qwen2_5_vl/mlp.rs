@@ -1,6 +1,6 @@
 //! The gated MLP of both towers: `down(silu(gate(x)) * up(x))`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::stack::Linears;
 use coxswain_nn::{
@@ -34,15 +34,16 @@ impl<B: ModelBackend> GatedMlp<B> {
         let [gate_nf, up_nf] =
             forward_all(params, [(&self.gate, Keep::Output), (&self.up, Keep::Never)], x_nd);
         let inner_nf = match self.down.rounds_input() {
-            true => T::swiglu_for_rounding(gate_nf, up_nf),
-            false => T::swiglu(gate_nf, up_nf),
+            Some(to) => T::swiglu_for_rounding(gate_nf, up_nf, to),
+            None => T::swiglu(gate_nf, up_nf),
         };
         self.down.forward_residual(params, residual_nd, inner_nf)
     }
 
-    /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.
-    pub fn rounds_input(&self) -> bool {
-        self.gate.rounds_input() && self.up.rounds_input()
+    /// The type that it reads its input in, if both products round to the same, on a backend that rounds at
+    /// all.
+    pub fn rounds_input(&self) -> Option<DType> {
+        self.gate.rounds_input().filter(|dtype| self.up.rounds_input() == Some(*dtype))
     }
 
     /// Whether any of its linears trains.

@@ -69,6 +69,9 @@ impl<B: ModelBackend> QwenVl<B> {
         let LoadOptions { dtype, streamed, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         if B::VALUES {
+            if B::ON_HOST && dtype == WeightsDtype::Float16 {
+                return Err(ModelError::Float16OnHost);
+            }
             precision::follow(dtype);
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());

@@ -41,11 +41,8 @@ impl FrozenTensor {
 
     /// Bytes of its elements where matrices are kept as `dtype`.
     pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
-        let each = match dtype {
-            WeightsDtype::Bfloat16 if self.is_matrix => 2,
-            WeightsDtype::Bfloat16 | WeightsDtype::Float32 => 4,
-        };
-        each * self.elements as u64
+        let kept = if self.is_matrix { dtype } else { WeightsDtype::Float32 };
+        kept.bytes() * self.elements as u64
     }
 }
 

@@ -93,7 +93,7 @@ impl Stored for InFile<'_> {
     }
 }
 
-/// Elements of type `source` as `wanted`; bfloat16 is rounded to nearest even.
+/// Elements of type `source` as `wanted`, rounded to nearest even; what is beyond float16 becomes infinite.
 pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> Result<Bytes, S::Fault> {
     Ok(match (wanted, source) {
         (WeightsDtype::Float32, Dtype::F32) => Bytes::from_elems(stored.convert(f32::from_le_bytes)?),
@@ -110,7 +110,20 @@ pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> 
         (WeightsDtype::Bfloat16, _) => {
             Bytes::from_elems(stored.convert(|le| bf16::from_f32(f16::from_le_bytes(le).to_f32()))?)
         }
+        (WeightsDtype::Float16, Dtype::F32) => {
+            Bytes::from_elems(stored.convert(|le| f16::from_f32(f32::from_le_bytes(le)))?)
+        }
+        (WeightsDtype::Float16, Dtype::BF16) => {
+            Bytes::from_elems(stored.convert(|le| f16::from_f32(bf16::from_le_bytes(le).to_f32()))?)
+        }
+        (WeightsDtype::Float16, _) => Bytes::from_elems(stored.convert(f16::from_le_bytes)?),
     })
+}
+
+/// Whether all of what [`converted`] has made is finite: of matrices rounded to float16, whose range is small.
+pub fn is_within(dtype: WeightsDtype, bytes: &[u8]) -> bool {
+    let finite = |le: &[u8; 2]| f16::from_le_bytes(*le).is_finite();
+    dtype != WeightsDtype::Float16 || bytes.as_chunks::<2>().0.iter().all(finite)
 }
 
 /// What a file was when it was opened, as far as its metadata tells.
@@ -146,7 +159,6 @@ mod tests {
     use super::*;
 
     const SOURCES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
-    const WANTED: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
 
     /// Elements of every type that are longer than a piece together, with something before and after them.
     fn file_of(bytes: &[u8]) -> File {
@@ -162,11 +174,27 @@ mod tests {
         let bytes: Vec<u8> = (0..2 * PIECE + 40).map(|at| (at * 31 % 251) as u8).collect();
         let file = file_of(&bytes);
         let in_file = InFile { file: &file, start: 6, len: bytes.len() };
-        for (source, wanted) in SOURCES.into_iter().flat_map(|source| WANTED.map(|wanted| (source, wanted))) {
+        for (source, wanted) in
+            SOURCES.into_iter().flat_map(|source| WeightsDtype::ALL.map(|wanted| (source, wanted)))
+        {
             let Ok(mapped) = converted(&InMap(&bytes), source, wanted);
             let read = converted(&in_file, source, wanted).expect("readable");
             assert!(mapped[..] == read[..], "{source:?} as {wanted:?}");
         }
+    }
+
+    #[test]
+    fn what_is_beyond_float16_is_seen_and_what_is_not_is_rounded() {
+        let made = |values: [f32; 2], wanted| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let Ok(made) = converted(&InMap(&bytes), Dtype::F32, wanted);
+            made.to_vec()
+        };
+        let rounded = made([65_504.0, 1.0 + 1.0 / 4096.0], WeightsDtype::Float16);
+        assert_eq!(rounded, [f16::MAX, f16::ONE].map(f16::to_le_bytes).concat());
+        assert!(is_within(WeightsDtype::Float16, &rounded));
+        assert!(!is_within(WeightsDtype::Float16, &made([0.0, -70_000.0], WeightsDtype::Float16)));
+        assert!(is_within(WeightsDtype::Bfloat16, &made([0.0, -70_000.0], WeightsDtype::Bfloat16)));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::{
 };
 
 use coxswain_nn::dtypes::WeightsDtype;
-use half::bf16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -218,14 +218,12 @@ impl SyntheticCheckpoint<'_> {
         match self.dtype {
             WeightsDtype::Float32 => (0..size).flat_map(|_| next().to_le_bytes()).collect(),
             WeightsDtype::Bfloat16 => (0..size).flat_map(|_| bf16::from_f32(next()).to_le_bytes()).collect(),
+            WeightsDtype::Float16 => (0..size).flat_map(|_| f16::from_f32(next()).to_le_bytes()).collect(),
         }
     }
 
     fn width(&self) -> usize {
-        match self.dtype {
-            WeightsDtype::Float32 => 4,
-            WeightsDtype::Bfloat16 => 2,
-        }
+        self.dtype.bytes() as usize
     }
 }
 
@@ -286,6 +284,7 @@ fn header(entries: &[DrawnTensor], dtype: WeightsDtype, width: usize) -> Vec<u8>
     let dtype = match dtype {
         WeightsDtype::Float32 => "F32",
         WeightsDtype::Bfloat16 => "BF16",
+        WeightsDtype::Float16 => "F16",
     };
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({"format": "pt"}));

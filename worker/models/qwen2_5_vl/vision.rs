@@ -6,7 +6,7 @@
 //! merge    squares of patches to tokens [tokens, out], back in raster order
 //! ```
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::{
     config::VisionConfig,
@@ -212,9 +212,11 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
 }
 
 /// The norm of either half, for layers that round it or do not.
-fn normed<T: Tape>(x_nd: &Tensor<T, 2>, gain_d: Tensor<T, 1>, rounded: bool) -> Tensor<T, 2> {
-    let norm = if rounded { T::rms_norm_for_rounding } else { T::rms_norm };
-    norm(x_nd.clone(), gain_d, NORM_EPS)
+fn normed<T: Tape>(x_nd: &Tensor<T, 2>, gain_d: Tensor<T, 1>, rounded: Option<DType>) -> Tensor<T, 2> {
+    match rounded {
+        Some(to) => T::rms_norm_for_rounding(x_nd.clone(), gain_d, NORM_EPS, to),
+        None => T::rms_norm(x_nd.clone(), gain_d, NORM_EPS),
+    }
 }
 
 impl<B: ModelBackend> Block<B> for VisionBlock<B> {

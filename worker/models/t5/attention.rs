@@ -53,7 +53,7 @@ impl<B: ModelBackend> Attention<B> {
         &self,
         batch: usize,
         inputs_nd: [Tensor<T, 2>; 3],
-        added: [Option<&Tensor<B, 4>>; 2],
+        added: [Option<Tensor<T, 4>>; 2],
     ) -> Tensor<T, 2> {
         let (heads, width) = (self.heads, self.width);
         let n = inputs_nd[0].dims()[0];
@@ -61,7 +61,7 @@ impl<B: ModelBackend> Attention<B> {
             let len = x_nd.dims()[0] / batch.max(1);
             x_nd.reshape([batch, len, heads, width])
         });
-        let added: Vec<_> = added.into_iter().flatten().map(|added| T::lift(added.clone())).collect();
+        let added: Vec<_> = added.into_iter().flatten().collect();
         T::biased_attention(inputs_bshk, &added).reshape([n, heads * width])
     }
 }

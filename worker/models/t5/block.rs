@@ -91,8 +91,8 @@ impl<B: ModelBackend> T5Block<B> {
         let layers = [&attention.q, &attention.k, &attention.v].map(|layer| (layer, Keep::Output));
         let inputs = forward_all(params, layers, y_nd);
         let added = match &self.cross {
-            None => [Some(&context.encoder_bias), context.padding.as_ref()],
-            Some(_) => [Some(&context.decoder_bias), None],
+            None => [Some(context.encoder_bias.on_tape(params)), context.against_padding()],
+            Some(_) => [Some(context.decoder_bias.on_tape(params)), None],
         };
         attention.attend(context.batch, inputs, added)
     }
@@ -105,6 +105,8 @@ pub struct InContext<'a, B: ModelBackend> {
     pub block: &'a T5Block<B>,
     /// Of the micro-batch.
     pub context: &'a T5Context<B>,
+    /// Whether the table trains of what is added to its scores.
+    pub bias_trains: bool,
 }
 
 impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
@@ -113,7 +115,7 @@ impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
         params: &ParamScope<'_, T>,
         inputs: &[Tensor<T, 2>],
     ) -> Tensor<T, 2> {
-        let Self { block, context } = *self;
+        let Self { block, context, .. } = *self;
         let x_nd = inputs[0].clone();
         let heads_nd = block.own_heads(params, x_nd.clone(), context);
         let Some(Attending { norm_d, attention }) = &block.cross else {
@@ -126,7 +128,7 @@ impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
         let layers = [&attention.k, &attention.v].map(|layer| (layer, Keep::Output));
         let source = context.dropout.as_ref().map(|rows| &rows.source);
         let [k_nd, v_nd] = params.reading(source, || forward_all(params, layers, inputs[1].clone()));
-        let added = [context.padding.as_ref(), None];
+        let added = [context.against_padding(), None];
         let heads_nd = attention.attend(context.batch, [q_nd, k_nd, v_nd], added);
         attention.o.forward_residual(params, x_nd, heads_nd)
     }
@@ -142,7 +144,7 @@ impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
     }
 
     fn trains(&self) -> bool {
-        self.block.trains()
+        self.block.trains() || self.bias_trains
     }
 }
 
@@ -192,13 +194,13 @@ impl<B: Tape<Base = B>> T5Block<B> {
             x_bsd.reshape([b * s, d])
         });
         kept.own = Some(own);
-        let bias = context.decoder_bias.clone().narrow(2, at, 1).narrow(3, 0, at + 1);
-        let heads_bd = attention.attend(b, [q_bd, k_nd, v_nd], [Some(&bias), None]);
+        let bias = context.decoder_bias.on_tape(params).narrow(2, at, 1).narrow(3, 0, at + 1);
+        let heads_bd = attention.attend(b, [q_bd, k_nd, v_nd], [Some(bias), None]);
         let mut x_bd = attention.o.forward_residual(params, x_bd, heads_bd);
         if let (Some(Attending { norm_d, attention }), Some([k_nd, v_nd])) = (&self.cross, &kept.cross) {
             let y_bd = self.normed(params, norm_d, x_bd.clone());
             let inputs = [attention.q.forward(params, y_bd), k_nd.clone(), v_nd.clone()];
-            let heads_bd = attention.attend(b, inputs, [context.padding.as_ref(), None]);
+            let heads_bd = attention.attend(b, inputs, [context.padding.clone(), None]);
             x_bd = attention.o.forward_residual(params, x_bd, heads_bd);
         }
         let y_bd = self.normed(params, &self.feed_norm_d, x_bd.clone());

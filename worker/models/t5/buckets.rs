@@ -37,15 +37,16 @@ impl Buckets {
         ahead + (exact + beyond as usize).min(count - 1)
     }
 
-    /// What is added to scores `[b, heads, len, len]`: a value of `table_hn` `[heads, buckets]` for each
+    /// What is added to scores `[b, heads, len, len]`: a value of `table_nh` `[buckets, heads]` for each
     /// query and key, and [`UNSEEN`] for what lies ahead of a query that does not look there.
     /// `[1, heads, len, len]`.
-    pub fn bias<B: Backend>(&self, table_hn: &Tensor<B, 2>, len: usize) -> Tensor<B, 4> {
+    pub fn bias<B: Backend>(&self, table_nh: Tensor<B, 2>, len: usize) -> Tensor<B, 4> {
+        let table_hn = table_nh.transpose();
         let (heads, device) = (table_hn.dims()[0], table_hn.device());
         let places = || (0..len * len).map(|place| (place / len.max(1), place % len.max(1)));
         let buckets: Vec<i32> = places().map(|(query, key)| self.of(query, key) as i32).collect();
         let buckets: Tensor<B, 1, Int> = Tensor::from_data(TensorData::new(buckets, [len * len]), &device);
-        let bias = table_hn.clone().select(1, buckets).reshape([1, heads, len, len]);
+        let bias = table_hn.select(1, buckets).reshape([1, heads, len, len]);
         if self.both_ways {
             return bias;
         }

@@ -1,10 +1,15 @@
 //! What a micro-batch is to the blocks.
 
 use burn::tensor::Tensor;
-use coxswain_nn::kernels::{
-    DropoutRows, ModelBackend,
-    dropout::{row_word, sample_word},
+use coxswain_nn::{
+    kernels::{
+        DropoutRows, ModelBackend, Tape,
+        dropout::{row_word, sample_word},
+    },
+    params::{ParamId, ParamScope},
 };
+
+use super::buckets::Buckets;
 
 /// Texts of a micro-batch, padded on the right.
 #[derive(Clone, Copy, Debug)]
@@ -19,22 +24,51 @@ pub struct Texts<'a> {
     pub target: &'a [u32],
 }
 
-/// What all blocks share within one micro-batch. Added to scores: `[1, heads, s, s]`, `[1, heads, t, t]`,
-/// `[b, 1, 1, s]`.
+/// What a stack's blocks add to their scores by relative positions, `[1, heads, len, len]`.
+pub enum PositionBias<B: ModelBackend> {
+    /// Its values.
+    Known(Tensor<B, 4>),
+    /// Where its table trains: made in each block anew, so that each block's tape has the table for a leaf.
+    Trained {
+        /// `[buckets, heads]`.
+        table: ParamId,
+        /// Which of its rows is whose.
+        buckets: Buckets,
+        /// Tokens.
+        len: usize,
+    },
+}
+
+impl<B: ModelBackend> PositionBias<B> {
+    /// Its values on a block's tape.
+    pub fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Tensor<T, 4> {
+        match self {
+            Self::Known(bias) => T::lift(bias.clone()),
+            Self::Trained { table, buckets, len } => buckets.bias(params.get::<2>(*table), *len),
+        }
+    }
+}
+
+/// What all blocks share within one micro-batch.
 pub struct T5Context<B: ModelBackend> {
     /// Rows.
     pub batch: usize,
     /// By relative positions of a source.
-    pub encoder_bias: Tensor<B, 4>,
+    pub encoder_bias: PositionBias<B>,
     /// By those of a target, and against what lies ahead.
-    pub decoder_bias: Tensor<B, 4>,
-    /// Against padding of a source; none where nothing is padded.
+    pub decoder_bias: PositionBias<B>,
+    /// Against padding of a source, `[b, 1, 1, s]`; none where nothing is padded.
     pub padding: Option<Tensor<B, 4>>,
     /// Of a pass whose adapters drop some of what they read.
     pub dropout: Option<TextRows<B>>,
 }
 
 impl<B: ModelBackend> T5Context<B> {
+    /// What is added to scores against padding, on a tape.
+    pub fn against_padding<T: Tape<Base = B>>(&self) -> Option<Tensor<T, 4>> {
+        self.padding.clone().map(T::lift)
+    }
+
     /// The same for a pass whose adapters drop by these rows.
     pub fn dropping(self, dropout: Option<TextRows<B>>) -> Self {
         Self { dropout, ..self }

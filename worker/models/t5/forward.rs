@@ -75,7 +75,7 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let SeqInputs { batch, source, seen, target, targets, dropout_rows } = inputs;
         let texts = Texts { batch: *batch, source, seen, target };
         let rows = dropout_rows.clone().map(|words| TextRows::of_words(words, &model.device));
-        let context = T5Context::new(model, &texts).dropping(rows);
+        let context = T5Context::of_training(model, trainables, &texts).dropping(rows);
         let retention = Retention::in_float32(Recompute::None);
         let run = T5Run { model, context: &context, trainables, retention };
         let axes = |ids: &[u32], width| vec![*batch, ids.len() / batch, width];
@@ -83,12 +83,12 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let (hidden_nd, trace) = run.forward(&texts, &mut |_| {});
         let memory = trace.memory().clone();
         results.tensor("encoder_last_hidden_state", memory, axes(source, model.config.d_model));
-        let logits = model.logits(hidden_nd.clone());
+        let logits = model.logits(trainables, hidden_nd.clone());
         results.tensor("logits", logits, axes(target, model.config.vocab_size));
         let layout = trainables.layout();
         let mut flat = FlatGrads::<B::Flat>::at(&B::Flat::place(&trainables.device()), layout.len());
         let grads: Option<&mut dyn GradientSums<B>> = (!layout.is_empty()).then_some(&mut flat);
-        let found = model.predict(hidden_nd, targets, grads);
+        let found = model.predict(trainables, hidden_nd, targets, grads);
         let count = found.rows.len() as f64;
         let loss = found.rows.iter().map(|[loss, _]| f64::from(*loss)).sum::<f64>() / count;
         results.floats("loss", vec![loss as f32], vec![]);

@@ -1,7 +1,4 @@
 //! The model's modules by the paths that Transformers and PEFT give them, known from sizes alone.
-//!
-//! Embedding table and tables of position biases do not train, and a pattern that means a block does not mean
-//! the table within it; so they count as no modules with weights.
 
 use coxswain_nn::lora::{Module, ModuleKind};
 
@@ -11,7 +8,9 @@ use crate::qwen2_5_vl::modules::FrozenTensor;
 /// All named modules of `T5ForConditionalGeneration`, in its order.
 pub fn modules(config: &T5Config) -> Vec<Module> {
     let mut list = ModuleList { config, modules: Vec::new() };
-    list.push("shared".into(), ModuleKind::Other);
+    // Under the name that the weights have it by.
+    let table = config.table.trim_end_matches(".weight");
+    list.push(table.into(), ModuleKind::Embedding { tied: config.head.is_none() });
     list.stack("encoder", config.encoder_layers);
     list.stack("decoder", config.decoder_layers);
     let head = ModuleKind::Linear { inputs: config.d_model, outputs: config.vocab_size, head: true };
@@ -72,7 +71,7 @@ impl ModuleList<'_> {
             self.attention(&format!("{at}.layer.0"), "SelfAttention");
             if block == 0 {
                 let biases = "layer.0.SelfAttention.relative_attention_bias";
-                self.push(format!("{at}.{biases}"), ModuleKind::Other);
+                self.push(format!("{at}.{biases}"), ModuleKind::Embedding { tied: false });
             }
             if stack == "decoder" {
                 self.attention(&format!("{at}.layer.1"), "EncDecAttention");

@@ -11,7 +11,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_nn::{
-    kernels::{DropoutRows, ModelBackend, Tape},
+    kernels::{DropoutRows, ModelBackend, Tape, flat::Lookups},
     params::{BaseWeight, GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
@@ -31,9 +31,19 @@ pub const ENCODER: &str = "encoder";
 /// The decoder.
 pub const DECODER: &str = "decoder";
 
-impl<B: ModelBackend> T5Context<B> {
-    /// Of these texts.
-    pub fn new(model: &T5<B>, texts: &Texts<'_>) -> Self {
+impl<B: Tape<Base = B>> T5Context<B> {
+    /// Of these texts, for a pass without a backward one.
+    pub fn new(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
+        Self::of(model, trainables, texts, false)
+    }
+
+    /// Of these texts, for a pass that trains.
+    pub fn of_training(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
+        Self::of(model, trainables, texts, true)
+    }
+
+    fn of(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>, training: bool) -> Self {
+        let params = ParamScope::<B>::frozen(trainables);
         let [source, target] = [texts.source, texts.target].map(|ids| ids.len() / texts.batch.max(1));
         let padding = texts.seen.contains(&false).then(|| {
             let added = texts.seen.iter().map(|&seen| if seen { 0.0 } else { UNSEEN });
@@ -42,8 +52,8 @@ impl<B: ModelBackend> T5Context<B> {
         });
         Self {
             batch: texts.batch,
-            encoder_bias: model.encoder.bias(source),
-            decoder_bias: model.decoder.bias(target),
+            encoder_bias: model.encoder.bias(&params, source, training),
+            decoder_bias: model.decoder.bias(&params, target, training),
             padding,
             dropout: None,
         }
@@ -68,6 +78,8 @@ pub struct T5Trace<'a, B: Tape<Base = B>> {
     encoder: Option<StackTrace<'a, B>>,
     decoder: Option<StackTrace<'a, B>>,
     memory: Tensor<B, 2>,
+    /// Where source and target have read which rows of the table, if it trains.
+    lookups: Option<[Lookups; 2]>,
 }
 
 type StackTower<'a, B> = Tower<'a, B, Vec<InContext<'a, B>>>;
@@ -91,17 +103,23 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         texts: &Texts<'_>,
         lap: &mut dyn FnMut(&'static str),
     ) -> (Tensor<B, 2>, T5Trace<'a, B>) {
-        let x_nd = self.model.embed(texts.source);
-        let (memory, encoder) = self.through(&self.model.encoder, self.encoder_tower(), x_nd, false);
+        let lookups = self
+            .model
+            .trained_table()
+            .map(|_| [texts.source, texts.target].map(|ids| Lookups::new((0..).zip(ids.iter().copied()))));
+        let table_trains = lookups.is_some();
+        let x_nd = self.model.embed(self.trainables, texts.source);
+        let (memory, encoder) = self.through(&self.model.encoder, self.encoder_tower(), x_nd, table_trains);
         lap(ENCODER);
         let side = Input { value: memory.clone(), tracked: encoder.is_some() };
         let decoder = &self.model.decoder;
         // A block below the first that trains passes gradients on to the encoder all the same.
-        let below = encoder.is_some() && !decoder.blocks.first().is_some_and(T5Block::trains);
-        let x_nd = self.model.embed(texts.target);
+        let first_trains = decoder.bias_trains() || decoder.blocks.first().is_some_and(T5Block::trains);
+        let below = table_trains || encoder.is_some() && !first_trains;
+        let x_nd = self.model.embed(self.trainables, texts.target);
         let (hidden_nd, decoder) = self.through(decoder, self.decoder_tower(vec![side]), x_nd, below);
         lap(DECODER);
-        (hidden_nd, T5Trace { encoder, decoder, memory })
+        (hidden_nd, T5Trace { encoder, decoder, memory, lookups })
     }
 
     /// Carries the gradient of the hidden states back; gradients of what trains are added to `grads`.
@@ -112,30 +130,46 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         grads: &mut dyn GradientSums<B>,
         lap: &mut dyn FnMut(&'static str),
     ) {
-        let T5Trace { encoder, decoder, memory } = trace;
+        let T5Trace { encoder, decoder, memory, lookups } = trace;
+        let [of_source, of_target] = lookups.map_or([None, None], |both| both.map(Some));
         let Some(StackTrace { blocks, norm }) = decoder else { return };
         let Some(dx_nd) = norm.backward(dhidden_nd, grads).into_iter().next().flatten() else { return };
         let side = Input { value: memory, tracked: encoder.is_some() };
         let Ok(found) = self.decoder_tower(vec![side]).backward(blocks, dx_nd, grads);
+        self.looked_up(of_target, found.input, grads);
         lap(DECODER);
         let dmemory = found.sides.into_iter().next().flatten();
         let (Some(StackTrace { blocks, norm }), Some(dmemory_nd)) = (encoder, dmemory) else { return };
         if let Some(dx_nd) = norm.backward(dmemory_nd, grads).into_iter().next().flatten() {
-            let Ok(_) = self.encoder_tower().backward(blocks, dx_nd, grads);
+            let Ok(found) = self.encoder_tower().backward(blocks, dx_nd, grads);
+            self.looked_up(of_source, found.input, grads);
         }
         lap(ENCODER);
     }
 
+    /// Adds the gradient of the table's rows, if it trains, given that of what was looked up.
+    fn looked_up(
+        &self,
+        lookups: Option<Lookups>,
+        drows_nd: Option<Tensor<B, 2>>,
+        grads: &mut dyn GradientSums<B>,
+    ) {
+        if let (Some(table), Some(lookups), Some(drows_nd)) = (self.model.trained_table(), lookups, drows_nd)
+        {
+            grads.add_rows(self.trainables.layout().get(table), &lookups, drows_nd);
+        }
+    }
+
     /// What the encoder makes of the sources, `[b * s, d]`, without a trace.
     pub fn encode(&self, source: &[u32]) -> Tensor<B, 2> {
-        let Ok(x_nd) = self.encoder_tower().run(self.model.embed(source));
+        let Ok(x_nd) = self.encoder_tower().run(self.model.embed(self.trainables, source));
         self.normed(&self.model.encoder, x_nd)
     }
 
     /// What the decoder makes of targets beside that, `[b * t, d]`, without a trace.
     pub fn decode(&self, memory: Tensor<B, 2>, target: &[u32]) -> Tensor<B, 2> {
         let tower = self.decoder_tower(vec![Input::constant(memory)]);
-        let Ok(x_nd) = tower.run(self.model.embed(target));
+        let Ok(x_nd) = tower.run(self.model.embed(self.trainables, target));
         self.normed(&self.model.decoder, x_nd)
     }
 
@@ -177,7 +211,8 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         dropout: Option<DropoutRows<B>>,
     ) -> StackTower<'a, B> {
         let Self { context, trainables, retention, .. } = *self;
-        let layers = stack.blocks.iter().map(|block| InContext { block, context }).collect();
+        let bias_trains = stack.bias_trains();
+        let layers = stack.blocks.iter().map(|block| InContext { block, context, bias_trains }).collect();
         Tower { layers, trainables, retention, sides, dropout }
     }
 

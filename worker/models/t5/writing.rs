@@ -54,7 +54,7 @@ impl<B: Tape<Base = B>> T5<B> {
     ) -> Result<Vec<Vec<u32>>, NoToken> {
         // The bias of every length is a part of the longest one's.
         let longest = vec![self.config.special.decoder_start; texts.batch * most];
-        let context = T5Context::new(self, &Texts { target: &longest, ..*texts });
+        let context = T5Context::new(self, trainables, &Texts { target: &longest, ..*texts });
         let retention = Retention::in_float32(Recompute::None);
         let memory = T5Run { model: self, context: &context, trainables, retention }.encode(texts.source);
         let params = ParamScope::<B>::frozen(trainables);
@@ -68,12 +68,12 @@ impl<B: Tape<Base = B>> T5<B> {
             if open == 0 {
                 break;
             }
-            let mut x_bd = self.embed(&last);
+            let mut x_bd = self.embed(trainables, &last);
             for (block, kept) in blocks.iter().zip(&mut kept) {
                 x_bd = block.write(&params, x_bd, &context, kept);
             }
             let x_bd = B::rms_norm(x_bd, self.decoder.norm_d.on_tape(&params), self.config.eps);
-            let logits = self.rows(x_bd);
+            let logits = self.rows(trainables, x_bd);
             for (row, answer) in answers.iter_mut().enumerate() {
                 if answer.last() == Some(&self.config.special.eos) {
                     continue;
@@ -88,7 +88,7 @@ impl<B: Tape<Base = B>> T5<B> {
         Ok(answers)
     }
 
-    fn rows(&self, x_bd: Tensor<B, 2>) -> Vec<f32> {
-        self.logits(x_bd).into_data().convert::<f32>().into_vec().expect("converted to f32")
+    fn rows(&self, trainables: &Trainables<B>, x_bd: Tensor<B, 2>) -> Vec<f32> {
+        self.logits(trainables, x_bd).into_data().convert::<f32>().into_vec().expect("converted to f32")
     }
 }

@@ -44,7 +44,8 @@ impl TokenTargets {
 pub struct NextTokens<B: ModelBackend> {
     /// Of each target its loss in nats, and its margin: `x_t - max(x)`, zero where it is the likeliest token.
     pub rows: Vec<[f32; 2]>,
-    /// The gradient of the losses' sum by the hidden states, as many as there were, if it was asked for.
+    /// The gradient of the losses' sum by the hidden states, as many as there were, if it was asked for;
+    /// scaled ([`GradientSums::scaled`]), as the next one is.
     pub dhidden: Option<Tensor<B, 2>>,
     /// The same by the two matrices of the head's update, if it has one.
     pub dupdate: Option<[Tensor<B, 2>; 2]>,
@@ -101,6 +102,11 @@ fn one_each<B: ModelBackend>(
 ) -> NextTokens<B> {
     let Head { w_vd, update, trained } = head;
     let gradient = grads.is_some();
+    let scale = grads.as_mut().and_then(|grads| grads.scaled(targets.len() as f64));
+    let scaled = |dlogits_cv: Tensor<B, 2>| match scale {
+        Some(scale) => dlogits_cv * scale,
+        None => dlogits_cv,
+    };
     let rows_at_once = chunk_rows(w_vd.dims()[0], B::ON_HOST);
     let (mut rows, mut gradients) = (Vec::with_capacity(targets.len()), Vec::new());
     let mut dupdate: Option<[Tensor<B, 2>; 2]> = None;
@@ -112,7 +118,7 @@ fn one_each<B: ModelBackend>(
             let logits_cv = <B as LinearOps>::linear(hidden_cd.clone(), w_vd.clone(), None);
             let found = B::cross_entropy(logits_cv, targets, gradient);
             rows.extend(found.rows);
-            let Some(dlogits_cv) = found.dlogits_nv else { continue };
+            let Some(dlogits_cv) = found.dlogits_nv.map(scaled) else { continue };
             if let (Some(weight), Some(grads)) = (trained, &mut grads) {
                 grads.add_weight_gradients(vec![(weight, [dlogits_cv.clone(), hidden_cd])]);
             }
@@ -122,7 +128,7 @@ fn one_each<B: ModelBackend>(
         let (logits_cv, down_nr) = B::lora_linear_saving(hidden_cd.clone(), w_vd.clone(), None, &update);
         let found = B::cross_entropy(logits_cv, targets, gradient);
         rows.extend(found.rows);
-        let Some(dlogits_cv) = found.dlogits_nv else { continue };
+        let Some(dlogits_cv) = found.dlogits_nv.map(scaled) else { continue };
         let saved = LowRankSaved { x_ni: hidden_cd, down_nr, w_oi: w_vd.clone(), update };
         let found = B::lora_linear_backward(saved, dlogits_cv, true);
         gradients.extend(found.dx_ni);

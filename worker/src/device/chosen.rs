@@ -44,6 +44,9 @@ impl ChosenTrainer {
             tracing::info!(%device, "using this device");
             self.device = device;
             let task = self.tasks.of(spec).map_err(|unknown| refused(unknown.to_string()))?;
+            if let (Device::Cpu, Some(float16)) = (device, task.float16(spec)) {
+                return Err(refused(float16.refused_on_cpu()));
+            }
             let listener = self.listener.take();
             self.inner = Some(match device {
                 Device::Cpu => {

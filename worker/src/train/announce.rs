@@ -63,6 +63,12 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 "average of the weights (EMA) with decay {decay}: counted in the optimizer shard; artifacts of it go to ema/"
             ));
         }
+        if let Some(scale) = self.learner.optimizer().loss_scale() {
+            lines.push(format!(
+                "the loss is scaled, by {} in the next step: a step whose gradient overflows is left out, and halves it",
+                scale.scale()
+            ));
+        }
         if let Some(features) = &self.features {
             lines.extend(
                 self.learner

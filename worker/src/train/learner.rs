@@ -8,8 +8,9 @@ use coxswain_nn::{
     params::{FlatGrads, Trainables},
 };
 use coxswain_proto::{
-    ids::{Bytes, Generation},
-    run_spec::{Offload, RunSpec},
+    ids::{Bytes, Generation, Rank},
+    report::Metric,
+    run_spec::{LossScale, Offload, Optimizer, RunSpec},
 };
 use coxswain_task::Objective;
 
@@ -31,6 +32,8 @@ pub(super) struct Learner<B: Tape<Base = B>> {
     pub coming: Option<Held<B::Flat>>,
     /// Watches in the first steps that everything that should train does.
     pub gradients: GradientWatch,
+    /// How the loss is scaled: as the run says, or as its products want it.
+    pub loss_scale: Option<LossScale>,
 }
 
 /// The optimizer, and the generation whose partition it follows.
@@ -46,7 +49,8 @@ impl<F: Flat> Held<F> {
         let (own, replica) = self.optimizer.versions();
         let (skipped, left_out) = self.optimizer.skipped();
         let (world, rank) = (self.optimizer.world() as u32, self.optimizer.rank());
-        Holding { generation: self.generation, world, rank, own, replica, skipped, left_out }
+        let loss_scale = self.optimizer.loss_scales();
+        Holding { generation: self.generation, world, rank, own, replica, skipped, left_out, loss_scale }
     }
 }
 
@@ -62,13 +66,25 @@ impl<B: Tape<Base = B>> Learner<B> {
         let (place, layout) = (B::Flat::place(&self.trainables.device()), self.trainables.layout());
         let partition = Partition::new(layout.len(), members.comm.world(), members.rank());
         let keeps = Keeps { replica: spec.faults.replica, offloaded };
-        ReplicatedAdamW::at(&place, layout, partition, &spec.optimizer, keeps)
+        let settings = Optimizer { loss_scale: self.loss_scale, ..spec.optimizer.clone() };
+        ReplicatedAdamW::at(&place, layout, partition, &settings, keeps)
     }
 
     /// From now on this is the state, in the generation of these members.
     pub fn hold(&mut self, optimizer: ReplicatedAdamW<B::Flat>, members: &Members) {
         self.held = Some(Held { generation: members.assignment.generation, optimizer, weights: None });
         self.coming = None;
+    }
+
+    /// Whether the loss is scaled, and by more than the least.
+    pub fn may_lower_loss_scale(&self) -> bool {
+        self.optimizer().loss_scale().is_some_and(|scale| !scale.is_least())
+    }
+
+    /// What the next step's loss is multiplied by, if the loss is scaled; rank 0 speaks for all.
+    pub fn loss_scale_metric(&self, rank: Rank) -> Option<Metric> {
+        let scale = self.optimizer().loss_scale().filter(|_| rank.0 == 0)?;
+        Some(Metric::same("loss_scale", scale.scale()))
     }
 
     /// What this rank holds from the first step to the last, for messages; `cache` is what features take.

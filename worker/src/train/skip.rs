@@ -15,6 +15,9 @@
 //! is, too, so that the steps behind it are those of a run that was told beforehand to leave it out
 //! (`train.skip_steps`), bit for bit.
 //!
+//! A gradient that overflows because the loss is scaled is none of these: its step is left out at once, and does
+//! not count among those in a row, as long as the scale can be lowered.
+//!
 //! What this does not do: look for numbers that are finite and wrong.
 
 use coxswain_nn::kernels::{Tape, flat::Flat, free_broken_off};
@@ -124,9 +127,11 @@ fn is_guilty<B: Tape<Base = B>>(training: &mut Training<'_, B>, step: Step, samp
 pub(super) fn leave_out<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     step: Step,
+    cause: SkipCause,
 ) -> Result<(), TrainError> {
     training.with_features(|features, desk| features.settle_epoch(desk, step))?;
-    training.learner.held.as_mut().expect("a generation begins with a state").optimizer.skip();
+    let held = training.learner.held.as_mut().expect("a generation begins with a state");
+    held.optimizer.skip(cause == SkipCause::Overflow);
     Ok(())
 }
 

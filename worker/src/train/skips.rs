@@ -22,7 +22,7 @@ impl Skips {
     pub fn book(&mut self, step: Step, skipped: Option<&Skipped>) {
         self.in_a_row = match skipped.map(|skipped| skipped.cause) {
             None => 0,
-            Some(SkipCause::Asked) => self.in_a_row,
+            Some(SkipCause::Asked | SkipCause::Overflow) => self.in_a_row,
             Some(SkipCause::Loss | SkipCause::Gradient) => self.in_a_row + 1,
         };
         self.newest.extend(skipped.map(|skipped| (step, skipped.clone())));

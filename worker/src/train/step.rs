@@ -10,6 +10,10 @@
 //!                                                           clip, AdamW, gather
 //! ```
 //!
+//! Where the loss is scaled, a gradient that is not finite is at first the scale's fault: the step is left out at
+//! once, on all ranks, and the scale is lowered (`zero::loss_scale`). Once the scale is at its least the
+//! number is at fault, as above.
+//!
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can
 //! be dropped and tried again: with the same samples and, because draws are keyed by step and sample, with
 //! the same noise. A rank that sees between two layers that another one's attempt is lost drops its own at
@@ -48,7 +52,7 @@ use crate::{
     feeder::Prepared,
     link::{CachePhase, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
-    zero::StepInput,
+    zero::{ScaleState, StepInput},
 };
 
 /// What the last attempt of a step came to.
@@ -85,6 +89,9 @@ fn attempt<B: Tape<Base = B>>(
     let skipped = match (verdict.fared, own) {
         ((Fared::Ok, _), _) if skip::is_asked(training.run.spec, step) => Some(skip::asked()),
         ((Fared::Ok, _), _) => match training.commit(step, &verdict, &mut tried.spent.times) {
+            Err(error) if error.is_not_finite() && training.learner.may_lower_loss_scale() => {
+                Some(Skipped { cause: SkipCause::Overflow, samples: Vec::new() })
+            }
             Err(error) if error.is_not_finite() => {
                 let doubt = Doubt { cause: SkipCause::Gradient, rank: Rank(0), error: Some(error) };
                 skip::doubt(training, step, &doubt, last, &mut tried.doubt)?
@@ -116,7 +123,7 @@ fn attempt<B: Tape<Base = B>>(
         }
     };
     let Some(skipped) = skipped else { return Ok(None) };
-    skip::leave_out(training, step)?;
+    skip::leave_out(training, step, skipped.cause)?;
     Ok(Some(LastAttempt { share, verdict, ending: Ending::LeftOut(skipped) }))
 }
 
@@ -146,7 +153,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Ending::LeftOut(skipped) => (Norms { all: 0.0, groups: Vec::new() }, None, Some(skipped)),
         };
         let (totals, metrics) = match skipped {
-            Some(_) => (Totals::default(), Vec::new()),
+            Some(_) => {
+                let scale = self.learner.loss_scale_metric(self.members.rank());
+                (Totals::default(), scale.into_iter().collect())
+            }
             None => (
                 Totals { loss_sum: verdict.loss_sum, valid_count: verdict.valid_count, grad_norm: norms.all },
                 spent.metrics(step, self.members.rank(), &self.learner, &norms.groups),
@@ -231,6 +241,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let asked = skip::is_asked(self.run.spec, step);
         let Tried { spent, doubt, .. } = tried;
         self.learner.grads.zero();
+        let scale = self.learner.optimizer().loss_scale();
+        self.learner.grads.scale_loss(scale.map(ScaleState::scale));
         spent.figures = Figures::default();
         // The optimizer and the collectives of the step before have no vote of their own.
         if let Some(source) = self.stats.meter.take_overrun() {

@@ -55,6 +55,7 @@ impl Spent {
             let norm = |of: &GroupNorm| Metric::same(format!("grad_norm/{}", of.group), of.norm);
             metrics.extend(norms.iter().map(norm));
             metrics.extend(learner.trainables.layout().groups().into_iter().map(rate));
+            metrics.extend(learner.loss_scale_metric(rank));
         }
         metrics
     }

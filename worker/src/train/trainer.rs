@@ -6,7 +6,7 @@ use coxswain_proto::{
     document,
     ids::{Bytes, Step},
     plan::Plan,
-    run_spec::RunSpec,
+    run_spec::{LossScale, RunSpec},
 };
 
 use coxswain_nn::{
@@ -174,6 +174,10 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             objective,
             held: None,
             coming: None,
+            loss_scale: spec.optimizer.loss_scale.or_else(|| {
+                let float16 = self.task.float16(spec).filter(|float16| float16.backward);
+                float16.map(|_| LossScale::default())
+            }),
         };
         let micro_batch = match spec.train.auto_micro_batch {
             true => spec.train.global_batch,

@@ -9,6 +9,7 @@
 //! outcome     what a step did, or why it was not taken
 //! replica     a copy of the neighbour's part, so that one lost rank loses no step
 //! average     the average of the weights, where a run keeps one
+//! loss_scale  what the loss is multiplied by where products are of float16
 //! schedule    the learning rate of a step, as a pure function
 //! state       the moments as bytes, by parameter name and offset, readable at any world size
 //! ```
@@ -53,6 +54,7 @@
 
 mod average;
 mod exchange;
+mod loss_scale;
 mod optimizer;
 mod outcome;
 mod partition;
@@ -60,6 +62,7 @@ mod replica;
 mod schedule;
 mod state;
 
+pub use loss_scale::{LossScaler, ScaleState};
 pub use optimizer::{ShardedAdamW, StepInput, ZeroBytes};
 pub use outcome::{GroupNorm, StepError, StepOutcome};
 pub use partition::{Partition, Segment};

@@ -31,6 +31,7 @@ use coxswain_proto::{
 use super::{
     average::Average,
     exchange::Exchange,
+    loss_scale::LossScaler,
     outcome::{GroupNorm, StepError, StepOutcome},
     partition::{Partition, Segment, intersect, shifted},
     schedule::Rates,
@@ -61,6 +62,8 @@ pub struct ShardedAdamW<F: Flat = Vec<f32>> {
     pub(super) skipped: u64,
     /// Norm of the global gradient of the last of them.
     pub(super) last_norm: f64,
+    /// What the loss is multiplied by, if the run scales it.
+    pub(super) loss_scaler: Option<LossScaler>,
 }
 
 /// What one step needs besides its buffers.
@@ -192,6 +195,7 @@ impl<F: Flat> ShardedAdamW<F> {
             steps: 0,
             skipped: 0,
             last_norm: 0.0,
+            loss_scaler: settings.loss_scale.as_ref().map(LossScaler::new),
         }
     }
 
@@ -205,10 +209,12 @@ impl<F: Flat> ShardedAdamW<F> {
         self.steps
     }
 
-    /// A step of the run is done without this optimizer: moments and bias correction are as before it.
-    pub(super) fn skip(&mut self) {
+    /// A step of the run is done without this optimizer: moments and bias correction are as before it, and
+    /// the loss scale too, unless the gradient overflowed.
+    pub(super) fn skip(&mut self, overflows: bool) {
         self.steps += 1;
         self.skipped += 1;
+        self.loss_scaler.iter_mut().for_each(|scaler| scaler.left_out(overflows));
     }
 
     /// Takes one step. `grads` holds this rank's summed gradients and is scratch afterwards; `weights` must
@@ -264,6 +270,7 @@ impl<F: Flat> ShardedAdamW<F> {
     /// `weights_from`.
     pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
+        self.loss_scaler.iter_mut().for_each(LossScaler::taken);
         self.last_norm = how.norm;
         let (settings, begin) = (&self.settings, self.partition.own().start);
         let taken = self.steps - self.skipped;

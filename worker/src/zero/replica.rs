@@ -34,6 +34,7 @@ use coxswain_proto::{
 };
 
 use super::{
+    loss_scale::ScaleState,
     optimizer::{ShardedAdamW, StepInput, Update, ZeroBytes},
     outcome::{StepError, StepOutcome},
     partition::{Partition, intersect, shifted},
@@ -269,11 +270,36 @@ impl<F: Flat> ReplicatedAdamW<F> {
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
-    /// All ranks leave a step out: weights and moments stay as they are.
-    pub fn skip(&mut self) {
-        self.own.skip();
-        self.replica.iter_mut().for_each(|replica| replica.shard.skip());
+    /// All ranks leave a step out: weights and moments stay as they are. Of one whose gradient overflows the
+    /// loss scale is lowered.
+    pub fn skip(&mut self, overflows: bool) {
+        self.own.skip(overflows);
+        self.replica.iter_mut().for_each(|replica| replica.shard.skip(overflows));
         self.left_out = true;
+    }
+
+    /// What the loss is multiplied by; none if it is not scaled.
+    pub fn loss_scale(&self) -> Option<ScaleState> {
+        self.own.loss_scaler.map(|scaler| scaler.state())
+    }
+
+    /// The same of the newest of its [`versions`](Self::versions), and of the one before.
+    pub fn loss_scales(&self) -> Option<[ScaleState; 2]> {
+        let mut scaler = self.own.loss_scaler?;
+        let now = scaler.state();
+        if self.prepared.is_some() {
+            scaler.taken();
+            return Some([scaler.state(), now]);
+        }
+        Some([now, if self.left_out { scaler.state_before() } else { now }])
+    }
+
+    /// Goes on with this scale, if the loss is scaled at all and there is one.
+    pub fn restore_loss_scale(&mut self, state: Option<ScaleState>) {
+        let Some(state) = state else { return };
+        let shards = [Some(&mut self.own), self.replica.as_mut().map(|replica| &mut replica.shard)];
+        let scalers = shards.into_iter().flatten().filter_map(|shard| shard.loss_scaler.as_mut());
+        scalers.for_each(|scaler| scaler.restore(state));
     }
 
     /// Steps that were left out, in the newest of its [`versions`](Self::versions), and whether the newest

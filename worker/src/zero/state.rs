@@ -23,7 +23,7 @@ use std::{
 use safetensors::{Dtype, tensor::TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::{optimizer::ShardedAdamW, partition::intersect};
+use super::{loss_scale::ScaleState, optimizer::ShardedAdamW, partition::intersect};
 use coxswain_nn::{
     kernels::flat::Flat,
     params::{ParamSpec, TrainableLayout},
@@ -179,7 +179,7 @@ impl<F: Flat> ShardedAdamW<F> {
     /// read any more. Returns whether everything is there that this run keeps: files of a
     /// run that kept no average of its weights have none, and the average here is as it was.
     pub fn import<S: ReadAt>(&mut self, files: &[S]) -> Result<bool, StateError> {
-        let (steps, files, pieces) = read_files(files, &self.layout)?;
+        let (reached, files, pieces) = read_files(files, &self.layout)?;
         let averaged = pieces.iter().any(|piece| piece.kind == AVERAGE);
         let kept = self.buffers().count();
         let there = if averaged { kept } else { kept.min(AVERAGE) };
@@ -194,7 +194,10 @@ impl<F: Flat> ShardedAdamW<F> {
             let mut pieces = pieces.iter().filter(|piece| piece.kind == kind);
             moments.edit(|moments| pieces.try_for_each(|piece| piece.read_to(&files, moments, &own)))?;
         }
-        (self.steps, self.skipped) = steps;
+        (self.steps, self.skipped) = (reached.steps, reached.skipped);
+        if let (Some(scaler), Some(state)) = (&mut self.loss_scaler, reached.loss_scale) {
+            scaler.restore(state);
+        }
         Ok(there == kept)
     }
 
@@ -227,6 +230,10 @@ impl<F: Flat> ShardedAdamW<F> {
         });
         if self.skipped > 0 {
             metadata["skipped"] = json!(self.skipped.to_string());
+        }
+        if let Some(ScaleState { exponent, good }) = self.loss_scaler.map(|scaler| scaler.state()) {
+            metadata["loss_scale_exponent"] = json!(exponent.to_string());
+            metadata["loss_scale_good_steps"] = json!(good.to_string());
         }
         header.insert("__metadata__".into(), metadata);
         let mut offset = 0;
@@ -300,8 +307,18 @@ pub fn read_average<S: ReadAt>(
     Ok(Some(average))
 }
 
-/// The step of a state, and how many before it were left out; its files; what is in them.
-type State<'a, S> = ((u64, u64), Files<&'a S>, Vec<Piece<'a>>);
+/// How far the run of a state had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reached {
+    steps: u64,
+    /// Of these, steps that were left out.
+    skipped: u64,
+    /// None of a run that did not scale its loss.
+    loss_scale: Option<ScaleState>,
+}
+
+/// How far the run had come; its files; what is in them.
+type State<'a, S> = (Reached, Files<&'a S>, Vec<Piece<'a>>);
 
 /// Reads the headers of all files that are not empty, which must be of one step.
 fn read_files<'a, S: ReadAt>(
@@ -320,20 +337,20 @@ fn read_files<'a, S: ReadAt>(
         read.push(Some(opened));
         let expected = *steps.get_or_insert(found);
         if found != expected {
-            return Err(StateError::Steps { file, expected: expected.0, found: found.0 });
+            return Err(StateError::Steps { file, expected: expected.steps, found: found.steps });
         }
     }
     let none = || StateError::Unreadable { file: 0, detail: "no files were given".into() };
     Ok((steps.ok_or_else(none)?, read, pieces))
 }
 
-/// Finds one file's tensors; returns its step, and how many steps were left out before it.
+/// Finds one file's tensors; returns how far its run had come.
 fn read_header<'a, S: ReadAt>(
     file: usize,
     opened: &TensorFile<S>,
     layout: &'a TrainableLayout,
     pieces: &mut Vec<Piece<'a>>,
-) -> Result<(u64, u64), StateError> {
+) -> Result<Reached, StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };
     let entry = |key: &str| opened.metadata().metadata().as_ref().and_then(|entry| entry.get(key));
     if entry("format").map(String::as_str) != Some(FORMAT) {
@@ -365,7 +382,16 @@ fn read_header<'a, S: ReadAt>(
     }
     let steps = steps.filter(|steps| *steps >= skipped);
     let steps = steps.ok_or_else(|| unreadable("its metadata has no \"steps\" that could be".into()))?;
-    Ok((steps, skipped))
+    let small = |key: &str| number(key).and_then(|number| u32::try_from(number).ok());
+    let loss_scale = match entry("loss_scale_exponent") {
+        None => None,
+        Some(_) => {
+            let both = small("loss_scale_exponent").zip(small("loss_scale_good_steps"));
+            let state = both.and_then(|(exponent, good)| ScaleState::checked(exponent, good));
+            Some(state.ok_or_else(|| unreadable("its metadata has no loss scale that could be".into()))?)
+        }
+    };
+    Ok(Reached { steps, skipped, loss_scale })
 }
 
 /// `exp_avg.<parameter>[<begin>..]` into its parts.

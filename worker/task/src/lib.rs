@@ -40,6 +40,6 @@ pub use self::{
     objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},
-    task::{Task, TaskOn},
+    task::{Float16, Task, TaskOn},
     tools::{ForwardJob, Made, RandomJob, StarterFile, StarterJob},
 };

@@ -81,7 +81,8 @@ pub struct Built<B: Tape<Base = B>> {
 /// Losses are *sums* over valid elements, and so are gradients: the engine divides by the count of the global
 /// batch. Random draws depend on the run's seed, the batch's step and each sample's index, on nothing else.
 pub trait Objective<B: Tape<Base = B>> {
-    /// Runs one micro-batch and adds the gradient of its loss sum to `grads`. On an error `grads` may hold a
+    /// Runs one micro-batch and adds the gradient of its loss sum to `grads`, which say what the loss is
+    /// multiplied by where gradients may be small ([`GradientSums::scaled`]). On an error `grads` may hold a
     /// part of it: it is zeroed before the next attempt.
     fn forward_backward(
         &self,

@@ -14,6 +14,26 @@ use crate::{
     StarterJob, TaskError, Width, Written, memory::Subject,
 };
 
+/// Where a run multiplies in float16: on a GPU alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Float16 {
+    /// The key that says so.
+    pub key: &'static str,
+    /// Whether gradients pass such products, so that the loss has to be scaled.
+    pub backward: bool,
+}
+
+impl Float16 {
+    /// Why a run that does so does not begin on a CPU.
+    pub fn refused_on_cpu(&self) -> String {
+        format!(
+            "{}: float16 is for GPUs, and this run is to compute on a CPU, which would gain nothing by it: set bfloat16 for the same \
+             memory, or float32, or launch.device: cuda",
+            self.key
+        )
+    }
+}
+
 /// Something that can be trained.
 pub trait Task: Send + Sync {
     /// As `task.type` of a run file names it.
@@ -74,6 +94,11 @@ pub trait Task: Send + Sync {
     /// meant there, though every shape fits; a line each, naming the key.
     fn other_meaning(&self, _here: &RunSpec, _there: &RunSpec, _groups: &[Group]) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Where this run multiplies in float16; none if it does not.
+    fn float16(&self, _spec: &RunSpec) -> Option<Float16> {
+        None
     }
 
     /// The group that stays as `train.init_from` brings it, and is of no use as it is drawn; none if there is

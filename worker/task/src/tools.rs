@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use coxswain_nn::dtypes::WeightsDtype;
+
 /// One forward pass from file to file: what to read, and where to write.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardJob<'a> {
@@ -13,8 +15,8 @@ pub struct ForwardJob<'a> {
     pub inputs: &'a Path,
     /// File of the results.
     pub out: &'a Path,
-    /// Whether the model's matrices are kept in bfloat16, not float32.
-    pub bfloat16: bool,
+    /// How the model's matrices are kept.
+    pub dtype: WeightsDtype,
 }
 
 /// A checkpoint with random weights and the shapes of another one.

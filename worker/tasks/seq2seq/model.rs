@@ -89,11 +89,11 @@ impl<B: Tape<Base = B>> PairModel<B> {
         }
         clock.enter(Pass::Forward);
         let texts = batch.texts();
-        let context = T5Context::new(&self.model, &texts).dropping(self.dropped(batch));
+        let context = T5Context::of_training(&self.model, trainables, &texts).dropping(self.dropped(batch));
         let run = T5Run { model: &self.model, context: &context, trainables, retention: self.retention };
         let (hidden_nd, trace) = run.forward(&texts, &mut |stage| clock.lap(stage));
         let NextTokens { rows, dhidden, .. } =
-            self.model.predict(hidden_nd, &batch.targets, Some(&mut *grads));
+            self.model.predict(trainables, hidden_nd, &batch.targets, Some(&mut *grads));
         let loss = sums(batch, &rows)?.loss();
         clock.lap(HEAD_STAGE);
 
@@ -110,12 +110,12 @@ impl<B: Tape<Base = B>> PairModel<B> {
             return Ok(TokenSums::default());
         }
         let texts = batch.texts();
-        let context = T5Context::new(&self.model, &texts);
+        let context = T5Context::new(&self.model, trainables, &texts);
         // Nothing is kept for a backward pass, and every value is the one that a training pass computes.
         let retention = Retention { recompute: Recompute::None, ..self.retention };
         let run = T5Run { model: &self.model, context: &context, trainables, retention };
         let hidden_nd = run.decode(run.encode(texts.source), texts.target);
-        sums(batch, &self.model.predict(hidden_nd, &batch.targets, None).rows)
+        sums(batch, &self.model.predict(trainables, hidden_nd, &batch.targets, None).rows)
     }
 
     /// Answers to the sources of a batch, each up to its end or to `most` tokens.
@@ -140,7 +140,7 @@ impl<B: Tape<Base = B>> PairModel<B> {
 /// What trains of the model, by a run's settings.
 pub(super) fn tuned(settings: &Seq2SeqSettings) -> Result<Tuned, ModelError> {
     let modules = modules_of(&settings.model)?;
-    let head = HeadAdapter::Refused("which takes none in this task");
+    let head = HeadAdapter::InFull("which takes none in this task");
     Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, head)
 }
 

@@ -172,7 +172,9 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
         let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on pairs of texts.");
-        let origin = AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied: None };
+        let config = self.model.config();
+        let tied = config.head.is_none().then_some(config.table.as_str());
+        let origin = AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied };
         pretrained::leave(dir, self.model.lora(), layout, values, &origin)
     }
 }

@@ -14,8 +14,8 @@ use coxswain_models::{
 use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
-    Built, ForwardJob, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written,
-    memory::Subject,
+    Built, Float16, ForwardJob, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn,
+    Written, memory::Subject,
 };
 
 use super::{
@@ -71,6 +71,11 @@ impl Task for Seq2Seq {
         pretrained::other_meaning(here.lora.as_ref(), there, groups)
     }
 
+    fn float16(&self, spec: &RunSpec) -> Option<Float16> {
+        let dtype = Seq2SeqSettings::of(spec).ok()?.model.weights_dtype;
+        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
+    }
+
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
         pretrained::digest(spec)
     }
@@ -115,11 +120,10 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
-        let ForwardJob { model, adapter, inputs, out, bfloat16 } = *job;
+        let ForwardJob { model, adapter, inputs, out, dtype } = *job;
         if !T5Config::is_here(model) {
             return None;
         }
-        let dtype = if bfloat16 { WeightsDtype::Bfloat16 } else { WeightsDtype::Float32 };
         let job = Job { model, adapter, inputs, out, dtype };
         Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
     }

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
 use coxswain_data::DataError;
-use coxswain_nn::params::{FlatGrads, Group, Trainables};
+use coxswain_nn::{
+    dtypes::WeightsDtype,
+    params::{FlatGrads, Group, Trainables},
+};
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
 use coxswain_task::{
     Batch, Built, GenerateJob, MicroLoss, Objective, Prompt, Samples, Sampling, StageClock, Task, TaskOn,
@@ -75,7 +78,12 @@ impl Fixture {
     }
 
     fn run(&self, indices: &[u64]) -> (MicroLoss, Vec<f32>) {
+        self.run_scaled(indices, None)
+    }
+
+    fn run_scaled(&self, indices: &[u64], scale: Option<f64>) -> (MicroLoss, Vec<f32>) {
         let mut grads = FlatGrads::new(self.trainables.layout().len());
+        grads.scale_loss(scale);
         let (batch, mut clock) = (self.batch(indices), StageClock::default());
         let loss = self.objective.forward_backward(&self.trainables, &*batch, &mut grads, &mut clock);
         (loss.expect("a sound batch"), grads.values_mut().clone())
@@ -98,12 +106,57 @@ fn whole_modules() -> [(&'static str, Value); 2] {
     [("model.train", whole), ("lora.targets", json!(r"(encoder\.block\.0|decoder).*\.(q|v|wi_0|o)"))]
 }
 
+/// Everything: the table, both tables of position biases, all blocks, norms, the head.
+fn everything() -> [(&'static str, Value); 2] {
+    [("model.train", json!([".*"])), ("lora", Value::Null)]
+}
+
+/// The position biases of the decoder, and nothing else.
+fn one_table() -> [(&'static str, Value); 2] {
+    [("model.train", json!([r"decoder.*relative_attention_bias"])), ("lora", Value::Null)]
+}
+
+#[test]
+fn in_full_means_every_tensor_of_the_checkpoint() {
+    let fixture = Fixture::new(&everything());
+    let layout = fixture.trainables.layout();
+    let bytes = std::fs::read(assets().join("tiny-t5/model.safetensors")).expect("it ships");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("sound");
+    let mut there: Vec<_> = file.names().into_iter().map(str::to_owned).collect();
+    let mut here: Vec<_> = layout.params().iter().map(|param| param.name.clone()).collect();
+    there.sort();
+    here.sort();
+    assert_eq!(here, there);
+    let (_, gradients) = fixture.run(&[0, 1, 2, 3]);
+    for param in layout.params() {
+        assert!(gradients[param.range()].iter().any(|gradient| *gradient != 0.0), "{}", param.name);
+    }
+    let of = |end: &str| layout.params().iter().find(|param| param.name.ends_with(end)).expect(end);
+    // What is looked up is exempt from weight decay.
+    assert!(!of("shared.weight").decay && !of("relative_attention_bias.weight").decay);
+}
+
+#[test]
+fn a_scaled_loss_changes_no_bit_of_a_float32_gradient() {
+    for trains in [&[][..], &whole_modules(), &everything()] {
+        let fixture = Fixture::new(trains);
+        let (loss, gradients) = fixture.run(&[0, 1, 2]);
+        for scale in [1.0, 65_536.0] {
+            assert!(fixture.run_scaled(&[0, 1, 2], Some(scale)) == (loss, gradients.clone()), "{scale}");
+        }
+        let (_, overflown) = fixture.run_scaled(&[0, 1, 2], Some(2f64.powi(126)));
+        assert_eq!(overflown.iter().all(|gradient| gradient.is_finite()), overflown == gradients);
+    }
+}
+
 #[test]
 fn recompute_changes_no_bit_of_loss_or_gradient() {
     let encoder_alone = [("lora.targets", json!(r"encoder\.block\.1.*\.q"))];
     let late_decoder = [("lora.targets", json!(r"(encoder.*\.k|decoder\.block\.1.*\.q)"))];
     let dropping = [("lora.dropout", json!(0.3))];
-    for trains in [&[][..], &whole_modules(), &encoder_alone, &late_decoder, &dropping] {
+    let (everything, one_table) = (everything(), one_table());
+    let all = [&[][..], &whole_modules(), &encoder_alone, &late_decoder, &dropping, &everything, &one_table];
+    for trains in all {
         let of = |changes: &[(&str, Value)]| Fixture::new(&[trains, changes].concat()).run(&[0, 1, 2, 3]);
         let unchecked = of(&[]);
         assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().any(|gradient| *gradient != 0.0));
@@ -118,6 +171,7 @@ fn a_batch_in_parts_has_the_same_loss_and_gradients_up_to_rounding() {
     in_parts(&Fixture::new(&[]));
     // What adapters drop of a pair is its own: neither its neighbours nor its padding count.
     in_parts(&Fixture::new(&[("lora.dropout", json!(0.3))]));
+    in_parts(&Fixture::new(&everything()));
 }
 
 fn in_parts(fixture: &Fixture) {
@@ -137,7 +191,7 @@ fn in_parts(fixture: &Fixture) {
 
 #[test]
 fn gradients_are_derivatives() {
-    for trains in [&[][..], &whole_modules()] {
+    for trains in [&[][..], &whole_modules(), &everything(), &one_table()] {
         let fixture = Fixture::new(trains);
         let indices = [1, 2];
         let (_, gradients) = fixture.run(&indices);
@@ -293,7 +347,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
         adapter: None,
         inputs: &sample,
         out: &out,
-        bfloat16: false,
+        dtype: WeightsDtype::Float32,
     };
     TaskOn::<Flex>::forward(&Seq2Seq, &job, &Default::default()).expect("a T5").expect("sound");
     let loss = coxswain_nn::files::read_tensors(&out).expect("it was written");

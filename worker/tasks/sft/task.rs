@@ -7,13 +7,14 @@ use std::{
 };
 
 use coxswain_data::DataError;
-use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
+use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written, memory::Subject,
+    Built, Float16, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written,
+    memory::Subject,
 };
 use safetensors::Dtype;
 
@@ -70,6 +71,11 @@ impl Task for Sft {
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
         let Ok(here) = SftSettings::of(here) else { return Vec::new() };
         pretrained::other_meaning(here.lora.as_ref(), there, groups)
+    }
+
+    fn float16(&self, spec: &RunSpec) -> Option<Float16> {
+        let dtype = SftSettings::of(spec).ok()?.model.weights_dtype;
+        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {

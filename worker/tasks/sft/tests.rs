@@ -73,11 +73,23 @@ impl Fixture {
     }
 
     fn run(&self, indices: &[u64]) -> (MicroLoss, Vec<f32>) {
+        self.run_scaled(indices, None)
+    }
+
+    fn run_scaled(&self, indices: &[u64], scale: Option<f64>) -> (MicroLoss, Vec<f32>) {
         let mut grads = FlatGrads::new(self.trainables.layout().len());
+        grads.scale_loss(scale);
         let (batch, mut clock) = (self.batch(indices), StageClock::default());
         let loss = self.objective.forward_backward(&self.trainables, &*batch, &mut grads, &mut clock);
         (loss.expect("a sound batch"), grads.values_mut().clone())
     }
+}
+
+#[test]
+fn a_scaled_loss_changes_no_bit_of_a_float32_gradient() {
+    let fixture = Fixture::new(&[]);
+    let unscaled = fixture.run(&[0, 1, 2]);
+    assert!(fixture.run_scaled(&[0, 1, 2], Some(65_536.0)) == unscaled);
 }
 
 fn relative_error(ours: &[f32], theirs: &[f32]) -> f64 {

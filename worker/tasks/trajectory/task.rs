@@ -16,7 +16,9 @@ use coxswain_proto::{
     config::TaskSchema,
     run_spec::{CacheMode, Offload, RunSpec},
 };
-use coxswain_task::{Built, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{
+    Built, Float16, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
+};
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::pretrained;
@@ -134,6 +136,12 @@ impl Task for Trajectory {
     fn brought(&self, spec: &RunSpec) -> Option<Group> {
         let settings = TrajectorySettings::of(spec).ok()?;
         settings.lora.is_some().then_some(NETWORK)
+    }
+
+    fn float16(&self, spec: &RunSpec) -> Option<Float16> {
+        let dtype = TrajectorySettings::of(spec).ok()?.extractor.weights_dtype;
+        (dtype == WeightsDtype::Float16)
+            .then_some(Float16 { key: "extractor.weights_dtype", backward: false })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {

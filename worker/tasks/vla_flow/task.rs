@@ -25,8 +25,8 @@ use coxswain_proto::{
     run_spec::{Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterFile, StarterJob, Task, TaskError,
-    TaskOn, Width, memory::Subject,
+    Built, Float16, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterFile, StarterJob, Task,
+    TaskError, TaskOn, Width, memory::Subject,
 };
 
 use super::{
@@ -135,6 +135,11 @@ impl Task for VlaFlow {
         (!vla.expert.train || vla.optimizer.lr.expert == 0.0).then_some(EXPERT)
     }
 
+    fn float16(&self, spec: &RunSpec) -> Option<Float16> {
+        let dtype = VlaSettings::of(spec).ok()?.model.weights_dtype;
+        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
+    }
+
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
         pretrained::digest(spec)
     }
@@ -174,11 +179,11 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
-        let ForwardJob { model, adapter, inputs, out, bfloat16 } = *job;
+        let ForwardJob { model, adapter, inputs, out, dtype } = *job;
         if T5Config::is_here(model) {
             return None;
         }
-        let job = forward::Job { model, adapter, inputs, out, dtype: dtype(bfloat16) };
+        let job = forward::Job { model, adapter, inputs, out, dtype };
         Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
     }
 

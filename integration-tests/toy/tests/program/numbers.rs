@@ -48,16 +48,21 @@ fn a_huge_row_is_left_out(value: f64, cause: &str, network: &str) {
     assert_eq!(printed.matches(&told).count(), 2, "{printed}");
     assert_eq!(printed.matches("runs once more in its place").count(), 2, "{printed}");
 
+    it_is_learned_the_same(&toy, &[network], &steps);
+}
+
+/// By a run that is told these steps beforehand, one that loses a worker, and one that is resumed.
+fn it_is_learned_the_same(toy: &Toy, keys: &[&str], steps: &[u64]) {
     // Told beforehand, the run never sees the row, and learns the same.
     let named = format!("train.skip_steps=[{}, {}]", steps[0], steps[1]);
-    let (_, printed) = toy.train("told", &[&RUN[..], &[network, &named]].concat());
+    let (_, printed) = toy.train("told", &[&RUN[..], keys, &[&named]].concat());
     assert!(!printed.contains("once more"), "{printed}");
     assert_eq!(skipped(&toy.assert_audited("told", 16)), steps);
     assert!(toy.network("told") == toy.network("run"), "it learned something else");
 
     // And so does one that loses a worker right behind the first of these steps.
     let held = toy.hold(1, "forward", steps[0] + 1);
-    let mut running = toy.start("killed", &[&RUN[..], &[network]].concat());
+    let mut running = toy.start("killed", &[&RUN[..], keys].concat());
     running.wait_until_held(&held);
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let (status, printed) = running.finish();
@@ -67,14 +72,63 @@ fn a_huge_row_is_left_out(value: f64, cause: &str, network: &str) {
 
     // Or is killed as a whole, and resumed from a checkpoint behind it.
     let held = toy.hold(0, "forward", 15);
-    let mut running = toy.start("halves", &[&RUN[..], &[network]].concat());
+    let mut running = toy.start("halves", &[&RUN[..], keys].concat());
     running.wait_until_held(&held);
     wait_for("the reports of the steps before", || (skipped(&toy.audit("halves").1) == steps).then_some(()));
     drop(running);
     std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
-    toy.train("halves", &[&RUN[..], &[network]].concat());
+    toy.train("halves", &[&RUN[..], keys].concat());
     assert!(toy.network("halves") == toy.network("run"), "it learned something else");
     assert_eq!(skipped(&toy.assert_audited("halves", 16)), steps);
+}
+
+#[test]
+fn a_gradient_that_overflows_where_the_loss_is_scaled_costs_its_steps_and_lowers_the_scale() {
+    let toy = Toy::with_huge_row(ROWS, ROW, 1e30);
+    let keys = ["network.width=32", "optimizer.loss_scale={initial: 1024, growth_interval: 1000}"];
+    let (_, printed) = toy.train("run", &[&RUN[..], &keys].concat());
+    assert!(printed.contains("the loss is scaled, by 1024 in the next step"), "{printed}");
+    assert!(!printed.contains("once more"), "it is not tried again: {printed}");
+    let audit = toy.assert_audited("run", 16);
+    let steps = skipped(&audit);
+    assert_eq!(steps.len(), 2, "once an epoch: {audit:#}\n{printed}");
+    for found in audit["skipped"].as_array().expect("an array") {
+        assert_eq!((&found["cause"], &found["samples"]), (&json!("overflow"), &json!([])), "{audit:#}");
+    }
+    it_is_learned_the_same(&toy, &keys, &steps);
+    // Whoever was given it, the scale is the same in the end.
+    let end = scale_at_the_end(&toy, "run");
+    assert_eq!(end, "8", "halved twice, from 2^10");
+    for other in ["killed", "halves"] {
+        assert_eq!(scale_at_the_end(&toy, other), end, "{other}");
+    }
+
+    // In float32 scaling changes no bit of what is learned.
+    let named = format!("train.skip_steps=[{}, {}]", steps[0], steps[1]);
+    toy.train("unscaled", &[&RUN[..], &["network.width=32", &named]].concat());
+    assert!(toy.network("unscaled") == toy.network("run"), "it learned something else");
+
+    // At the least scale the number is at fault.
+    let least = "optimizer.loss_scale={initial: 1, growth_interval: 1000}";
+    let (_, printed) = toy.train("least", &[&RUN[..], &["network.width=32", least]].concat());
+    let causes: Vec<_> = toy.assert_audited("least", 16)["skipped"].as_array().expect("an array").clone();
+    assert!(causes.iter().all(|found| found["cause"] == "gradient"), "{causes:?}\n{printed}");
+    assert_eq!(printed.matches("runs once more in its place").count(), 2, "{printed}");
+}
+
+/// The power of two that the loss scale is in the newest checkpoint of a run, of all its ranks.
+fn scale_at_the_end(toy: &Toy, run: &str) -> String {
+    let newest = toy.path(&format!("{run}/checkpoints/step-00000016"));
+    let files = std::fs::read_dir(newest).expect("the last step has a checkpoint");
+    let files = files.map(|file| std::fs::read(file.expect("it is there").path()).expect("it can be read"));
+    let scales = files.filter_map(|bytes| {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let (_, from) = text.split_once("\"loss_scale_exponent\":\"")?;
+        Some(from.split_once('"').expect("JSON").0.to_owned())
+    });
+    let scales: std::collections::BTreeSet<String> = scales.collect();
+    assert_eq!(scales.len(), 1, "all ranks have one: {scales:?}");
+    scales.into_iter().next().expect("one")
 }
 
 #[test]

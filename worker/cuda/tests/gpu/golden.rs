@@ -24,6 +24,16 @@ fn in_bfloat16(device: Device) {
     }
 }
 
+/// The same fixture in float16, whose mantissa is three bits longer: a quarter of what autocast in bfloat16 is
+/// off.
+fn in_float16(device: Device) {
+    for case in IN_BFLOAT16 {
+        let Tolerance { gradients, .. } = Tolerance::of_autocast(case);
+        let tolerance = Tolerance { values: 5e-3, gradients: gradients / 4.0 };
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Float16 }, tolerance);
+    }
+}
+
 #[test]
 fn the_cpu_gives_the_fixtures_within_a_gpus_tolerances() {
     in_float32(Device::Cpu);
@@ -45,5 +55,12 @@ fn a_gpu_gives_the_fixtures_in_float32() {
 fn a_gpu_gives_the_fixtures_in_bfloat16() {
     if gpus("fixtures in bfloat16").is_some() {
         in_bfloat16(Device::Cuda(0));
+    }
+}
+
+#[test]
+fn a_gpu_gives_the_fixtures_in_float16() {
+    if gpus("fixtures in float16").is_some() {
+        in_float16(Device::Cuda(0));
     }
 }

@@ -106,8 +106,8 @@ pub trait AttentionOps: Backend {
     }
 
     /// `softmax(q k^T + added) v` without a scale: queries, keys and values `[b, queries or keys, heads, k]`;
-    /// returns `[b, queries, heads, k]`. What is added to the scores, `[b or 1, heads or 1, queries or 1,
-    /// keys]` each, gets no gradient.
+    /// returns `[b, queries, heads, k]`. What is added to the scores is `[b or 1, heads or 1, queries or 1,
+    /// keys]` each. One of them may be tracked, `[1, heads, queries, keys]`; of several the first is.
     fn biased_attention(inputs_bshk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
         let [q_bhsk, k_bhsk, v_bhsk] = inputs_bshk.map(|x_bshk| x_bshk.swap_dims(1, 2));
         let weights = Self::biased_softmax(q_bhsk.matmul(k_bhsk.swap_dims(2, 3)), added);
@@ -120,16 +120,21 @@ pub trait AttentionOps: Backend {
     /// ```text
     /// dv = w^T dout     dw = dout v^T     dq = ds k     dk = ds^T q
     /// ```
+    ///
+    /// and, if it `wants_dadded`, that of something added to the scores of all batch rows alike, `[1, heads,
+    /// s, s]`.
     fn biased_attention_backward(
         [q_bhsk, k_bhsk, v_bhsk]: [Tensor<Self, 4>; 3],
         weights: Tensor<Self, 4>,
         dout_bshk: Tensor<Self, 4>,
-    ) -> [Tensor<Self, 4>; 3] {
+        wants_dadded: bool,
+    ) -> ([Tensor<Self, 4>; 3], Option<Tensor<Self, 4>>) {
         let dout_bhsk = dout_bshk.swap_dims(1, 2);
         let dv_bhsk = weights.clone().swap_dims(2, 3).matmul(dout_bhsk.clone());
         let dscores = Self::softmax_backward(weights, dout_bhsk.matmul(v_bhsk.swap_dims(2, 3)));
         let dk_bhsk = dscores.clone().swap_dims(2, 3).matmul(q_bhsk);
-        [dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk].map(Self::heads_inside)
+        let dadded = wants_dadded.then(|| dscores.clone().sum_dim(0));
+        ([dscores.matmul(k_bhsk), dk_bhsk, dv_bhsk].map(Self::heads_inside), dadded)
     }
 
     /// `softmax(scores + added)` of scores `[b, heads, queries, keys]`.

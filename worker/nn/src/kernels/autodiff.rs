@@ -169,13 +169,21 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
     fn biased_attention(inputs_bshk: [Tensor<Self, 4>; 3], added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
         let inputs = inputs_bshk.map(tracked);
         let by_head_bhsk = inputs.each_ref().map(|input| plain::<B, 4>(input).swap_dims(1, 2));
+        let trained = added.iter().find(|added| is_tracked(added)).cloned().map(tracked);
         let added: Vec<_> = added.iter().map(|added| added.clone().inner()).collect();
         let [q_bhsk, k_bhsk, v_bhsk] = by_head_bhsk.clone();
         let weights = B::biased_softmax(q_bhsk.matmul(k_bhsk.swap_dims(2, 3)), &added);
         let out_bshk = B::heads_inside(weights.clone().matmul(v_bhsk));
-        record(inputs.each_ref(), out_bshk, move |dout_bshk| {
-            let gradients = B::biased_attention_backward(by_head_bhsk, weights, dout_bshk);
-            gradients.map(|gradient| Some(primitive(gradient)))
+        let Some(trained) = trained else {
+            return record(inputs.each_ref(), out_bshk, move |dout_bshk| {
+                let (gradients, _) = B::biased_attention_backward(by_head_bhsk, weights, dout_bshk, false);
+                gradients.map(|gradient| Some(primitive(gradient)))
+            });
+        };
+        let [q, k, v] = inputs.each_ref();
+        record([q, k, v, &trained], out_bshk, move |dout_bshk| {
+            let ([dq, dk, dv], dadded) = B::biased_attention_backward(by_head_bhsk, weights, dout_bshk, true);
+            [Some(dq), Some(dk), Some(dv), dadded].map(|gradient| gradient.map(primitive))
         })
     }
 

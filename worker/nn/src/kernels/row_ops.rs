@@ -15,9 +15,14 @@ pub trait RowOps: Backend {
         reference::rms_norm(x_nd, gain_d, eps)
     }
 
-    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to bfloat16: rounded already, where
-    /// that saves a pass.
-    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+    /// [`rms_norm`](Self::rms_norm) for products that round their inputs to a half-precision type: rounded
+    /// already, where that saves a pass.
+    fn rms_norm_for_rounding(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        eps: f64,
+        _to: DType,
+    ) -> Tensor<Self, 2> {
         Self::rms_norm(x_nd, gain_d, eps)
     }
 
@@ -56,7 +61,7 @@ pub trait RowOps: Backend {
     }
 
     /// [`swiglu`](Self::swiglu) for products that round their inputs, likewise.
-    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, _to: DType) -> Tensor<Self, 2> {
         Self::swiglu(gate_nf, up_nf)
     }
 

@@ -147,10 +147,11 @@ impl<B: ModelBackend> LoraLinear<B> {
             || self.bias_o.as_ref().is_some_and(BaseWeight::trains)
     }
 
-    /// Whether it reads nothing but its input rounded to bfloat16, on a backend that rounds at all.
-    pub fn rounds_input(&self) -> bool {
-        let rounds = |weight_oi: &Tensor<B, 2>| weight_oi.dtype() == DType::BF16;
-        self.adapter.is_none() && self.weight_oi.frozen().as_ref().is_some_and(rounds)
+    /// What it reads of its input, on a backend that rounds at all: the type of its weight, if that is
+    /// narrow and there is nothing beside it.
+    pub fn rounds_input(&self) -> Option<DType> {
+        let narrow = self.weight_oi.frozen().map(|weight_oi| weight_oi.dtype());
+        narrow.filter(|dtype| self.adapter.is_none() && *dtype != DType::F32)
     }
 
     /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may

@@ -4,6 +4,10 @@
 //! The backward pass sees them as [`GradientSums`]: it hands over the gradients of one block after another,
 //! and does not wait until they have been taken.
 //!
+//! Where products are of float16, the loss is multiplied before the backward pass, so that small gradients are
+//! not lost, and gradients are divided as they come in ([`GradientSums::scaled`]): what is summed is always the
+//! gradient of the loss itself. Both factors are powers of two, so that scaling rounds nothing in float32.
+//!
 //! What this file does not do: make gradients ([`ParamScope::collect`](super::ParamScope::collect)), add them
 //! up ([`kernels::flat`](crate::kernels::flat)), or reduce them (`zero`).
 
@@ -28,10 +32,21 @@ pub struct FlatGrads<F = Vec<f32>> {
     touched: BTreeMap<usize, usize>,
     /// Whether the elements of all others still hold something old.
     stale: bool,
+    /// What the mean loss of a micro-batch is multiplied by; none if the loss is not scaled.
+    loss_scale: Option<f64>,
+    /// What gradients that come in are multiplied by: 1 over what the loss was.
+    unscale: Option<f32>,
 }
 
 /// Where the backward pass leaves the gradients of a block.
 pub trait GradientSums<B: ModelBackend> {
+    /// What the loss sum of the micro-batch that is about to run backward is to be multiplied by, a power of
+    /// two, given its valid elements; none if it is not scaled. Gradients that are added from here on are
+    /// divided by it.
+    fn scaled(&mut self, _valid: f64) -> Option<f32> {
+        None
+    }
+
     /// Adds the gradients of some parameters.
     fn add(&mut self, gradients: Vec<(&ParamSpec, Tensor<B, 2>)>);
 
@@ -53,7 +68,14 @@ impl FlatGrads {
 impl<F: Flat> FlatGrads<F> {
     /// All zero.
     pub fn at(place: &F::Place, len: usize) -> Self {
-        Self { values: F::zeros(place, len), touched: BTreeMap::new(), stale: false }
+        let values = F::zeros(place, len);
+        Self { values, touched: BTreeMap::new(), stale: false, loss_scale: None, unscale: None }
+    }
+
+    /// From now on the loss is scaled so that the mean over the valid elements of a micro-batch is multiplied
+    /// by this power of two, up to a factor of two; none for no more scaling.
+    pub fn scale_loss(&mut self, scale: Option<f64>) {
+        (self.loss_scale, self.unscale) = (scale, None);
     }
 
     /// Forgets everything.
@@ -108,20 +130,38 @@ impl<F: Flat> FlatGrads<F> {
     }
 }
 
+/// A gradient of the loss itself.
+fn unscaled<B: ModelBackend>(gradient: Tensor<B, 2>, factor: Option<f32>) -> Tensor<B, 2> {
+    match factor {
+        Some(factor) => gradient * factor,
+        None => gradient,
+    }
+}
+
 impl<B: ModelBackend, F: FlatOn<B>> GradientSums<B> for FlatGrads<F> {
+    fn scaled(&mut self, valid: f64) -> Option<f32> {
+        // Normal numbers of f32 both ways.
+        let exponent = self.loss_scale?.log2() - valid.max(1.0).log2().floor();
+        let factor = exponent.clamp(-126.0, 126.0).exp2() as f32;
+        self.unscale = Some(1.0 / factor);
+        Some(factor)
+    }
+
     fn add(&mut self, gradients: Vec<(&ParamSpec, Tensor<B, 2>)>) {
+        let unscale = self.unscale;
         let placed = gradients.into_iter().map(|(param, values)| {
             let (range, first) = self.slot(param);
-            Gradient { range, first, values }
+            Gradient { range, first, values: unscaled(values, unscale) }
         });
         let placed = placed.collect();
         self.values.add(placed);
     }
 
     fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<B, 2>; 2])>) {
+        let unscale = self.unscale;
         let products = makings.into_iter().map(|(weight, [dy_no, x_ni])| {
             let (range, first) = self.slot(weight);
-            Product { range, first, dy_no, x_ni }
+            Product { range, first, dy_no: unscaled(dy_no, unscale), x_ni }
         });
         let products = products.collect();
         self.values.add_products(products);
@@ -129,6 +169,7 @@ impl<B: ModelBackend, F: FlatOn<B>> GradientSums<B> for FlatGrads<F> {
 
     fn add_rows(&mut self, table: &ParamSpec, lookups: &Lookups, values_nd: Tensor<B, 2>) {
         let (range, first) = self.slot(table);
+        let values_nd = unscaled(values_nd, self.unscale);
         self.values.add_rows(RowGradients { range, first, lookups, values_nd });
     }
 }
@@ -168,6 +209,36 @@ mod tests {
     fn a_new_step_forgets_the_last_one_without_a_sweep_wherever_the_sums_are() {
         a_new_step_forgets_the_last_one::<Vec<f32>>();
         a_new_step_forgets_the_last_one::<OnDevice<Flex>>();
+    }
+
+    #[test]
+    fn a_scaled_loss_leaves_the_gradients_of_the_loss_itself() {
+        let mut layout = TrainableLayout::default();
+        let id = layout.add("a".into(), &[1, 2], Group("head"), true, Init::Zeros);
+        let param = layout.get(id).clone();
+        let matrix = |values: [f32; 2]| Tensor::<Flex, 2>::from_data([values], &Default::default());
+        let mut grads = FlatGrads::new(layout.len());
+        let grads_of: &mut dyn GradientSums<Flex> = &mut grads;
+        assert_eq!(grads_of.scaled(3.0), None);
+        grads.scale_loss(Some(1024.0));
+        // The mean is scaled, by the power of two that is next below.
+        for (valid, factor) in [(0.0, 1024.0), (1.0, 1024.0), (3.0, 512.0), (4.0, 256.0), (4096.0, 0.25)] {
+            let grads_of: &mut dyn GradientSums<Flex> = &mut grads;
+            assert_eq!(grads_of.scaled(valid), Some(factor));
+            let (by, one) = (matrix([3.0 * factor, f32::MIN_POSITIVE * factor]), matrix([1.0, 0.0]));
+            grads_of.add(vec![(&param, by.clone())]);
+            grads_of.add_weight_gradients(vec![(&param, [by.narrow(1, 0, 1), one])]);
+            assert_eq!(grads.values_mut()[..], [6.0, f32::MIN_POSITIVE], "{valid}");
+            grads.zero();
+        }
+        grads.scale_loss(Some(2f64.powi(126)));
+        let grads_of: &mut dyn GradientSums<Flex> = &mut grads;
+        assert_eq!(grads_of.scaled(1.0), Some(2f32.powi(126)));
+        grads_of.add(vec![(&param, matrix([f32::INFINITY, f32::NAN]))]);
+        assert!(grads.values_mut().iter().all(|value| !value.is_finite()));
+        grads.scale_loss(None);
+        let grads_of: &mut dyn GradientSums<Flex> = &mut grads;
+        assert_eq!(grads_of.scaled(1.0), None);
     }
 
     #[test]

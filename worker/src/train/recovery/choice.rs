@@ -8,7 +8,7 @@
 
 use coxswain_proto::ids::{Generation, Rank, Step};
 
-use crate::zero::{Copy, Versions};
+use crate::zero::{Copy, ScaleState, Versions};
 
 /// What one rank brings into a new generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Holding {
     pub skipped: u64,
     /// Whether the newest version differs from the one before it by such a step alone.
     pub left_out: bool,
+    /// What the loss is multiplied by in the newest version, and in the one before; none if it is not scaled.
+    pub loss_scale: Option<[ScaleState; 2]>,
 }
 
 impl Holding {
@@ -43,6 +45,11 @@ impl Holding {
     /// Steps that were left out, in one of its versions.
     fn skipped_in(&self, version: u64) -> u64 {
         self.skipped - u64::from(self.left_out && version < self.own.newest)
+    }
+
+    /// What the loss is multiplied by, in one of its versions.
+    fn loss_scale_in(&self, version: u64) -> Option<ScaleState> {
+        self.loss_scale.map(|[newest, before]| if version < self.own.newest { before } else { newest })
     }
 
     /// How this rank has the part of `rank` in `version`, if it has it.
@@ -73,6 +80,8 @@ pub struct Choice {
     pub version: u64,
     /// Of these, steps that were left out.
     pub skipped: u64,
+    /// What the loss is multiplied by; none if it is not scaled.
+    pub loss_scale: Option<ScaleState>,
     /// The ranks that send the parts of the old partition, in its rank order.
     pub sources: Vec<Source>,
 }
@@ -113,7 +122,8 @@ fn newest_of(holdings: &[(Rank, Holding)], partition: (Generation, u32)) -> Opti
         let sources: Vec<Source> = (0..partition.1).map(source).collect::<Option<_>>()?;
         let giver = sources.first()?.from;
         let (_, held) = members.iter().find(|(rank, held)| *rank == giver && held.has(version))?;
-        Some(Choice { generation: partition.0, version, skipped: held.skipped_in(version), sources })
+        let (skipped, loss_scale) = (held.skipped_in(version), held.loss_scale_in(version));
+        Some(Choice { generation: partition.0, version, skipped, loss_scale, sources })
     })
 }
 
@@ -127,7 +137,16 @@ mod tests {
         let versions = |newest| Versions { newest, older: true };
         let replica = (world > 1).then(|| versions(replica));
         let (own, rank) = (versions(own), Rank(rank));
-        Some(Holding { generation: Generation(3), world, rank, own, replica, skipped: 0, left_out: false })
+        Some(Holding {
+            generation: Generation(3),
+            world,
+            rank,
+            own,
+            replica,
+            skipped: 0,
+            left_out: false,
+            loss_scale: None,
+        })
     }
 
     /// What is chosen where each rank holds this, or nothing.
@@ -176,6 +195,26 @@ mod tests {
         assert_eq!((choice.version, choice.uses_replica()), (9, true), "part 2 is on rank 0, a step ahead");
         let choice = choose(&[held(0, 3, 9, 8), held(1, 3, 9, 8), held(2, 3, 8, 8)]).unwrap();
         assert_eq!(choice.version, 8);
+    }
+
+    #[test]
+    fn the_loss_scale_is_that_of_the_version_that_is_chosen() {
+        let [newest, before] = [15, 16].map(|exponent| ScaleState { exponent, good: 0 });
+        let loss_scale = Some([newest, before]);
+        let left_out =
+            |rank| Some(Holding { skipped: 1, left_out: true, loss_scale, ..held(rank, 3, 9, 9).unwrap() });
+        let unaware = |rank| {
+            let only = Versions { newest: 8, older: false };
+            let loss_scale = Some([before; 2]);
+            Some(Holding { own: only, replica: Some(only), loss_scale, ..held(rank, 3, 8, 8).unwrap() })
+        };
+        let chosen = |holdings: &[Option<Holding>]| {
+            let choice = choose(holdings).unwrap();
+            (choice.version, choice.loss_scale)
+        };
+        assert_eq!(chosen(&[left_out(0), left_out(1), left_out(2)]), (9, Some(newest)));
+        assert_eq!(chosen(&[left_out(0), left_out(1), unaware(2)]), (9, Some(newest)));
+        assert_eq!(chosen(&[unaware(0), left_out(1), unaware(2)]), (8, Some(before)));
     }
 
     /// A step was left out, and one rank was cut off before it heard so.

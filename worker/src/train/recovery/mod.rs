@@ -176,6 +176,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             optimizer.adopt(&range, &state);
         }
         optimizer.begin(choice.version, choice.skipped, &weights);
+        optimizer.restore_loss_scale(choice.loss_scale);
         // A rank that passes this knows that all have everything, so the old state may go.
         if let Err(error) = members.comm.barrier() {
             let (generation, weights) = (members.assignment.generation, Some(weights));

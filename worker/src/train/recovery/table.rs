@@ -15,7 +15,7 @@ use crate::{
         features::{FeatureVersion, Mark},
         held_out::{HeldOutError, MAX_MEASURES},
     },
-    zero::Versions,
+    zero::{ScaleState, Versions},
 };
 
 /// What a generation hands to the next besides weights and moments: everything that decides what ranks do
@@ -74,7 +74,7 @@ impl Carried {
 /// Where the holding of a rank stands in a row.
 const HELD: usize = 0;
 /// Numbers of a holding.
-const HOLDING: usize = 9;
+const HOLDING: usize = 13;
 /// Where what is carried over begins in a row.
 const CARRIED: usize = HELD + HOLDING;
 /// Where the newest generation of kept features stands in a row.
@@ -185,6 +185,9 @@ fn encode_holding(held: &Holding, fields: &mut [f64]) {
     fields[3..5].copy_from_slice(&versions(Some(held.own)));
     fields[5..7].copy_from_slice(&versions(held.replica));
     (fields[7], fields[8]) = (held.skipped as f64, f64::from(u8::from(held.left_out)));
+    for (fields, state) in fields[9..].chunks_exact_mut(2).zip(held.loss_scale.iter().flatten()) {
+        (fields[0], fields[1]) = (f64::from(state.exponent), f64::from(state.good));
+    }
 }
 
 fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
@@ -206,7 +209,17 @@ fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
         replica: optional("replica", fields[5])?.map(|newest| versions(newest, fields[6])),
         skipped,
         left_out,
+        loss_scale: decode_scale(&fields[9..11])?.zip(decode_scale(&fields[11..13])?).map(Into::into),
     }))
+}
+
+fn decode_scale(fields: &[f64]) -> Result<Option<ScaleState>, String> {
+    if fields[0] == NONE {
+        return Ok(None);
+    }
+    let (exponent, good) = (small("loss scale", fields[0])?, small("steps at this loss scale", fields[1])?);
+    let state = ScaleState::checked(exponent, good);
+    state.map(Some).ok_or_else(|| format!("loss scale is 2^{exponent}"))
 }
 
 fn encode_place(place: &FeatureVersion, fields: &mut [f64]) {
@@ -277,6 +290,7 @@ mod tests {
             replica: None,
             skipped: 3,
             left_out: true,
+            loss_scale: Some([(16, 3), (17, 1999)].map(|(exponent, good)| ScaleState { exponent, good })),
         };
         let before = Some(Some(HeldOutError {
             samples: 64,
@@ -355,6 +369,7 @@ mod tests {
             replica: Some(own),
             skipped: 3,
             left_out: true,
+            loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
         };
         let carried = Carried {
             checkpoints: 2,
@@ -379,6 +394,7 @@ mod tests {
         assert_eq!(with(HELD + 1, 1e9).unwrap_err(), "it was rank 4 of a world of 1000000000");
         assert_eq!(with(HELD + 3, 0.5).unwrap_err(), "version is 0.5");
         assert_eq!(with(HELD + 7, 0.0).unwrap_err(), "its last step was left out, and none has been");
+        assert_eq!(with(HELD + 9, 127.0).unwrap_err(), "loss scale is 2^127");
         assert_eq!(with(CARRIED + 2, 0.0).unwrap_err(), "micro_batch is 0");
         for field in (HELD..HELD + HOLDING).chain(CARRIED..CARRIED + 10).chain(NEWEST..NEWEST + 2) {
             for value in [f64::NAN, f64::INFINITY, -2.0, 1e300] {

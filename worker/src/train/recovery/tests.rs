@@ -125,7 +125,8 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
 fn holding(rank: usize, world: usize, optimizer: &ReplicatedAdamW) -> Holding {
     let ((own, replica), (skipped, left_out)) = (optimizer.versions(), optimizer.skipped());
     let (world, rank) = (world as u32, Rank(rank as u32));
-    Holding { generation: Generation(1), world, rank, own, replica, skipped, left_out }
+    let loss_scale = optimizer.loss_scales();
+    Holding { generation: Generation(1), world, rank, own, replica, skipped, left_out, loss_scale }
 }
 
 #[test]

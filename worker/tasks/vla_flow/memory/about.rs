@@ -82,9 +82,9 @@ pub struct Subject {
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen {
     /// On a device.
-    whole: [FrozenBytes; 2],
+    whole: [FrozenBytes; WeightsDtype::ALL.len()],
     /// On a host: what cannot be used in place in the files.
-    copied: [FrozenBytes; 2],
+    copied: [FrozenBytes; WeightsDtype::ALL.len()],
 }
 
 impl Subject {
@@ -168,7 +168,6 @@ impl Frozen {
     /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
     /// published.
     pub fn read(dir: &Path, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
-        const BY_DTYPE: [WeightsDtype; 2] = [WeightsDtype::Float32, WeightsDtype::Bfloat16];
         let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
         let copied = |dtype| {
             FrozenBytes::of(tensors, |tensor| {
@@ -181,8 +180,8 @@ impl Frozen {
             })
         };
         Ok(Self {
-            whole: BY_DTYPE.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
-            copied: BY_DTYPE.map(copied),
+            whole: WeightsDtype::ALL.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
+            copied: WeightsDtype::ALL.map(copied),
         })
     }
 
@@ -192,10 +191,7 @@ impl Frozen {
             Place::Gpu => &self.whole,
             Place::Host { .. } => &self.copied,
         };
-        match dtype {
-            WeightsDtype::Float32 => &by_dtype[0],
-            WeightsDtype::Bfloat16 => &by_dtype[1],
-        }
+        &by_dtype[dtype as usize]
     }
 }
 

@@ -81,7 +81,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         clock.lap(EXPERT_STAGE);
 
         clock.enter(Pass::Backward);
-        let dv_nc = self.upload(&loss.gradient, self.dims.action);
+        let mut dv_nc = self.upload(&loss.gradient, self.dims.action);
+        if let Some(scale) = grads.scaled(clean.valid_count()) {
+            dv_nc = dv_nc * scale;
+        }
         let gradient = ActionExpert::backward(expert_trace, dv_nc, grads);
         if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
             sensor.backward(dtokens_nd, grads);

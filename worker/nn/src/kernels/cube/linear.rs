@@ -1,6 +1,6 @@
 //! Linear layers on accelerators: products, and the kernels around them (`low_rank`, `pointwise`).
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
@@ -30,7 +30,8 @@ where
     if layers.is_empty() {
         return Vec::new();
     }
-    let narrow = layers.iter().all(|layer| layer.w_oi.dtype() == DType::BF16);
+    let narrow = low_rank::narrow(layers[0].w_oi.dtype());
+    let narrow = narrow.filter(|dtype| layers.iter().all(|layer| layer.w_oi.dtype() == *dtype));
     // Each update that drops reads an input of its own.
     let whole = |layer: &LinearLayer<B>| layer.update.as_ref().is_none_or(|update| update.dropout.is_none());
     let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
@@ -44,8 +45,11 @@ where
         }
         // None with an update, or some without.
         _ => {
-            let rounds = narrow && layers.iter().all(|layer| layer.update.is_none());
-            let x_ni = if rounds && x_ni.dtype() != DType::BF16 { x_ni.cast(DType::BF16) } else { x_ni };
+            let rounds = narrow.filter(|_| layers.iter().all(|layer| layer.update.is_none()));
+            let x_ni = match rounds.filter(|dtype| x_ni.dtype() != *dtype) {
+                Some(dtype) => x_ni.cast(dtype),
+                None => x_ni,
+            };
             (vec![None; layers.len()], x_ni)
         }
     };
@@ -104,7 +108,7 @@ where
     let (w, x) = (primitive(w_oi.transpose()), floats(x_ni));
     if let Some(dropout) = &update.dropout {
         let read = dropout::dropped(x.clone(), dropout);
-        let (mut downs, _) = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], false);
+        let (mut downs, _) = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], None);
         let down = downs.remove(0);
         let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
         return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
@@ -127,7 +131,7 @@ where
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
     let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
     if let Some(dropout) = &update.dropout {
-        let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
+        let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None);
         let ddown_nr: Tensor<B, 2> = wrapped(ddowns.remove(0));
         let dx_ni = dx.map(|finish| {
             let low = floats(B::product(ddown_nr.clone(), wrapped(a)));
@@ -149,7 +153,7 @@ where
             (Some(wrapped(dx)), wrapped(ddown))
         }
         None => {
-            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], false);
+            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None);
             (None, wrapped(ddowns.remove(0)))
         }
     };

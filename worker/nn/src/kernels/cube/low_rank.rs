@@ -19,9 +19,9 @@ mod factor;
 mod raise;
 
 use burn::tensor::DType;
-use burn_cubecl::{CubeRuntime, kernel::cast, ops::numeric::mul_scalar, tensor::CubeTensor};
+use burn_cubecl::{CubeElement, CubeRuntime, kernel::cast, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::*;
-use half::bf16;
+use half::{bf16, f16};
 
 pub use self::factor::Factor;
 use self::{
@@ -51,7 +51,7 @@ pub fn applied<R: CubeRuntime>(
     factor: f64,
     finish: Finish<R>,
 ) -> [CubeTensor<R>; 2] {
-    let (mut downs, narrowed) = reduced(x.clone(), vec![(m, factor)], w.dtype == DType::BF16);
+    let (mut downs, narrowed) = reduced(x.clone(), vec![(m, factor)], narrow(w.dtype));
     let down = downs.remove(0);
     let y = product(narrowed.unwrap_or(x), w);
     [added(y, down.clone(), raising, finish), down]
@@ -76,17 +76,22 @@ pub fn added<R: CubeRuntime>(
 /// A matrix that reduces, and what it is multiplied with.
 pub type Scaled<R> = (Factor<R>, f64);
 
-/// `factor * x m` `[n, r]` of `x [n, long]` for each matrix, and `x` in bfloat16 if `narrow`.
+/// The type that products with a weight of this one round to; none where they do not round.
+pub fn narrow(weight: DType) -> Option<DType> {
+    Some(weight).filter(|dtype| matches!(dtype, DType::BF16 | DType::F16))
+}
+
+/// `factor * x m` `[n, r]` of `x [n, long]` for each matrix, and `x` in the type `narrow` if there is one.
 pub fn reduced<R: CubeRuntime>(
     x: CubeTensor<R>,
     ms: Vec<Scaled<R>>,
-    narrow: bool,
+    narrow: Option<DType>,
 ) -> (Vec<CubeTensor<R>>, Option<CubeTensor<R>>) {
     let together = |(m, _): &Scaled<R>| m.fits() && m.long_rows && m.rank() == ms[0].0.rank();
     if ms.len() > 1 && !ms.iter().all(together) {
         let mut narrowed = None;
         let each = ms.into_iter().enumerate().map(|(number, m)| {
-            let (mut downs, first) = reduced(x.clone(), vec![m], narrow && number == 0);
+            let (mut downs, first) = reduced(x.clone(), vec![m], narrow.filter(|_| number == 0));
             narrowed = narrowed.take().or(first);
             downs.remove(0)
         });
@@ -97,13 +102,16 @@ pub fn reduced<R: CubeRuntime>(
             mul_scalar(product(x.clone(), m.reducing()), InputScalar::new(*factor, DType::F32))
         };
         let downs = ms.iter().map(down).collect();
-        return (downs, narrow.then(|| cast(x, DType::BF16)));
+        return (downs, narrow.map(|dtype| cast(x, dtype)));
     }
-    launch_reduction(x, ms, narrow)
+    match narrow {
+        Some(DType::F16) => launch_reduction::<R, f16>(x, ms, true),
+        narrow => launch_reduction::<R, bf16>(x, ms, narrow.is_some()),
+    }
 }
 
 /// [`reduced`] by one matrix that fits, or by several that lie in rows and are of one rank.
-fn launch_reduction<R: CubeRuntime>(
+fn launch_reduction<R: CubeRuntime, O: CubeElement + Float>(
     x: CubeTensor<R>,
     ms: Vec<Scaled<R>>,
     narrow: bool,
@@ -113,7 +121,7 @@ fn launch_reduction<R: CubeRuntime>(
     let downs: Vec<_> = ms.iter().map(|_| empty(&x, [rows, rank].into(), DType::F32)).collect();
     // What is not asked for is never written, and takes 8 bytes: an argument has to be something of its type.
     let shape = if narrow { x.meta.shape().clone() } else { [1, VECTOR].into() };
-    let narrowed = empty(&x, shape, DType::BF16);
+    let narrowed = empty(&x, shape, O::dtype());
     let cubes = ms.len() * rank / rank.min(RANKS);
     let count = CubeCount::Static(rows.div_ceil(ROWS) as u32, cubes as u32, 1);
     let (client, dim) = (x.client.clone(), CubeDim::new_1d(UNITS as u32));
@@ -123,7 +131,7 @@ fn launch_reduction<R: CubeRuntime>(
         let factors = ms.iter().map(|(_, factor)| *factor as f32).collect();
         let matrices = ms.into_iter().map(|(m, _)| m.values.into_array_arg()).collect();
         let outputs = outputs.collect();
-        reduce_by_rows::launch::<R>(
+        reduce_by_rows::launch::<O, R>(
             &client,
             count,
             dim,
@@ -138,7 +146,7 @@ fn launch_reduction<R: CubeRuntime>(
             narrow,
         );
     } else if let (Some((m, factor)), Some(down)) = (ms.into_iter().next(), outputs.next()) {
-        reduce_by_columns::launch::<R>(
+        reduce_by_columns::launch::<O, R>(
             &client,
             count,
             dim,
@@ -159,9 +167,9 @@ fn launch_reduction<R: CubeRuntime>(
 /// Brings a tile of a cube's rows into shared memory, zeros where there is nothing, and rounds it on the way
 /// if it is wanted.
 #[cube]
-fn stage<N: Size>(
+fn stage<N: Size, O: Float>(
     x: &Array<Vector<f32, N>>,
-    narrowed: &mut Array<Vector<bf16, N>>,
+    narrowed: &mut Array<Vector<O, N>>,
     tile: &mut SharedMemory<Vector<f32, N>>,
     number: usize,
     rows: usize,
@@ -188,12 +196,12 @@ fn stage<N: Size>(
 /// [`reduced`] by each `m [r, long]`: a cube has one of them, or [`RANKS`] of its ranks, each plane a few
 /// (`ranks`), and its lanes the elements.
 #[cube(launch)]
-fn reduce_by_rows<N: Size>(
+fn reduce_by_rows<N: Size, O: Float>(
     x: &Array<Vector<f32, N>>,
     ms: &Sequence<Array<Vector<f32, N>>>,
     factors: &Sequence<f32>,
     downs: &mut Sequence<Array<f32>>,
-    narrowed: &mut Array<Vector<bf16, N>>,
+    narrowed: &mut Array<Vector<O, N>>,
     rows: u32,
     #[comptime] rank: usize,
     #[comptime] narrow: bool,
@@ -212,7 +220,7 @@ fn reduce_by_rows<N: Size>(
         sums[i] = f32::new(0.0);
     }
     for number in 0..vectors.div_ceil(columns) {
-        stage::<N>(x, narrowed, &mut tile, number, rows, narrow);
+        stage::<N, O>(x, narrowed, &mut tile, number, rows, narrow);
         sync_cube();
         for part in 0..comptime!(columns / PLANE) {
             let column = part * PLANE + lane;
@@ -263,11 +271,11 @@ fn reduce_by_rows<N: Size>(
 /// [`reduced`] by `m [long, r]`: a unit has one of `ranks` vectors of ranks, and one in so many of the tile's
 /// vectors.
 #[cube(launch)]
-fn reduce_by_columns<N: Size>(
+fn reduce_by_columns<N: Size, O: Float>(
     x: &Array<Vector<f32, N>>,
     m: &Array<Vector<f32, N>>,
     down: &mut Array<Vector<f32, N>>,
-    narrowed: &mut Array<Vector<bf16, N>>,
+    narrowed: &mut Array<Vector<O, N>>,
     rows: u32,
     factor: f32,
     #[comptime] rank: usize,
@@ -287,7 +295,7 @@ fn reduce_by_columns<N: Size>(
         sums[row] = Vector::new(0.0);
     }
     for number in 0..vectors.div_ceil(columns) {
-        stage::<N>(x, narrowed, &mut tile, number, rows, narrow);
+        stage::<N, O>(x, narrowed, &mut tile, number, rows, narrow);
         sync_cube();
         for part in 0..comptime!(columns.div_ceil(sharers)) {
             let column = part * sharers + sharer;

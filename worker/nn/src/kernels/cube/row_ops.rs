@@ -1,8 +1,8 @@
 //! Norms, activations and roundings, a kernel each.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{
     launch::{floats, wrapped},
@@ -21,8 +21,17 @@ where
         wrapped(rows::rms_norm::<R, f32>(floats(x_nd), floats(gain_d), eps))
     }
 
-    fn rms_norm_for_rounding(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
-        wrapped(rows::rms_norm::<R, bf16>(floats(x_nd), floats(gain_d), eps))
+    fn rms_norm_for_rounding(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        eps: f64,
+        to: DType,
+    ) -> Tensor<Self, 2> {
+        let (x, gain) = (floats(x_nd), floats(gain_d));
+        wrapped(match to {
+            DType::F16 => rows::rms_norm::<R, f16>(x, gain, eps),
+            _ => rows::rms_norm::<R, bf16>(x, gain, eps),
+        })
     }
 
     fn rms_norm_backward(
@@ -114,8 +123,12 @@ where
         wrapped(pointwise::swiglu::<R, f32>(floats(gate_nf), floats(up_nf)))
     }
 
-    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        wrapped(pointwise::swiglu::<R, bf16>(floats(gate_nf), floats(up_nf)))
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, to: DType) -> Tensor<Self, 2> {
+        let (gate, up) = (floats(gate_nf), floats(up_nf));
+        wrapped(match to {
+            DType::F16 => pointwise::swiglu::<R, f16>(gate, up),
+            _ => pointwise::swiglu::<R, bf16>(gate, up),
+        })
     }
 
     fn swiglu_backward(

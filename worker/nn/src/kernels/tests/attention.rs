@@ -211,3 +211,20 @@ fn attention_with_a_bias_has_the_bits_of_its_parts_and_their_gradients() {
         assert_close("a gradient", gradient(input, &found), gradient(part, &composed));
     }
 }
+
+#[test]
+fn what_is_added_to_scores_has_its_gradient_if_it_is_tracked() {
+    let [q, k, v] = [([2, 5, 3, 4], 1), ([2, 7, 3, 4], 2), ([2, 7, 3, 4], 3)]
+        .map(|(shape, seed)| values(shape, seed, 1.0));
+    let [bias, mask] = [values([1, 3, 5, 7], 4, 1.0), values([2, 1, 1, 7], 5, 1.0)];
+    let [trained, composed_bias] = [leaf(&bias), leaf(&bias)];
+    let inputs = [&q, &k, &v].map(leaf);
+    let found = A::biased_attention(inputs.clone(), &[frozen(&mask), trained.clone()]);
+    let [q_bhsk, k_bhsk, v_bhsk] = [&q, &k, &v].map(|x| frozen(x).swap_dims(1, 2));
+    let scores = q_bhsk.matmul(k_bhsk.swap_dims(2, 3));
+    let weights = reference::biased_softmax(scores, &[frozen(&mask), composed_bias.clone()]);
+    let composed = weights.matmul(v_bhsk).swap_dims(1, 2);
+    let (found, composed) = (pull(found), pull(composed));
+    assert_close("the bias's", gradient(&trained, &found), gradient(&composed_bias, &composed));
+    assert!(inputs.iter().all(|input| input.grad(&found).is_some()));
+}

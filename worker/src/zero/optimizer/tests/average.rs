@@ -26,7 +26,7 @@ fn ended(world: usize, settings: &Optimizer, steps: &[bool]) -> Vec<Ended> {
             let mut grads = noise(weights.len(), 1 + 10 * step + rank);
             match taken {
                 true => drop(optimizer.step(&mut grads, &mut weights, &input(), comm).expect("a step")),
-                false => optimizer.skip(),
+                false => optimizer.skip(false),
             }
         }
         let mut whole = vec![0.0; weights.len()];

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::zero::{Copy, ReplicatedAdamW, StateError};
+use crate::zero::{Copy, ReplicatedAdamW, ScaleState, StateError};
+use coxswain_proto::run_spec::LossScale;
 
 fn files(ranks: &[ShardedAdamW]) -> Vec<Vec<u8>> {
     ranks.iter().map(ShardedAdamW::export).collect()
@@ -48,6 +49,45 @@ fn a_resumed_run_gives_the_bits_of_an_uninterrupted_one() {
             assert_eq!(second.steps(), 6);
         }
     }
+}
+
+#[test]
+fn the_loss_scale_is_a_part_of_the_state_at_any_world_size() {
+    let scaled = || {
+        let loss_scale = Some(LossScale { initial: 65_536.0, growth_interval: 3 });
+        Optimizer { loss_scale, ..settings() }
+    };
+    let on = |settings: &Optimizer, world, rank| ShardedAdamW::new(&layout(), world, Rank(rank), settings);
+    let mut two = [0, 1].map(|rank| on(&scaled(), 2, rank));
+    for optimizer in &mut two {
+        // One overflow, then two steps that are taken.
+        optimizer.skip(true);
+        optimizer.loss_scaler.iter_mut().for_each(|scaler| (0..2).for_each(|_| scaler.taken()));
+    }
+    let saved = files(&two);
+    let expected = Some(ScaleState { exponent: 15, good: 2 });
+    let state = |optimizer: &ShardedAdamW| optimizer.loss_scaler.map(|scaler| scaler.state());
+    let mut three = on(&scaled(), 3, 2);
+    three.import(&views(&saved)).expect("whole");
+    assert_eq!((state(&three), three.steps(), three.skipped), (expected, 1, 1));
+    // A run that does not scale takes the rest; one that does begins anew with a state that had none.
+    let mut without = on(&settings(), 1, 0);
+    without.import(&views(&saved)).expect("whole");
+    assert_eq!((state(&without), without.skipped), (None, 1));
+    three.import(&views(&[without.export()])).expect("whole");
+    assert_eq!(state(&three), expected, "nothing is said of it");
+    // Ranks whose scales differ are not of one checkpoint, and a scale that cannot be is damage.
+    two[1].skip(true);
+    two[1].steps = 1;
+    two[1].skipped = 1;
+    assert!(on(&scaled(), 1, 0).import(&views(&files(&two))).is_err());
+    let text = String::from_utf8_lossy(&saved[0]).into_owned();
+    assert!(text.contains(r#""loss_scale_exponent":"15""#), "{text}");
+    let at = text.find(r#"_exponent":"15""#).expect("it is there") + r#"_exponent":""#.len();
+    let mut damaged = saved[0].clone();
+    damaged[at] = b'x';
+    let error = on(&scaled(), 2, 0).import(&[damaged.as_slice(), &saved[1]]).expect_err("no number");
+    assert!(error.to_string().contains("loss scale"), "{error}");
 }
 
 #[test]
