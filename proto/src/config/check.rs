@@ -204,15 +204,18 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         "is given without `optimizer.ema_decay`",
         "give both, for instance 0.9999 and 0.75, or remove it",
     );
-    let LossScale { initial, growth_interval } = optimizer.loss_scale.unwrap_or_default();
+    let LossScale { initial, growth_interval } = optimizer.loss_scale;
     f.require(
-        LossScale::RANGE.contains(&initial) && initial.log2().fract() == 0.0,
+        initial.is_none_or(|initial| LossScale::RANGE.contains(&initial) && initial.log2().fract() == 0.0),
         "optimizer.loss_scale.initial",
-        format_args!("is {initial}: scaling is exact by powers of two alone, here of 1 to 2^126"),
+        format_args!(
+            "is {}: scaling is exact by powers of two alone, here of 1 to 2^126",
+            initial.unwrap_or_default()
+        ),
         "give a power of two, for instance 65536",
     );
     f.require(
-        growth_interval > 0,
+        growth_interval != Some(0),
         "optimizer.loss_scale.growth_interval",
         "is 0",
         "give the steps in a row after which the scale doubles, for instance 2000",

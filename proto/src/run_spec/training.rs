@@ -173,31 +173,41 @@ pub struct Optimizer {
     /// `ema_decay`; there from the first step when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_power: Option<f64>,
-    /// How the loss is scaled before the backward pass; absent, it is where products are of float16, with the
-    /// defaults, and nowhere else.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loss_scale: Option<LossScale>,
+    /// How the loss is scaled before the backward pass.
+    #[serde(skip_serializing_if = "LossScale::is_unsaid")]
+    pub loss_scale: LossScale,
 }
 
 /// Dynamic loss scaling (arXiv 1710.03740), with the defaults of PyTorch's `torch.amp.GradScaler`: gradients
-/// that would be lost beneath float16's smallest number are not, and what overflows is found and left out.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// that would be lost beneath float16's smallest number are not, and what overflows is found and left out. The
+/// loss is scaled where products are of float16, or where anything is said here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LossScale {
-    /// What the mean loss of a micro-batch is multiplied by in the first step: a power of two.
-    pub initial: f64,
-    /// Steps in a row that have to be taken before it doubles.
-    pub growth_interval: u32,
+    /// What the mean loss of a micro-batch is multiplied by in the first step, a power of two; 65536 when
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initial: Option<f64>,
+    /// Steps in a row that have to be taken before it doubles; 2000 when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growth_interval: Option<u32>,
 }
 
 impl LossScale {
     /// Scales that there may be. Below the least an overflow is none of the scale's.
     pub const RANGE: std::ops::RangeInclusive<f64> = 1.0..=8.507059173023462e37;
-}
 
-impl Default for LossScale {
-    fn default() -> Self {
-        Self { initial: 65_536.0, growth_interval: 2_000 }
+    /// Whether nothing is said.
+    pub fn is_unsaid(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The same with the defaults of what is not said.
+    pub fn filled(self) -> Self {
+        Self {
+            initial: self.initial.or(Some(65_536.0)),
+            growth_interval: self.growth_interval.or(Some(2_000)),
+        }
     }
 }
 
@@ -217,7 +227,7 @@ impl Default for Optimizer {
             reduce_dtype: ReduceDtype::Float32,
             ema_decay: None,
             ema_power: None,
-            loss_scale: None,
+            loss_scale: LossScale::default(),
         }
     }
 }

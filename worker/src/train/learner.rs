@@ -33,7 +33,7 @@ pub(super) struct Learner<B: Tape<Base = B>> {
     /// Watches in the first steps that everything that should train does.
     pub gradients: GradientWatch,
     /// How the loss is scaled: as the run says, or as its products want it.
-    pub loss_scale: Option<LossScale>,
+    pub loss_scale: LossScale,
 }
 
 /// The optimizer, and the generation whose partition it follows.

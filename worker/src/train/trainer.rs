@@ -6,7 +6,7 @@ use coxswain_proto::{
     document,
     ids::{Bytes, Step},
     plan::Plan,
-    run_spec::{LossScale, RunSpec},
+    run_spec::RunSpec,
 };
 
 use coxswain_nn::{
@@ -174,10 +174,10 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             objective,
             held: None,
             coming: None,
-            loss_scale: spec.optimizer.loss_scale.or_else(|| {
-                let float16 = self.task.float16(spec).filter(|float16| float16.backward);
-                float16.map(|_| LossScale::default())
-            }),
+            loss_scale: match self.task.float16(spec) {
+                Some(float16) if float16.backward => spec.optimizer.loss_scale.filled(),
+                _ => spec.optimizer.loss_scale,
+            },
         };
         let micro_batch = match spec.train.auto_micro_batch {
             true => spec.train.global_batch,

@@ -56,11 +56,17 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
+    /// That of a run that scales its loss; none if nothing is said of it.
+    pub fn wanted(settings: &LossScale) -> Option<Self> {
+        (!settings.is_unsaid()).then(|| Self::new(settings))
+    }
+
     /// With the scale that a run begins with.
     pub fn new(settings: &LossScale) -> Self {
-        let initial = settings.initial.clamp(*LossScale::RANGE.start(), *LossScale::RANGE.end());
-        let now = ScaleState { exponent: initial.log2() as u32, good: 0 };
-        Self { growth_interval: settings.growth_interval.max(1), now, before: now }
+        let LossScale { initial, growth_interval } = settings.filled();
+        let exponent = initial.map_or(0, |initial| initial.log2() as u32).min(MOST);
+        let now = ScaleState { exponent, good: 0 };
+        Self { growth_interval: growth_interval.unwrap_or(1).max(1), now, before: now }
     }
 
     /// As it is now.
@@ -152,7 +158,7 @@ mod tests {
             exponent in 0u32..=126, interval in 1u32..12, outcomes in outcomes(),
         ) {
             let initial = f64::from(exponent).exp2();
-            let mut scaler = LossScaler::new(&LossScale { initial, growth_interval: interval });
+            let mut scaler = LossScaler::new(&LossScale { initial: Some(initial), growth_interval: Some(interval) });
             for (number, &outcome) in outcomes.iter().enumerate() {
                 let was = scaler.state();
                 apply(&mut scaler, outcome);
@@ -170,7 +176,7 @@ mod tests {
         fn a_resume_anywhere_changes_nothing(
             interval in 1u32..12, outcomes in outcomes(), cut in 0usize..400,
         ) {
-            let settings = LossScale { initial: 65_536.0, growth_interval: interval };
+            let settings = LossScale { initial: None, growth_interval: Some(interval) };
             let cut = cut.min(outcomes.len());
             let (mut whole, mut first) = (LossScaler::new(&settings), LossScaler::new(&settings));
             outcomes.iter().for_each(|outcome| apply(&mut whole, *outcome));
@@ -184,6 +190,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_grad_scaler() {
+        assert_eq!(LossScaler::wanted(&LossScale::default()), None);
         let mut scaler = LossScaler::new(&LossScale::default());
         assert_eq!(scaler.state().scale(), 65_536.0);
         (1..2_000).for_each(|_| scaler.taken());

@@ -195,7 +195,7 @@ impl<F: Flat> ShardedAdamW<F> {
             steps: 0,
             skipped: 0,
             last_norm: 0.0,
-            loss_scaler: settings.loss_scale.as_ref().map(LossScaler::new),
+            loss_scaler: LossScaler::wanted(&settings.loss_scale),
         }
     }
 

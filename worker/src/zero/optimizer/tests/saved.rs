@@ -54,7 +54,7 @@ fn a_resumed_run_gives_the_bits_of_an_uninterrupted_one() {
 #[test]
 fn the_loss_scale_is_a_part_of_the_state_at_any_world_size() {
     let scaled = || {
-        let loss_scale = Some(LossScale { initial: 65_536.0, growth_interval: 3 });
+        let loss_scale = LossScale { initial: Some(65_536.0), growth_interval: Some(3) };
         Optimizer { loss_scale, ..settings() }
     };
     let on = |settings: &Optimizer, world, rank| ShardedAdamW::new(&layout(), world, Rank(rank), settings);
