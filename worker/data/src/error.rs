@@ -1,10 +1,15 @@
 //! Why data cannot be used: every variant names the file, the field or sample, what was found there, and the
 //! remedy.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES, order::DamagedRow};
+use coxswain_proto::{limits::MAX_METADATA_BYTES, order::DamagedRow};
 use coxswain_video::Fault;
+
+use crate::place;
 
 /// A data set, tokenizer or image that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +23,14 @@ pub enum DataError {
         action: &'static str,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A bucket, an object in it or the network refused: no file's content is to blame.
+    #[error("{}: {fault}", path.display())]
+    Remote {
+        /// The object's address.
+        path: PathBuf,
+        /// What is wrong, and the remedy.
+        fault: String,
     },
     /// A file contradicts its format, another file, or itself.
     #[error("{}: {field}: {found}; {remedy}", path.display())]
@@ -151,6 +164,15 @@ impl DataError {
         }
     }
 
+    /// Whether the network or a bucket is to blame, and no file and no sample.
+    pub fn is_remote(&self) -> bool {
+        match self {
+            Self::Remote { .. } => true,
+            Self::Set { source, .. } | Self::AtPosition { source, .. } => source.is_remote(),
+            _ => false,
+        }
+    }
+
     /// A file that cannot be read as parquet.
     /// A parquet file is truncated or garbled.
     pub fn parquet(path: &Path, detail: impl std::fmt::Display) -> Self {
@@ -164,13 +186,17 @@ const MAX_TABLE_BYTES: u64 = 4 * MAX_METADATA_BYTES;
 
 /// The whole file as text; one that is larger than any table is refused.
 pub fn read_text(path: &Path) -> Result<String, DataError> {
-    bounded::read_text(path, MAX_TABLE_BYTES).map_err(DataError::io(path, "read"))
+    text(path, MAX_TABLE_BYTES)
+}
+
+fn text(path: &Path, limit: u64) -> Result<String, DataError> {
+    let text = String::from_utf8(place::read(path, limit)?);
+    text.map_err(|error| DataError::io(path, "read")(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
 /// The whole file as one JSON value of type `T`.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    let text = bounded::read_text(path, MAX_METADATA_BYTES).map_err(DataError::io(path, "read"))?;
-    parse_json(path, &text)
+    parse_json(path, &text(path, MAX_METADATA_BYTES)?)
 }
 
 /// The text of a file as one JSON value of type `T`.

@@ -6,6 +6,7 @@
 //! order       position to sample
 //! mixture     how much of each of several data sets an epoch takes
 //! inspect     a data set, described
+//! place       files of data sets, on disks and in buckets
 //! pictures    PNG and JPEG to pixels
 //! preview     an episode, for people
 //! surviving   decoders that panic, as errors
@@ -20,6 +21,7 @@ mod mixture;
 mod normalize;
 mod order;
 pub mod pictures;
+pub mod place;
 pub mod preview;
 pub mod surviving;
 

@@ -31,6 +31,7 @@ use super::{
     batch::SampleDims,
     deltas::{LearnedActions, Recorded},
     numeric::Numeric,
+    outline::catalog,
     recipe::Recipe,
 };
 
@@ -84,7 +85,7 @@ impl Dataset {
     pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
-        let catalog = Catalog::open(Path::new(&spec.data.path))?;
+        let catalog = catalog(spec)?;
         let info = &catalog.info;
         let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;

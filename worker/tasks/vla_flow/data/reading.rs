@@ -96,6 +96,20 @@ impl<'a> At<'a> {
         Ok(sample)
     }
 
+    /// Brings what reading the sample takes to the local disk.
+    pub(super) fn bring(&self) -> Result<(), DataError> {
+        let Dataset { catalog, rows, frames, dims, settings, .. } = self.dataset;
+        let (file, row) = (self.episode.file, self.row());
+        let chunk = (dims.horizon.max(1) - 1) * settings.data.action_stride;
+        let last = (row + chunk as u64).min(self.episode.first_row + self.episode.length - 1);
+        rows.bring(catalog, file, row, Part::Numbers)?;
+        rows.bring(catalog, file, last, Part::Numbers)?;
+        self.dataset.cameras.iter().try_for_each(|camera| match camera.stored {
+            Stored::Images(column) => rows.bring(catalog, file, row, Part::Camera(column)),
+            Stored::Video(video) => frames.bring(catalog, video, self.index),
+        })
+    }
+
     /// What a camera shows.
     fn image(&self, camera: &Camera) -> Result<Rgb, DataError> {
         let dataset = self.dataset;
