@@ -10,22 +10,28 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::Signal;
+
 use crate::support::{
     Running, cox, losses,
     moto::Moto,
+    processes::{signal, worker_of},
     read_json, root,
     server::{Answers, Fault, Server},
+    tiny::Held,
     train,
 };
 
 const MINI: &str = "configs/assets/metaworld-mini";
+const WHO: &str =
+    "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
-/// `PUT`s bytes into the server, which asks nobody who he is.
+/// `PUT`s bytes into the server, which looks at no signature.
 fn put(server: SocketAddr, path: &str, body: &[u8]) {
     let mut connection = TcpStream::connect(server).expect("it listens");
     let len = body.len();
     let head = format!(
-        "PUT /{path} HTTP/1.1\r\nHost: {server}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+        "PUT /{path} HTTP/1.1\r\nHost: {server}\r\nAuthorization: {WHO}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
     );
     connection.write_all(&[head.as_bytes(), body].concat()).expect("it reads");
     let mut answer = String::new();
@@ -75,12 +81,16 @@ impl Bucket {
     }
 
     fn start(&self, output: &Path, more: &[&str]) -> Running {
+        self.start_with(output, more, |_| {})
+    }
+
+    fn start_with(&self, output: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> Running {
         let output_dir = format!("run.output_dir={}", output.display());
         let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir, "data.path=s3://sets/mini"];
         arguments.extend(SHORT);
         arguments.extend(more);
         let mut command = cox(&arguments);
-        self.reached(&mut command);
+        change(self.reached(&mut command));
         Running::of(command)
     }
 }
@@ -121,13 +131,13 @@ fn what_is_wrong_with_an_address_is_said_before_training() {
     for (path, parts) in [
         ("s3://nowhere/mini", ["s3://nowhere", "no bucket `s3://nowhere`"]),
         ("s3://sets/other", ["s3://sets/other/meta/info.json", "missing"]),
-        ("ftp://sets/mini", ["ftp://sets/mini", "s3://BUCKET/PATH"]),
+        ("ftp://sets/mini", ["ftp://sets/mini", "ftp:// is not an address"]),
     ] {
         let said = check(path);
         assert!(parts.iter().all(|part| said.contains(part)), "{path}: {said}");
     }
     bucket.proxy.fail(&[Fault::Forbidden]);
-    let said = check("s3://sets/mini ");
+    let (_, said) = bucket.says(&["check", "configs/quickstart.yaml", "data.path=s3://sets/mini"]);
     let parts = ["access is refused", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     let (_, said) = bucket.says(&["data", "check", "s3://sets/mini"]);
@@ -136,19 +146,21 @@ fn what_is_wrong_with_an_address_is_said_before_training() {
 }
 
 #[test]
-fn an_object_that_changes_while_a_run_reads_it_ends_the_run_by_name() {
+fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
     let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
     let dir = tempfile::tempdir().unwrap();
-    let mut running = bucket.start(dir.path(), &["train.steps=400", "data.bucket_cache.budget=268435456"]);
-    running.wait_for("loss");
+    let held = Held::order(&dir.path().join("hold"), 1, "backward", 3);
+    let output = dir.path().join("run");
+    let mut running = bucket.start_with(&output, &[], |command| {
+        command.env("COX_TEST_HOLD", dir.path().join("hold"));
+    });
+    held.wait(&mut running);
     let data = "data/chunk-000/file-000.parquet";
     let mut bytes = fs::read(root().join(MINI).join(data)).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     put(bucket.moto.address, &format!("sets/mini/{data}"), &bytes);
-    // What is on the disk is what it was; here it is lost.
-    fs::remove_dir_all(bucket.cache.path().join("coxswain/buckets")).unwrap();
-    let (status, printed) = running.finish();
-    assert!(!status.success() && printed.contains("changed under way"), "{printed}");
-    assert!(printed.contains(&format!("s3://sets/mini/{data}")), "{printed}");
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    let line = running.wait_for("changed under way");
+    assert!(line.contains(&format!("s3://sets/mini/{data}: changed under way")), "{line}");
 }

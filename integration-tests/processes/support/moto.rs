@@ -14,24 +14,24 @@ pub struct Moto {
 }
 
 impl Moto {
-    /// Starts `$COX_MOTO_SERVER`, or the `moto_server` of the path, on a free port; says that it skips where
-    /// there is none.
+    /// Starts the server of `COX_TEST_PYTHON`, else `python3`, on a free port; says that it skips where that has
+    /// none.
     pub fn start() -> Option<Self> {
-        let program = env::var("COX_MOTO_SERVER").unwrap_or_else(|_| "moto_server".into());
-        let mut command = Command::new(program);
-        command.args(["-H", "127.0.0.1", "-p", "0"]).stdout(Stdio::null()).stderr(Stdio::piped());
-        let Ok(mut child) = command.spawn() else {
-            println!(
-                "skipped: no moto_server here; pip install 'moto[server]', or name it in COX_MOTO_SERVER"
-            );
+        let python = env::var("COX_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+        let mut command = Command::new(&python);
+        command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().ok();
+        let stderr = child.as_mut().and_then(|child| child.stderr.take());
+        let lines =
+            stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines().map_while(Result::ok));
+        let mut lines = lines.inspect(|line| println!("moto: {line}"));
+        let port = lines.find_map(|line| line.rsplit_once("http://127.0.0.1:")?.1.trim().parse::<u16>().ok());
+        let Some((child, port)) = child.zip(port) else {
+            println!("skipped: {python} has no moto: pip install 'moto[s3,server]'");
             return None;
         };
-        let lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(Result::ok);
-        let mut said = lines.inspect(|line| println!("moto: {line}"));
-        let port = said.find_map(|line| line.rsplit_once("http://127.0.0.1:")?.1.trim().parse().ok());
         // What it says later is read, so that it never waits to be.
-        std::thread::spawn(move || said.for_each(drop));
-        let port: u16 = port.expect("it says where it listens");
+        std::thread::spawn(move || lines.for_each(drop));
         Some(Self { child, address: ([127, 0, 0, 1], port).into() })
     }
 }

@@ -10,6 +10,7 @@
 //! pictures    PNG and JPEG to pixels
 //! preview     an episode, for people
 //! surviving   decoders that panic, as errors
+//! text        files of text, whole
 //! ```
 //!
 //! Nothing here knows tensors, models, ranks or gRPC, nor what a sample is to a task.
@@ -24,6 +25,7 @@ pub mod pictures;
 pub mod place;
 pub mod preview;
 pub mod surviving;
+pub mod text;
 
 pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
 pub use error::DataError;

@@ -33,6 +33,12 @@ const CONNECT: &str = "5 seconds";
 /// Between the first attempts; each time twice as long, up to the second.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
+/// Attempts before the log says that requests fail: a rank that is given up for standing still has said why.
+const TOLD_AFTER: u32 = 4;
+
+/// What servers call a bucket that is not there.
+const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "bucket does not exist"];
+
 /// Whose credentials are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Provider {
@@ -123,7 +129,9 @@ impl Bucket {
                     return Err(refusal);
                 }
                 said = words(&error);
-                tracing::debug!(bucket = %self.origin, attempts, %said, "a request failed and is tried again");
+                if attempts == TOLD_AFTER {
+                    tracing::warn!(bucket = %self.origin, %said, "requests fail and are tried again");
+                }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSES[1]);
             }
@@ -143,10 +151,13 @@ impl Bucket {
     /// What is wrong, if trying again would not help.
     fn refusal(&self, error: &Error) -> Option<RemoteError> {
         let said = words(error);
+        // A list's errors come as such, whatever they are.
+        let status = status(&said);
         match error {
-            Error::NotFound { .. } if said.contains("NoSuchBucket") || said.contains("ContainerNotFound") => {
+            _ if status == Some(404) && NO_BUCKET.iter().any(|code| said.contains(code)) => {
                 Some(RemoteError::NoBucket(self.origin.clone()))
             }
+            _ if matches!(status, Some(401 | 403)) => Some(self.denied(said)),
             Error::NotFound { .. } => Some(RemoteError::Missing),
             Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag is another".into())),
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Some(self.denied(said)),
@@ -157,7 +168,7 @@ impl Bucket {
                 let what = "the server sends whole files only, and ranges are asked for";
                 Some(RemoteError::Refused(format!("{what}; use one that answers `Range` requests")))
             }
-            _ => match status(&said) {
+            _ => match status {
                 Some(408 | 429) | None => None,
                 Some(status) if (400..500).contains(&status) => Some(RemoteError::Refused(said)),
                 Some(_) => None,
@@ -205,5 +216,32 @@ fn words(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    said.split_whitespace().collect::<Vec<_>>().join(" ")
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    short(&said).unwrap_or(said)
+}
+
+/// What a server's answer says, without the request and the rest of the document around it: `status code: 403
+/// Forbidden: AccessDenied: Access Denied`.
+fn short(said: &str) -> Option<String> {
+    let (_, answer) = said.split_once("non-2xx ")?;
+    let (status, document) = answer.split_once(": <")?;
+    let within = |tag: &str| {
+        let (_, after) = document.split_once(&format!("{tag}>"))?;
+        Some(after.split_once("</")?.0)
+    };
+    let parts = [Some(status), within("Code"), within("Message")];
+    Some(parts.into_iter().flatten().collect::<Vec<_>>().join(": "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_is_told_without_the_document_around_it() {
+        let said = "Generic S3 error: Error performing GET http://host/b in 5ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?> <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
+        assert_eq!(short(said).unwrap(), "status code: 403 Forbidden: AccessDenied: No");
+        assert_eq!(status(said), Some(403));
+        assert_eq!(short("connection refused"), None);
+    }
 }

@@ -19,7 +19,7 @@ use crate::{
     bucket::Bucket,
     cache::{Cache, Key},
     error::RemoteError,
-    remotes::wait,
+    waiting::wait,
 };
 
 /// Bytes of a block. At 50 ms a request, sixteen at once bring 300 MB a second; and no more than this is

@@ -5,12 +5,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     env,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use futures_util::TryStreamExt;
 use object_store::path::Path as StorePath;
-use tokio::runtime::{Builder, Runtime};
 use url::Url;
 
 use crate::{
@@ -18,6 +17,7 @@ use crate::{
     cache::Cache,
     error::RemoteError,
     object::{Object, Seen},
+    waiting::wait,
 };
 
 /// Objects below one address, at most: a data set of 400,000 episodes with four cameras.
@@ -72,21 +72,6 @@ fn remotes() -> MutexGuard<'static, Remotes> {
     static REMOTES: OnceLock<Mutex<Remotes>> = OnceLock::new();
     // Whole after each statement.
     REMOTES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What a future makes of itself on this crate's own threads, which wait for servers and do nothing else.
-pub fn wait<T: Send + 'static>(
-    future: impl Future<Output = Result<T, RemoteError>> + Send + 'static,
-) -> Result<T, RemoteError> {
-    static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-    let start = || Builder::new_multi_thread().worker_threads(2).thread_name("bucket").enable_all().build();
-    let lost = |why: &dyn std::fmt::Display| RemoteError::Refused(format!("no thread for requests: {why}"));
-    let runtime = RUNTIME.get_or_init(start).as_ref().map_err(|error| lost(error))?;
-    let (send, receive) = mpsc::sync_channel(1);
-    runtime.spawn(async move {
-        let _ = send.send(future.await);
-    });
-    receive.recv().map_err(|_| lost(&"it is gone"))?
 }
 
 /// Where blocks of objects that are opened from now on are kept.

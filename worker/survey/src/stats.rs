@@ -20,9 +20,9 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    error::{read_json, read_text},
     lerobot::{Catalog, info::Version},
     place,
+    text::{read_json, read_text},
 };
 use serde_json::{Map, Value, json};
 

@@ -15,10 +15,7 @@ use serde::Deserialize;
 
 use super::info::{Info, Version};
 use super::tables::Table;
-use crate::{
-    error::{DataError, read_text},
-    place,
-};
+use crate::{error::DataError, place, text::read_text};
 
 /// One recorded episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,7 @@ use coxswain_proto::limits::MAX_FEATURE_VALUES;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{
-    error::{DataError, read_json},
-    place,
-};
+use crate::{error::DataError, place, text::read_json};
 
 /// Columns that LeRobot keeps for itself.
 pub const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index", "index", "task_index"];

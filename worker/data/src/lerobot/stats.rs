@@ -22,8 +22,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    error::{DataError, parse_json, read_text},
+    error::DataError,
     place,
+    text::{parse_json, read_text},
 };
 
 /// One feature's statistics by name (`mean`, `std`, `min`, `max`, `count`, `q01`, ...).

@@ -3,12 +3,7 @@
 //! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in
 //! few shapes, and Arrow's crates, which know all others, were a fifth of what building `cox` costs.
 
-use std::{
-    io::BufReader,
-    ops::Range,
-    path::Path,
-    sync::Arc,
-};
+use std::{io::BufReader, ops::Range, path::Path, sync::Arc};
 
 use bytes::Bytes;
 

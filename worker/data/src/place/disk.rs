@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Content;
+use super::content::Content;
 use crate::error::DataError;
 
 struct OnDisk {

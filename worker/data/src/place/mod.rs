@@ -4,45 +4,68 @@
 //! shown alike. Whoever reads a data set opens its files here, so that nobody else need know the difference.
 //!
 //! ```text
+//! content   the bytes of a file, by range or one after the other
 //! disk      files
-//! remote    addresses, in a build with the feature `buckets`; without it they are refused
+//! Remote    addresses: `worker/remote`, which a program installs. Where none does, they are refused
 //! ```
 
+mod content;
 mod disk;
-#[cfg(feature = "buckets")]
-mod remote;
-#[cfg(not(feature = "buckets"))]
-#[path = "no_remote.rs"]
-mod remote;
 
 use std::{
     io,
-    ops::Range,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
-pub use remote::keep;
+pub use content::{Content, Reader};
 
 use crate::error::DataError;
 
-/// The bytes of a file.
-pub trait Content: Send + Sync {
-    /// Their number, as it was when the file was opened.
-    fn len(&self) -> u64;
+/// Reads what is not on a disk of this machine. Paths are addresses here.
+pub trait Remote: Send + Sync {
+    /// See [`keep`].
+    fn keep(&self, dir: Option<PathBuf>, bytes: u64);
 
-    /// Fills `buffer` from `offset`. Short reads are errors.
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+    /// See [`enter`].
+    fn enter(&self, root: &Path) -> Result<(), DataError>;
 
-    /// Makes these ranges quick to read, side by side: brings what is far away. What fails here is the
-    /// network's fault, or the object's, and no sample's.
-    fn bring(&self, _ranges: &[Range<u64>]) -> Result<(), DataError> {
-        Ok(())
-    }
+    /// See [`open`].
+    fn open(&self, path: &Path) -> Result<Arc<dyn Content>, DataError>;
 
-    /// Whether there is nothing to read.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// See [`bytes`].
+    fn bytes(&self, path: &Path) -> Result<Option<u64>, DataError>;
+
+    /// See [`entries`].
+    fn entries(&self, dir: &Path) -> Result<Option<Vec<PathBuf>>, DataError>;
+
+    /// See [`pin`].
+    fn pin(&self, root: &Path, file: &Path) -> Result<(), DataError>;
+}
+
+/// One for the whole process, as its file system is.
+static REMOTE: OnceLock<&'static dyn Remote> = OnceLock::new();
+
+/// Who reads addresses in this process; the first that is said stays.
+pub fn reach(remote: &'static dyn Remote) {
+    let _ = REMOTE.set(remote);
+}
+
+fn remote(path: &Path) -> Result<&'static dyn Remote, DataError> {
+    let known = ["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"];
+    let scheme = path.to_str().and_then(|text| text.split_once("://")).map_or("", |(scheme, _)| scheme);
+    let fault = match known.contains(&scheme) {
+        true => "this program was built without buckets; build it with `cargo build --release --features buckets`, or copy the files to a disk".to_owned(),
+        false => format!("{scheme}:// is not an address that is read here; name a directory, or s3://, gs://, az:// or https://"),
+    };
+    let refused = || DataError::Remote { path: path.to_path_buf(), fault };
+    REMOTE.get().copied().filter(|_| known.contains(&scheme)).ok_or_else(refused)
+}
+
+/// Where what is brought is kept from now on, and how many bytes of it.
+pub fn keep(dir: Option<PathBuf>, bytes: u64) {
+    if let Some(remote) = REMOTE.get() {
+        remote.keep(dir, bytes);
     }
 }
 
@@ -59,31 +82,31 @@ pub fn is_remote(path: &Path) -> bool {
 /// Looks once at all that lies below a data set's root, where that saves asking for each file. Credentials
 /// and addresses that are wrong fail here.
 pub fn enter(root: &Path) -> Result<(), DataError> {
-    if is_remote(root) { remote::enter(root) } else { Ok(()) }
+    if is_remote(root) { remote(root)?.enter(root) } else { Ok(()) }
 }
 
 /// Whether all that lies below a data set's root is what `file`, which is written the first time, says it was.
 /// Files of this machine are taken as they are.
 pub fn pin(root: &Path, file: &Path) -> Result<(), DataError> {
-    if is_remote(root) { remote::pin(root, file) } else { Ok(()) }
+    if is_remote(root) { remote(root)?.pin(root, file) } else { Ok(()) }
 }
 
 /// A file to be read.
 pub fn open(path: &Path) -> Result<Arc<dyn Content>, DataError> {
-    if is_remote(path) { remote::open(path) } else { disk::open(path) }
+    if is_remote(path) { remote(path)?.open(path) } else { disk::open(path) }
 }
 
 /// How many bytes a file has; `None` if it is not there.
 pub fn bytes(path: &Path) -> Result<Option<u64>, DataError> {
     match is_remote(path) {
-        true => remote::bytes(path),
+        true => remote(path)?.bytes(path),
         false => Ok(std::fs::metadata(path).ok().map(|file| file.len())),
     }
 }
 
 /// What lies right below a directory, in order of names; `None` where that cannot be asked.
 pub fn entries(dir: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
-    if is_remote(dir) { remote::entries(dir) } else { disk::entries(dir).map(Some) }
+    if is_remote(dir) { remote(dir)?.entries(dir) } else { disk::entries(dir).map(Some) }
 }
 
 /// All of a file that has at most `limit` bytes.
@@ -101,29 +124,6 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     let mut bytes = vec![0; content.len() as usize];
     content.read_at(0, &mut bytes).map_err(DataError::io(path, "read"))?;
     Ok(bytes)
-}
-
-/// A file read from its beginning to its end.
-pub struct Reader {
-    content: Arc<dyn Content>,
-    at: u64,
-}
-
-impl Reader {
-    /// From `at` on.
-    pub fn new(content: Arc<dyn Content>, at: u64) -> Self {
-        Self { content, at }
-    }
-}
-
-impl io::Read for Reader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.content.len().saturating_sub(self.at);
-        let count = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        self.content.read_at(self.at, &mut buffer[..count])?;
-        self.at += count as u64;
-        Ok(count)
-    }
 }
 
 #[cfg(test)]
@@ -145,5 +145,11 @@ mod tests {
     fn an_unknown_scheme_is_refused_with_the_address() {
         let error = open(Path::new("ftp://host/set/meta/info.json")).map(drop).unwrap_err().to_string();
         assert!(error.starts_with("ftp://host/set/meta/info.json: ") && error.contains("s3://"), "{error}");
+    }
+
+    #[test]
+    fn without_buckets_an_address_is_refused_with_what_to_build() {
+        let error = enter(Path::new("s3://bucket/set")).unwrap_err().to_string();
+        assert!(error.starts_with("s3://bucket/set: ") && error.contains("--features buckets"), "{error}");
     }
 }

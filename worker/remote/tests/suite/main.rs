@@ -3,8 +3,12 @@
 //! What a process knows of buckets is one for all tests here, so each has a server of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod data_sets;
 mod faults;
 mod server;
+#[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
+#[path = "../../../data/tests/suite/sets.rs"]
+mod sets;
 
 use std::{path::Path, sync::OnceLock};
 

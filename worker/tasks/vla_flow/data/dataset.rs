@@ -171,10 +171,7 @@ impl Dataset {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
-        let files = self.catalog.episodes.files.len() as u32;
-        (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
-        let mut videos = self.frames.files(&self.catalog).filter(|(_, file)| *file < FILES_CHECKED_AT_OPEN);
-        videos.try_for_each(|(camera, file)| self.frames.check_file(&self.catalog, camera, file))?;
+        self.check_files(FILES_CHECKED_AT_OPEN)?;
         let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => self.check_images(camera, column),
             Stored::Video(_) => Ok(()),
