@@ -18,6 +18,7 @@ use coxswain_task::Samples;
 use coxswain_tasks::vla_flow::{data::Dataset, testing::spec};
 use coxswain_worker::feeder::{Prefetcher, StepRequest};
 
+#[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
 #[path = "../../worker/remote/tests/suite/server.rs"]
 mod server;
 

@@ -19,6 +19,7 @@ pub mod killed;
 pub mod moto;
 pub mod processes;
 pub mod proxy;
+#[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
 #[path = "../../../worker/remote/tests/suite/server.rs"]
 pub mod server;
 pub mod tiny;
