@@ -16,6 +16,7 @@ const BEST: [&str; 2] = ["best.json", "best"];
 
 /// Moves what is in `OUTPUT_DIR/checkpoints` aside; returns where to, if there was anything.
 pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
+    forget_objects(output)?;
     let checkpoints = output.join("checkpoints");
     let mut entries = match fs::read_dir(&checkpoints) {
         Ok(entries) => entries,
@@ -39,6 +40,18 @@ pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(place))
 }
 
+/// What the earlier run noted of the objects of a bucket, which may be others now.
+fn forget_objects(output: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(output).into_iter().flatten() {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with("objects-") && name.ends_with(".txt") {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,9 +64,11 @@ mod tests {
             let step = dir.path().join("checkpoints/step-00000004");
             fs::create_dir_all(&step).unwrap();
             fs::write(dir.path().join("best.json"), "{}").unwrap();
+            fs::write(dir.path().join("objects-0a.txt"), "").unwrap();
             let place = dir.path().join(format!("checkpoints.earlier-{number}"));
             assert_eq!(set_aside(dir.path()).unwrap(), Some(place.clone()));
             assert!(!step.exists() && place.join("step-00000004").exists());
+            assert!(!dir.path().join("objects-0a.txt").exists());
             assert!(!dir.path().join("best.json").exists() && place.join("best.json").exists());
         }
         fs::create_dir(dir.path().join("checkpoints")).unwrap();

@@ -2,6 +2,7 @@
 //! end.
 
 mod anew;
+mod buckets;
 mod cache;
 mod chaos;
 mod chats;

@@ -33,6 +33,7 @@ pub use tasks::standard;
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     open_files::raise_limit();
     tasks::install(tasks);
+    coxswain_remote::install();
     let cli = commands::Cli::parse();
     let logging = telemetry::start(&cli.log, cli.log_destination());
     match commands::execute(cli, logging.writer()) {

@@ -51,6 +51,8 @@ pub const ENGINE: &Classes = &[
     ("data.holdout_episodes", Learned),
     ("data.prefetch", Outside("speed")),
     ("data.threads", Outside("speed")),
+    ("data.bucket_cache.dir", Outside("speed")),
+    ("data.bucket_cache.budget", Outside("speed")),
     ("train.steps", Outside("a run may be prolonged")),
     ("train.epochs", Outside("a run may be prolonged")),
     ("train.global_batch", Learned),

@@ -79,6 +79,8 @@ pub const SAMPLE_TRIES: usize = 2;
 pub const OPEN_SAMPLES: usize = 3;
 /// Data sets of a mixture: each is opened by every worker, and named in the status.
 pub const MAX_SETS: usize = 64;
+/// Bytes of `data.bucket_cache` at least: what sixteen samples read at the same time, in blocks of a mebibyte.
+pub const MIN_BUCKET_CACHE: u64 = 256 << 20;
 /// Rows of the data set that a run may leave out; more are a bad data set.
 pub const MAX_QUARANTINED: usize = 64;
 /// Samples that may need one row of the data set: those whose chunk of actions reaches it.

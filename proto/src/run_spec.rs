@@ -22,7 +22,7 @@ pub use self::{
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
     training::{
-        Data, Eval, InitFrom, LossScale, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule, ScheduleOver,
-        Train,
+        BucketCache, Data, Eval, InitFrom, LossScale, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule,
+        ScheduleOver, Train,
     },
 };

@@ -16,8 +16,12 @@ use std::{
 use serde_json::Value;
 
 pub mod killed;
+pub mod moto;
 pub mod processes;
 pub mod proxy;
+#[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
+#[path = "../../../worker/remote/tests/suite/server.rs"]
+pub mod server;
 pub mod tiny;
 
 /// Longer than anything here takes on a loaded machine; reached only when something hangs.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::{error::ConfigError, findings::Findings};
 use crate::{
-    limits::{MAX_SKIPPED_STEPS, MAX_WORLD},
+    limits::{MAX_SKIPPED_STEPS, MAX_WORLD, MIN_BUCKET_CACHE},
     run_spec::{
         Cache, CacheMode, Collectives, Data, DeviceChoice, InitFrom, Launch, LossScale, Memory, Recompute,
         Run, RunSpec, ScheduleOver, Train,
@@ -71,6 +71,13 @@ fn check_data(data: &Data, f: &mut Findings) {
         "name each once",
     );
     f.at_least_one("data.threads", data.threads.unwrap_or(1));
+    let budget = data.bucket_cache.budget;
+    f.require(
+        budget >= MIN_BUCKET_CACHE,
+        "data.bucket_cache.budget",
+        format_args!("is {budget}, too few bytes for what is read at the same time"),
+        "give 268435456 (256 MiB) or more",
+    );
 }
 
 fn check_train(train: &Train, f: &mut Findings) {

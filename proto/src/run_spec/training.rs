@@ -20,6 +20,25 @@ pub struct Data {
     /// absent.
     #[serde(default)]
     pub threads: Option<usize>,
+    /// What of buckets is kept on the local disk.
+    #[serde(default)]
+    pub bucket_cache: BucketCache,
+}
+
+/// What of buckets and servers is kept on the local disk. Processes of a machine share it, and so do runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BucketCache {
+    /// The directory; `coxswain/buckets` in the user's directory of caches if absent.
+    pub dir: Option<String>,
+    /// Bytes it may take; what was used longest ago gives way.
+    pub budget: u64,
+}
+
+impl Default for BucketCache {
+    fn default() -> Self {
+        Self { dir: None, budget: 64 << 30 }
+    }
 }
 
 fn default_prefetch() -> usize {

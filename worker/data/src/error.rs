@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES, order::DamagedRow};
+use coxswain_proto::order::DamagedRow;
 use coxswain_video::Fault;
 
 /// A data set, tokenizer or image that cannot be used.
@@ -18,6 +18,14 @@ pub enum DataError {
         action: &'static str,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A bucket, an object in it or the network refused: no file's content is to blame.
+    #[error("{}: {fault}", path.display())]
+    Remote {
+        /// The object's address.
+        path: PathBuf,
+        /// What is wrong, and the remedy.
+        fault: String,
     },
     /// A file contradicts its format, another file, or itself.
     #[error("{}: {field}: {found}; {remedy}", path.display())]
@@ -151,31 +159,18 @@ impl DataError {
         }
     }
 
+    /// Whether the network or a bucket is to blame, and no file and no sample.
+    pub fn is_remote(&self) -> bool {
+        match self {
+            Self::Remote { .. } => true,
+            Self::Set { source, .. } | Self::AtPosition { source, .. } => source.is_remote(),
+            _ => false,
+        }
+    }
+
     /// A file that cannot be read as parquet.
     /// A parquet file is truncated or garbled.
     pub fn parquet(path: &Path, detail: impl std::fmt::Display) -> Self {
         Self::Parquet { path: path.to_path_buf(), detail: detail.to_string() }
     }
-}
-
-/// Bytes of a table in text: JSON lines have some kilobytes for each episode, and there are data sets of
-/// 100,000.
-const MAX_TABLE_BYTES: u64 = 4 * MAX_METADATA_BYTES;
-
-/// The whole file as text; one that is larger than any table is refused.
-pub fn read_text(path: &Path) -> Result<String, DataError> {
-    bounded::read_text(path, MAX_TABLE_BYTES).map_err(DataError::io(path, "read"))
-}
-
-/// The whole file as one JSON value of type `T`.
-pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    let text = bounded::read_text(path, MAX_METADATA_BYTES).map_err(DataError::io(path, "read"))?;
-    parse_json(path, &text)
-}
-
-/// The text of a file as one JSON value of type `T`.
-pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text).map_err(|e| {
-        DataError::invalid(path, format!("line {}", e.line()), e.to_string(), "repair or restore the file")
-    })
 }

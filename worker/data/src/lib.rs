@@ -6,10 +6,12 @@
 //! order       position to sample
 //! mixture     how much of each of several data sets an epoch takes
 //! inspect     a data set, described
-//! shards      WebDataset shards: tar files of samples, read where they lie
+//! place       files of data sets, on disks and in buckets
 //! pictures    PNG and JPEG to pixels
 //! preview     an episode, for people
+//! shards      WebDataset shards: tar files of samples, read where they lie
 //! surviving   decoders that panic, as errors
+//! text        files of text, whole
 //! ```
 //!
 //! Nothing here knows tensors, models, ranks or gRPC, nor what a sample is to a task.
@@ -21,9 +23,11 @@ mod mixture;
 mod normalize;
 mod order;
 pub mod pictures;
+pub mod place;
 pub mod preview;
 pub mod shards;
 pub mod surviving;
+pub mod text;
 
 pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
 pub use error::DataError;

@@ -60,6 +60,8 @@ pub(super) struct SharedQueue {
     pub samples: Arc<dyn Samples>,
     /// Reads and decodes.
     pub readers: ThreadPool,
+    /// Wait for samples that lie far away; none where they do not.
+    pub bringers: Option<ThreadPool>,
     pub order: SampleOrder,
     pub depth: u64,
     pub state: Mutex<State>,
@@ -108,6 +110,23 @@ impl State {
 impl SharedQueue {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings the samples of a step that was requested. Does not wait, and leaves errors to the threads that
+    /// read. Kept features stand for what is large in most of a step's samples; the others are brought when
+    /// they are read.
+    pub fn bring(self: &Arc<Self>, request: &StepRequest) {
+        let Some(bringers) = self.bringers.as_ref().filter(|_| request.kept.is_none()) else { return };
+        for position in request.positions.iter().cloned().flatten() {
+            let Some(index) = self.order.sample(request.epoch, position) else { continue };
+            let shared = self.clone();
+            bringers.spawn_fifo(move || {
+                if !shared.lock().stop {
+                    // A decoder's panic over a file's tables is met again, and named, by the reader.
+                    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| shared.samples.bring(index)));
+                }
+            });
+        }
     }
 
     /// A data thread: makes one micro-batch after the other until it is time to stop.

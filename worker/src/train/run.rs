@@ -44,6 +44,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     tracing::warn!(step = self.next.0, %error, "the generation is over; waiting for the next one");
                     why = Some(error.to_string());
                 }
+                // A network that is away is no sample's fault: the worker ends, and is started again.
+                Err(TrainError::Data(error)) if error.is_remote() => return Err(TrainError::Data(error)),
                 Err(TrainError::Data(DataError::AtPosition { epoch, position, row, source })) => {
                     // Whether another worker tries it or the sample is left out is for the coordinator to
                     // decide.

@@ -1,6 +1,9 @@
 //! Trains a task: what a session runs on its trainer thread.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_proto::{
     document,
@@ -144,6 +147,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         link.at(Phase::Loading, Step(0));
         let mut meter = self.meter(spec);
         let samples = self.samples(spec)?;
+        samples.pin(Path::new(&spec.run.output_dir))?;
         let plan = Plan::new(&spec.train, samples.epoch_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
         let Built { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;

@@ -13,6 +13,7 @@ use coxswain_data::{
         episodes::{Episodes, parquet_files},
         info::Info,
     },
+    place,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -78,13 +79,16 @@ fn without_catalog(dir: &Path, error: &DataError) -> Vec<Finding> {
         let mut missing = Vec::new();
         for file in &Episodes::read(dir, &info)?.files {
             let path = info.data_file(file.chunk, file.file)?;
-            if !dir.join(&path).exists() {
+            if place::bytes(&dir.join(&path))?.is_none() {
                 missing
                     .push(Finding::error("missing", "no such file", COPY_AGAIN).file(dir, &dir.join(path)));
             }
         }
         Ok(missing)
     };
+    if error.is_remote() {
+        return vec![Finding::of(error, dir, "unreachable")];
+    }
     match Info::read(dir).and_then(missing) {
         Ok(missing) if !missing.is_empty() => missing,
         _ => vec![Finding::of(error, dir, "metadata")],

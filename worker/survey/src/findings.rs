@@ -88,6 +88,7 @@ impl Finding {
             DataError::Io { path, action, source } => {
                 Self::error(kind, format!("cannot {action}: {source}"), COPY_AGAIN).file(root, path)
             }
+            DataError::Remote { path, fault } => told(fault).file(root, path),
             DataError::Video { path, camera, fault } => {
                 told(&fault.to_string()).file(root, path).feature(camera)
             }

@@ -20,8 +20,9 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    error::{read_json, read_text},
     lerobot::{Catalog, info::Version},
+    place,
+    text::{read_json, read_text},
 };
 use serde_json::{Map, Value, json};
 
@@ -84,6 +85,11 @@ pub fn missing(catalog: &Catalog, all: bool) -> Vec<Missing> {
 
 /// Computes and writes what is missing; nothing if nothing is.
 pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
+    if place::is_remote(job.dir) {
+        let remedy = "copy the data set to a disk, compute them there, and copy the file back";
+        let found = "statistics are written beside a data set, and nothing is written to buckets";
+        return Err(DataError::invalid(job.dir, "(address)", found, remedy));
+    }
     let catalog = Catalog::open(job.dir)?;
     let per_episode = catalog.info.version == Version::V2_1;
     let missing_now = missing(&catalog, job.anew);

@@ -1,6 +1,6 @@
 //! The opened data of a run, as its task sees it.
 
-use std::{any::Any, sync::Arc};
+use std::{any::Any, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, SampleOrder, TrainingSamples};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
@@ -108,6 +108,22 @@ pub trait Samples: Any + Send + Sync {
     /// takes.
     fn read_beside(&self, _index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
         unreachable!("{KEEPS_NOTHING}")
+    }
+
+    /// Whether samples lie in a bucket or on a server, where a request takes as long as many samples.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Compares what lies in a bucket with what it was when the run of this directory began, or notes that.
+    fn pin(&self, _run: &Path) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    /// Brings what reading sample `index` takes, if [`Samples::is_remote`]; called side by side for samples
+    /// whose turn comes soon. What fails here fails again where the sample is read.
+    fn bring(&self, _index: u64) -> Result<(), DataError> {
+        Ok(())
     }
 
     /// A batch of these samples, in this order.

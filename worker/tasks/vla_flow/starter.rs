@@ -1,6 +1,6 @@
 //! A run file for a LeRobot data set, from what is in it.
 
-use coxswain_data::{DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog};
+use coxswain_data::{DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place};
 use coxswain_task::{StarterFile, StarterJob};
 
 use crate::starter::{Starter, scalar};
@@ -16,7 +16,11 @@ const FEWEST: u64 = 3;
 
 /// The run file; nothing if this is no LeRobot data set.
 pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
-    job.data.join("meta/info.json").exists().then(|| inspect(job.data).and_then(|report| write(job, &report)))
+    match place::bytes(&job.data.join("meta/info.json")) {
+        Ok(Some(_)) => Some(inspect(job.data).and_then(|report| write(job, &report))),
+        Ok(None) => None,
+        Err(error) => Some(Err(error)),
+    }
 }
 
 fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use coxswain_data::place;
 use coxswain_survey::{episode, sheet};
 
 use crate::{
@@ -36,7 +37,7 @@ pub struct PreviewArgs {
 pub fn execute(args: &PreviewArgs) -> Outcome {
     let bad = |error: coxswain_data::DataError| Failed::new(Exit::BadInput, error);
     let frames = usize::from(args.frames);
-    let preview = if args.of.is_dir() {
+    let preview = if args.of.is_dir() || place::is_remote(&args.of) {
         episode(&args.of, args.episode, frames).map_err(bad)?
     } else {
         let (config, overrides) = (args.of.clone(), args.overrides.clone());

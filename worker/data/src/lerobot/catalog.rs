@@ -1,16 +1,13 @@
 //! Everything known of a data set before a data file is read, and its digest.
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use super::episodes::{Episodes, parquet_files};
 use super::info::{Info, Version};
 use super::stats::Stats;
 use super::tasks::{self, Tasks};
 use super::videos::VideoTable;
-use crate::error::DataError;
+use crate::{error::DataError, place};
 
 /// A digest of what a data set contains; moving or copying the directory does not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +55,7 @@ impl Catalog {
     /// Reads all metadata below `root` and checks that it agrees with itself and that every data file is
     /// there. A video may be missing: its camera may not be asked for.
     pub fn open(root: &Path) -> Result<Self, DataError> {
+        place::enter(root)?;
         let info = Info::read(root)?;
         let episodes = Episodes::read(root, &info)?;
         let (tasks, stats, stats_path) = match info.version {
@@ -125,11 +123,16 @@ fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataEr
     };
     let names =
         ["info.json", "stats.json", "tasks.parquet", "episodes.jsonl", "episodes_stats.jsonl", "tasks.jsonl"];
-    metadata.extend(names.map(|name| root.join("meta").join(name)).into_iter().filter(|p| p.exists()));
+    for path in names.map(|name| root.join("meta").join(name)) {
+        if place::bytes(&path)?.is_some() {
+            metadata.push(path);
+        }
+    }
     for path in metadata {
         let mut content = blake3::Hasher::new();
-        let read = File::open(&path).and_then(|file| content.update_reader(file).map(|_| ()));
-        read.map_err(DataError::io(&path, "read"))?;
+        content
+            .update_reader(place::Reader::new(place::open(&path)?, 0))
+            .map_err(DataError::io(&path, "read"))?;
         hash.update(content.finalize().as_bytes());
     }
     Ok(hash)
@@ -145,7 +148,8 @@ fn hash_data_sizes(
     let mut total = 0;
     for file in &episodes.files {
         let path = root.join(info.data_file(file.chunk, file.file)?);
-        let bytes = std::fs::metadata(&path).map_err(DataError::io(&path, "read"))?.len();
+        let missing = || DataError::io(&path, "read")(std::io::ErrorKind::NotFound.into());
+        let bytes = place::bytes(&path)?.ok_or_else(missing)?;
         hash.update(&bytes.to_le_bytes());
         total += bytes;
     }
@@ -163,7 +167,7 @@ fn hash_video_sizes(
     for table in videos {
         for file in &table.files {
             let path = root.join(info.video_file(&table.camera, file.chunk, file.file)?);
-            let bytes = std::fs::metadata(&path).ok().map(|file| file.len());
+            let bytes = place::bytes(&path)?;
             hash.update(&bytes.unwrap_or(u64::MAX).to_le_bytes());
             total += bytes.unwrap_or(0);
         }

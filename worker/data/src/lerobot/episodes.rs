@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::info::{Info, Version};
 use super::tables::Table;
-use crate::error::{DataError, read_text};
+use crate::{error::DataError, place, text::read_text};
 
 /// One recorded episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,16 +149,30 @@ impl Episodes {
 
 /// The parquet files two levels below `dir`, in order of their names.
 pub fn parquet_files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let list = |dir: &Path| -> Result<Vec<PathBuf>, DataError> {
-        let entries = std::fs::read_dir(dir).map_err(DataError::io(dir, "list"))?;
-        let paths: Result<Vec<_>, _> = entries.map(|e| e.map(|e| e.path())).collect();
-        let mut paths = paths.map_err(DataError::io(dir, "list"))?;
-        paths.sort();
-        Ok(paths)
-    };
+    let Some(chunks) = place::entries(dir)? else { return numbered(dir) };
     let mut files = Vec::new();
-    for chunk in list(dir)?.into_iter().filter(|p| p.is_dir()) {
-        files.extend(list(&chunk)?.into_iter().filter(|p| p.extension().is_some_and(|e| e == "parquet")));
+    for chunk in chunks.into_iter().filter(|path| place::is_remote(path) || path.is_dir()) {
+        let below = place::entries(&chunk)?.into_iter().flatten();
+        files.extend(below.filter(|path| path.extension().is_some_and(|ending| ending == "parquet")));
+    }
+    Ok(files)
+}
+
+/// The same on a server that does not list: as LeRobot numbers them, until one is not there.
+fn numbered(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for chunk in 0.. {
+        let before = files.len();
+        for file in 0.. {
+            let path = dir.join(format!("chunk-{chunk:03}/file-{file:03}.parquet"));
+            if place::bytes(&path)?.is_none() {
+                break;
+            }
+            files.push(path);
+        }
+        if files.len() == before {
+            break;
+        }
     }
     Ok(files)
 }

@@ -10,17 +10,20 @@
 //! goes on from there.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
-use coxswain_video::{Codec, DecoderPool, Picture, Video, VideoIndex};
+use coxswain_video::{Codec, DecoderPool, Fault, Moov, Picture, Source, Video, VideoIndex};
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
 use super::info::Feature;
 use super::videos::{Span, VideoTable};
-use crate::error::DataError;
+use crate::{
+    error::DataError,
+    place::{self, Content},
+};
 
 /// Decoders kept open for each camera: those of a few threads, which go through the frames of neighbouring
 /// samples.
@@ -122,6 +125,7 @@ impl FrameStore {
         let video = self.video(catalog, camera, span.file)?;
         let frame = index - episode.start;
         let shown = self.first(catalog, &video, table, number)? + frame as usize;
+        bring(&video, shown)?;
         let mut decoded = None;
         self.decoders
             .decode(&video, &[shown], &mut |_, picture| decoded = Some(picture.map(Picture::to_rgb)));
@@ -142,6 +146,15 @@ impl FrameStore {
         Ok(Pixels { height, width, rgb })
     }
 
+    /// Brings what [`FrameStore::frame`] reads from its file, where that is far away. Decodes nothing.
+    pub fn bring(&self, catalog: &Catalog, camera: usize, index: u64) -> Result<(), DataError> {
+        let table = self.table(catalog, camera);
+        let Some((number, episode)) = catalog.episodes.of_sample(index) else { return Ok(()) };
+        let video = self.video(catalog, camera, span_of(table, number)?.file)?;
+        let first = self.first(catalog, &video, table, number)?;
+        bring(&video, first + (index - episode.start) as usize)
+    }
+
     /// Which video holds an episode, and how many seconds from its beginning.
     pub fn place(&self, catalog: &Catalog, camera: usize, episode: u64) -> Result<(PathBuf, f64), DataError> {
         let table = self.table(catalog, camera);
@@ -157,10 +170,9 @@ impl FrameStore {
         let (table, size) = (self.table(catalog, camera), self.cameras[camera].size);
         let (name, path) = (&table.camera, catalog.video_path(table, file)?);
         // Read outside the lock: two threads may read the same table, which is only wasted work.
-        let video = Video::open(&path).map_err(|error| DataError::Video {
-            path: path.clone(),
-            camera: name.clone(),
-            fault: error.fault,
+        let video = opened(&path).map_err(|unusable| match unusable {
+            Unusable::Place(error) => error,
+            Unusable::Video(fault) => DataError::Video { path: path.clone(), camera: name.clone(), fault },
         })?;
         let found = (video.index().height, video.index().width);
         if found != size {
@@ -200,6 +212,50 @@ impl FrameStore {
             let remedy = "metadata and video are of different recordings; restore either";
             DataError::invalid(video.path(), format!("{}, episode {episode}", table.camera), found, remedy)
         })
+    }
+}
+
+/// Why a video cannot be opened.
+enum Unusable {
+    Place(DataError),
+    Video(Fault),
+}
+
+/// A video with its table read, wherever it lies.
+fn opened(path: &Path) -> Result<Video, Unusable> {
+    if !place::is_remote(path) {
+        return Video::open(path).map_err(|error| Unusable::Video(error.fault));
+    }
+    let content = Far(place::open(path).map_err(Unusable::Place)?);
+    let len = content.0.len();
+    // The table is at one end of the file or at the other.
+    content.0.bring(&[0..len.min(1), len.saturating_sub(1)..len]).map_err(Unusable::Place)?;
+    let moov = Moov::read(&content).map_err(Unusable::Video)?;
+    Video::with(path, Box::new(content), &moov, 0).map_err(|error| Unusable::Video(error.fault))
+}
+
+/// Brings what decoding frame `shown` reads: everything from its keyframe on.
+fn bring(video: &Video, shown: usize) -> Result<(), DataError> {
+    if !place::is_remote(video.path()) {
+        return Ok(());
+    }
+    let (index, content) = (video.index(), place::open(video.path())?);
+    let Some(sample) = index.sample_of(shown) else { return Ok(()) };
+    let samples = index.samples().get(index.samples()[sample as usize].start as usize..=sample as usize);
+    let spans = samples.unwrap_or_default().iter();
+    content.bring(&spans.map(|of| of.offset..of.offset + u64::from(of.size)).collect::<Vec<_>>())
+}
+
+/// A video's bytes that are no file of this machine.
+struct Far(Arc<dyn Content>);
+
+impl Source for Far {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+        self.0.read_at(offset, buffer).map_err(|error| Fault::Io(error.to_string()))
     }
 }
 

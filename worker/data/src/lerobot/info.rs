@@ -8,7 +8,7 @@ use coxswain_proto::limits::MAX_FEATURE_VALUES;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::{DataError, read_json};
+use crate::{error::DataError, place, text::read_json};
 
 /// Columns that LeRobot keeps for itself.
 pub const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index", "index", "task_index"];
@@ -141,7 +141,7 @@ impl Info {
     /// Reads `meta/info.json` below `root`.
     pub fn read(root: &Path) -> Result<Self, DataError> {
         let path = root.join("meta/info.json");
-        if !path.exists() {
+        if place::bytes(&path)?.is_none() {
             return Err(DataError::invalid(
                 &path,
                 "(file)",

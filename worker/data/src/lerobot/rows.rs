@@ -19,7 +19,7 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
+    ops::Range,
     path::PathBuf,
     sync::{Arc, Mutex},
 };
@@ -29,7 +29,7 @@ use parquet::file::metadata::ParquetMetaData;
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
 use super::columns::{ColumnFault, Images, RowFault, images, integers, numbers};
-use super::tables::{self, Column, Rows};
+use super::tables::{self, Chunks, Column, Rows};
 use crate::error::DataError;
 use crate::surviving::{DECODING, surviving};
 
@@ -157,9 +157,8 @@ impl RowStore {
                 return Ok(block);
             }
             // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
-            // A handle of its own: clones of one handle share a position, which threads would fight over.
-            let source = File::open(&footer.path).map_err(DataError::io(&footer.path, "read"))?;
-            let block = match self.read(&window, &Arc::new(source)) {
+            let source = self.brought(&window)?;
+            let block = match self.read(&window, &source) {
                 Ok(block) => Arc::new(block),
                 Err((_, ColumnFault::TooLarge { rows })) => {
                     let mut narrow = lock(&self.narrow);
@@ -175,6 +174,22 @@ impl RowStore {
             lock(&self.blocks).put(key, block.clone(), block.bytes());
             return Ok(block);
         }
+    }
+
+    /// Brings what [`RowStore::block`] reads from its file, where that is far away. Decodes nothing.
+    pub fn bring(&self, catalog: &Catalog, file: u32, row: u64, part: Part) -> Result<(), DataError> {
+        let footer = self.footer(catalog, file)?;
+        self.brought(&self.window(&footer, file, row, part)).map(drop)
+    }
+
+    /// The window's file, with all columns of the window at hand.
+    fn brought(&self, window: &Window<'_>) -> Result<Arc<Chunks>, DataError> {
+        let source = Chunks::open(&window.footer.path)?;
+        let group = window.footer.metadata.row_group(window.group);
+        let leaves = group.columns().iter().enumerate();
+        let mine = leaves.filter(|(_, column)| self.belongs(column.column_path().parts(), window.part));
+        source.bring(mine.map(|(leaf, _)| window.within(tables::span(group, leaf))))?;
+        Ok(source)
     }
 
     /// Forgets all decoded windows.
@@ -264,7 +279,7 @@ impl RowStore {
     }
 
     /// Failure names the feature, and the row within the window.
-    fn read(&self, window: &Window<'_>, source: &Arc<File>) -> Result<Block, (String, ColumnFault)> {
+    fn read(&self, window: &Window<'_>, source: &Arc<Chunks>) -> Result<Block, (String, ColumnFault)> {
         let mut block = Block {
             first_row: window.first_row(),
             rows: window.rows,
@@ -297,7 +312,7 @@ impl RowStore {
     fn column<'a>(
         &self,
         window: &Window<'a>,
-        source: &Arc<File>,
+        source: &Arc<Chunks>,
         name: &str,
     ) -> Result<Column<'a>, ColumnFault> {
         let group = window.footer.metadata.row_group(window.group);
@@ -327,6 +342,15 @@ struct Window<'a> {
 impl Window<'_> {
     fn first_row(&self) -> u64 {
         self.footer.starts[self.group] + self.skip
+    }
+
+    /// What of a column of the row group is read for the window. Pages are found one after the other from the
+    /// column's beginning, so it is the part up to the window's end, if rows are alike, and an eighth more.
+    fn within(&self, column: Range<u64>) -> Range<u64> {
+        let all = self.footer.metadata.row_group(self.group).num_rows().max(1) as u128;
+        let len = u128::from(column.end - column.start);
+        let upto = len * (u128::from(self.skip) + self.rows as u128) / all + len / 8;
+        column.start..column.end.min(column.start + upto as u64)
     }
 }
 

@@ -21,7 +21,11 @@ use std::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::error::{DataError, parse_json, read_text};
+use crate::{
+    error::DataError,
+    place,
+    text::{parse_json, read_text},
+};
 
 /// One feature's statistics by name (`mean`, `std`, `min`, `max`, `count`, `q01`, ...).
 pub type FeatureStats = BTreeMap<String, Vec<f64>>;
@@ -34,7 +38,7 @@ pub struct Stats(pub BTreeMap<String, FeatureStats>);
 impl Stats {
     /// Reads a `stats.json`; `None` if there is no such file.
     pub fn read(path: &Path) -> Result<Option<Self>, DataError> {
-        if !path.exists() {
+        if place::bytes(path)?.is_none() {
             return Ok(None);
         }
         let features: Map<String, Value> = parse_json(path, &python_json(&read_text(path)?))?;
@@ -43,10 +47,10 @@ impl Stats {
 
     /// Reads and aggregates an `episodes_stats.jsonl`, one line at a time; `None` if there is no such file.
     pub fn read_episodes(path: &Path) -> Result<Option<Self>, DataError> {
-        if !path.exists() {
+        if place::bytes(path)?.is_none() {
             return Ok(None);
         }
-        let file = std::fs::File::open(path).map_err(DataError::io(path, "read"))?;
+        let file = place::Reader::new(place::open(path)?, 0);
         let mut sums: BTreeMap<String, Aggregate> = BTreeMap::new();
         for (number, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(DataError::io(path, "read"))?;

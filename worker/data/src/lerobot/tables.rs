@@ -3,7 +3,9 @@
 //! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in
 //! few shapes, and Arrow's crates, which know all others, were a fifth of what building `cox` costs.
 
-use std::{fs::File, path::Path, sync::Arc};
+use std::{io::BufReader, ops::Range, path::Path, sync::Arc};
+
+use bytes::Bytes;
 
 use parquet::{
     basic::{ConvertedType, LogicalType, Type as Physical},
@@ -12,12 +14,16 @@ use parquet::{
     errors::ParquetError,
     file::{
         metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData},
+        reader::{ChunkReader, Length},
         serialized_reader::SerializedPageReader,
     },
     schema::types::{ColumnDescriptor, Type},
 };
 
-use crate::error::DataError;
+use crate::{
+    error::DataError,
+    place::{self, Content},
+};
 
 /// A small file, read column by column.
 pub struct Table<'a> {
@@ -79,7 +85,8 @@ impl<'a> Table<'a> {
         read: impl Fn(&Column<'_>) -> Result<Vec<V>, ParquetError>,
     ) -> Result<Option<Vec<V>>, DataError> {
         let Some(leaf) = leaf else { return Ok(None) };
-        let file = Arc::new(File::open(self.path).map_err(DataError::io(self.path, "read"))?);
+        let file = Chunks::open(self.path)?;
+        file.bring(self.metadata.row_groups().iter().map(|group| span(group, leaf)))?;
         let mut rows = Vec::new();
         for group in self.metadata.row_groups() {
             let all = Rows { skip: 0, count: group.num_rows().max(0) as usize };
@@ -92,8 +99,59 @@ impl<'a> Table<'a> {
 
 /// The footer of the file at `path`.
 pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
-    let file = File::open(path).map_err(DataError::io(path, "read"))?;
-    ParquetMetaDataReader::new().parse_and_finish(&file).map_err(|e| DataError::parquet(path, e))
+    let file = Chunks::open(path)?;
+    let len = file.0.len();
+    file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
+    ParquetMetaDataReader::new().parse_and_finish(&*file).map_err(|e| DataError::parquet(path, e))
+}
+
+/// What footers have at most, but for those of files with thousands of row groups.
+const FOOTER_BYTES: u64 = 64 << 10;
+
+/// A file as parquet's readers take it.
+pub struct Chunks(Arc<dyn Content>);
+
+impl Chunks {
+    /// Opens a file.
+    pub fn open(path: &Path) -> Result<Arc<Self>, DataError> {
+        Ok(Arc::new(Self(place::open(path)?)))
+    }
+
+    /// Makes ranges of it quick to read.
+    pub fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), DataError> {
+        self.0.bring(&ranges.into_iter().collect::<Vec<_>>())
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<place::Reader>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(place::Reader::new(self.0.clone(), start)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let left = self.0.len().saturating_sub(start);
+        if length as u64 > left {
+            return Err(ParquetError::EOF(format!("{length} bytes at {start}, where {left} are left")));
+        }
+        let mut bytes = vec![0; length];
+        self.0.read_at(start, &mut bytes)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Where leaf column `leaf` of a row group lies in its file.
+pub fn span(group: &RowGroupMetaData, leaf: usize) -> Range<u64> {
+    let column = group.column(leaf);
+    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset()).max(0) as u64;
+    start..start.saturating_add(column.compressed_size().max(0) as u64)
 }
 
 /// Consecutive rows of a row group.
@@ -114,7 +172,7 @@ pub(super) fn is_text(descriptor: &ColumnDescriptor) -> bool {
 
 /// Some rows of one leaf column: where its values are to be read.
 pub struct Column<'a> {
-    file: Arc<File>,
+    file: Arc<Chunks>,
     group: &'a RowGroupMetaData,
     leaf: usize,
     /// Which of the group's rows.
@@ -134,9 +192,8 @@ pub struct Values<V> {
 }
 
 impl<'a> Column<'a> {
-    /// Rows of leaf column `leaf` of `group`. `file` is one handle, whose position columns share: read by one
-    /// thread at a time.
-    pub fn new(file: Arc<File>, group: &'a RowGroupMetaData, leaf: usize, rows: Rows) -> Self {
+    /// Rows of leaf column `leaf` of `group`.
+    pub fn new(file: Arc<Chunks>, group: &'a RowGroupMetaData, leaf: usize, rows: Rows) -> Self {
         Self { file, group, leaf, rows }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::tables::Table;
-use crate::error::{DataError, read_text};
+use crate::{error::DataError, text::read_text};
 
 /// Texts by `task_index`; an index without a text is `None`.
 pub type Tasks = Vec<Option<String>>;

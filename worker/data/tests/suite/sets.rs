@@ -53,7 +53,8 @@ impl Layout {
     /// The whole data set in a directory of its own.
     pub fn write(&self) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(self.version);
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/fixtures");
+        let committed = fixtures.join(self.version);
         copy(&committed, dir.path());
         for (path, file) in self.videos {
             put(dir.path(), path, &std::fs::read(clip(file)).unwrap());

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::shape::PatchShape;
-use coxswain_data::error::{DataError, read_json};
+use coxswain_data::{DataError, text::read_json};
 
 const OWN_FILE: &str = "preprocessor_config.json";
 const SHARED_FILE: &str = "processor_config.json";

@@ -13,7 +13,10 @@ use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
 
 use super::shape::PatchShape;
-use coxswain_data::error::{DataError, read_json, read_text};
+use coxswain_data::{
+    DataError,
+    text::{read_json, read_text},
+};
 
 /// The system turn that published templates begin a chat with that has none.
 const SYSTEM: &str = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n";

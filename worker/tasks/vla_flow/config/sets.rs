@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use coxswain_data::place;
 use coxswain_proto::{config::Findings, limits::MAX_SETS, run_spec::RunSpec};
 
 use super::{
@@ -39,7 +40,10 @@ impl VlaSettings {
     /// A run on this set alone.
     pub fn spec_of_set(&self, spec: &RunSpec, set: &DataSet) -> RunSpec {
         let mut own = spec.clone();
-        own.data.path = Path::new(&spec.data.path).join(&set.path).to_string_lossy().into_owned();
+        own.data.path = match place::is_remote(Path::new(&set.path)) {
+            true => set.path.clone(),
+            false => Path::new(&spec.data.path).join(&set.path).to_string_lossy().into_owned(),
+        };
         own.data.holdout_episodes.clone_from(&set.holdout_episodes);
         own.set_settings(&self.of_set(set));
         own

@@ -31,6 +31,7 @@ use super::{
     batch::SampleDims,
     deltas::{LearnedActions, Recorded},
     numeric::Numeric,
+    outline::catalog,
     recipe::Recipe,
 };
 
@@ -84,7 +85,7 @@ impl Dataset {
     pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
-        let catalog = Catalog::open(Path::new(&spec.data.path))?;
+        let catalog = catalog(spec)?;
         let info = &catalog.info;
         let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;
@@ -170,10 +171,7 @@ impl Dataset {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
-        let files = self.catalog.episodes.files.len() as u32;
-        (0..files.min(FILES_CHECKED_AT_OPEN)).try_for_each(|f| self.rows.check_file(&self.catalog, f))?;
-        let mut videos = self.frames.files(&self.catalog).filter(|(_, file)| *file < FILES_CHECKED_AT_OPEN);
-        videos.try_for_each(|(camera, file)| self.frames.check_file(&self.catalog, camera, file))?;
+        self.check_files(FILES_CHECKED_AT_OPEN)?;
         let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => self.check_images(camera, column),
             Stored::Video(_) => Ok(()),

@@ -195,6 +195,22 @@ impl Samples for Mixture {
         Ok(Box::new(self.padded(member, sample)))
     }
 
+    fn is_remote(&self) -> bool {
+        self.members.iter().any(|member| Samples::is_remote(&member.dataset))
+    }
+
+    fn pin(&self, run: &Path) -> Result<(), DataError> {
+        self.members.iter().try_for_each(|member| Samples::pin(&member.dataset, run))
+    }
+
+    fn bring(&self, index: u64) -> Result<(), DataError> {
+        let (member, own) = self.member(index)?;
+        match Samples::is_remote(&member.dataset) {
+            true => Samples::bring(&member.dataset, own),
+            false => Ok(()),
+        }
+    }
+
     fn collate(&self, step: Step, samples: &[&dyn coxswain_task::Sample]) -> Box<dyn Batch> {
         let samples: Vec<&Sample> = samples.iter().map(|sample| sample.content()).collect();
         let pad = self.members.first().map_or(0, |member| member.dataset.pad_token());

@@ -5,9 +5,9 @@
 //! it is small. Sizes are those of the *longest* sample, not of the mean one: the largest micro-batch is what
 //! has to fit.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{BucketCache, RunSpec};
 
 use coxswain_data::{
     DataError,
@@ -16,6 +16,7 @@ use coxswain_data::{
         frames::FrameStore,
         info::{Feature, Info},
     },
+    place,
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
@@ -33,6 +34,13 @@ const IMAGE_TOKENS: usize = 2;
 /// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
 /// on the long side.
 const BYTES_PER_TOKEN: usize = 3;
+
+/// The metadata of a run's data set, wherever it lies.
+pub(super) fn catalog(spec: &RunSpec) -> Result<Catalog, DataError> {
+    let BucketCache { dir, budget } = &spec.data.bucket_cache;
+    place::keep(dir.as_ref().map(PathBuf::from), *budget);
+    Catalog::open(Path::new(&spec.data.path))
+}
 
 /// How the longest prompt's length is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +103,7 @@ impl Outline {
     fn of_one(spec: &RunSpec) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let (data, model) = (&vla.data, Path::new(&vla.model.path));
-        let catalog = Catalog::open(Path::new(&spec.data.path))?;
+        let catalog = catalog(spec)?;
         let info = &catalog.info;
         let width = |key, name: &str| {
             info.require(key, name, |f| f.is_number() && f.width() > 0).map(|feature| feature.width())

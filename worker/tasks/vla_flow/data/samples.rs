@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use coxswain_data::{DataError, Fingerprint, TrainingSamples};
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, place};
 use coxswain_feature_store::{Digest, Store, StoreError};
 use coxswain_models::qwen2_5_vl::processor::Rgb;
 use coxswain_proto::{ids::Step, order::DamagedRow};
@@ -110,6 +110,20 @@ impl Samples for Dataset {
 
     fn read_in_epoch(&self, index: u64, epoch: u64) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
         Ok(Box::new(self.sample_in_epoch(index, epoch)?))
+    }
+
+    fn is_remote(&self) -> bool {
+        place::is_remote(&self.catalog.root)
+    }
+
+    fn pin(&self, run: &Path) -> Result<(), DataError> {
+        let root = &self.catalog.root;
+        let name = Digest::of("coxswain bucket objects v1", [("root", root.as_os_str().as_encoded_bytes())]);
+        place::pin(root, &run.join(format!("objects-{}.txt", &name.to_string()[..8])))
+    }
+
+    fn bring(&self, index: u64) -> Result<(), DataError> {
+        self.at(index)?.bring()
     }
 
     fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {

@@ -14,7 +14,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::{DataError, Normalizer, error::read_json, lerobot::stats::Stats};
+use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, Rgb};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Sample as _, Value, answers::SEED};

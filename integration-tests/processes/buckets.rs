@@ -1,0 +1,166 @@
+//! Training on a data set in an S3 bucket: `moto`'s server on loopback, with a proxy before it that is late,
+//! cuts answers off and refuses them.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    Running, cox, losses,
+    moto::Moto,
+    processes::{signal, worker_of},
+    read_json, root,
+    server::{Answers, Fault, Server},
+    tiny::Held,
+    train,
+};
+
+const MINI: &str = "configs/assets/metaworld-mini";
+const WHO: &str =
+    "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+
+/// `PUT`s bytes into the server, which looks at no signature.
+fn put(server: SocketAddr, path: &str, body: &[u8]) {
+    let mut connection = TcpStream::connect(server).expect("it listens");
+    let len = body.len();
+    let head = format!(
+        "PUT /{path} HTTP/1.1\r\nHost: {server}\r\nAuthorization: {WHO}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+    );
+    connection.write_all(&[head.as_bytes(), body].concat()).expect("it reads");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+}
+
+/// A directory's files below `to`.
+fn upload(server: SocketAddr, dir: &Path, to: &str) {
+    for entry in fs::read_dir(dir).expect("the data set is there").flatten() {
+        let (path, to) = (entry.path(), format!("{to}/{}", entry.file_name().to_string_lossy()));
+        match path.is_dir() {
+            true => upload(server, &path, &to),
+            false => put(server, &to, &fs::read(&path).expect("a file")),
+        }
+    }
+}
+
+/// The data set in the bucket `sets`, and a proxy before the server.
+struct Bucket {
+    moto: Moto,
+    proxy: Server,
+    cache: tempfile::TempDir,
+}
+
+impl Bucket {
+    /// `None` where there is no such server.
+    fn with_mini(latency: Duration) -> Option<Self> {
+        let moto = Moto::start()?;
+        put(moto.address, "sets", b"");
+        upload(moto.address, &root().join(MINI), "sets/mini");
+        let proxy = Server::start(Answers::Of(moto.address), latency);
+        Some(Self { moto, proxy, cache: tempfile::tempdir().expect("a directory") })
+    }
+
+    /// What a user has in the environment.
+    fn reached<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")]);
+        command.envs([("AWS_REGION", "us-east-1"), ("AWS_ALLOW_HTTP", "true")]);
+        command.env("AWS_ENDPOINT_URL", self.proxy.url()).env("XDG_CACHE_HOME", self.cache.path())
+    }
+
+    fn says(&self, arguments: &[&str]) -> (bool, String) {
+        let output = self.reached(&mut cox(arguments)).output().expect("cox was built");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn start(&self, output: &Path, more: &[&str]) -> Running {
+        self.start_with(output, more, |_| {})
+    }
+
+    fn start_with(&self, output: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> Running {
+        let output_dir = format!("run.output_dir={}", output.display());
+        let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir, "data.path=s3://sets/mini"];
+        arguments.extend(SHORT);
+        arguments.extend(more);
+        let mut command = cox(&arguments);
+        change(self.reached(&mut command));
+        Running::of(command)
+    }
+}
+
+const SHORT: [&str; 4] =
+    ["train.steps=12", "eval.samples=4", "optimizer.warmup_steps=2", "train.checkpoint_every=0"];
+
+#[test]
+fn a_run_on_a_bucket_learns_what_a_run_on_the_disk_learns_through_faults() {
+    let Some(bucket) = Bucket::with_mini(Duration::from_millis(20)) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let on_disk = train(&dir.path().join("disk"), &SHORT);
+    bucket.proxy.fail(&[Fault::Unavailable, Fault::Halting, Fault::Cut, Fault::Unavailable]);
+    let (status, printed) = bucket.start(&dir.path().join("bucket"), &[]).finish();
+    assert!(status.success(), "{printed}");
+    let in_bucket = read_json(&dir.path().join("bucket/summary.json"));
+    assert_eq!(losses(&on_disk), losses(&in_bucket), "the same samples in the same order");
+    // The next run finds everything on the disk: it asks what there is, and for no content.
+    let asked = bucket.proxy.requests();
+    let (status, printed) = bucket.start(&dir.path().join("again"), &[]).finish();
+    assert!(status.success(), "{printed}");
+    let again = read_json(&dir.path().join("again/summary.json"));
+    assert_eq!(losses(&on_disk), losses(&again));
+    let asked = bucket.proxy.requests() - asked;
+    assert!(asked <= 4, "{asked} requests of a launcher and two workers");
+}
+
+#[test]
+fn what_is_wrong_with_an_address_is_said_before_training() {
+    let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
+    let check = |path: &str| {
+        let (succeeds, said) =
+            bucket.says(&["check", "configs/quickstart.yaml", &format!("data.path={path}")]);
+        assert!(!succeeds || path == "s3://sets/mini", "{path}: {said}");
+        said
+    };
+    check("s3://sets/mini");
+    for (path, parts) in [
+        ("s3://nowhere/mini", ["s3://nowhere", "no bucket `s3://nowhere`"]),
+        ("s3://sets/other", ["s3://sets/other/meta/info.json", "missing"]),
+        ("ftp://sets/mini", ["ftp://sets/mini", "ftp:// is not an address"]),
+    ] {
+        let said = check(path);
+        assert!(parts.iter().all(|part| said.contains(part)), "{path}: {said}");
+    }
+    bucket.proxy.fail(&[Fault::Forbidden]);
+    let (_, said) = bucket.says(&["check", "configs/quickstart.yaml", "data.path=s3://sets/mini"]);
+    let parts = ["access is refused", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    let (_, said) = bucket.says(&["data", "check", "s3://sets/mini"]);
+    let (_, on_disk) = bucket.says(&["data", "check", MINI]);
+    assert_eq!(said.replace("s3://sets/mini", MINI), on_disk);
+}
+
+#[test]
+fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
+    let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let held = Held::order(&dir.path().join("hold"), 1, "backward", 3);
+    let output = dir.path().join("run");
+    let mut running = bucket.start_with(&output, &[], |command| {
+        command.env("COX_TEST_HOLD", dir.path().join("hold"));
+    });
+    held.wait(&mut running);
+    let data = "data/chunk-000/file-000.parquet";
+    let mut bytes = fs::read(root().join(MINI).join(data)).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    put(bucket.moto.address, &format!("sets/mini/{data}"), &bytes);
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    let line = running.wait_for("changed under way");
+    assert!(line.contains(&format!("s3://sets/mini/{data}: changed under way")), "{line}");
+}

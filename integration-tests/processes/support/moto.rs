@@ -1,0 +1,44 @@
+//! An S3 server: `moto`'s, of Python. Nothing where that is not installed.
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+};
+
+/// A server of this machine, ended with the value.
+pub struct Moto {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Moto {
+    /// Starts the server of `COX_TEST_PYTHON`, else `python3`, on a free port; says that it skips where that has
+    /// none.
+    pub fn start() -> Option<Self> {
+        let python = env::var("COX_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+        let mut command = Command::new(&python);
+        command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().ok();
+        let stderr = child.as_mut().and_then(|child| child.stderr.take());
+        let lines =
+            stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines().map_while(Result::ok));
+        let mut lines = lines.inspect(|line| println!("moto: {line}"));
+        let port = lines.find_map(|line| line.rsplit_once("http://127.0.0.1:")?.1.trim().parse::<u16>().ok());
+        let Some((child, port)) = child.zip(port) else {
+            println!("skipped: {python} has no moto: pip install 'moto[s3,server]'");
+            return None;
+        };
+        // What it says later is read, so that it never waits to be.
+        std::thread::spawn(move || lines.for_each(drop));
+        Some(Self { child, address: ([127, 0, 0, 1], port).into() })
+    }
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,57 @@
+//! What went wrong with an object, and what helps.
+
+use std::path::PathBuf;
+
+/// Why an object, or a bucket, cannot be read. The object's address is for the caller to name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteError {
+    /// Not the address of anything that is read here.
+    #[error(
+        "not an address that can be read: {0}; write s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
+    )]
+    Address(String),
+    /// There is no such object.
+    #[error("there is no such object; correct the address, or copy the file there")]
+    Missing,
+    /// There is no such bucket.
+    #[error(
+        "there is no bucket `{0}`; correct the address (and the endpoint and region of the environment, where it has them)"
+    )]
+    NoBucket(String),
+    /// The server does not let these credentials, or nobody without any, read.
+    #[error("access is refused ({said}); {remedy}")]
+    Denied {
+        /// What the server said.
+        said: String,
+        /// Which variables of the environment hold credentials.
+        remedy: &'static str,
+    },
+    /// No answer that is of use, after all attempts until the deadline.
+    #[error(
+        "no answer within {seconds} s, after {attempts} attempts ({said}); check the network, the address and the server, then start again"
+    )]
+    Unreachable {
+        /// The deadline.
+        seconds: u64,
+        /// Attempts that were made.
+        attempts: u32,
+        /// What the last one met.
+        said: String,
+    },
+    /// The object is another one than it was at first.
+    #[error(
+        "changed under way: {0}; leave data alone while a run reads it, and start again with the object as it is now"
+    )]
+    Changed(String),
+    /// The server's answer is of no use, and no other is to be expected.
+    #[error("cannot be read: {0}")]
+    Refused(String),
+    /// The local disk refused.
+    #[error("{}: the cache of buckets cannot be used: {said}; make room there, or name another directory (data.bucket_cache.dir)", path.display())]
+    Cache {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What the system said.
+        said: String,
+    },
+}

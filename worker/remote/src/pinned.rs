@@ -1,0 +1,64 @@
+//! Objects as a run saw them first, in a file of the run: a worker that is started again, or on another
+//! machine, goes on with the same ones or not at all.
+//!
+//! A line is length, version and path, separated by tabs. Only what data sets are made of is listed: a text
+//! about a data set may change.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write},
+    path::Path,
+};
+
+use crate::{error::RemoteError, remotes::known};
+
+/// Endings of files that data sets are made of.
+const OF_DATA_SETS: [&str; 4] = ["json", "jsonl", "parquet", "mp4"];
+
+/// Compares all objects below `address` with what `file` says of them, or writes it if it is not there. The
+/// path of the object that is another one comes with the error.
+pub fn pin(address: &str, file: &Path) -> Result<(), (String, RemoteError)> {
+    let unnamed = |error| (String::new(), error);
+    let refused = |error: io::Error| {
+        unnamed(RemoteError::Refused(format!("{} cannot be kept: {error}", file.display())))
+    };
+    let is_data = |path: &str| {
+        let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| OF_DATA_SETS.contains(&ending))
+    };
+    let now = known(address).map_err(unnamed)?.into_iter().filter(|(path, _)| is_data(path));
+    let now: BTreeMap<String, String> =
+        now.map(|(path, seen)| (path, format!("{}\t{}", seen.len, seen.version))).collect();
+    if !file.exists() {
+        write(file, &now).map_err(refused)?;
+    }
+    let text = fs::read_to_string(file).map_err(refused)?;
+    for line in text.lines() {
+        let Some((seen, path)) = line.rsplit_once('\t') else { continue };
+        if now.get(path).map(String::as_str) != Some(seen) {
+            let found = now.get(path).map_or("gone", |_| "another version");
+            let what = format!("{found} since the run began, as {} has it", file.display());
+            return Err((path.to_owned(), RemoteError::Changed(what)));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the file, unless somebody else has meanwhile.
+fn write(file: &Path, objects: &BTreeMap<String, String>) -> io::Result<()> {
+    let dir = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let unfinished = dir.join(format!(".objects-{}", std::process::id()));
+    let mut out = io::BufWriter::new(fs::File::create(&unfinished)?);
+    for (path, seen) in objects {
+        writeln!(out, "{seen}\t{path}")?;
+    }
+    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    let linked = fs::hard_link(&unfinished, file);
+    fs::remove_file(&unfinished)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}

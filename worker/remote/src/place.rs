@@ -1,0 +1,88 @@
+//! Objects as the files of data sets.
+
+use std::{
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_data::{
+    DataError,
+    place::{self, Content, Remote},
+};
+
+use crate::{
+    error::RemoteError,
+    object::Object,
+    pinned,
+    remotes::{self, Kept},
+};
+
+/// From now on, addresses are read by this crate, wherever this process names a data set by one.
+pub fn install() {
+    place::reach(&Buckets);
+}
+
+struct Buckets;
+
+struct Far {
+    path: PathBuf,
+    object: Arc<Object>,
+}
+
+impl Content for Far {
+    fn len(&self) -> u64 {
+        self.object.len()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.object.read_at(offset, buffer)
+    }
+
+    fn bring(&self, ranges: &[Range<u64>]) -> Result<(), DataError> {
+        self.object.bring(ranges).map_err(fault(&self.path))
+    }
+}
+
+impl Remote for Buckets {
+    fn keep(&self, dir: Option<PathBuf>, bytes: u64) {
+        remotes::keep(Kept { dir, bytes });
+    }
+
+    fn enter(&self, root: &Path) -> Result<(), DataError> {
+        remotes::enter(address(root)?).map_err(fault(root))
+    }
+
+    fn open(&self, path: &Path) -> Result<Arc<dyn Content>, DataError> {
+        let object = remotes::open(address(path)?).map_err(fault(path))?;
+        Ok(Arc::new(Far { path: path.to_path_buf(), object }))
+    }
+
+    fn bytes(&self, path: &Path) -> Result<Option<u64>, DataError> {
+        remotes::bytes(address(path)?).map_err(fault(path))
+    }
+
+    fn entries(&self, dir: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
+        let names = remotes::entries(address(dir)?).map_err(fault(dir))?;
+        Ok(names.map(|names| names.into_iter().map(|name| dir.join(name)).collect()))
+    }
+
+    fn pin(&self, root: &Path, file: &Path) -> Result<(), DataError> {
+        let pinned = pinned::pin(address(root)?, file);
+        pinned.map_err(|(object, error)| match object.is_empty() {
+            true => fault(root)(error),
+            false => fault(&root.join(object))(error),
+        })
+    }
+}
+
+fn fault(path: &Path) -> impl FnOnce(RemoteError) -> DataError {
+    let path = path.to_path_buf();
+    move |error| DataError::Remote { path, fault: error.to_string() }
+}
+
+fn address(path: &Path) -> Result<&str, DataError> {
+    let bad = || fault(path)(RemoteError::Address("it is not text".into()));
+    path.to_str().ok_or_else(bad)
+}

@@ -1,0 +1,196 @@
+//! A web server for tests: files of a directory by range, or what another server answers; late, cut off or
+//! refused where a test says so. One request a connection.
+
+use std::{
+    collections::VecDeque,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// What answers.
+pub enum Answers {
+    /// Files below a directory, with entity tags of their content.
+    Files(PathBuf),
+    /// Another server.
+    #[allow(dead_code, reason = "for the tests of whole programs, which have one")]
+    Of(SocketAddr),
+}
+
+/// What goes wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// 503, as servers under load say it.
+    Unavailable,
+    /// 403.
+    Forbidden,
+    /// Half of the answer, then nothing.
+    Cut,
+    /// Half of the answer, a pause, the rest.
+    Halting,
+}
+
+/// A server of this machine.
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    answers: Answers,
+    latency: Duration,
+    /// For the next requests that have a body, one each.
+    faults: Mutex<VecDeque<Fault>>,
+    requests: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Server {
+    /// Listens on a free port; each answer begins after `latency`.
+    pub fn start(answers: Answers, latency: Duration) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let shared = Arc::new(Shared {
+            answers,
+            latency,
+            faults: Mutex::default(),
+            requests: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let of_listener = shared.clone();
+        thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                if of_listener.stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let shared = of_listener.clone();
+                // Who asks may be gone by now.
+                thread::spawn(move || drop(shared.serve(connection)));
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Files of a directory, at once.
+    pub fn files(dir: &Path) -> Self {
+        Self::start(Answers::Files(dir.to_path_buf()), Duration::ZERO)
+    }
+
+    /// `http://127.0.0.1:port`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What goes wrong with the next requests for content.
+    pub fn fail(&self, faults: &[Fault]) {
+        self.shared.faults.lock().unwrap().extend(faults);
+    }
+
+    /// Requests so far.
+    pub fn requests(&self) -> usize {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    fn serve(&self, mut connection: TcpStream) -> io::Result<()> {
+        connection.set_nodelay(true)?;
+        let head = head_of(&mut connection)?;
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        thread::sleep(self.latency);
+        let is_get = head.starts_with("GET ");
+        let fault = if is_get { self.faults.lock().unwrap().pop_front() } else { None };
+        let answer = match fault {
+            Some(Fault::Unavailable) => {
+                status("503 Service Unavailable", "", b"<Error><Code>SlowDown</Code></Error>")
+            }
+            Some(Fault::Forbidden) => {
+                status("403 Forbidden", "", b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+            }
+            _ => match &self.answers {
+                Answers::Files(dir) => file(dir, &head),
+                Answers::Of(other) => passed_on(*other, &head)?,
+            },
+        };
+        let half = answer.len() / 2;
+        match fault {
+            Some(Fault::Cut) => connection.write_all(&answer[..half])?,
+            Some(Fault::Halting) => {
+                connection.write_all(&answer[..half])?;
+                thread::sleep(Duration::from_millis(300));
+                connection.write_all(&answer[half..])?;
+            }
+            _ => connection.write_all(&answer)?,
+        }
+        connection.shutdown(Shutdown::Write)
+    }
+}
+
+/// The request's line and headers. None of these requests has a body.
+fn head_of(connection: &mut TcpStream) -> io::Result<String> {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        connection.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let lines = head.lines().filter_map(|line| line.split_once(": "));
+    lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
+}
+
+fn status(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let len = body.len();
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n");
+    [head.as_bytes(), body].concat()
+}
+
+fn file(dir: &Path, head: &str) -> Vec<u8> {
+    let path = head.split(' ').nth(1).unwrap_or("/").trim_start_matches('/');
+    let Ok(bytes) = fs::read(dir.join(path)) else { return status("404 Not Found", "", b"") };
+    let mut hash = DefaultHasher::new();
+    bytes.hash(&mut hash);
+    let tag = format!("\"{:016x}\"", hash.finish());
+    if header(head, "If-Match").is_some_and(|wanted| wanted != tag) {
+        return status("412 Precondition Failed", "", b"");
+    }
+    let date = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT";
+    let headers = format!("ETag: {tag}\r\n{date}\r\nAccept-Ranges: bytes\r\n");
+    if head.starts_with("HEAD ") {
+        let len = bytes.len();
+        return format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n")
+            .into();
+    }
+    let range = header(head, "Range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let Some((first, last)) = range else { return status("200 OK", &headers, &bytes) };
+    let [first, last] = [first, last].map(|text| text.parse::<usize>().expect("a bounded range"));
+    let last = last.min(bytes.len() - 1);
+    let range = format!("Content-Range: bytes {first}-{last}/{}\r\n", bytes.len());
+    status("206 Partial Content", &format!("{headers}{range}"), &bytes[first..=last])
+}
+
+fn passed_on(other: SocketAddr, head: &str) -> io::Result<Vec<u8>> {
+    let mut upstream = TcpStream::connect(other)?;
+    let head = head.trim_end_matches("\r\n");
+    upstream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut answer = Vec::new();
+    upstream.read_to_end(&mut answer)?;
+    Ok(answer)
+}
