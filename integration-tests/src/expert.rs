@@ -140,7 +140,8 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     }
     let ranges: Vec<_> = case.get("in.valid").chunks(2).map(|r| r[0] as u32..r[1] as u32).collect();
     let conditioning = Conditioning {
-        state_bc: case.tensor("in.state", case.size("state"), device),
+        batch: ranges.len(),
+        state_bc: Some(case.tensor("in.state", case.size("state"), device)),
         sensor: sensor.as_ref().map(|sensor| Input::tracked(sensor.output())),
         hidden: Input::tracked(case.tensor("in.hidden", case.size("context"), device)),
         mask: AttentionMask::Keys(ranges.into()),

@@ -37,7 +37,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-FORMATS = (1, 2)  # the second has actions that are differences from the state, or a rule for images
+# The second has actions that are differences from the state, or a rule for images; the third a history, no state, features side by side,
+# or a limit of the text.
+FORMATS = (1, 2, 3)
 
 
 class Weights:
@@ -109,7 +111,7 @@ class Expert:
         """``noisy [b, h, a]`` to velocities of the same shape."""
         w = self.weights
         condition = F.silu(w.linear("expert.time.out", F.silu(w.linear("expert.time.in", sinusoids(time, noisy.device)))))
-        tokens = [self.state(seen.state)[:, None]]
+        tokens = [] if seen.state is None else [self.state(seen.state)[:, None]]
         if seen.sensor is not None:
             tokens.append(seen.sensor)
         x = torch.cat([*tokens, self.actions(noisy, time)], 1) + w["expert.positions"]
@@ -161,7 +163,7 @@ class Expert:
 class Seen:
     """What the expert attends to: ``hidden [b, s, c]`` after the final norm, which of it counts, state and sensor tokens."""
 
-    def __init__(self, hidden: Tensor, attended: Tensor, state: Tensor, sensor: Tensor | None) -> None:
+    def __init__(self, hidden: Tensor, attended: Tensor, state: Tensor | None, sensor: Tensor | None) -> None:
         self.hidden, self.state, self.sensor = hidden, state, sensor
         self.mask = attended.bool()[:, None, None]
 
@@ -190,9 +192,15 @@ def read_about(directory: Path, data_set: str | None = None) -> dict[str, Any]:
 
 def names(about: dict[str, Any]) -> dict[str, Any]:
     """Under which names an observation has its values: those of the run file's section ``serve``, else those of the features."""
-    own = {"cameras": [c["name"] for c in about["cameras"]], "state": [about["state"]["name"]], "prompt": "prompt"}
+    own = {"cameras": [c["name"] for c in about["cameras"]], "prompt": "prompt"}
+    own["state"] = [part["name"] for part in parts(about["state"])]
     own["sensor"] = about["sensor"]["name"] if about["sensor"] else None
     return about.get("observation") or own
+
+
+def parts(feature: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The features that one is made of, side by side, each with ``name`` and ``shape``: itself, if it is one."""
+    return feature.get("parts") or [feature] if feature else []
 
 
 def sinusoids(time: float, device: torch.device) -> Tensor:
@@ -386,7 +394,9 @@ class Policy:
         for observation in observations:
             seed = int(observation.get("seed", self.count))
             drawn = observation.get("noise")
-            begun.append(noise(flow["seed"], seed, math.prod(chunk)).reshape(chunk) if drawn is None else drawn)
+            wide = (chunk[0], self.padded("action"))
+            drawn = noise(flow["seed"], seed, math.prod(wide)).reshape(wide)[:, : chunk[-1]] if drawn is None else drawn
+            begun.append(np.asarray(drawn).reshape(chunk))
             self.count += 1
         seen = self.see(observations)
         x = torch.tensor(np.stack(begun), dtype=torch.float32, device=self.device)
@@ -405,15 +415,20 @@ class Policy:
         mask = self.about.get("delta_actions", [])
         if not mask:
             return 0.0
-        state = self.recorded("state", observations)
+        state = self.recorded("state", observations)[:, -1]
         offsets = np.zeros((len(observations), 1, *self.about["action"]["shape"]), np.float32)
         for dimension in np.flatnonzero(mask):
             offsets[:, 0, dimension] = state[:, dimension]
         return offsets
 
+    @property
+    def frames(self) -> int:
+        """Frames of an observation: images and state have an axis of them in front, if there are several."""
+        return len(self.about.get("history", [])) + 1
+
     def padded(self, kind: str) -> int:
-        """How many values the model has for ``state`` or ``action``."""
-        own = math.prod(self.about[kind]["shape"])
+        """How many values the model has for ``state`` of a frame, or ``action``."""
+        own = math.prod(self.about[kind]["shape"]) if self.about[kind] else 0
         return self.about["padded"][kind] if self.about.get("padded") else own
 
     def see(self, observations: list[dict[str, Any]]) -> Seen:
@@ -421,14 +436,15 @@ class Policy:
         pixels, grids, prompts = [], [], []
         for observation in observations:
             cells = []
-            for camera, name in zip(self.about["cameras"], self.names["cameras"]):
-                image = np.asarray(observation[name], np.uint8)
-                # Channels may come first, as PyTorch has them.
-                channels_first = image.shape == (3, camera["height"], camera["width"])
-                patches, grid = self.images(image.transpose(1, 2, 0) if channels_first else image)
-                pixels.append(patches)
-                grids.append(grid)
-                cells.append(math.prod(grid) // self.images.merge**2)
+            for frame in range(self.frames):
+                for camera, name in zip(self.about["cameras"], self.names["cameras"]):
+                    image = np.asarray(observation[name], np.uint8).reshape(self.frames, -1, *np.shape(observation[name])[-2:])[frame]
+                    # Channels may come first, as PyTorch has them.
+                    channels_first = image.shape == (3, camera["height"], camera["width"])
+                    patches, grid = self.images(image.transpose(1, 2, 0) if channels_first else image)
+                    pixels.append(patches)
+                    grids.append(grid)
+                    cells.append(math.prod(grid) // self.images.merge**2)
             prompts.append(self.tokens(observation[self.names["prompt"]], cells))
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -445,28 +461,41 @@ class Policy:
         types = (ids == self.config.image_token_id).int()
         hidden = self.model(input_ids=ids, attention_mask=attended, mm_token_type_ids=types, use_cache=False, **images)
         sensor = self.sensor(self.numbers("sensor", observations)) if self.sensor else None
-        state = self.numbers("state", observations)
-        return Seen(hidden.last_hidden_state.float(), attended, F.pad(state, (0, self.padded("state") - state.shape[-1])), sensor)
+        state = None
+        if self.about["state"]:
+            state = self.numbers("state", observations)  # [b, frames, size]
+            state = F.pad(state, (0, self.padded("state") - state.shape[-1])).flatten(1)
+        elif self.about.get("padded"):
+            state = torch.zeros(len(observations), self.frames * self.padded("state"), device=self.device)
+        return Seen(hidden.last_hidden_state.float(), attended, state, sensor)
 
     def tokens(self, instruction: str, cells: list[int]) -> list[int]:
         """The prompt's token ids, with each image's placeholder once for every token of the image."""
         text = self.about["prompt"].replace("{task}", instruction)
         image, left = self.config.image_token_id, iter(cells)
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if most := self.about.get("max_text_tokens"):
+            # The text lies between the last image and the turn's end, special tokens across which no token reaches.
+            before, behind = text.rindex("<|vision_end|>") + len("<|vision_end|>"), text.rindex("<|im_end|>")
+            first = len(self.tokenizer.encode(text[:before], add_special_tokens=False).ids)
+            last = len(ids) - len(self.tokenizer.encode(text[behind:], add_special_tokens=False).ids)
+            ids = ids[: min(first + most, last)] + ids[last:]
         return [token for token in ids for _ in range(next(left) if token == image else 1)]
 
     def recorded(self, kind: str, observations: list[dict[str, Any]]) -> np.ndarray:
-        """A feature of all observations, as they have it: ``[b, *shape]``."""
-        feature, parts = self.about[kind], self.names[kind]
-        parts = [parts] if isinstance(parts, str) else parts
+        """A feature of all observations, as they have it: of the state ``[b, frames, *shape]``, of the sensor ``[b, *shape]``."""
+        feature, given = self.about[kind], self.names[kind]
+        given = [given] if isinstance(given, str) else given
+        frames = [self.frames] if kind == "state" else []
 
         def side_by_side(observation: dict[str, Any]) -> np.ndarray:
-            return np.concatenate([np.asarray(observation[name], np.float32).reshape(-1) for name in parts]).reshape(feature["shape"])
+            values = [np.asarray(observation[name], np.float32).reshape(*frames, -1) for name in given]
+            return np.concatenate(values, -1).reshape(*frames, *feature["shape"])
 
         return np.stack([side_by_side(o) for o in observations])
 
     def numbers(self, kind: str, observations: list[dict[str, Any]]) -> Tensor:
-        """A feature of all observations, normalised: ``[b, size]``, of the sensor ``[b, window, channels]``."""
+        """A feature of all observations, normalised: of the state ``[b, frames, size]``, of the sensor ``[b, window, channels]``."""
         values = self.normalizers[self.about[kind]["name"]].apply(self.recorded(kind, observations))
         if kind == "sensor" and values.ndim == 2:
             values = values[:, None]

@@ -47,9 +47,8 @@ class CoxswainConfig(PreTrainedConfig):
     def of(cls, about: dict[str, Any], **others: Any) -> CoxswainConfig:
         """The configuration for what ``policy.json`` says."""
         features = {c["name"]: PolicyFeature(FeatureType.VISUAL, (3, c["height"], c["width"])) for c in about["cameras"]}
-        for feature in (about["state"], about["sensor"]):
-            if feature:
-                features[feature["name"]] = PolicyFeature(FeatureType.STATE, tuple(feature["shape"]))
+        for feature in [*coxswain_policy.parts(about["state"]), *coxswain_policy.parts(about["sensor"])]:
+            features[feature["name"]] = PolicyFeature(FeatureType.STATE, tuple(feature["shape"]))
         actions = {ACTION: PolicyFeature(FeatureType.ACTION, tuple(about["action"]["shape"]))}
         return cls(input_features=features, output_features=actions, push_to_hub=False, **others)
 
@@ -80,6 +79,8 @@ class CoxswainPolicy(PreTrainedPolicy):
         self.policy = coxswain_policy.Policy.load(
             config.pretrained_path, config.base_model, device=config.device, data_set=config.data_set
         )
+        if self.policy.frames > 1:
+            raise ValueError("policies with `observation.history` are served by `cox serve`; LeRobot's programs give them one frame")
         # LeRobot's programs know the names of features, whatever those on the wire are.
         self.policy.names = coxswain_policy.names({**self.policy.about, "observation": None})
         self.reset()
@@ -104,19 +105,19 @@ class CoxswainPolicy(PreTrainedPolicy):
     def predict_action_chunk(self, batch: dict[str, Any], noise: Tensor | None = None) -> Tensor:
         """A chunk for each observation, ``[b, h, a]``, in the data set's units."""
         about, task = self.policy.about, batch["task"]
-        numbers = [feature["name"] for feature in (about["state"], about["sensor"]) if feature]
+        numbers = [part["name"] for kind in ("state", "sensor") for part in coxswain_policy.parts(about[kind])]
         missing = [name for name in [*numbers, *(camera["name"] for camera in about["cameras"])] if name not in batch]
         if missing:
             raise KeyError(f"{missing[0]}: not in the observation, which has {sorted(batch)}; LeRobot's rename_map maps names")
-        states, observations = batch[numbers[0]], []
-        for at in range(len(states)):
+        first, observations = batch[about["cameras"][0]["name"]], []
+        for at in range(len(first)):
             seen: dict[str, Any] = {"prompt": task if isinstance(task, str) else task[at]}
             seen |= {camera["name"]: pixels(batch[camera["name"]][at]) for camera in about["cameras"]}
             seen |= {name: batch[name][at].float().cpu().numpy() for name in numbers}
             if noise is not None:
                 seen["noise"] = noise[at].float().cpu().numpy()
             observations.append(seen)
-        return torch.from_numpy(self.policy.sample(observations)).to(states.device)
+        return torch.from_numpy(self.policy.sample(observations)).to(first.device)
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Any] | None]:
         raise NotImplementedError("policies of Coxswain are trained with `cox run`")

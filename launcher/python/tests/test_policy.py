@@ -67,7 +67,21 @@ class Definition(unittest.TestCase):
         policy.about, policy.names = about, coxswain_policy.names({**about, "observation": told})
         policy.normalizers, policy.device = {"observation.state": coxswain_policy.Normalizer("identity", {})}, torch.device("cpu")
         seen = policy.numbers("state", [{"joints": np.array([1.0, 2.0]), "gripper": 3.0}])
-        self.assertEqual(seen.tolist(), [[1.0, 2.0, 3.0]])
+        self.assertEqual(seen.tolist(), [[[1.0, 2.0, 3.0]]])
+
+    def test_features_side_by_side_and_past_frames_are_one_state(self) -> None:
+        parts = [{"name": "arm", "shape": [2]}, {"name": "gripper", "shape": [1]}]
+        state = {"name": "arm + gripper", "shape": [3], "normalization": "mean_std", "parts": parts}
+        about = {"cameras": [], "state": state, "sensor": None, "action": {"shape": [2]}, "history": [-2], "delta_actions": [False, True]}
+        policy = coxswain_policy.Policy.__new__(coxswain_policy.Policy)
+        policy.about, policy.names, policy.device = about, coxswain_policy.names(about), torch.device("cpu")
+        stats = {"mean": [0.0, 1.0, 2.0], "std": [1.0, 1.0, 2.0]}
+        policy.normalizers = {"arm + gripper": coxswain_policy.Normalizer("mean_std", stats)}
+        seen = [{"arm": np.array([[1.0, 2.0], [3.0, 4.0]]), "gripper": np.array([[4.0], [6.0]])}]
+        self.assertEqual(policy.names["state"], ["arm", "gripper"])
+        self.assertEqual(policy.numbers("state", seen).tolist(), [[[1.0, 1.0, 1.0], [3.0, 3.0, 2.0]]])
+        self.assertEqual(policy.offsets(seen).tolist(), [[[0.0, 4.0]]])
+        self.assertEqual(coxswain_policy.names({**about, "state": None})["state"], [])
 
     def test_differences_are_added_to_the_state(self) -> None:
         state = {"name": "observation.state", "shape": [3], "normalization": "identity"}

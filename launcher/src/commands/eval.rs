@@ -53,7 +53,12 @@ pub fn execute(args: &EvalArgs) -> Outcome {
             let measures = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}"));
             let measures = measures.collect::<Vec<_>>().join(", ");
             let what = if args.ema { ", average of the weights" } else { "" };
-            say(format_args!("step {step}{what}: over {} held-out samples: {measures}", error.samples))
+            let of_set = |(set, measures): (&str, String)| format!("\n  {set}: {measures}");
+            let of_sets: String = error.by_set().into_iter().map(of_set).collect();
+            say(format_args!(
+                "step {step}{what}: over {} held-out samples: {measures}{of_sets}",
+                error.samples
+            ))
         }
     };
     Ok(())

@@ -106,6 +106,19 @@ impl Normalizer {
         Ok(Self { mode, offset, scale })
     }
 
+    /// Of features whose values stand side by side: the normalisation of each, and how many values it has.
+    pub fn side_by_side(mode: NormMode, features: impl IntoIterator<Item = (Self, usize)>) -> Self {
+        let mut all = Self { mode, offset: Vec::new(), scale: Vec::new() };
+        if mode == NormMode::Identity {
+            return all;
+        }
+        for (Self { offset, scale, .. }, width) in features {
+            all.offset.extend(offset.iter().cycle().take(width));
+            all.scale.extend(scale.iter().cycle().take(width));
+        }
+        all
+    }
+
     /// Stored values to model values, in place; any number of whole feature values.
     pub fn apply(&self, values: &mut [f32]) {
         self.each(values, |mode, x, offset, scale| match mode {
@@ -126,7 +139,7 @@ impl Normalizer {
     }
 
     fn each(&self, values: &mut [f32], f: impl Fn(NormMode, f32, f32, f32) -> f32) {
-        if self.mode == NormMode::Identity {
+        if self.offset.is_empty() {
             return;
         }
         for row in values.chunks_mut(self.offset.len()) {

@@ -1,5 +1,7 @@
 //! What was found on held-out samples.
 
+use std::collections::BTreeMap;
+
 use coxswain_nn::lora::Patterns;
 use coxswain_proto::{ids::Step, report::Metric};
 use serde::{Deserialize, Serialize};
@@ -39,6 +41,19 @@ impl HeldOutError {
     pub fn figures(&self) -> Vec<Metric> {
         let all = self.measures.iter().chain(self.parts.iter());
         all.map(|(name, value)| Metric::held_out(name, *value)).collect()
+    }
+
+    /// The measures of each data set of a mixture in words, by its name: of the parts that are called
+    /// `MEASURE/set/NAME`.
+    pub fn by_set(&self) -> BTreeMap<&str, String> {
+        let mut sets = BTreeMap::<_, String>::new();
+        for (name, value) in self.parts.iter() {
+            let Some((measure, set)) = name.split_once("/set/") else { continue };
+            let words = sets.entry(set).or_default();
+            let comma = if words.is_empty() { "" } else { ", " };
+            words.push_str(&format!("{comma}{measure} {value:.4}"));
+        }
+        sets
     }
 
     /// The value of a measure; none if the task has none of this name.

@@ -63,6 +63,10 @@ pub(super) fn validate<B: Tape<Base = B>>(
         let line =
             format!("held-out error after step {step}: {}", words(&error, of_average.as_ref(), better));
         training.members.link.report(Report::Note(line))?;
+        for (set, measures) in error.by_set() {
+            let line = format!("held-out error of {set} after step {step}: {measures}");
+            training.members.link.report(Report::Note(line))?;
+        }
     }
     Ok(is_better.then_some(found))
 }

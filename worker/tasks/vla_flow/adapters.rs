@@ -17,6 +17,7 @@ use coxswain_nn::{
 use super::{
     EXPERT,
     config::VlaSettings,
+    data::SampleDims,
     expert::{ActionExpert, ExpertShape, Learning},
 };
 
@@ -37,8 +38,9 @@ impl Split {
         if vla.expert.train {
             return Ok(whole);
         }
-        // What its modules are called does not depend on the sizes of samples.
-        let experts = modules(ExpertShape::of(vla, 1, Default::default()));
+        // Of the sizes of samples, what its modules are called depends on whether there is a state.
+        let dims = SampleDims { state: usize::from(vla.data.has_state()), ..SampleDims::default() };
+        let experts = modules(ExpertShape::of(vla, 1, dims));
         let Some(ours) = with_targets(lora, |targets| means_any(targets, &experts))? else {
             return Ok(whole);
         };

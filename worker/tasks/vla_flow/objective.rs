@@ -16,7 +16,10 @@ use coxswain_nn::{
     lora::{AdapterOrigin, LoraError, linear::matrix_keys, merged, write_adapter},
     params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
 };
-use coxswain_proto::run_spec::{Recompute, RunSpec};
+use coxswain_proto::{
+    limits::MAX_METRIC_NAME_BYTES,
+    run_spec::{Recompute, RunSpec},
+};
 use coxswain_task::{
     Artifact, Batch, CachedFeatures, Evaluation, Example, Extractor, Fault, FeatureShape, FrozenWeights,
     MicroLoss, Module, Objective, PartSum, Samples, StageClock, TaskError,
@@ -32,6 +35,9 @@ use super::{
 /// What held-out samples are measured by: squared error in normalised units, which can be compared between
 /// data sets, and absolute error in the data set's own units.
 const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
+
+/// As much of a data set's name as has room in a metric's.
+const MAX_SET_NAME: usize = MAX_METRIC_NAME_BYTES - "eval/mse_normalized/set/".len();
 
 /// What a run leaves beside its adapter, a file for each group.
 pub(super) const GROUPS: [(Group, Artifact); 3] = [
@@ -84,14 +90,19 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         &MEASURES
     }
 
-    /// Each measure by dimension of the action, then by step of the horizon.
+    /// Each measure by set of a mixture; then each by dimension of the action, and by step of the horizon.
     fn parts(&self) -> Vec<String> {
         let dims = self.policy.dims();
+        let sets = &self.settings.data.sets;
+        let short = |name: &str| name.chars().take(MAX_SET_NAME).collect::<String>();
+        let by_set = MEASURES
+            .into_iter()
+            .flat_map(|of| sets.iter().map(move |set| format!("{of}/set/{}", short(set.name()))));
         let names = |measure| {
             let by_dim = (0..dims.action).map(move |dim| format!("{measure}/dim{dim}"));
             by_dim.chain((0..dims.horizon).map(move |step| format!("{measure}/step{step}")))
         };
-        MEASURES.into_iter().flat_map(names).collect()
+        by_set.chain(MEASURES.into_iter().flat_map(names)).collect()
     }
 
     fn evaluate(
@@ -105,13 +116,27 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         let mut sampled = self.sampled(trainables, batch)?;
         let mut recorded = batch.actions.clone();
         let (width, horizon) = (data.dims().action, data.dims().horizon);
+        let sets: Vec<_> = batch.sample_indices.iter().map(|index| data.set_of(*index)).collect();
+        let by_set = |a: &[f32], b: &[f32], f: fn(f64) -> f64| {
+            let mut parts = vec![PartSum::default(); self.settings.data.sets.len()];
+            each_error(batch, width, a, b, |row, _, error| {
+                if let Some(part) = sets[row].and_then(|set| parts.get_mut(set)) {
+                    part.count += 1.0;
+                    part.sum += f(error);
+                }
+            });
+            parts
+        };
+        let mut of_sets = by_set(&sampled, &recorded, |d| d * d);
         let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
         let mut parts = parts_of(batch, [width, horizon], &sampled, &recorded, |d| d * d);
         for actions in [&mut sampled, &mut recorded] {
             denormalize(batch, data, actions);
         }
         let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
+        of_sets.extend(by_set(&sampled, &recorded, f64::abs));
         parts.extend(parts_of(batch, [width, horizon], &sampled, &recorded, f64::abs));
+        parts.splice(0..0, of_sets);
         let valid = batch.action_valid.chunks(horizon.max(1)).zip(&batch.action_widths);
         let count = valid.map(|(valid, &own)| valid.iter().map(|&v| f64::from(v)).sum::<f64>() * own as f64);
         Ok(Evaluation { count: count.sum(), sums: vec![squared, absolute], parts })
@@ -272,15 +297,30 @@ fn denormalize(batch: &MicroBatch, data: &dyn RunData, actions: &mut [f32]) {
     rows.for_each(|(&index, actions)| data.denormalize_actions(index, actions));
 }
 
-/// Sum of `f(difference)` over the components of valid action steps.
-fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn(f64) -> f64) -> f64 {
+/// Tells each difference of the components of valid action steps, with its row of the batch and
+/// `[step, dimension]`.
+fn each_error(
+    batch: &MicroBatch,
+    width: usize,
+    a: &[f32],
+    b: &[f32],
+    mut tell: impl FnMut(usize, [usize; 2], f64),
+) {
     let horizon = batch.action_valid.len() / batch.len().max(1);
     let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
-    steps
-        .filter(|(_, (_, valid))| **valid > 0.0)
-        .flat_map(|(place, ((a, b), _))| a.iter().zip(b).take(batch.action_widths[place / horizon]))
-        .map(|(&a, &b)| f(f64::from(a) - f64::from(b)))
-        .sum()
+    for (place, ((a, b), _)) in steps.filter(|(_, (_, valid))| **valid > 0.0) {
+        let row = place / horizon;
+        for (dim, (&a, &b)) in a.iter().zip(b).enumerate().take(batch.action_widths[row]) {
+            tell(row, [place % horizon, dim], f64::from(a) - f64::from(b));
+        }
+    }
+}
+
+/// Sum of `f(difference)` over the components of valid action steps.
+fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn(f64) -> f64) -> f64 {
+    let mut sum = 0.0;
+    each_error(batch, width, a, b, |_, _, error| sum += f(error));
+    sum
 }
 
 /// The same by dimension of the action, then by step of the horizon; `[width, horizon]` are their numbers.
@@ -292,16 +332,12 @@ fn parts_of(
     f: impl Fn(f64) -> f64,
 ) -> Vec<PartSum> {
     let mut parts = vec![PartSum::default(); width + horizon];
-    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
-    for (place, ((a, b), _)) in steps.filter(|(_, (_, valid))| **valid > 0.0) {
-        for (dim, (&a, &b)) in a.iter().zip(b).enumerate().take(batch.action_widths[place / horizon]) {
-            let error = f(f64::from(a) - f64::from(b));
-            for part in [dim, width + place % horizon] {
-                parts[part].count += 1.0;
-                parts[part].sum += error;
-            }
+    each_error(batch, width, a, b, |_, [step, dim], error| {
+        for part in [dim, width + step] {
+            parts[part].count += 1.0;
+            parts[part].sum += f(error);
         }
-    }
+    });
     parts
 }
 

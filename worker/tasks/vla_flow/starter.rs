@@ -150,7 +150,7 @@ mod tests {
         let spec = read(&text);
         let vla = spec.vla();
         assert_eq!(vla.data.cameras, ["observation.images.corner2"]);
-        assert_eq!((vla.data.horizon, vla.data.sensor.as_deref()), (16, Some("observation.sensor")));
+        assert_eq!((vla.data.horizon, vla.data.sensor), (16, Some("observation.sensor".into())));
         assert_eq!(spec.data.holdout_episodes, [3]);
         assert_eq!((spec.train.global_batch, spec.train.micro_batch), (16, 4));
         assert_eq!(spec.run.name, "metaworld-mini");

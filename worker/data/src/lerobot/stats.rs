@@ -80,6 +80,33 @@ impl Stats {
         Self(features.into_iter().filter_map(pick).collect())
     }
 
+    /// The statistics of features whose values stand side by side, each with how many values it has; none
+    /// where one of them has no statistics. A statistic that some feature lacks is left out, and of counts
+    /// the first is taken.
+    pub fn side_by_side<'a>(
+        &self,
+        features: impl IntoIterator<Item = (&'a str, usize)>,
+    ) -> Option<FeatureStats> {
+        let each = features.into_iter().map(|(name, width)| Some((self.0.get(name)?, width)));
+        let each: Vec<_> = each.collect::<Option<_>>()?;
+        let ((first, _), others) = each.split_first()?;
+        if others.is_empty() {
+            return Some((*first).clone());
+        }
+        let join = |(stat, values): (&String, &Vec<f64>)| {
+            if stat == "count" {
+                return Some((stat.clone(), values.clone()));
+            }
+            let of = |(stats, width): &(&FeatureStats, usize)| {
+                let values = stats.get(stat).filter(|values| !values.is_empty())?;
+                Some(values.iter().copied().cycle().take(*width).collect::<Vec<_>>())
+            };
+            let joined: Option<Vec<_>> = each.iter().map(of).collect();
+            Some((stat.clone(), joined?.concat()))
+        };
+        Some(first.iter().filter_map(join).collect())
+    }
+
     /// As JSON text; null for what is not finite.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("string keys and numbers")

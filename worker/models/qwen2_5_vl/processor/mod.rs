@@ -22,7 +22,7 @@ mod vision;
 pub use chat::{ChatEncoder, EncodedChat, Message, Piece, Role};
 pub use coxswain_data::pictures::image_size;
 pub use fit::Fit;
-pub use prompt::PromptEncoder;
+pub use prompt::{PromptEncoder, PromptForm};
 pub use resize::Rgb;
 pub use shape::PatchShape;
 pub use tokenizer::ModelFacts;

@@ -9,34 +9,70 @@
 //!
 //! The system turn is rendered when the checkpoint's chat template has it, as published ones do.
 
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use coxswain_data::DataError;
 
 use super::tokenizer::{IMAGE, ModelFacts, QwenTokenizer};
+
+/// What stands behind the text.
+const TAIL: &str = "<|im_end|>\n<|im_start|>assistant\n";
+
+/// How prompts are made of a task's text.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptForm<'f> {
+    /// `data.prompt`.
+    pub template: &'f str,
+    /// Images, which come first.
+    pub images: usize,
+    /// Tokens of the text that are kept, as LeRobot's `tokenizer_max_length` and openpi's `max_token_len`
+    /// keep them: the first ones. All if none.
+    pub max_text_tokens: Option<usize>,
+}
 
 /// Renders and encodes prompts.
 pub struct PromptEncoder {
     tokenizer: Arc<QwenTokenizer>,
     template: String,
     head: String,
+    limit: Option<TextLimit>,
+}
+
+/// A limit of the text's tokens.
+struct TextLimit {
+    tokens: usize,
+    /// Tokens before the text and behind it. Special tokens stand at both of its ends, across which no token
+    /// reaches.
+    around: [usize; 2],
+}
+
+impl TextLimit {
+    /// Which of so many tokens of a prompt are text, and how many of them are kept.
+    fn of(&self, tokens: usize) -> (Range<usize>, usize) {
+        let [before, behind] = self.around;
+        let text = before..tokens.saturating_sub(behind).max(before);
+        (text.clone(), text.len().min(self.tokens))
+    }
 }
 
 impl PromptEncoder {
-    /// Loads tokenizer and chat template of the checkpoint at `model`. `template` is `data.prompt`; `images`
-    /// come first.
-    pub fn open(model: &Path, facts: ModelFacts, template: &str, images: usize) -> Result<Self, DataError> {
-        Ok(Self::with(Arc::new(QwenTokenizer::open(model, facts)?), template, images))
+    /// Loads tokenizer and chat template of the checkpoint at `model`.
+    pub fn open(model: &Path, facts: ModelFacts, form: &PromptForm<'_>) -> Result<Self, DataError> {
+        Ok(Self::with(Arc::new(QwenTokenizer::open(model, facts)?), form))
     }
 
-    /// Another template and number of images for the same tokenizer, which is not loaded again.
-    pub fn like(&self, template: &str, images: usize) -> Self {
-        Self::with(self.tokenizer.clone(), template, images)
+    /// Prompts of another form by the same tokenizer, which is not loaded again.
+    pub fn like(&self, form: &PromptForm<'_>) -> Self {
+        Self::with(self.tokenizer.clone(), form)
     }
 
-    fn with(tokenizer: Arc<QwenTokenizer>, template: &str, images: usize) -> Self {
-        let head = format!("{}<|im_start|>user\n{}", tokenizer.system(), IMAGE.repeat(images));
-        Self { tokenizer, template: template.to_string(), head }
+    fn with(tokenizer: Arc<QwenTokenizer>, form: &PromptForm<'_>) -> Self {
+        let head = format!("{}<|im_start|>user\n{}", tokenizer.system(), IMAGE.repeat(form.images));
+        let tokens = |text: &str| tokenizer.ids(text.to_owned()).map_or(0, |ids| ids.len());
+        let limit = form
+            .max_text_tokens
+            .map(|most| TextLimit { tokens: most, around: [tokens(&head), tokens(TAIL)] });
+        Self { tokenizer, template: form.template.to_string(), head, limit }
     }
 
     /// The id that fills up shorter rows of a batch.
@@ -47,7 +83,7 @@ impl PromptEncoder {
     /// The prompt for `task` as text, with one placeholder for each image.
     pub fn render(&self, task: &str) -> String {
         let text = self.template.replace("{task}", task);
-        format!("{}{text}<|im_end|>\n<|im_start|>assistant\n", self.head)
+        format!("{}{text}{TAIL}", self.head)
     }
 
     /// What stands around the task in every prompt: `data.prompt` between the turns of the chat.
@@ -55,9 +91,21 @@ impl PromptEncoder {
         self.render("{task}")
     }
 
+    /// How many tokens of the text are left out of the prompt for `task`.
+    pub fn cut(&self, task: &str) -> usize {
+        let Some(limit) = &self.limit else { return 0 };
+        let tokens = self.tokenizer.ids(self.render(task)).map_or(0, |ids| ids.len());
+        let (text, kept) = limit.of(tokens);
+        text.len() - kept
+    }
+
     /// Token ids of the prompt for `task` with images of these grids.
     pub fn encode(&self, task: &str, grids: &[[u32; 3]]) -> Result<Vec<u32>, String> {
-        let ids = self.tokenizer.ids(self.render(task))?;
+        let mut ids = self.tokenizer.ids(self.render(task))?;
+        if let Some(limit) = &self.limit {
+            let (text, kept) = limit.of(ids.len());
+            ids.drain(text.start + kept..text.end);
+        }
         let repeats = self.tokenizer.repeats(&ids, grids, &self.template.replace("{task}", task))?;
         let expanded = ids.iter().zip(repeats);
         Ok(expanded.flat_map(|(id, count)| std::iter::repeat_n(*id, count)).collect())

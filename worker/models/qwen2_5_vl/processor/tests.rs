@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     ChatEncoder, EncodedChat, ImageProcessor, Message, ModelFacts, PatchShape, Piece, PixelBounds,
-    PromptEncoder, Role, decode_sized, tokenizer::QwenTokenizer,
+    PromptEncoder, PromptForm, Role, decode_sized, tokenizer::QwenTokenizer,
 };
 
 fn fixtures() -> PathBuf {
@@ -73,6 +73,30 @@ struct Case {
     input_ids: Vec<u32>,
 }
 
+fn form(images: usize, max_text_tokens: Option<usize>) -> PromptForm<'static> {
+    PromptForm { template: "{task}", images, max_text_tokens }
+}
+
+#[test]
+fn of_a_long_text_the_first_tokens_are_kept_and_nothing_else_is_touched() {
+    let (facts, grids) = (ModelFacts::read(&model()).unwrap(), [[1, 2, 6]]);
+    let whole = PromptEncoder::open(&model(), facts, &form(1, None)).unwrap();
+    let text = "put the red cube into the drawer, and then close it";
+    let [all, none] = [text, ""].map(|text| whole.encode(text, &grids).unwrap());
+    let (words, around) = (all.len() - none.len(), none.len());
+    assert!(words > 4, "{words}");
+    for most in [1, 4, words - 1, words, words + 1] {
+        let limited = whole.like(&form(1, Some(most)));
+        let ids = limited.encode(text, &grids).unwrap();
+        let kept = words.min(most);
+        assert_eq!((ids.len(), limited.cut(text)), (around + kept, words - kept), "{most}");
+        let begin = all.iter().zip(&none).take_while(|(one, other)| one == other).count();
+        assert_eq!(ids[..begin + kept], all[..begin + kept]);
+        assert_eq!(ids[begin + kept..], none[begin..], "{most}");
+    }
+    assert_eq!(whole.cut(text), 0);
+}
+
 #[test]
 fn prompts_are_encoded_as_transformers_encodes_them() {
     let text = std::fs::read_to_string(fixtures().join("prompts.json")).unwrap();
@@ -82,7 +106,7 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
     let facts = ModelFacts::read(&own).unwrap();
     for case in &prompts.cases {
         let model = if case.template == "own" { own.as_path() } else { published.path() };
-        let encoder = PromptEncoder::open(model, facts, "{task}", case.image_tokens.len()).unwrap();
+        let encoder = PromptEncoder::open(model, facts, &form(case.image_tokens.len(), None)).unwrap();
         // A grid of one cell's height and as many cells as the image has tokens.
         let grids: Vec<[u32; 3]> = case.image_tokens.iter().map(|n| [1, 2, 2 * n]).collect();
         let ids = encoder.encode(&case.text, &grids).unwrap();

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings, sets,
+    ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings,
+    observation::check_features, sets,
 };
 use coxswain_models::qwen2_5_vl::settings::check_offload;
 use coxswain_proto::{
@@ -19,6 +20,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     check_expert(&settings.expert, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
+    settings.observation.check(f);
     sets::check(&settings.data, spec, f);
     settings.serve.check(&settings.data, f);
     check_learning_rates(settings, spec, f);
@@ -74,8 +76,7 @@ fn check_sensor(sensor: &Sensor, f: &mut Findings) {
 }
 
 fn check_data(data: &Data, f: &mut Findings) {
-    f.named("data.state", &data.state, "name the state feature, for instance `observation.state`");
-    f.named("data.action", &data.action, "name the action feature, for instance `action`");
+    check_features(data, f);
     f.at_least_one("data.horizon", data.horizon);
     f.at_least_one("data.action_stride", data.action_stride);
     f.require(
@@ -92,9 +93,6 @@ fn check_data(data: &Data, f: &mut Findings) {
     );
     let cameras: BTreeSet<_> = data.cameras.iter().collect();
     f.require(cameras.len() == data.cameras.len(), "data.cameras", "names a camera twice", "name each once");
-    if let Some(sensor) = &data.sensor {
-        f.named("data.sensor", sensor, "name the sensor feature or remove the key");
-    }
     f.named("data.prompt", &data.prompt, "`{task}` alone is a good prompt");
     f.at_least_one("data.min_pixels", data.min_pixels.unwrap_or(1));
     f.at_least_one("data.max_pixels", data.max_pixels.unwrap_or(1));

@@ -6,7 +6,11 @@ use coxswain_data::NormMode;
 use coxswain_models::qwen2_5_vl::processor::Fit;
 use serde::{Deserialize, Serialize};
 
-use super::{augmentation::Augmentation, episodes::EpisodeRange};
+use super::{
+    augmentation::Augmentation,
+    episodes::EpisodeRange,
+    features::{FeatureList, SensorFeature},
+};
 
 /// How samples are cut from a LeRobot data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,15 +20,15 @@ pub struct Data {
     pub episodes: Vec<EpisodeRange>,
     /// Image features, in prompt order.
     pub cameras: Vec<String>,
-    /// Proprioceptive state feature.
+    /// Proprioceptive state features; none for a policy that sees images alone.
     #[serde(default = "default_state")]
-    pub state: String,
-    /// Windowed sensor feature, shape `[window, channels]`; none switches the sensor encoder off.
+    pub state: FeatureList,
+    /// Sensor feature, windows of shape `[window, channels]`; none switches the sensor encoder off.
     #[serde(default)]
-    pub sensor: Option<String>,
-    /// Action feature.
+    pub sensor: Option<SensorFeature>,
+    /// Action features.
     #[serde(default = "default_action")]
-    pub action: String,
+    pub action: FeatureList,
     /// Actions per chunk, `H`.
     #[serde(default = "default_horizon")]
     pub horizon: usize,
@@ -59,10 +63,10 @@ pub struct Data {
     pub sets: Vec<DataSet>,
 }
 
-fn default_state() -> String {
+fn default_state() -> FeatureList {
     "observation.state".into()
 }
-fn default_action() -> String {
+fn default_action() -> FeatureList {
     "action".into()
 }
 fn default_horizon() -> usize {
@@ -108,13 +112,13 @@ pub struct DataSet {
     pub cameras: Option<BTreeMap<String, String>>,
     /// See `data.state`.
     #[serde(default)]
-    pub state: Option<String>,
+    pub state: Option<FeatureList>,
     /// See `data.sensor`.
     #[serde(default)]
-    pub sensor: Option<String>,
+    pub sensor: Option<SensorFeature>,
     /// See `data.action`.
     #[serde(default)]
-    pub action: Option<String>,
+    pub action: Option<FeatureList>,
     /// See `data.prompt`.
     #[serde(default)]
     pub prompt: Option<String>,
@@ -148,6 +152,12 @@ impl DataSet {
 }
 
 impl Data {
+    /// Whether the policy takes a state, of any set.
+    pub fn has_state(&self) -> bool {
+        let of_set = |set: &DataSet| !set.state.as_ref().unwrap_or(&self.state).is_none();
+        if self.sets.is_empty() { !self.state.is_none() } else { self.sets.iter().any(of_set) }
+    }
+
     /// The set of this name; if there is none, the names that there are.
     pub fn set(&self, name: &str) -> Result<&DataSet, String> {
         let names = || self.sets.iter().map(DataSet::name).collect::<Vec<_>>().join(", ");

@@ -5,6 +5,8 @@ mod augmentation;
 mod check;
 mod data;
 mod episodes;
+mod features;
+mod observation;
 mod schema;
 mod serve;
 mod sets;
@@ -18,6 +20,8 @@ pub use self::{
     augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
     data::{Data, DataSet, Normalization},
     episodes::EpisodeRange,
+    features::{FeatureList, SensorFeature},
+    observation::Observation,
     schema::SCHEMA,
     serve::Serve,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},

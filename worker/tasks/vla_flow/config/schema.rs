@@ -70,6 +70,8 @@ impl TaskSettings for VlaSettings {
         ("data.max_pixels", Learned),
         ("data.augmentation", LearnedSince("\"off\"")),
         ("data.sets", LearnedSince("[]")),
+        ("observation.history", LearnedSince("[]")),
+        ("observation.max_text_tokens", LearnedSince("null")),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),

@@ -42,8 +42,8 @@ impl Serve {
         let or = |given: &[String], own: &[String]| if given.is_empty() { own } else { given }.to_vec();
         Self {
             cameras: or(&self.cameras, &data.cameras),
-            state: or(&self.state, slice::from_ref(&data.state)),
-            sensor: data.sensor.as_ref().map(|own| self.sensor.as_ref().unwrap_or(own).clone()),
+            state: or(&self.state, data.state.names()),
+            sensor: data.sensor.as_ref().map(|own| self.sensor.as_ref().unwrap_or(&own.key).clone()),
             prompt: self.prompt.clone(),
             set: None,
         }
@@ -55,6 +55,12 @@ impl Serve {
             "serve.cameras",
             format_args!("has {} names for {} cameras", self.cameras.len(), data.cameras.len()),
             "give one name for each of `data.cameras`, in their order",
+        );
+        f.require(
+            self.state.is_empty() || !data.state.is_none(),
+            "serve.state",
+            "names a value that the policy does not take: `data.state` is `none`",
+            "remove it",
         );
         f.require(
             self.sensor.is_none() || data.sensor.is_some(),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     data::Data,
+    observation::Observation,
     serve::Serve,
     trainables::{Expert, LearningRates, Sensor},
 };
@@ -27,6 +28,9 @@ pub struct VlaSettings {
     pub sensor: Sensor,
     /// How samples are cut from a LeRobot data set.
     pub data: Data,
+    /// What the policy sees beside one frame of the features.
+    #[serde(default)]
+    pub observation: Observation,
     /// Learning rates.
     #[serde(default)]
     pub optimizer: Optimizer,

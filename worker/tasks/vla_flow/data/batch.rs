@@ -7,6 +7,8 @@ use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_proto::ids::Step;
 use coxswain_task::CachedFeatures;
 
+use crate::vla_flow::config::Observation;
+
 /// One training sample, preprocessed: what the model sees of one frame of one episode.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
@@ -22,7 +24,7 @@ pub struct Sample {
     pub pixel_values: Vec<f32>,
     /// `(t, h, w)` in patches, one per image.
     pub image_grids: Vec<[u32; 3]>,
-    /// Normalised proprioceptive state, `[state]`.
+    /// Normalised proprioceptive state, `[state]`: that of each frame of its history, the oldest first.
     pub state: Vec<f32>,
     /// Normalised sensor window, `[window, channels]` row-major; empty without a sensor.
     pub sensor: Vec<f32>,
@@ -36,6 +38,12 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Of each frame that a sample with this history has, the oldest first, whether it would lie before the
+    /// episode's first frame and is that one instead.
+    pub fn frame_is_pad(&self, history: &Observation) -> Vec<bool> {
+        history.rows_back().map(|back| back > self.frame).collect()
+    }
+
     /// Where it stands in the data set, and nothing else.
     pub fn without_content(&self) -> Self {
         Self { index: self.index, episode: self.episode, frame: self.frame, ..Self::default() }
@@ -46,7 +54,7 @@ impl Sample {
 /// padded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleDims {
-    /// Length of the state vector.
+    /// Length of the state vector, of all frames that a sample has; 0 without a state.
     pub state: usize,
     /// Sensor window length; 0 without a sensor.
     pub sensor_window: usize,
@@ -56,6 +64,18 @@ pub struct SampleDims {
     pub horizon: usize,
     /// Length of an action.
     pub action: usize,
+}
+
+/// These values of so many frames or actions, each padded with zeros to a width.
+pub fn widened(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
+    let own = values.len() / rows.max(1);
+    let mut wide = vec![0.0; rows * width];
+    if own > 0 && width > 0 {
+        for (place, row) in wide.chunks_exact_mut(width).zip(values.chunks_exact(own)) {
+            place[..own].copy_from_slice(row);
+        }
+    }
+    wide
 }
 
 impl SampleDims {

@@ -14,7 +14,7 @@ impl Dataset {
     pub(super) fn constant_features(&self) -> Vec<String> {
         let modes = &self.settings.data.normalization;
         let features = [
-            Some((&self.state.name, modes.state)),
+            (!self.state.is_none()).then_some((&self.state.name, modes.state)),
             self.sensor.as_ref().map(|sensor| (&sensor.name, modes.sensor)),
             Some((&self.action.name, modes.action)),
         ];

@@ -5,17 +5,17 @@
 //! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
 //! rows that contradict the metadata.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, slice, sync::Arc};
 
 use crate::{
     settings::checked,
-    vla_flow::config::{Data, EpisodeRange, VlaSettings},
+    vla_flow::config::{EpisodeRange, VlaSettings},
 };
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
-    DataError, Fingerprint, Normalizer, SampleOrder, TrainingSamples,
+    DataError, Fingerprint, SampleOrder, TrainingSamples,
     lerobot::{
         Catalog,
         episodes::Episode,
@@ -25,7 +25,7 @@ use coxswain_data::{
         stats::Stats,
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PixelBounds, PromptEncoder};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
 use super::{
     batch::SampleDims,
@@ -33,6 +33,7 @@ use super::{
     numeric::Numeric,
     outline::catalog,
     recipe::Recipe,
+    sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
 };
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
@@ -60,6 +61,7 @@ pub struct Dataset {
     pub(super) rows: RowStore,
     pub(super) frames: FrameStore,
     pub(super) state: Numeric,
+    /// Of one reading, or of a window where rows have windows of their own.
     pub(super) sensor: Option<Numeric>,
     pub(super) action: Numeric,
     pub(super) recipe: Recipe,
@@ -90,25 +92,19 @@ impl Dataset {
         let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;
         let mut columns = Columns { numbers: Vec::new(), cameras: images };
-        let mut numeric = |key, name: &str, mode| -> Result<Numeric, DataError> {
-            let feature = info.require(key, name, |f| f.is_number() && f.width() > 0)?;
-            let (column, width) = (columns.numbers.len(), feature.width());
-            columns.numbers.push((name.to_string(), feature.shape.clone()));
-            let normalizer = Normalizer::new(&catalog, name, width, mode)?;
-            Ok(Numeric { name: name.to_string(), column, width, normalizer })
-        };
-        let state = numeric("state", &data.state, data.normalization.state)?;
-        let action = numeric("action", &data.action, data.normalization.action)?;
-        let sensor = data.sensor.as_deref().map(|name| numeric("sensor", name, data.normalization.sensor));
+        let mut numeric =
+            |key, names: &[String], mode| Numeric::open(&catalog, &mut columns, key, names, mode);
+        let modes = data.normalization;
+        let state = numeric("state", data.state.names(), modes.state)?;
+        let action = numeric("action", data.action.names(), modes.action)?;
+        let sensor = data.sensor.as_ref().map(|of| numeric("sensor", slice::from_ref(&of.key), modes.sensor));
         let sensor = sensor.transpose()?;
-        let (sensor_window, sensor_channels) = match &data.sensor {
-            Some(name) => sensor_shape(info, name)?,
-            None => (0, 0),
-        };
+        let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
+        check_reach(&catalog, &vla)?;
         let model = Path::new(&vla.model.path);
         let facts = ModelFacts::read(model)?;
         let dims = SampleDims {
-            state: state.width,
+            state: state.width * vla.observation.frames(),
             sensor_window,
             sensor_channels,
             horizon: data.horizon,
@@ -116,9 +112,10 @@ impl Dataset {
         };
         let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
         let training = Arc::new(training_samples(&catalog, &data.episodes, &holdout)?);
+        let form = prompt_form(&vla);
         let prompt = match other {
-            Some(other) => other.prompt.like(&data.prompt, data.cameras.len()),
-            None => PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?,
+            Some(other) => other.prompt.like(&form),
+            None => PromptEncoder::open(model, facts, &form)?,
         };
         let limits = Limits::default();
         let limits = Limits { cache_bytes: limits.cache_bytes / sets.max(1), ..limits };
@@ -141,7 +138,7 @@ impl Dataset {
         };
         dataset.check()?;
         let Self { catalog, rows, state, action, recipe, settings, .. } = &dataset;
-        let recorded = Recorded { catalog, rows, state, action };
+        let recorded = Recorded { catalog, rows, state, action, run: Path::new(&spec.run.output_dir) };
         if let Some(LearnedActions { normalizer, stats }) =
             recorded.learned(&recipe.deltas, &settings.data)?
         {
@@ -217,7 +214,8 @@ impl Dataset {
                 DataError::invalid(&self.catalog.info.path, field, e, "use a camera of another shape")
             })
         };
-        self.cameras.iter().map(grid).collect()
+        let of_a_frame = self.cameras.iter().map(grid).collect::<Result<Vec<_>, _>>()?;
+        Ok(of_a_frame.repeat(self.settings.observation.frames()))
     }
 
     /// Samples, held-out ones included.
@@ -291,10 +289,10 @@ impl Dataset {
     /// Statistics of the features that the model sees, of actions as they are learned, in the layout of
     /// LeRobot's `stats.json`.
     pub fn stats(&self) -> Stats {
-        let names = [Some(&self.state), self.sensor.as_ref(), Some(&self.action)];
-        let stats = self.catalog.stats.as_ref();
-        let names = names.into_iter().flatten().map(|n| n.name.as_str());
-        let mut stats = stats.map(|s| s.only(names)).unwrap_or_default();
+        let features = [Some(&self.state), self.sensor.as_ref(), Some(&self.action)];
+        let of =
+            |numeric: &Numeric| Some((numeric.name.clone(), numeric.stats(self.catalog.stats.as_ref()?)?));
+        let mut stats = Stats(features.into_iter().flatten().filter_map(of).collect());
         if let Some(of_actions) = &self.recipe.action_stats {
             stats.0.insert(self.action.name.clone(), of_actions.clone());
         }
@@ -303,19 +301,29 @@ impl Dataset {
 
     /// What of the data set is to blame that sample `index` cannot be used, and which other samples need it:
     /// a row of actions is needed by every sample whose chunk reaches it, anything else by its own sample
-    /// alone.
+    /// and by those that look back as far.
     pub fn damaged_row(&self, index: u64, fault: &DataError) -> DamagedRow {
-        let (row, of_actions) = match fault {
-            DataError::Sample { index: row, feature, .. } => (*row, *feature == self.action.name),
-            _ => (index, false),
+        let (row, feature) = match fault {
+            DataError::Sample { index: row, feature, .. } => (*row, feature.as_str()),
+            _ => (index, ""),
         };
-        let chunk = (self.dims.horizon.max(1) - 1) * self.settings.data.action_stride + 1;
-        let reach = if of_actions { chunk as u64 } else { 1 };
-        let start = self.catalog.episodes.of_sample(row).map_or(row, |(_, episode)| episode.start);
-        let first = (row + 1).saturating_sub(reach).max(start);
+        let chunk = (self.dims.horizon.max(1) - 1) * self.settings.data.action_stride;
+        let ahead = if self.action.has(feature) { chunk as u64 } else { 0 };
+        let window = self.settings.data.sensor.as_ref().and_then(|sensor| sensor.window);
+        let of_window = self.sensor.as_ref().is_some_and(|sensor| sensor.has(feature));
+        let of_frames = self.state.has(feature) || self.cameras.iter().any(|camera| camera.name == feature);
+        let back = match window.filter(|_| of_window) {
+            Some(rows) => rows as u64 - 1,
+            None if of_frames => self.settings.observation.reach(),
+            None => 0,
+        };
+        let episode = self.catalog.episodes.of_sample(row);
+        let (start, end) = episode.map_or((row, row + 1), |(_, episode)| (episode.start, episode.end()));
+        let first = row.saturating_sub(ahead).max(start);
+        let last = (row + back).min(end - 1);
         let number = |sample| self.training.number(sample);
         // Episodes train as a whole; what is held out is not asked for here.
-        let numbers = number(first.min(index)).zip(number(row.max(index)));
+        let numbers = number(first.min(index)).zip(number(last.max(index)));
         let (begin, last) = numbers.unwrap_or_default();
         DamagedRow { row, begin, end: last + 1 }
     }
@@ -352,27 +360,6 @@ impl<'a> Cameras<'a> {
             of.cameras.push(Camera { name: name.clone(), size, stored });
         }
         Ok(of)
-    }
-}
-
-/// What the run says of the size of images.
-pub(in crate::vla_flow) fn pixel_bounds(data: &Data) -> PixelBounds {
-    PixelBounds { min: data.min_pixels, max: data.max_pixels, fit: data.resize }
-}
-
-pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
-    let size = |f: &Feature| f.image_size().filter(|(h, w)| *h > 0 && *w > 0);
-    let feature = info.require("cameras", name, |f| f.is_camera() && size(f).is_some())?;
-    Ok(size(feature).unwrap_or_default())
-}
-
-/// Window and channels; a plain vector is a window of one reading.
-pub(super) fn sensor_shape(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
-    let one_or_two_axes = |f: &Feature| f.is_number() && matches!(f.shape.len(), 1 | 2);
-    match info.require("sensor", name, one_or_two_axes)?.shape[..] {
-        [window, channels] => Ok((window, channels)),
-        [channels] => Ok((1, channels)),
-        _ => Ok((0, 0)),
     }
 }
 

@@ -9,18 +9,22 @@
 //! A data set's own statistics are those of what was recorded. Those of differences are computed as LeRobot
 //! does it (`compute_relative_action_stats`): over every chunk that lies within its episode, all of the data
 //! set, held-out episodes among them; quantiles from a histogram of 5000 bins. Two passes over the numbers,
-//! an episode in memory at a time.
+//! an episode in memory at a time; once for a run (`kept`). An episode that cannot be read has no part in
+//! them: its samples fail where they are read.
+
+use std::path::Path;
 
 use coxswain_data::{
     DataError, NormMode, Normalizer,
     lerobot::{
         Catalog,
+        episodes::Episode,
         rows::{Part, RowStore},
         stats::{FeatureStats, Stats},
     },
 };
 
-use super::numeric::Numeric;
+use super::{kept::KeptStats, numeric::Numeric};
 use crate::vla_flow::config::Data;
 
 /// Bins of a histogram, as LeRobot has them.
@@ -65,6 +69,8 @@ pub(super) struct Recorded<'a> {
     pub(super) rows: &'a RowStore,
     pub(super) state: &'a Numeric,
     pub(super) action: &'a Numeric,
+    /// The run's directory.
+    pub(super) run: &'a Path,
 }
 
 /// How actions are normalised that the data set has no statistics of.
@@ -96,7 +102,10 @@ impl Recorded<'_> {
         if !deltas.any() || data.normalization.action == NormMode::Identity {
             return Ok(None);
         }
-        let stats = self.statistics(deltas, data.horizon, data.action_stride)?;
+        let recipe = format!("{:?} of {}: {:?}", deltas.mask, state.name, [data.horizon, data.action_stride]);
+        let depends_on = [("data", &catalog.fingerprint.0[..]), ("recipe", recipe.as_bytes())];
+        let kept = KeptStats::new(self.run, &action.name, &depends_on);
+        let stats = kept.or(|| self.statistics(deltas, data.horizon, data.action_stride))?;
         let named = Stats([(action.name.clone(), stats.clone())].into());
         let mode = data.normalization.action;
         let normalizer = Normalizer::of(Some(&named), path, &action.name, action.width, mode)?;
@@ -112,7 +121,26 @@ impl Recorded<'_> {
     ) -> Result<FeatureStats, DataError> {
         let width = self.action.width;
         let mut dims = vec![Dimension::default(); width];
-        self.visit(deltas, [horizon, stride], |dim, value| dims[dim].see(value))?;
+        let (mut readable, mut lost) = (Vec::new(), Vec::new());
+        for (number, episode) in self.catalog.episodes.episodes.iter().enumerate() {
+            match self.numbers_of(episode) {
+                Ok(numbers) => {
+                    self.visit(deltas, [horizon, stride], &numbers, |dim, value| dims[dim].see(value));
+                    readable.push(episode);
+                }
+                Err(error) => lost.push((number, error)),
+            }
+        }
+        if let Some((number, error)) = lost.first() {
+            let episodes = lost.len();
+            tracing::warn!(
+                %error,
+                "statistics of differences are without {episodes} episodes that cannot be read, the first is {number}"
+            );
+        }
+        if let Some((_, error)) = lost.pop().filter(|_| readable.is_empty()) {
+            return Err(error);
+        }
         if dims.iter().any(|dim| dim.count == 0) {
             let rows = (horizon - 1) * stride + 1;
             return Err(DataError::invalid(
@@ -125,7 +153,10 @@ impl Recorded<'_> {
             ));
         }
         dims.iter_mut().for_each(Dimension::begin_histogram);
-        self.visit(deltas, [horizon, stride], |dim, value| dims[dim].sort(value))?;
+        for episode in readable {
+            let numbers = self.numbers_of(episode)?;
+            self.visit(deltas, [horizon, stride], &numbers, |dim, value| dims[dim].sort(value));
+        }
         let each = |of: &dyn Fn(&Dimension) -> f64| dims.iter().map(of).collect::<Vec<_>>();
         let mut stats = FeatureStats::from([
             ("count".to_owned(), vec![dims.first().map_or(0.0, |dim| dim.count as f64)]),
@@ -138,47 +169,54 @@ impl Recorded<'_> {
         Ok(stats)
     }
 
-    /// Every value of every whole chunk, by its dimension.
+    /// All rows of an episode.
+    fn numbers_of(&self, episode: &Episode) -> Result<Numbers, DataError> {
+        let mut numbers = Numbers::default();
+        let (mut row, end) = (episode.first_row, episode.first_row + episode.length);
+        while row < end {
+            let block = self.rows.block(self.catalog, episode.file, row, Part::Numbers)?;
+            let last = end.min(block.first_row + block.rows as u64);
+            for row in row..last {
+                // A step that needs a row with a number that is none fails, and says so.
+                self.state.append(&block, row, &mut numbers.states);
+                self.action.append(&block, row, &mut numbers.actions);
+            }
+            row = last;
+        }
+        Ok(numbers)
+    }
+
+    /// Every value of every whole chunk of an episode, by its dimension.
     fn visit(
         &self,
         deltas: &DeltaActions,
         [horizon, stride]: [usize; 2],
+        Numbers { states, actions }: &Numbers,
         mut see: impl FnMut(usize, f32),
-    ) -> Result<(), DataError> {
+    ) {
         let (state_width, width) = (self.state.width, self.action.width);
-        let (mut states, mut actions) = (Vec::new(), Vec::new());
-        for episode in &self.catalog.episodes.episodes {
-            states.clear();
-            actions.clear();
-            let (mut row, end) = (episode.first_row, episode.first_row + episode.length);
-            while row < end {
-                let block = self.rows.block(self.catalog, episode.file, row, Part::Numbers)?;
-                let last = end.min(block.first_row + block.rows as u64);
-                let rows = (row - block.first_row) as usize..(last - block.first_row) as usize;
-                let of = |numeric: &Numeric| {
-                    &block.numbers[numeric.column][rows.start * numeric.width..rows.end * numeric.width]
-                };
-                states.extend_from_slice(of(self.state));
-                actions.extend_from_slice(of(self.action));
-                row = last;
-            }
-            let frames = episode.length as usize;
-            for first in 0..frames.saturating_sub((horizon - 1) * stride) {
-                let offset = deltas.offset(&states[first * state_width..][..state_width], width);
-                let chunk = (first..).step_by(stride).take(horizon);
-                let chunk =
-                    chunk.flat_map(|at| actions[at * width..][..width].iter().zip(&offset).enumerate());
-                for (dim, (action, offset)) in chunk {
-                    let value = action - offset;
-                    // A step that needs such a row fails, and says so.
-                    if value.is_finite() {
-                        see(dim, value);
-                    }
+        let frames = actions.len() / width;
+        for first in 0..frames.saturating_sub((horizon - 1) * stride) {
+            let offset = deltas.offset(&states[first * state_width..][..state_width], width);
+            let chunk = (first..).step_by(stride).take(horizon);
+            let chunk = chunk.flat_map(|at| actions[at * width..][..width].iter().zip(&offset).enumerate());
+            for (dim, (action, offset)) in chunk {
+                let value = action - offset;
+                if value.is_finite() {
+                    see(dim, value);
                 }
             }
         }
-        Ok(())
     }
+}
+
+/// Numbers of an episode, as recorded.
+#[derive(Default)]
+struct Numbers {
+    /// `[frames, state]`.
+    states: Vec<f32>,
+    /// `[frames, action]`.
+    actions: Vec<f32>,
 }
 
 /// What is known of one dimension.

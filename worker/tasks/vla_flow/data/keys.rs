@@ -134,25 +134,31 @@ impl Dataset {
         let (number, episode) =
             found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
         let row = episode.first_row + index - episode.start;
-        let read = |part| self.rows.block(&self.catalog, episode.file, row, part);
+        let read = |row, part| self.rows.block(&self.catalog, episode.file, row, part);
         let fault =
             |feature: &str, fault: &str| self.catalog.row_error(episode.file, row, feature, fault.into());
         let mut images = Vec::new();
-        for camera in &self.cameras {
-            images.push(match camera.stored {
-                Stored::Images(column) => {
-                    let block = read(Part::Camera(column))?;
-                    let encoded = block.image(row);
-                    Digest::of_image(encoded.ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?)
-                }
-                Stored::Video(video) => {
-                    let (path, from) = self.frames.place(&self.catalog, video, number)?;
-                    let file = Digest::of_file(&path).map_err(DataError::io(&path, "read"))?;
-                    of_frame(&file, from, index - episode.start)
-                }
-            });
+        for back in self.settings.observation.rows_back() {
+            let frame = (index - episode.start).saturating_sub(back);
+            let row = episode.first_row + frame;
+            for camera in &self.cameras {
+                images.push(match camera.stored {
+                    Stored::Images(column) => {
+                        let block = read(row, Part::Camera(column))?;
+                        let encoded = block.image(row);
+                        let encoded =
+                            encoded.ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?;
+                        Digest::of_image(encoded)
+                    }
+                    Stored::Video(video) => {
+                        let (path, from) = self.frames.place(&self.catalog, video, number)?;
+                        let file = Digest::of_file(&path).map_err(DataError::io(&path, "read"))?;
+                        of_frame(&file, from, frame)
+                    }
+                });
+            }
         }
-        let numbers = read(Part::Numbers)?;
+        let numbers = read(row, Part::Numbers)?;
         let task = usize::try_from(numbers.keys[2][(row - numbers.first_row) as usize]).ok();
         let text = task.and_then(|task| self.catalog.tasks.get(task)?.as_deref());
         let text = text.ok_or_else(|| fault("task_index", "its task has no text in meta/tasks"))?;
@@ -161,7 +167,9 @@ impl Dataset {
 
     /// How images become the model's input, in words: an ingredient of every namespace.
     pub fn preprocessing(&self) -> String {
-        self.images.describe()
+        let limit = self.settings.observation.max_text_tokens;
+        let limit = limit.map_or(String::new(), |most| format!("; at most {most} tokens of text"));
+        self.images.describe() + &limit
     }
 
     /// What stands around the task in every prompt: an ingredient of every namespace.
@@ -299,7 +307,11 @@ impl Dataset {
             let tasks = column(TASKS);
             for frame in 0..episode.length {
                 let row = (episode.first_row + frame) as usize;
-                let images = cameras.iter().flatten().map(|pictures| pictures.digest(row, frame));
+                let seen = self.settings.observation.rows_back().map(|back| frame.saturating_sub(back));
+                let images = seen.flat_map(|frame| {
+                    let row = (episode.first_row + frame) as usize;
+                    cameras.iter().flatten().map(move |pictures| pictures.digest(row, frame))
+                });
                 let images = images.collect::<Option<Vec<_>>>().filter(|_| cameras.is_some());
                 let task = tasks.and_then(|tasks| task_of(there(tasks.get(row)?)?));
                 let prompt = task.and_then(|task| prompts.get(task)?.as_deref());

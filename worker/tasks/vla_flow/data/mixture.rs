@@ -30,7 +30,7 @@ use coxswain_task::{Batch, InputIngredients, Inputs, SampleKeys, Samples, TextFi
 
 use super::{
     Dataset, Sample,
-    batch::{MicroBatch, SampleDims},
+    batch::{MicroBatch, SampleDims, widened},
     collate::{collate, take_apart},
     run_data::RunData,
 };
@@ -126,14 +126,13 @@ impl Mixture {
     /// A sample of a set as one of the mixture.
     fn padded(&self, member: &Member, mut sample: Sample) -> Sample {
         sample.index += member.first;
-        sample.state.resize(self.dims.state, 0.0);
-        if sample.action_width < self.dims.action {
-            let mut actions = vec![0.0; self.dims.horizon * self.dims.action];
-            let own = sample.actions.chunks_exact(sample.action_width.max(1));
-            for (place, action) in actions.chunks_exact_mut(self.dims.action).zip(own) {
-                place[..action.len()].copy_from_slice(action);
-            }
-            sample.actions = actions;
+        let SampleDims { state, horizon, action, .. } = self.dims;
+        if sample.state.len() < state {
+            let frames = member.dataset.settings.observation.frames();
+            sample.state = widened(&sample.state, frames, state / frames);
+        }
+        if sample.action_width < action {
+            sample.actions = widened(&sample.actions, horizon, action);
         }
         sample
     }
@@ -279,7 +278,7 @@ impl Samples for Mixture {
     fn warnings(&self) -> Vec<String> {
         let of = |Member { name, dataset, .. }: &Member| {
             let told = |line: String| format!("{name}: {line}");
-            dataset.constant_features().into_iter().map(told).collect::<Vec<_>>()
+            Samples::warnings(dataset).into_iter().map(told).collect::<Vec<_>>()
         };
         self.members.iter().flat_map(of).chain(self.rates()).collect()
     }
@@ -288,6 +287,10 @@ impl Samples for Mixture {
 impl RunData for Mixture {
     fn dims(&self) -> SampleDims {
         self.dims
+    }
+
+    fn set_of(&self, index: u64) -> Option<usize> {
+        self.members.partition_point(|member| member.first <= index).checked_sub(1)
     }
 
     fn denormalize_actions(&self, index: u64, actions: &mut [f32]) {

@@ -9,6 +9,7 @@
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
 //! mixture     several data sets as one                         run_data     what of either is measured
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
+//! kept        statistics that a run has computed               sizes        those of a sample
 //! recipe      what is done to a sample besides: augmentation (random changes of images in training),
 //!             deltas (actions as differences from the state)   preview      an episode, for people
 //! ```
@@ -22,6 +23,7 @@ mod collate;
 mod constant;
 mod dataset;
 mod deltas;
+mod kept;
 mod keys;
 mod mixture;
 mod numeric;
@@ -33,16 +35,17 @@ mod recipe;
 mod run_data;
 mod sample_file;
 mod samples;
+mod sizes;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{MicroBatch, Sample, SampleDims};
+pub use batch::{MicroBatch, Sample, SampleDims, widened};
 pub use collate::{collate, take_apart};
 pub use dataset::Dataset;
-pub(super) use dataset::pixel_bounds;
 pub use deltas::DeltaActions;
 pub use mixture::{Mixture, path_of};
 pub use outline::{Outline, PromptLength};
-pub use policy_file::{CameraInput, NumericFeature, Padded, PolicyFile, STATS_FILE};
+pub use policy_file::{CameraInput, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE};
 pub use run_data::RunData;
 pub use sample_file::write_sample;
+pub(super) use sizes::pixel_bounds;

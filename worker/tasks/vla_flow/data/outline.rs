@@ -21,8 +21,9 @@ use coxswain_data::{
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
 use super::batch::SampleDims;
-use super::dataset::{camera_size, pixel_bounds, sensor_shape};
 use super::mixture;
+use super::numeric::Numeric;
+use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
 use crate::{settings::checked, vla_flow::config::VlaSettings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
@@ -105,19 +106,14 @@ impl Outline {
         let (data, model) = (&vla.data, Path::new(&vla.model.path));
         let catalog = catalog(spec)?;
         let info = &catalog.info;
-        let width = |key, name: &str| {
-            info.require(key, name, |f| f.is_number() && f.width() > 0).map(|feature| feature.width())
-        };
-        let (sensor_window, sensor_channels) = match &data.sensor {
-            Some(name) => sensor_shape(info, name)?,
-            None => (0, 0),
-        };
+        let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
+        let frames_seen = vla.observation.frames();
         let dims = SampleDims {
-            state: width("state", &data.state)?,
+            state: frames_seen * Numeric::width(info, "state", data.state.names())?,
             sensor_window,
             sensor_channels,
             horizon: data.horizon,
-            action: width("action", &data.action)?,
+            action: Numeric::width(info, "action", data.action.names())?,
         };
         let facts = ModelFacts::read(model)?;
         let images = ImageProcessor::open(model, facts.patches, pixel_bounds(data))?;
@@ -132,12 +128,12 @@ impl Outline {
                 )
             })
         };
-        let grids = data.cameras.iter().map(grid).collect::<Result<Vec<_>, DataError>>()?;
+        let grids = data.cameras.iter().map(grid).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
         let texts: Vec<&str> = catalog.tasks.iter().flatten().map(String::as_str).collect();
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
-                let encoder = PromptEncoder::open(model, facts, &data.prompt, data.cameras.len())?;
+                let encoder = PromptEncoder::open(model, facts, &prompt_form(&vla))?;
                 let tokens = |text: &&str| encoder.encode(text, &grids).map_or(0, |ids| ids.len());
                 (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
             }
@@ -145,7 +141,9 @@ impl Outline {
                 let images: usize = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS).sum();
                 let text = |text: &&str| data.prompt.replace("{task}", text).len();
                 let longest = texts.iter().map(text).max().unwrap_or(0);
-                let tokens = FRAME_TOKENS + images + longest.div_ceil(BYTES_PER_TOKEN);
+                let text = longest.div_ceil(BYTES_PER_TOKEN);
+                let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
+                let tokens = FRAME_TOKENS + images + kept;
                 (tokens, PromptLength::Estimated)
             }
         };

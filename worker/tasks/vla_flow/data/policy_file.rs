@@ -5,8 +5,12 @@ use coxswain_data::NormMode;
 use coxswain_models::qwen2_5_vl::processor::Fit;
 use serde::{Deserialize, Serialize};
 
-use super::{batch::SampleDims, dataset::Dataset, numeric::Numeric};
-use crate::vla_flow::config::{FlowConvention, Serve};
+use super::{
+    batch::SampleDims,
+    dataset::Dataset,
+    numeric::{FeatureColumn, Numeric},
+};
+use crate::vla_flow::config::{FlowConvention, Observation, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
 pub const STATS_FILE: &str = "stats.json";
@@ -14,30 +18,31 @@ pub const STATS_FILE: &str = "stats.json";
 /// What a policy takes and gives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyFile {
-    /// [`PolicyFile::FORMAT`] or [`PolicyFile::WITH_RECIPE`].
+    /// One of [`PolicyFile::FORMATS`].
     pub format: u32,
     /// The pretrained model's directory, as the run named it.
     pub base_model: String,
     /// Cameras in prompt order.
     pub cameras: Vec<CameraInput>,
-    /// The proprioceptive state, `[size]`.
-    pub state: NumericFeature,
+    /// The proprioceptive state of a frame, `[size]`; none for a policy that sees images alone.
+    pub state: Option<NumericFeature>,
     /// The sensor window, `[window, channels]`, or `[channels]` where it is one reading.
     pub sensor: Option<NumericFeature>,
     /// An action, `[size]`.
     pub action: NumericFeature,
-    /// Actions of a chunk.
-    pub horizon: usize,
-    /// Steps of the recording's rate from one action to the next; absent where it is 1.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub action_stride: usize,
-    /// True for each dimension of an action that the model gives as its difference from the state; absent
-    /// where it gives all as they are.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub delta_actions: Vec<bool>,
+    /// Its chunks of actions.
+    #[serde(flatten)]
+    pub chunk: Chunk,
     /// The whole prompt with its special tokens; `{task}` stands for the instruction, and every
     /// `<|image_pad|>` for the tokens of one camera's image.
     pub prompt: String,
+    /// Past frames whose images and states are seen before the present ones, as their distances from it in
+    /// rows of the recording, the oldest first; absent where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<i64>,
+    /// Most tokens of the text in `prompt`, of which the first are kept; absent where all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_text_tokens: Option<usize>,
     /// What is done to an image before `smart_resize`; absent where nothing is.
     #[serde(default, skip_serializing_if = "is_smart")]
     pub resize: Fit,
@@ -51,6 +56,20 @@ pub struct PolicyFile {
     /// The names of an observation's values; absent where they are those of the features, and `prompt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observation: Option<Serve>,
+}
+
+/// The actions that a policy gives at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// How many they are.
+    pub horizon: usize,
+    /// Steps of the recording's rate from one action to the next; absent where it is 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub action_stride: usize,
+    /// True for each dimension of an action that the model gives as its difference from the state; absent
+    /// where it gives all as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delta_actions: Vec<bool>,
 }
 
 /// A camera, as frames of it are given.
@@ -69,16 +88,28 @@ pub struct CameraInput {
 pub struct NumericFeature {
     /// The feature.
     pub name: String,
-    /// Its shape in the data set.
+    /// Its shape: in the data set, or of all its parts side by side.
     pub shape: Vec<usize>,
     /// How the model's values are made of it, by its statistics.
     pub normalization: NormMode,
+    /// The data set's features that it is made of, side by side; absent where it is one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<FeaturePart>,
+}
+
+/// One feature of several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FeaturePart {
+    /// Its name in the data set.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Vec<usize>,
 }
 
 /// Sizes of the model's values, of a policy that was trained on several data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Padded {
-    /// Of the state.
+    /// Of the state of one frame.
     pub state: usize,
     /// Of an action.
     pub action: usize,
@@ -98,42 +129,62 @@ pub struct Flow {
 }
 
 impl PolicyFile {
-    /// The format that is written, and read.
-    pub const FORMAT: u32 = 1;
-    /// The same with `delta_actions` or `resize`, which readers of the first would overlook.
-    pub const WITH_RECIPE: u32 = 2;
+    /// What is read. What readers of an older format would overlook makes a file one of a newer: the second
+    /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state.
+    pub const FORMATS: [u32; 3] = [1, 2, 3];
     /// Its name in a run's directory.
     pub const PATH: &str = "policy.json";
 
     /// Of the run that this data set was opened for, whose model's samples have these sizes.
     pub(super) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
-        let (own, padded) = (dataset.dims, Padded { state: dims.state, action: dims.action });
         let settings = &dataset.settings;
+        let frames = settings.observation.frames();
+        let (own, padded) = (dataset.dims, Padded { state: dims.state / frames, action: dims.action });
         let modes = settings.data.normalization;
-        let feature = |numeric: &Numeric, normalization| NumericFeature {
-            name: numeric.name.clone(),
-            shape: dataset.catalog.info.feature(&numeric.name).map_or(Vec::new(), |f| f.shape.clone()),
-            normalization,
+        let feature = |numeric: &Numeric, normalization| {
+            let part =
+                |part: &FeatureColumn| FeaturePart { name: part.name.clone(), shape: part.shape.clone() };
+            let parts: Vec<_> = numeric.parts.iter().map(part).collect();
+            let (shape, parts) = match &parts[..] {
+                [only] => (only.shape.clone(), Vec::new()),
+                _ => (vec![numeric.width], parts),
+            };
+            NumericFeature { name: numeric.name.clone(), shape, normalization, parts }
+        };
+        let sensor = |sensor: &Numeric| {
+            let mut feature = feature(sensor, modes.sensor);
+            // A window that is read row by row is given as one.
+            if settings.data.sensor.as_ref().is_some_and(|sensor| sensor.window.is_some()) {
+                feature.shape = vec![own.sensor_window, own.sensor_channels];
+            }
+            feature
+        };
+        let (state, action) = (&dataset.state, &dataset.action);
+        let joined = [state, action].iter().any(|of| of.parts.len() > 1);
+        let format = match &settings.observation {
+            observation if *observation != Observation::default() || joined || state.is_none() => 3,
+            _ if dataset.recipe.deltas.any() || !is_smart(&settings.data.resize) => 2,
+            _ => 1,
         };
         let camera = |camera: &super::dataset::Camera| {
             let (height, width) = camera.size;
             CameraInput { name: camera.name.clone(), height, width }
         };
         Self {
-            format: if dataset.recipe.deltas.any() || !is_smart(&settings.data.resize) {
-                Self::WITH_RECIPE
-            } else {
-                Self::FORMAT
-            },
+            format,
             base_model: settings.model.path.clone(),
             cameras: dataset.cameras.iter().map(camera).collect(),
-            state: feature(&dataset.state, modes.state),
-            sensor: dataset.sensor.as_ref().map(|sensor| feature(sensor, modes.sensor)),
-            action: feature(&dataset.action, modes.action),
-            horizon: dataset.dims.horizon,
-            action_stride: settings.data.action_stride,
-            delta_actions: settings.data.delta_actions.clone(),
+            state: (!state.is_none()).then(|| feature(state, modes.state)),
+            sensor: dataset.sensor.as_ref().map(sensor),
+            action: feature(action, modes.action),
+            chunk: Chunk {
+                horizon: dataset.dims.horizon,
+                action_stride: settings.data.action_stride,
+                delta_actions: settings.data.delta_actions.clone(),
+            },
             prompt: dataset.prompt_template(),
+            history: settings.observation.history.clone(),
+            max_text_tokens: settings.observation.max_text_tokens,
             resize: settings.data.resize,
             pixels: dataset.images.pixel_bounds(),
             flow: Flow {

@@ -8,16 +8,20 @@ use coxswain_data::{
 };
 use coxswain_models::qwen2_5_vl::processor::Rgb;
 
-use super::{Dataset, Sample};
+use super::{Dataset, Sample, dataset::Camera};
 
 impl Dataset {
     /// Episode `number`, with so many of its frames.
     pub fn preview(&self, number: u64, frames: usize) -> Result<Preview, DataError> {
         let samples = self.episode_samples(number)?;
         let frames = spread(samples.end - samples.start, frames);
-        let mut strips: Vec<Strip> = (self.cameras.iter())
-            .map(|camera| Strip { title: camera.name.clone(), pictures: Vec::new() })
-            .collect();
+        let strip = |camera: &Camera, back: u64| {
+            let of = if back > 0 { format!(", {back} frames before") } else { String::new() };
+            Strip { title: camera.name.clone() + &of, pictures: Vec::new() }
+        };
+        let seen = self.settings.observation.rows_back();
+        let mut strips: Vec<Strip> =
+            seen.flat_map(|back| self.cameras.iter().map(move |camera| strip(camera, back))).collect();
         for frame in &frames {
             let sample = self.sample_in_epoch(samples.start + frame, 0)?;
             for (strip, picture) in strips.iter_mut().zip(self.pictures(&sample)) {
@@ -32,14 +36,16 @@ impl Dataset {
         }
         let mut plots = [&self.state, &self.action]
             .map(|of| Plot { title: format!("{}, normalised", of.name), series: vec![Vec::new(); of.width] });
+        let past = self.dims.state - self.state.width;
         for index in samples.clone() {
             let sample = self.sample_unseen(index)?;
-            // Of a chunk of actions the first is that of its frame.
-            for (plot, values) in plots.iter_mut().zip([&sample.state, &sample.actions]) {
+            // Of a chunk of actions the first is that of its frame, of the states the last.
+            for (plot, values) in plots.iter_mut().zip([&sample.state[past..], &sample.actions[..]]) {
                 plot.series.iter_mut().zip(values).for_each(|(series, value)| series.push(*value));
             }
         }
-        Ok(Preview { title: self.title(number, samples.start), frames, strips, plots: plots.into() })
+        let plots = plots.into_iter().filter(|plot| !plot.series.is_empty()).collect();
+        Ok(Preview { title: self.title(number, samples.start), frames, strips, plots })
     }
 
     /// What each camera shows in a sample, as it enters the model.

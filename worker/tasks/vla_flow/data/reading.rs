@@ -107,17 +107,20 @@ impl<'a> At<'a> {
     fn whole(&self, epoch: Option<u64>) -> Result<Sample, DataError> {
         let dataset = self.dataset;
         let (mut sample, task) = self.unseen()?;
-        for (number, camera) in (0..).zip(&dataset.cameras) {
-            let mut image = self.image(camera)?;
-            if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
-                image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
-            }
-            let patches = dataset.images.process_decoded(image);
-            let patches = patches.map_err(|fault| self.error(&camera.name, fault))?;
-            sample.image_grids.push(patches.grid);
-            match sample.pixel_values.is_empty() {
-                true => sample.pixel_values = patches.pixel_values,
-                false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
+        for frame in self.frames() {
+            for (number, camera) in (0..).zip(&dataset.cameras) {
+                let mut image = frame.image(camera)?;
+                // All frames of a camera are changed in the same way, as LeRobot's transforms do it.
+                if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
+                    image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
+                }
+                let patches = dataset.images.process_decoded(image);
+                let patches = patches.map_err(|fault| frame.error(&camera.name, fault))?;
+                sample.image_grids.push(patches.grid);
+                match sample.pixel_values.is_empty() {
+                    true => sample.pixel_values = patches.pixel_values,
+                    false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
+                }
             }
         }
         sample.input_ids =
@@ -127,15 +130,34 @@ impl<'a> At<'a> {
 
     /// Brings what reading the sample takes to the local disk.
     pub(super) fn bring(&self) -> Result<(), DataError> {
-        let Dataset { catalog, rows, frames, dims, settings, .. } = self.dataset;
+        let Dataset { catalog, rows, dims, settings, .. } = self.dataset;
         let (file, row) = (self.episode.file, self.row());
         let chunk = (dims.horizon.max(1) - 1) * settings.data.action_stride;
         let last = (row + chunk as u64).min(self.episode.first_row + self.episode.length - 1);
-        rows.bring(catalog, file, row, Part::Numbers)?;
         rows.bring(catalog, file, last, Part::Numbers)?;
-        self.dataset.cameras.iter().try_for_each(|camera| match camera.stored {
+        self.frames().try_for_each(|frame| frame.bring_frame())
+    }
+
+    fn bring_frame(&self) -> Result<(), DataError> {
+        let Dataset { catalog, rows, frames, cameras, .. } = self.dataset;
+        let (file, row) = (self.episode.file, self.row());
+        rows.bring(catalog, file, row, Part::Numbers)?;
+        cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => rows.bring(catalog, file, row, Part::Camera(column)),
             Stored::Video(video) => frames.bring(catalog, video, self.index),
+        })
+    }
+
+    /// The frames of its history, the oldest first, and itself. What would lie before the episode's first
+    /// frame is that frame, as LeRobot's `delta_timestamps` have it.
+    fn frames(&self) -> impl Iterator<Item = Self> + '_ {
+        let Self { dataset, index, number, episode } = *self;
+        let frame = index - episode.start;
+        dataset.settings.observation.rows_back().map(move |back| Self {
+            dataset,
+            index: index - back.min(frame),
+            number,
+            episode,
         })
     }
 
@@ -202,11 +224,13 @@ impl<'a> At<'a> {
         let numbers = self.block(self.row(), Part::Numbers)?;
         let first = numbers.first_row;
         let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
-        let mut state = Vec::with_capacity(dataset.state.width);
-        self.append(&dataset.state, &numbers, self.row(), &mut state)?;
-        let sensor =
-            dataset.sensor.as_ref().map_or(Ok(Vec::new()), |sensor| self.numbers(sensor, &numbers))?;
-        let (actions, action_is_pad) = self.actions(&numbers, &state)?;
+        let mut state = Vec::with_capacity(dataset.dims.state);
+        if !dataset.state.is_none() {
+            self.append_rows(&dataset.state, &numbers, self.frames().map(|at| at.row()), &mut state)?;
+        }
+        let sensor = dataset.sensor.as_ref().map_or(Ok(Vec::new()), |of| self.sensor(of, &numbers))?;
+        let now = &state[state.len() - dataset.state.width..];
+        let (actions, action_is_pad) = self.actions(&numbers, now)?;
         dataset.state.normalizer.apply(&mut state);
         let sample = Sample {
             index: self.index,
@@ -224,11 +248,16 @@ impl<'a> At<'a> {
         Ok((sample, task))
     }
 
-    /// This frame's value of a feature, checked and normalised.
-    fn numbers(&self, feature: &Numeric, block: &Block) -> Result<Vec<f32>, DataError> {
-        let mut values = Vec::with_capacity(feature.width);
-        self.append(feature, block, self.row(), &mut values)?;
-        feature.normalizer.apply(&mut values);
+    /// The sensor's window, checked and normalised: this row's own, or the readings of the last rows. Before
+    /// the episode's first row it has that row's.
+    fn sensor(&self, sensor: &Numeric, block: &Arc<Block>) -> Result<Vec<f32>, DataError> {
+        let window = self.dataset.settings.data.sensor.as_ref().and_then(|sensor| sensor.window);
+        let mut values = Vec::with_capacity(sensor.width * window.unwrap_or(1));
+        let first = self.episode.first_row;
+        let rows = (0..window.unwrap_or(1) as u64).rev();
+        let rows = rows.map(|back| self.row().saturating_sub(back).max(first));
+        self.append_rows(sensor, block, rows, &mut values)?;
+        sensor.normalizer.apply(&mut values);
         Ok(values)
     }
 
@@ -239,13 +268,8 @@ impl<'a> At<'a> {
         let (horizon, stride) = (dims.horizon, settings.data.action_stride);
         let left = ((self.episode.end() - self.index) as usize).div_ceil(stride);
         let mut values = Vec::with_capacity(horizon * action.width);
-        let mut block = first.clone();
-        for row in (self.row()..).step_by(stride).take(horizon.min(left)) {
-            if !block.holds(row) {
-                block = self.block(row, Part::Numbers)?;
-            }
-            self.append(action, &block, row, &mut values)?;
-        }
+        let rows = (self.row()..).step_by(stride).take(horizon.min(left));
+        self.append_rows(action, first, rows, &mut values)?;
         for _ in left..horizon {
             values.extend_from_within(values.len() - action.width..);
         }
@@ -257,23 +281,25 @@ impl<'a> At<'a> {
         Ok((values, (0..horizon).map(|step| step >= left).collect()))
     }
 
-    fn append(
+    /// Values of these rows of the episode; `block` is the window of some of them.
+    fn append_rows(
         &self,
-        feature: &Numeric,
-        block: &Block,
-        row: u64,
+        numeric: &Numeric,
+        block: &Arc<Block>,
+        rows: impl Iterator<Item = u64>,
         out: &mut Vec<f32>,
     ) -> Result<(), DataError> {
-        let from = (row - block.first_row) as usize * feature.width;
-        let values = &block.numbers[feature.column][from..from + feature.width];
-        if let Some(element) = values.iter().position(|v| !v.is_finite()) {
-            let fault = format!(
-                "element {element} is {}; repair the recording or delete the episode",
-                values[element]
-            );
-            return Err(self.dataset.catalog.row_error(self.episode.file, row, &feature.name, fault));
+        let mut block = block.clone();
+        for row in rows {
+            if !block.holds(row) {
+                block = self.block(row, Part::Numbers)?;
+            }
+            if let Some((feature, element, value)) = numeric.append(&block, row, out) {
+                let fault =
+                    format!("element {element} is {value}; repair the recording or delete the episode");
+                return Err(self.dataset.catalog.row_error(self.episode.file, row, feature, fault));
+            }
         }
-        out.extend_from_slice(values);
         Ok(())
     }
 }

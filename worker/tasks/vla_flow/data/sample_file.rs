@@ -8,6 +8,7 @@
 //! | `state`, `actions` | f32 `[state]`, `[horizon, action]`, normalised |
 //! | `sensor` | f32 `[window, channels]`, normalised; absent without a sensor |
 //! | `action_is_pad` | bool `[horizon]` |
+//! | `observation_is_pad` | bool `[frames]`, true before the episode's first; absent without history |
 //!
 //! The first four are what `cox model forward` reads. The header names index, episode, frame and data set.
 
@@ -23,7 +24,8 @@ use coxswain_task::Samples;
 
 /// Writes sample `index` of the run's data to `out`; nothing is left behind on failure.
 pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-    let several = !checked(VlaSettings::of(spec))?.data.sets.is_empty();
+    let settings = checked(VlaSettings::of(spec))?;
+    let several = !settings.data.sets.is_empty();
     let (sample, dims, fingerprint) = if several {
         let sets = Mixture::open(spec)?;
         (sets.sample(index)?, sets.dims(), Samples::fingerprint(&sets))
@@ -50,6 +52,11 @@ pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataEr
     if !sample.sensor.is_empty() {
         let shape = vec![dims.sensor_window, dims.sensor_channels];
         tensors.push(("sensor", Dtype::F32, shape, bytemuck::cast_slice(&sample.sensor)));
+    }
+    let frame_is_pad = sample.frame_is_pad(&settings.observation);
+    let frame_is_pad: Vec<u8> = frame_is_pad.into_iter().map(u8::from).collect();
+    if let [_, _, ..] = frame_is_pad[..] {
+        tensors.push(("observation_is_pad", Dtype::BOOL, vec![frame_is_pad.len()], &frame_is_pad));
     }
     let views = tensors.into_iter().map(|(name, dtype, shape, bytes)| {
         (name, TensorView::new(dtype, shape, bytes).expect("shapes are taken from the values"))

@@ -75,9 +75,27 @@ impl Dataset {
     }
 }
 
+/// Task texts that are longer than the run keeps them.
+fn texts_cut(dataset: &Dataset) -> Option<String> {
+    let most = dataset.settings.observation.max_text_tokens?;
+    let texts: Vec<_> = dataset.catalog.tasks.iter().flatten().collect();
+    let cut: Vec<_> =
+        texts.iter().map(|text| (dataset.prompt.cut(text), text)).filter(|(cut, _)| *cut > 0).collect();
+    let (lost, longest) = cut.iter().max()?;
+    Some(format!(
+        "observation.max_text_tokens: {} of {} task texts have more than {most} tokens and lose their end; the longest loses {lost}: {longest:?}",
+        cut.len(),
+        texts.len(),
+    ))
+}
+
 impl RunData for Dataset {
     fn dims(&self) -> SampleDims {
         Self::dims(self)
+    }
+
+    fn set_of(&self, _: u64) -> Option<usize> {
+        None
     }
 
     fn denormalize_actions(&self, _: u64, actions: &mut [f32]) {
@@ -172,6 +190,6 @@ impl Samples for Dataset {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.constant_features()
+        self.constant_features().into_iter().chain(texts_cut(self)).collect()
     }
 }

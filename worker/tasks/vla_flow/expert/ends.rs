@@ -136,7 +136,8 @@ enum StateEncoder {
 /// State and action projections and the learned positions.
 #[derive(Clone, Debug)]
 pub(super) struct TokenEmbedding {
-    state: StateEncoder,
+    /// None where a policy has no state.
+    state: Option<StateEncoder>,
     action: Dense,
     /// Where time is mixed into actions: the layer that reads both, and the one behind it.
     action_time: Option<[Dense; 2]>,
@@ -148,7 +149,7 @@ impl TokenEmbedding {
     pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
         let (width, form) = (shape.width, shape.form);
         let xavier = DenseShape::xavier;
-        let state = match form.state_hidden {
+        let state = (shape.state > 0).then(|| match form.state_hidden {
             None => StateEncoder::Linear(registrar.dense("state", xavier(shape.state, width))),
             Some(hidden) => StateEncoder::Mlp(Mlp::register(
                 registrar,
@@ -156,7 +157,7 @@ impl TokenEmbedding {
                 xavier(shape.state, hidden),
                 xavier(hidden, width),
             )),
-        };
+        });
         let action = registrar.dense("action", xavier(shape.action, width));
         let action_time = form.time_in_actions.then(|| {
             [("action_time.in", 2 * width), ("action_time.out", width)]
@@ -172,17 +173,20 @@ impl TokenEmbedding {
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         let state = match &self.state {
-            StateEncoder::Linear(dense) => dense.trains(),
-            StateEncoder::Mlp(mlp) => mlp.trains(),
+            Some(StateEncoder::Linear(dense)) => dense.trains(),
+            Some(StateEncoder::Mlp(mlp)) => mlp.trains(),
+            None => false,
         };
         let denses = self.action_time.iter().flatten().chain([&self.action]).any(Dense::trains);
         state || denses || matches!(self.positions, ParamId::Trained(_))
     }
+}
 
-    fn state<T: Tape>(&self, params: &ParamScope<'_, T>, state_bc: Tensor<T, 2>) -> Tensor<T, 2> {
-        match &self.state {
-            StateEncoder::Linear(dense) => dense.apply(params, state_bc),
-            StateEncoder::Mlp(mlp) => mlp.apply(params, state_bc),
+impl StateEncoder {
+    fn apply<T: Tape>(&self, params: &ParamScope<'_, T>, state_bc: Tensor<T, 2>) -> Tensor<T, 2> {
+        match self {
+            Self::Linear(dense) => dense.apply(params, state_bc),
+            Self::Mlp(mlp) => mlp.apply(params, state_bc),
         }
     }
 }
@@ -191,8 +195,8 @@ impl TokenEmbedding {
 pub(super) struct TokenSegment<'a, B: Tape<Base = B>> {
     pub embedding: &'a TokenEmbedding,
     pub rows: Arc<Rows>,
-    /// `[b, state]`.
-    pub state_bc: Tensor<B, 2>,
+    /// `[b, state]`; none without a state.
+    pub state_bc: Option<Tensor<B, 2>>,
     /// `[b * r * horizon, action]`.
     pub noisy_nc: Tensor<B, 2>,
     /// `[b * r, d]`, where time is mixed into actions.
@@ -218,7 +222,8 @@ impl<B: Tape<Base = B>> TokenSegment<'_, B> {
 impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         let Rows { batch, repeats, tokens, .. } = *self.rows;
-        let state_bd = self.embedding.state(params, T::lift(self.state_bc.clone()));
+        let state = self.embedding.state.as_ref().zip(self.state_bc.clone());
+        let state_bd = state.map(|(encoder, state_bc)| encoder.apply(params, T::lift(state_bc)));
         let action_nd = self.actions(params);
         let width = action_nd.dims()[1];
         // State and sensors are the same in every repeat.
@@ -227,7 +232,7 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
             x_nd.reshape([batch, 1, length, width]).expand([batch, repeats, length, width])
         };
         let horizon = action_nd.dims()[0] / (batch * repeats);
-        let mut parts = vec![spread(state_bd)];
+        let mut parts: Vec<_> = state_bd.into_iter().map(spread).collect();
         parts.extend(inputs.iter().cloned().map(spread));
         parts.push(action_nd.reshape([batch, repeats, horizon, width]));
         let positions_td = params.get::<2>(self.embedding.positions);

@@ -70,8 +70,10 @@ pub struct ActionExpert {
 /// What the expert attends to besides its own tokens.
 #[derive(Clone)]
 pub struct Conditioning<B: Tape<Base = B>> {
-    /// `[b, state]`.
-    pub state_bc: Tensor<B, 2>,
+    /// Samples, `b`.
+    pub batch: usize,
+    /// `[b, state]`; none without a state.
+    pub state_bc: Option<Tensor<B, 2>>,
     /// `[b * sensor_tokens, width]`; none without a sensor.
     pub sensor: Option<Input<B>>,
     /// Vision-language hidden states, `[b * s, context]`.
@@ -236,7 +238,7 @@ impl ActionExpert {
     }
 
     fn rows<B: Tape<Base = B>>(&self, conditioning: &Conditioning<B>, draws: &Draws<'_, B>) -> Arc<Rows> {
-        let batch = conditioning.state_bc.dims()[0];
+        let batch = conditioning.batch;
         let (repeats, tokens) = (draws.times.len() / batch.max(1), self.shape.tokens());
         Arc::new(Rows { batch, repeats, tokens, mask: conditioning.mask.clone() })
     }

@@ -16,7 +16,7 @@ pub struct ExpertShape {
     pub heads: usize,
     /// Width of the hidden states it attends to.
     pub context: usize,
-    /// Length of the state.
+    /// Length of the state; 0 without one.
     pub state: usize,
     /// Sensor tokens; 0 without a sensor.
     pub sensor_tokens: usize,
@@ -90,6 +90,6 @@ impl ExpertShape {
 
     /// Those that have a learned position: all but the future tokens, which are learned themselves.
     pub fn placed_tokens(&self) -> usize {
-        1 + self.sensor_tokens + self.horizon
+        usize::from(self.state > 0) + self.sensor_tokens + self.horizon
     }
 }

@@ -34,6 +34,9 @@ const OF_THE_FIELD: ExpertShape = ExpertShape {
     },
     ..SHAPE
 };
+/// Of a policy that sees images alone.
+const STATELESS: ExpertShape = ExpertShape { state: 0, ..SHAPE };
+const SHAPES: [ExpertShape; 3] = [SHAPE, OF_THE_FIELD, STATELESS];
 const CONTEXT_LEN: usize = 5;
 const PLAIN: Retention = Retention::in_float32(Recompute::None);
 
@@ -79,7 +82,8 @@ impl Toy {
             |x: Tensor<Flex, 2>, per_row: usize| x.narrow(0, rows.start * per_row, rows.len() * per_row);
         let ranges: Vec<_> = [0..5u32, 2..5, 1..4][rows.clone()].to_vec();
         Conditioning {
-            state_bc: take(random(3, SHAPE.state, 20), 1),
+            batch: rows.len(),
+            state_bc: (self.expert.shape().state > 0).then(|| take(random(3, SHAPE.state, 20), 1)),
             sensor: Some(Input::tracked(take(random(3 * 2, SHAPE.width, 21), 2))),
             hidden: Input::tracked(take(random(3 * CONTEXT_LEN, SHAPE.context, 22), CONTEXT_LEN)),
             mask: AttentionMask::Keys(ranges.into()),
@@ -147,7 +151,7 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
 
 #[test]
 fn repeats_share_a_forward_pass_and_give_the_sum_of_single_ones() {
-    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| repeats_add_up(&Toy::of(shape)));
+    SHAPES.into_iter().for_each(|shape| repeats_add_up(&Toy::of(shape)));
 }
 
 fn repeats_add_up(toy: &Toy) {
@@ -166,7 +170,7 @@ fn repeats_add_up(toy: &Toy) {
 
 #[test]
 fn a_batch_gives_what_its_samples_give_alone() {
-    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| a_batch_adds_up(&Toy::of(shape)));
+    SHAPES.into_iter().for_each(|shape| a_batch_adds_up(&Toy::of(shape)));
 }
 
 fn a_batch_adds_up(toy: &Toy) {
@@ -181,6 +185,16 @@ fn a_batch_adds_up(toy: &Toy) {
 }
 
 #[test]
+fn without_a_state_there_is_neither_its_token_nor_its_encoder() {
+    let named = |shape| {
+        let of_state = |name: &str| name.starts_with("expert.state");
+        Toy::of(shape).trainables.layout().params().iter().filter(|param| of_state(&param.name)).count()
+    };
+    assert_eq!((named(SHAPE), named(STATELESS)), (2, 0));
+    assert_eq!(STATELESS.tokens() + 1, SHAPE.tokens());
+}
+
+#[test]
 fn padding_gets_no_gradient() {
     let outcome = Toy::new().run(0..3, 0..1, PLAIN);
     let row = |b: usize, s: usize| &outcome.hidden[(b * CONTEXT_LEN + s) * SHAPE.context..][..SHAPE.context];
@@ -190,7 +204,7 @@ fn padding_gets_no_gradient() {
 
 #[test]
 fn every_parameter_gets_a_gradient() {
-    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| all_get_gradients(&Toy::of(shape)));
+    SHAPES.into_iter().for_each(|shape| all_get_gradients(&Toy::of(shape)));
 }
 
 fn all_get_gradients(toy: &Toy) {
@@ -203,7 +217,7 @@ fn all_get_gradients(toy: &Toy) {
 
 #[test]
 fn sampling_sees_the_same_network_as_training() {
-    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| samples_alike(&Toy::of(shape)));
+    SHAPES.into_iter().for_each(|shape| samples_alike(&Toy::of(shape)));
 }
 
 fn samples_alike(toy: &Toy) {
@@ -363,7 +377,7 @@ proptest! {
 }
 #[test]
 fn recompute_changes_no_bit() {
-    [SHAPE, OF_THE_FIELD].into_iter().for_each(|shape| is_the_same_in_every_mode(&Toy::of(shape)));
+    SHAPES.into_iter().for_each(|shape| is_the_same_in_every_mode(&Toy::of(shape)));
 }
 
 fn is_the_same_in_every_mode(toy: &Toy) {

@@ -119,7 +119,6 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         ("expert.ends_width", vla.expert.ends_width),
         ("sensor.width", vla.sensor.width),
         ("sensor.tokens", vla.sensor.tokens),
-        ("data.state", dims.state),
         ("data.action", dims.action),
         ("data.horizon", dims.horizon),
     ];

@@ -67,7 +67,8 @@ impl<B: Tape<Base = B>> Policy<B> {
             .as_ref()
             .map(|sensor| Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![]));
         let conditioning = Conditioning {
-            state_bc: self.upload(&batch.state, self.dims.state),
+            batch: batch.len(),
+            state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),
             sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
             hidden: Input { value: hidden_nd, tracked: vl_trace.trains() },
             mask: keys_mask(batch),
@@ -169,7 +170,8 @@ impl<B: Tape<Base = B>> Policy<B> {
             .as_ref()
             .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
         Ok(Conditioning {
-            state_bc: self.upload(&batch.state, self.dims.state),
+            batch: batch.len(),
+            state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),
             sensor,
             hidden: Input::constant(hidden_nd),
             mask,

@@ -3,7 +3,7 @@
 //! | name | value |
 //! |---|---|
 //! | each camera's | uint8 `[height, width, 3]` or `[3, height, width]`, RGB, of the size trained on |
-//! | the state's | numbers `[size]`, as recorded; of several names any that are as many side by side |
+//! | the state's, if it has one | numbers `[size]`, as recorded; of several names any as many side by side |
 //! | the sensor's, if the policy has one | numbers, as recorded, `[window, channels]` |
 //! | the prompt's | text: the instruction |
 //! | `seed` | whole number, optional: the same seed draws the same noise |
@@ -11,11 +11,15 @@
 //!
 //! The names are those of the section `serve`, or else of the features. Values of other names are not looked
 //! at.
+//!
+//! Of a policy that sees past frames, images and state have one axis more, in front: `[frames, ..]`, the
+//! oldest first and the present one last. The client keeps them, as it alone knows when an episode begins and
+//! at which rate it looks; before the first frame it gives the first one again.
 
 use std::path::{Path, PathBuf};
 
 use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, Rgb};
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, PromptForm, Rgb};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Sample as _, Value, answers::SEED};
 use serde_json::json;
@@ -24,8 +28,8 @@ use super::observed::Observed;
 use crate::vla_flow::{
     config::{Serve, VlaSettings},
     data::{
-        DeltaActions, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample, SampleDims, path_of,
-        pixel_bounds,
+        CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample,
+        SampleDims, path_of, pixel_bounds, widened,
     },
     flow,
 };
@@ -48,7 +52,7 @@ pub(super) struct ObservationReader {
     names: Serve,
     images: ImageProcessor,
     prompt: PromptEncoder,
-    state: Normalizer,
+    state: Option<Normalizer>,
     sensor: Option<Normalizer>,
     action: Normalizer,
     deltas: DeltaActions,
@@ -65,13 +69,14 @@ impl ObservationReader {
             return Err(DataError::invalid(&path, "(file)", "missing", remedy));
         }
         let file: PolicyFile = read_json(&path)?;
-        let known = [PolicyFile::FORMAT, PolicyFile::WITH_RECIPE];
+        let known = PolicyFile::FORMATS;
         if !known.contains(&file.format) {
-            let remedy = format!("this version reads formats {} and {}", known[0], known[1]);
+            let remedy = format!("this version reads formats {} to {}", known[0], known[known.len() - 1]);
             return Err(DataError::invalid(&path, "format", file.format.to_string(), remedy));
         }
-        let deltas = DeltaActions::new(&file.delta_actions);
-        if deltas.reach() > file.state.elements().min(file.action.elements()) {
+        let deltas = DeltaActions::new(&file.chunk.delta_actions);
+        let of_state = file.state.as_ref().map_or(0, NumericFeature::elements);
+        if deltas.reach() > of_state.min(file.action.elements()) {
             let found = format!("a difference for dimension {}, which is not there", deltas.reach() - 1);
             return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
         }
@@ -84,12 +89,17 @@ impl ObservationReader {
         let model = Path::new(&settings.model.path);
         let facts = ModelFacts::read(model)?;
         let bounds = pixel_bounds(&settings.data);
+        let form = PromptForm {
+            template: &settings.data.prompt,
+            images: file.cameras.len() * (file.history.len() + 1),
+            max_text_tokens: file.max_text_tokens,
+        };
         Ok(Self {
             run: spec.run.name.clone(),
             names: settings.serve.of(&settings.data),
             images: ImageProcessor::open(model, facts.patches, bounds)?,
-            prompt: PromptEncoder::open(model, facts, &settings.data.prompt, file.cameras.len())?,
-            state: normalizer(&file.state)?,
+            prompt: PromptEncoder::open(model, facts, &form)?,
+            state: file.state.as_ref().map(normalizer).transpose()?,
             sensor: file.sensor.as_ref().map(normalizer).transpose()?,
             action: normalizer(&file.action)?,
             deltas,
@@ -105,12 +115,25 @@ impl ObservationReader {
             _ => (0, 0),
         };
         let Padded { state, action } = self.padded();
-        SampleDims { state, sensor_window, sensor_channels, horizon: self.file.horizon, action }
+        let state = state * self.frames();
+        SampleDims { state, sensor_window, sensor_channels, horizon: self.file.chunk.horizon, action }
     }
 
-    /// Sizes of the model's values, of which the robot's are the first.
+    /// Frames of an observation, the present one among them.
+    fn frames(&self) -> usize {
+        self.file.history.len() + 1
+    }
+
+    /// A shape with the axis of frames in front, if there is more than one.
+    fn of_frames(&self, shape: &[usize]) -> Vec<usize> {
+        let frames = (self.frames() > 1).then_some(self.frames());
+        frames.into_iter().chain(shape.iter().copied()).collect()
+    }
+
+    /// Sizes of the model's values of one frame, of which the robot's are the first.
     fn padded(&self) -> Padded {
-        let own = Padded { state: self.file.state.elements(), action: self.file.action.elements() };
+        let state = self.file.state.as_ref().map_or(0, NumericFeature::elements);
+        let own = Padded { state, action: self.file.action.elements() };
         self.file.padded.unwrap_or(own)
     }
 
@@ -133,31 +156,44 @@ impl ObservationReader {
     }
 
     fn chunk(&self) -> [usize; 2] {
-        [self.file.horizon, self.file.action.elements()]
+        [self.file.chunk.horizon, self.file.action.elements()]
     }
 
-    /// Patches of all cameras.
+    /// Patches of all frames, of each those of all cameras.
     fn see(&self, request: &Named, sample: &mut Sample) -> Result<(), BadRequest> {
-        for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
-            let shape = [camera.height, camera.width, 3];
-            let pixels = match request.get(name) {
-                Some(Value::Bytes(array)) if array.shape == shape => array.values.clone(),
-                // As PyTorch has them, and openpi's clients for ALOHA.
-                Some(Value::Bytes(array)) if array.shape == [3, camera.height, camera.width] => {
-                    channels_last(&array.values)
-                }
-                _ => {
-                    let wanted = format!("expected uint8 {shape:?} (height, width, RGB)");
-                    return Err(self.differs(request, name, &camera.name, &wanted));
-                }
-            };
-            let image = Rgb { height: camera.height, width: camera.width, pixels };
-            let patches = self.images.process_decoded(image);
-            let patches = patches.map_err(|fault| BadRequest::new(name, fault))?;
-            sample.pixel_values.extend_from_slice(&patches.pixel_values);
-            sample.image_grids.push(patches.grid);
+        let cameras = || self.file.cameras.iter().zip(&self.names.cameras);
+        let pixels = cameras().map(|(camera, name)| self.pixels(request, camera, name));
+        let pixels = pixels.collect::<Result<Vec<_>, _>>()?;
+        for frame in 0..self.frames() {
+            for ((camera, name), pixels) in cameras().zip(&pixels) {
+                let CameraInput { height, width, .. } = *camera;
+                let of_frame = height * width * 3;
+                let pixels = pixels[frame * of_frame..][..of_frame].to_vec();
+                let patches = self.images.process_decoded(Rgb { height, width, pixels });
+                let patches = patches.map_err(|fault| BadRequest::new(name, fault))?;
+                sample.pixel_values.extend_from_slice(&patches.pixel_values);
+                sample.image_grids.push(patches.grid);
+            }
         }
         Ok(())
+    }
+
+    /// What a camera shows, `[frames, height, width, 3]`.
+    fn pixels(&self, request: &Named, camera: &CameraInput, name: &str) -> Result<Vec<u8>, BadRequest> {
+        let CameraInput { height, width, .. } = *camera;
+        let shape = self.of_frames(&[height, width, 3]);
+        match request.get(name) {
+            Some(Value::Bytes(array)) if array.shape == shape => Ok(array.values.clone()),
+            // As PyTorch has them, and openpi's clients for ALOHA.
+            Some(Value::Bytes(array)) if array.shape == self.of_frames(&[3, height, width]) => {
+                Ok(array.values.chunks_exact(3 * height * width).flat_map(channels_last).collect())
+            }
+            _ => {
+                let frames = if self.frames() > 1 { "frames, " } else { "" };
+                let wanted = format!("expected uint8 {shape:?} ({frames}height, width, RGB)");
+                Err(self.differs(request, name, &camera.name, &wanted))
+            }
+        }
     }
 
     fn instruction<'r>(&self, request: &'r Named) -> Result<&'r str, BadRequest> {
@@ -172,43 +208,50 @@ impl ObservationReader {
         }
     }
 
-    /// A feature's numbers, as recorded.
-    fn numbers(
-        &self,
-        request: &Named,
-        names: &[String],
-        feature: &NumericFeature,
-    ) -> Result<Vec<f32>, BadRequest> {
-        match names {
-            [name] => self.finite(request, name, &feature.name, &feature.shape),
-            parts => self.side_by_side(request, parts, feature),
+    /// The state's numbers, as recorded: `[frames, size]`; none where there is no state.
+    fn state(&self, request: &Named) -> Result<Vec<f32>, BadRequest> {
+        let Some(feature) = &self.file.state else { return Ok(Vec::new()) };
+        let shape = self.of_frames(&feature.shape);
+        match &self.names.state[..] {
+            [name] => self.finite(request, name, &feature.name, &shape),
+            parts => self.side_by_side(request, parts, &NumericFeature { shape, ..feature.clone() }),
         }
     }
 
-    /// The numbers of several values, which are together as many as the feature has.
+    /// The numbers of several values, which are together as many as the feature has, in every frame.
     fn side_by_side(
         &self,
         request: &Named,
         parts: &[String],
         feature: &NumericFeature,
     ) -> Result<Vec<f32>, BadRequest> {
-        let (mut values, mut counts) = (Vec::new(), Vec::new());
+        let (frames, mut values) = (self.frames(), Vec::new());
         for name in parts {
-            let part = request.get(name).and_then(as_numbers).ok_or_else(|| {
+            let found = request.get(name).filter(|value| {
+                let shape = shape_of(value).unwrap_or_default();
+                frames == 1 || shape.first() == Some(&frames)
+            });
+            let part = found.and_then(as_numbers).ok_or_else(|| {
                 let wanted = format!("expected numbers, a part of {:?}", feature.shape);
                 self.differs(request, name, &feature.name, &wanted)
             })?;
             check_finite(name, &part)?;
-            counts.push(part.len().to_string());
-            values.extend(part);
+            values.push(part);
         }
-        if values.len() != feature.elements() {
+        if values.iter().map(Vec::len).sum::<usize>() != feature.elements() {
+            let counts: Vec<_> = values.iter().map(|part| part.len().to_string()).collect();
             let (counts, shape) = (counts.join(" + "), &feature.shape);
             let problem =
                 format!("found {counts} numbers; expected numbers {shape:?} in all, for {}", feature.name);
             return Err(BadRequest::new(&parts.join(", "), problem));
         }
-        Ok(values)
+        let of_frame = |frame: usize| {
+            values.iter().flat_map(move |part| {
+                let each = part.len() / frames;
+                part[frame * each..][..each].iter().copied()
+            })
+        };
+        Ok((0..frames).flat_map(of_frame).collect())
     }
 
     /// The numbers of a value of this shape.
@@ -252,12 +295,14 @@ impl ObservationReader {
         cameras.iter().chain(state).chain(sensor).chain([prompt]).map(String::as_str)
     }
 
-    /// Names of numbers, with the features that are read from them.
-    fn numeric(&self) -> impl Iterator<Item = (&[String], &NumericFeature)> {
-        let state = (&self.names.state[..], &self.file.state);
-        [state]
-            .into_iter()
-            .chain(self.file.sensor.as_ref().map(|sensor| (self.names.sensor.as_slice(), sensor)))
+    /// Names of numbers, with the features that are read from them, in the shape that they are given in.
+    fn numeric(&self) -> impl Iterator<Item = (&[String], NumericFeature)> {
+        let state = self.file.state.as_ref().map(|state| {
+            let shape = self.of_frames(&state.shape);
+            (&self.names.state[..], NumericFeature { shape, ..state.clone() })
+        });
+        let sensor = self.file.sensor.as_ref().map(|sensor| (self.names.sensor.as_slice(), sensor.clone()));
+        state.into_iter().chain(sensor)
     }
 }
 
@@ -266,16 +311,20 @@ impl RequestReader for ObservationReader {
         let file = &self.file;
         let mut inputs = serde_json::Map::new();
         for (camera, name) in file.cameras.iter().zip(&self.names.cameras) {
-            let shape = [camera.height, camera.width, 3];
+            let shape = self.of_frames(&[camera.height, camera.width, 3]);
             let about = json!({"dtype": "uint8", "shape": shape, "feature": camera.name});
             inputs.insert(name.clone(), about);
         }
-        for (names, NumericFeature { name: feature, shape, .. }) in self.numeric() {
-            for name in names {
+        for (names, NumericFeature { name: feature, shape, parts, .. }) in self.numeric() {
+            for (at, name) in names.iter().enumerate() {
+                let part = parts.get(at).filter(|_| parts.len() == names.len());
                 inputs.insert(
                     name.clone(),
-                    match names {
-                        [_] => json!({"dtype": "float32", "shape": shape, "feature": feature}),
+                    match (names, part) {
+                        ([_], _) => json!({"dtype": "float32", "shape": shape, "feature": feature}),
+                        (_, Some(FeaturePart { name, shape })) => {
+                            json!({"dtype": "float32", "shape": self.of_frames(shape), "feature": name})
+                        }
                         // Of how many numbers each is, the policy does not know.
                         _ => json!({"dtype": "float32", "part_of": {"names": names, "shape": shape}, "feature": feature}),
                     },
@@ -283,11 +332,12 @@ impl RequestReader for ObservationReader {
             }
         }
         inputs.insert(self.names.prompt.clone(), json!({"dtype": "text"}));
-        let stride = self.file.action_stride;
+        let stride = self.file.chunk.action_stride;
         json!({
             "run": self.run,
             "base_model": file.base_model,
             "inputs": inputs,
+            "history": file.history,
             "optional": {
                 SEED: {"dtype": "int"},
                 NOISE: {"dtype": "float32", "shape": self.chunk()},
@@ -299,14 +349,15 @@ impl RequestReader for ObservationReader {
     fn example(&self) -> Named {
         let mut named = Named::new();
         for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
-            let shape = vec![camera.height, camera.width, 3];
+            let shape = self.of_frames(&[camera.height, camera.width, 3]);
             let values = vec![0; shape.iter().product()];
             named.insert(name.clone(), Value::Bytes(Array { shape, values }));
         }
         for (names, feature) in self.numeric() {
             // Of several, one has all.
             for name in names {
-                named.insert(name.clone(), Value::Numbers(Array { shape: vec![0], values: Vec::new() }));
+                let shape = self.of_frames(&[0]);
+                named.insert(name.clone(), Value::Numbers(Array { shape, values: Vec::new() }));
             }
             let array = Array { shape: feature.shape.clone(), values: vec![0.0; feature.elements()] };
             named.extend(names.first().map(|name| (name.clone(), Value::Numbers(array))));
@@ -319,14 +370,17 @@ impl RequestReader for ObservationReader {
     }
 
     fn read(&self, request: &Named) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
-        let state = self.numbers(request, &self.names.state, &self.file.state)?;
-        let (own, padded) = (self.file.action.elements(), self.padded());
-        let offset = self.deltas.offset(&state, own);
+        let mut state = self.state(request)?;
+        let (own, padded, frames) = (self.file.action.elements(), self.padded(), self.frames());
+        let offset = self.deltas.offset(&state[state.len() - state.len() / frames..], own);
+        if let Some(normalizer) = &self.state {
+            normalizer.apply(&mut state);
+        }
+        let state = widened(&state, frames, padded.state);
         let mut sample = Sample { state, action_width: own, ..Sample::default() };
-        self.state.apply(&mut sample.state);
-        sample.state.resize(padded.state, 0.0);
-        if let (Some(feature), Some(normalizer)) = (&self.file.sensor, &self.sensor) {
-            sample.sensor = self.numbers(request, self.names.sensor.as_slice(), feature)?;
+        let sensor = self.names.sensor.as_deref().zip(self.file.sensor.as_ref()).zip(self.sensor.as_ref());
+        if let Some(((name, feature), normalizer)) = sensor {
+            sample.sensor = self.finite(request, name, &feature.name, &feature.shape)?;
             normalizer.apply(&mut sample.sensor);
         }
         let instruction = self.instruction(request)?;
@@ -336,15 +390,20 @@ impl RequestReader for ObservationReader {
             Some(_) => return Err(self.differs(request, SEED, SEED, "expected a whole number")),
         };
         sample.index = seed as u64;
-        let noise = match request.get(NOISE) {
-            None => flow::starting_noise(self.file.flow.seed, &[sample.index], self.file.horizon * own),
-            Some(_) => self.finite(request, NOISE, NOISE, &self.chunk())?,
+        sample.actions = match request.get(NOISE) {
+            None => {
+                // As evaluation draws it: of all that the model has, with 0 where it is padding.
+                let chunk = self.file.chunk.horizon * padded.action;
+                let mut noise = flow::starting_noise(self.file.flow.seed, &[sample.index], chunk);
+                flow::Padding { action: padded.action, widths: &[own] }.blank(&mut noise);
+                noise
+            }
+            Some(_) => {
+                let given = self.finite(request, NOISE, NOISE, &self.chunk())?;
+                widened(&given, self.file.chunk.horizon, padded.action)
+            }
         };
-        sample.actions = vec![0.0; self.file.horizon * padded.action];
-        for (place, noise) in sample.actions.chunks_exact_mut(padded.action).zip(noise.chunks_exact(own)) {
-            place[..own].copy_from_slice(noise);
-        }
-        sample.action_is_pad = vec![false; self.file.horizon];
+        sample.action_is_pad = vec![false; self.file.chunk.horizon];
         self.see(request, &mut sample)?;
         sample.input_ids = self
             .prompt

@@ -1,6 +1,7 @@
 //! Observations checked, and answered as evaluation would.
 
 mod mixture;
+mod observed;
 
 use std::path::Path;
 

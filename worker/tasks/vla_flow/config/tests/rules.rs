@@ -112,6 +112,19 @@ fn every_rule_has_a_case() {
         ),
         ("data.cameras=[]", "data.cameras"),
         ("data.sensor=''", "data.sensor"),
+        ("data.sensor={key: force, window: 0}", "data.sensor.window"),
+        ("data.sensor={key: '', window: 2}", "data.sensor"),
+        ("data.state=''", "data.state"),
+        ("data.state=[]", "data.state"),
+        ("data.state=null", "data.state"),
+        ("data.state=[a, b, a]", "data.state"),
+        ("data.action=none", "data.action"),
+        ("data.action=[action, '']", "data.action"),
+        ("observation.history=[1]", "observation.history"),
+        ("observation.history=[0]", "observation.history"),
+        ("observation.history=[-1, -5]", "observation.history"),
+        ("observation.history=[-1, -1]", "observation.history"),
+        ("observation.max_text_tokens=0", "observation.max_text_tokens"),
         ("data.episodes=[3-1]", "data.episodes.0"),
         ("data.episodes=[-1]", "data.episodes.0"),
         ("data.episodes=[a]", "data.episodes.0"),
@@ -257,4 +270,33 @@ fn cached_steps_that_rest_lora_would_not_rest_what_trains_in_full() {
 fn where_weights_lie_is_not_what_is_learned() {
     let digest = |given: &[&str]| coxswain_proto::document::digest(&small(given));
     assert_eq!(digest(&[]), digest(&["memory.offload=layers"]));
+}
+
+#[test]
+fn features_are_written_as_they_were_given() {
+    for given in ["observation.state", "none", "[arm, gripper]"] {
+        let vla = vla(&[&format!("data.state={given}")]);
+        let written = serde_json::to_value(&vla.data.state).unwrap();
+        let same = serde_json::from_str(&given.replace("arm, gripper", "\"arm\", \"gripper\""));
+        assert_eq!(written, same.unwrap_or_else(|_| serde_json::Value::from(given)), "{given}");
+    }
+    let sensor = |given: &str| vla(&[&format!("data.sensor={given}")]).data.sensor.unwrap();
+    assert_eq!(sensor("force"), "force".into());
+    assert_eq!(sensor("{key: force, window: 8}").window, Some(8));
+    assert_eq!(
+        serde_json::to_value(sensor("{key: force, window: 8}")).unwrap(),
+        serde_json::json!({"key": "force", "window": 8})
+    );
+    let error = read(SMALL, &["data.sensor={key: force, rows: 8}"]).expect_err("no such key").to_string();
+    assert!(error.contains("rows"), "{error}");
+}
+
+#[test]
+fn differences_need_a_state_and_serving_names_none_that_is_not_there() {
+    for (given, field) in
+        [("data.delta_actions=[true]", "data.delta_actions"), ("serve.state=[joints]", "serve.state")]
+    {
+        let error = read(SMALL, &["data.state=none", given]).expect_err(given);
+        assert!(error.problems().iter().any(|problem| problem.path == field), "{given}: {error}");
+    }
 }

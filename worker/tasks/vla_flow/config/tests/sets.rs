@@ -35,7 +35,7 @@ fn a_set_alone_is_the_run_with_what_the_set_says_instead() {
     assert_eq!((own.data.path.as_str(), own.run.seed), ("root/more/field", 3));
     let own: VlaSettings = own.settings().unwrap();
     assert_eq!((own.data.cameras, own.serve.cameras), (vec!["top".to_owned()], vec!["a".to_owned()]));
-    assert_eq!((own.data.state.as_str(), own.data.action.as_str()), ("joints", "action"));
+    assert_eq!((own.data.state.label(), own.data.action.label()), ("joints".to_owned(), "action".to_owned()));
     assert_eq!((own.data.prompt.as_str(), own.data.sets), ("do {task}", Vec::new()));
     assert_eq!(vla.of_set(lab).data.cameras, ["cam_high", "cam_low"]);
 }

@@ -10,6 +10,7 @@ mod golden;
 mod keys;
 mod layout;
 mod mixture;
+mod observed;
 mod preview;
 mod real;
 mod video;

@@ -51,6 +51,16 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         let asked = &request.content::<Observed>().sample;
         assert_eq!((&asked.input_ids, &asked.pixel_values), (&trained.input_ids, &trained.pixel_values));
         assert_eq!((&asked.state, asked.action_width), (&trained.state, trained.action_width));
+        // Without noise of its own a request is answered from that of an evaluation's sample of its seed.
+        let mut quiet = seen(set, &noise);
+        quiet.remove("noise");
+        let drawn = responder.reader().read(&quiet).unwrap_or_else(|error| panic!("{error}"));
+        let evaluated = starting_noise(pair.spec.run.seed, &[2], 4 * WIDEST);
+        let drawn = &drawn.content::<Observed>().sample.actions;
+        for (drawn, evaluated) in drawn.chunks(WIDEST).zip(evaluated.chunks(WIDEST)) {
+            assert_eq!(drawn[..own], evaluated[..own]);
+            assert!(drawn[own..].iter().all(|padding| *padding == 0.0));
+        }
         let dims = responder.reader().describe()["outputs"]["actions"]["shape"].clone();
         assert_eq!(dims, json!([4, own]));
 
