@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "configs/assets/tiny-vla"
 CAMERAS = [f"observation.images.{name}" for name in ("front", "left", "wrist")]
 EPISODES, FRAMES, SIZE, FPS, HORIZON = 4, 80, (480, 640), 30, 16
+WARM_UP = 4  # batches, on both sides
 
 
 def write(root, kind):
@@ -102,19 +103,28 @@ def stacked(samples):
     return torch.cat(pixels), torch.cat(grids), padded, torch.stack(states), torch.stack(actions)
 
 
+def decoder():
+    """torchcodec, where FFmpeg's libraries are on this machine; else what LeRobot has beside it."""
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        return "pyav"
+    return "torchcodec"
+
+
 def theirs(a, folder, kind):
     import torch
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     deltas = {"action": [n / FPS for n in range(HORIZON)]}
-    data = LeRobotDataset(f"bench/{kind}", root=folder / kind, delta_timestamps=deltas)
-    chosen = torch.utils.data.RandomSampler(data, replacement=True, num_samples=(a.batches + 8) * a.batch)
+    data = LeRobotDataset(f"bench/{kind}", root=folder / kind, delta_timestamps=deltas, video_backend=decoder())
+    chosen = torch.utils.data.RandomSampler(data, replacement=True, num_samples=(a.batches + WARM_UP) * a.batch)
     loader = torch.utils.data.DataLoader(
         Encoded(data), batch_size=a.batch, sampler=chosen, num_workers=2, collate_fn=stacked, prefetch_factor=2,
         worker_init_fn=lambda _: torch.set_num_threads(1),
     )
     for number, batch in enumerate(loader):
-        if number == 7:
+        if number == WARM_UP - 1:
             begun = time.perf_counter()
     each = a.batches * a.batch / (time.perf_counter() - begun)
     pixels, grids, ids, *_ = batch

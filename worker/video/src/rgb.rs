@@ -94,37 +94,45 @@ impl Picture<'_> {
     }
 }
 
-/// What a row of chroma adds to red, green and blue; used for one or two rows of luma.
+/// What a row of chroma adds to red, green and blue of each pixel; used for one or two rows of luma. Colours
+/// are computed plane by plane, which compilers turn into vector instructions, and woven together at the end.
 struct Terms {
-    red: Vec<i16>,
-    green: Vec<i16>,
-    blue: Vec<i16>,
+    /// Two pixels for each of chroma.
+    colours: [Vec<i16>; 3],
+    luma: Vec<i16>,
+    planes: [Vec<u8>; 3],
 }
 
 impl Terms {
-    fn new(width: usize) -> Self {
-        Self { red: vec![0; width], green: vec![0; width], blue: vec![0; width] }
+    fn new(chroma_width: usize) -> Self {
+        let pixels = 2 * chroma_width;
+        let colours = std::array::from_fn(|_| vec![0; pixels]);
+        Self { colours, luma: vec![0; pixels], planes: std::array::from_fn(|_| vec![0; pixels]) }
     }
 
     fn fill(&mut self, u: &[u8], v: &[u8], c: Coefficients) {
-        let out = self.red.iter_mut().zip(&mut self.green).zip(&mut self.blue);
-        for (((red, green), blue), (&u, &v)) in out.zip(u.iter().zip(v)) {
+        let [red, green, blue] = self.colours.each_mut().map(|colour| colour.chunks_exact_mut(2));
+        for (((red, green), blue), (&u, &v)) in red.zip(green).zip(blue).zip(u.iter().zip(v)) {
             let (u, v) = (centred(u), centred(v));
-            *red = high(v, c.red_v);
-            *green = high(u, c.green_u) + high(v, c.green_v);
-            *blue = high(u, c.blue_u);
+            red.fill(high(v, c.red_v));
+            green.fill(high(u, c.green_u).wrapping_add(high(v, c.green_v)));
+            blue.fill(high(u, c.blue_u));
         }
     }
 
-    fn row(&self, luma: &[u8], c: Coefficients, out: &mut [u8]) {
-        let terms = self.red.iter().zip(&self.green).zip(&self.blue);
-        for ((luma, out), ((&red, &green), &blue)) in luma.chunks(2).zip(out.chunks_mut(6)).zip(terms) {
-            for (&luma, out) in luma.iter().zip(out.chunks_exact_mut(3)) {
-                let y = high(i16::from(luma) * 8 - c.offset, c.luma);
-                out[0] = saturate(y + red);
-                out[1] = saturate(y + green);
-                out[2] = saturate(y + blue);
+    fn row(&mut self, luma: &[u8], c: Coefficients, out: &mut [u8]) {
+        for (y, &luma) in self.luma.iter_mut().zip(luma) {
+            *y = high((i16::from(luma) * 8).wrapping_sub(c.offset), c.luma);
+        }
+        for (plane, terms) in self.planes.iter_mut().zip(&self.colours) {
+            for ((out, &y), &term) in plane.iter_mut().zip(&self.luma).zip(terms) {
+                // Below 1,024 either way: nothing wraps, and nothing is checked at every pixel.
+                *out = saturate(y.wrapping_add(term));
             }
+        }
+        let [red, green, blue] = &self.planes;
+        for (((out, &red), &green), &blue) in out.chunks_exact_mut(3).zip(red).zip(green).zip(blue) {
+            out.copy_from_slice(&[red, green, blue]);
         }
     }
 }
