@@ -7,6 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! opening     metadata, footers and tables, from a disk or a bucket
 //! mixture     several data sets as one                         run_data     what of either is measured
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! recipe      what is done to a sample besides: augmentation (random changes of images in training),
@@ -25,6 +26,7 @@ mod deltas;
 mod keys;
 mod mixture;
 mod numeric;
+mod opening;
 mod outline;
 mod policy_file;
 mod preview;
