@@ -76,8 +76,8 @@ impl Bucket {
 
     fn says(&self, arguments: &[&str]) -> (bool, String) {
         let output = self.reached(&mut cox(arguments)).output().expect("cox was built");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+        let message = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&message).into_owned())
     }
 
     fn start(&self, output: &Path, more: &[&str]) -> Running {
@@ -119,13 +119,13 @@ fn a_run_on_a_bucket_learns_what_a_run_on_the_disk_learns_through_faults() {
 }
 
 #[test]
-fn what_is_wrong_with_an_address_is_said_before_training() {
+fn what_is_wrong_with_an_address_is_reported_before_training() {
     let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
     let check = |path: &str| {
-        let (succeeds, said) =
+        let (succeeds, message) =
             bucket.says(&["check", "configs/quickstart.yaml", &format!("data.path={path}")]);
-        assert!(!succeeds || path == "s3://sets/mini", "{path}: {said}");
-        said
+        assert!(!succeeds || path == "s3://sets/mini", "{path}: {message}");
+        message
     };
     check("s3://sets/mini");
     for (path, parts) in [
@@ -133,16 +133,16 @@ fn what_is_wrong_with_an_address_is_said_before_training() {
         ("s3://sets/other", ["s3://sets/other/meta/info.json", "missing"]),
         ("ftp://sets/mini", ["ftp://sets/mini", "ftp:// is not an address"]),
     ] {
-        let said = check(path);
-        assert!(parts.iter().all(|part| said.contains(part)), "{path}: {said}");
+        let message = check(path);
+        assert!(parts.iter().all(|part| message.contains(part)), "{path}: {message}");
     }
     bucket.proxy.fail(&[Fault::Forbidden]);
-    let (_, said) = bucket.says(&["check", "configs/quickstart.yaml", "data.path=s3://sets/mini"]);
+    let (_, message) = bucket.says(&["check", "configs/quickstart.yaml", "data.path=s3://sets/mini"]);
     let parts = ["access is refused", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"];
-    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    let (_, said) = bucket.says(&["data", "check", "s3://sets/mini"]);
+    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    let (_, message) = bucket.says(&["data", "check", "s3://sets/mini"]);
     let (_, on_disk) = bucket.says(&["data", "check", MINI]);
-    assert_eq!(said.replace("s3://sets/mini", MINI), on_disk);
+    assert_eq!(message.replace("s3://sets/mini", MINI), on_disk);
 }
 
 #[test]

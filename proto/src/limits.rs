@@ -79,7 +79,7 @@ pub const SAMPLE_TRIES: usize = 2;
 pub const OPEN_SAMPLES: usize = 3;
 /// Data sets of a mixture: each is opened by every worker, and named in the status.
 pub const MAX_SETS: usize = 64;
-/// Bytes of `data.bucket_cache` at least: what sixteen samples read at the same time, in blocks of a mebibyte.
+/// Bytes of `data.bucket_cache` at least: what sixteen samples read at the same time, in blocks of 1 MiB.
 pub const MIN_BUCKET_CACHE: u64 = 256 << 20;
 /// Rows of the data set that a run may leave out; more are a bad data set.
 pub const MAX_QUARANTINED: usize = 64;

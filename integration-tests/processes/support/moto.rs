@@ -14,8 +14,8 @@ pub struct Moto {
 }
 
 impl Moto {
-    /// Starts the server of `COX_TEST_PYTHON`, else `python3`, on a free port; says that it skips where that has
-    /// none.
+    /// Starts the server of `COX_TEST_PYTHON`, else `python3`, on a free port; a line says that it skips
+    /// where that has none.
     pub fn start() -> Option<Self> {
         let python = env::var("COX_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
         let mut command = Command::new(&python);

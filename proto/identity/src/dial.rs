@@ -82,7 +82,7 @@ pub fn channel(
 /// Why a call could not be made that will not do better a moment later: who is at the other end, or we
 /// ourselves, cannot be trusted.
 pub fn refusal(status: &Status) -> Option<String> {
-    let mut source = status.source();
+    let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if let Some(DialError::Identity(problem)) = error.downcast_ref() {
             return Some(problem.to_string());

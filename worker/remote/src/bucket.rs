@@ -117,7 +117,7 @@ impl Bucket {
         F: Future<Output = Result<T, Error>>,
     {
         let deadline = if self.answered.load(Ordering::Relaxed) { DEADLINE } else { FIRST_DEADLINE };
-        let (mut attempts, mut said, mut pause) = (0, "it does not answer".to_owned(), PAUSES[0]);
+        let (mut attempts, mut message, mut pause) = (0, "it does not answer".to_owned(), PAUSES[0]);
         let trying = async {
             loop {
                 attempts += 1;
@@ -128,9 +128,9 @@ impl Bucket {
                 if let Some(refusal) = self.refusal(&error) {
                     return Err(refusal);
                 }
-                said = words(&error);
+                message = words(&error);
                 if attempts == TOLD_AFTER {
-                    tracing::warn!(bucket = %self.origin, %said, "requests fail and are tried again");
+                    tracing::warn!(bucket = %self.origin, %message, "requests fail and are tried again");
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSES[1]);
@@ -143,40 +143,40 @@ impl Bucket {
                 Ok(value)
             }
             Ok(Err(refusal)) => Err(refusal),
-            Err(_) if self.wants_credentials(&said) => Err(self.denied("there are no credentials".into())),
-            Err(_) => Err(RemoteError::Unreachable { seconds: deadline.as_secs(), attempts, said }),
+            Err(_) if self.wants_credentials(&message) => Err(self.denied("there are no credentials".into())),
+            Err(_) => Err(RemoteError::Unreachable { seconds: deadline.as_secs(), attempts, message }),
         }
     }
 
     /// What is wrong, if trying again would not help.
     fn refusal(&self, error: &Error) -> Option<RemoteError> {
-        let said = words(error);
+        let message = words(error);
         // A list's errors come as such, whatever they are.
-        let status = status(&said);
+        let status = status(&message);
         match error {
-            _ if status == Some(404) && NO_BUCKET.iter().any(|code| said.contains(code)) => {
+            _ if status == Some(404) && NO_BUCKET.iter().any(|code| message.contains(code)) => {
                 Some(RemoteError::NoBucket(self.origin.clone()))
             }
-            _ if matches!(status, Some(401 | 403)) => Some(self.denied(said)),
+            _ if matches!(status, Some(401 | 403)) => Some(self.denied(message)),
             Error::NotFound { .. } => Some(RemoteError::Missing),
             Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag is another".into())),
-            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Some(self.denied(said)),
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Some(self.denied(message)),
             Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. } => {
-                Some(RemoteError::Refused(said))
+                Some(RemoteError::Refused(message))
             }
-            _ if said.contains("non-partial response") => {
+            _ if message.contains("non-partial response") => {
                 let what = "the server sends whole files only, and ranges are asked for";
                 Some(RemoteError::Refused(format!("{what}; use one that answers `Range` requests")))
             }
             _ => match status {
                 Some(408 | 429) | None => None,
-                Some(status) if (400..500).contains(&status) => Some(RemoteError::Refused(said)),
+                Some(status) if (400..500).contains(&status) => Some(RemoteError::Refused(message)),
                 Some(_) => None,
             },
         }
     }
 
-    fn denied(&self, said: String) -> RemoteError {
+    fn denied(&self, message: String) -> RemoteError {
         let remedy = match self.provider {
             Provider::Aws => {
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL where they are needed), or AWS_SKIP_SIGNATURE=true for a public bucket"
@@ -189,41 +189,41 @@ impl Bucket {
             }
             Provider::Http => "the server wants to know who asks, which cannot be told to it here",
         };
-        RemoteError::Denied { said, remedy }
+        RemoteError::Denied { message, remedy }
     }
 
     /// Whether what failed is the search for a machine's own credentials, which comes last of all.
-    fn wants_credentials(&self, said: &str) -> bool {
+    fn wants_credentials(&self, message: &str) -> bool {
         let metadata = ["169.254.169.254", "metadata.google.internal", "169.254.170.2"];
-        self.provider != Provider::Http && metadata.iter().any(|host| said.contains(host))
+        self.provider != Provider::Http && metadata.iter().any(|host| message.contains(host))
     }
 }
 
 /// The HTTP status in an error's words, which is all that the crate shows of it.
-fn status(said: &str) -> Option<u16> {
-    let (_, after) = said.split_once("status code: ")?;
+fn status(message: &str) -> Option<u16> {
+    let (_, after) = message.split_once("status code: ")?;
     after.get(..3)?.parse().ok()
 }
 
 /// An error and what caused it, in one line.
 fn words(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+    let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
+        if !message.contains(&more) {
+            message = format!("{message}: {more}");
         }
         cause = error.source();
     }
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    short(&said).unwrap_or(said)
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    short(&message).unwrap_or(message)
 }
 
 /// What a server's answer says, without the request and the rest of the document around it: `status code: 403
 /// Forbidden: AccessDenied: Access Denied`.
-fn short(said: &str) -> Option<String> {
-    let (_, answer) = said.split_once("non-2xx ")?;
+fn short(message: &str) -> Option<String> {
+    let (_, answer) = message.split_once("non-2xx ")?;
     let (status, document) = answer.split_once(": <")?;
     let within = |tag: &str| {
         let (_, after) = document.split_once(&format!("{tag}>"))?;
@@ -239,9 +239,9 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_told_without_the_document_around_it() {
-        let said = "Generic S3 error: Error performing GET http://host/b in 5ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?> <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
-        assert_eq!(short(said).unwrap(), "status code: 403 Forbidden: AccessDenied: No");
-        assert_eq!(status(said), Some(403));
+        let message = "Generic S3 error: Error performing GET http://host/b in 5ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?> <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
+        assert_eq!(short(message).unwrap(), "status code: 403 Forbidden: AccessDenied: No");
+        assert_eq!(status(message), Some(403));
         assert_eq!(short("connection refused"), None);
     }
 }

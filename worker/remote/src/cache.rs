@@ -61,7 +61,7 @@ impl Cache {
     /// Makes the directory if it is not there. `limit` are the bytes that it may hold.
     pub fn open(dir: &Path, limit: u64) -> Result<Self, RemoteError> {
         let dir = dir.join("v1");
-        let refused = |error: io::Error| RemoteError::Cache { path: dir.clone(), said: error.to_string() };
+        let refused = |error: io::Error| RemoteError::Cache { path: dir.clone(), message: error.to_string() };
         fs::create_dir_all(&dir).map_err(refused)?;
         let cache = Self { limit, unfinished: AtomicU64::new(0), dir: dir.clone() };
         // Whether it can be written is to be known before a run begins.
@@ -73,8 +73,8 @@ impl Cache {
         self.dir.join(key.name()).join(block.to_string())
     }
 
-    /// A block of `len` bytes, now the most recently used; `None` if it is not there. Compared with its digest
-    /// if `check` says so, and removed where it does not match.
+    /// A block of `len` bytes, now the most recently used; `None` if it is not there. Compared with its
+    /// digest if `check` says so, and removed where it does not match.
     pub fn get(&self, key: Key, block: u64, len: usize, check: bool) -> Option<File> {
         let path = self.path(key, block);
         let file = File::open(&path).ok()?;

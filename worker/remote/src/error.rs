@@ -19,16 +19,16 @@ pub enum RemoteError {
     )]
     NoBucket(String),
     /// The server does not let these credentials, or nobody without any, read.
-    #[error("access is refused ({said}); {remedy}")]
+    #[error("access is refused ({message}); {remedy}")]
     Denied {
         /// What the server said.
-        said: String,
+        message: String,
         /// Which variables of the environment hold credentials.
         remedy: &'static str,
     },
     /// No answer that is of use, after all attempts until the deadline.
     #[error(
-        "no answer within {seconds} s, after {attempts} attempts ({said}); check the network, the address and the server, then start again"
+        "no answer within {seconds} s, after {attempts} attempts ({message}); check the network, the address and the server, then start again"
     )]
     Unreachable {
         /// The deadline.
@@ -36,7 +36,7 @@ pub enum RemoteError {
         /// Attempts that were made.
         attempts: u32,
         /// What the last one met.
-        said: String,
+        message: String,
     },
     /// The object is another one than it was at first.
     #[error(
@@ -47,11 +47,11 @@ pub enum RemoteError {
     #[error("cannot be read: {0}")]
     Refused(String),
     /// The local disk refused.
-    #[error("{}: the cache of buckets cannot be used: {said}; make room there, or name another directory (data.bucket_cache.dir)", path.display())]
+    #[error("{}: the cache of buckets cannot be used: {message}; make room there, or name another directory (data.bucket_cache.dir)", path.display())]
     Cache {
         /// Which file or directory.
         path: PathBuf,
         /// What the system said.
-        said: String,
+        message: String,
     },
 }

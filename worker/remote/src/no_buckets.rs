@@ -1,4 +1,4 @@
 //! What a build without the feature `buckets` has instead.
 
-/// Addresses stay unread: whoever names one is told what to build.
+/// Addresses stay unread: a user who names one learns what to build.
 pub fn install() {}

@@ -162,8 +162,8 @@ impl Object {
         let bytes = self.bucket.persist(|| self.request(self.range(block))).await?;
         if let Err(error) = self.cache.put(self.key, block, &bytes) {
             // A full disk costs time, not the run.
-            static SAID: AtomicBool = AtomicBool::new(false);
-            if !SAID.swap(true, Ordering::Relaxed) {
+            static REPORTED: AtomicBool = AtomicBool::new(false);
+            if !REPORTED.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "blocks of buckets cannot be kept on the local disk, and are brought each time: make room, or name another directory (data.bucket_cache.dir)");
             }
         } else {

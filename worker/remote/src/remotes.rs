@@ -47,7 +47,7 @@ impl Kept {
         let named = self.dir.clone().or_else(|| below("XDG_CACHE_HOME", "coxswain/buckets"));
         named.or_else(|| below("HOME", ".cache/coxswain/buckets")).ok_or_else(|| RemoteError::Cache {
             path: PathBuf::from("~/.cache"),
-            said: "neither XDG_CACHE_HOME nor HOME is set".into(),
+            message: "neither XDG_CACHE_HOME nor HOME is set".into(),
         })
     }
 }

@@ -12,7 +12,7 @@
 //! is ready (`recut`), so that no image is decoded twice for it. Failures come through
 //! [`Prefetcher::next`] as values. Dropping the prefetcher stops and joins its threads.
 //!
-//! Samples that lie in a bucket are brought to the local disk from the moment on that their step is requested.
+//! Samples that lie in a bucket are brought to the local disk from when their step is requested.
 //!
 //! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
 //!
@@ -37,8 +37,8 @@ use super::{
 /// Steps on record at once. Requests are a few words each; more than this means that no batches are taken.
 pub const MAX_REQUESTS: usize = 256;
 
-/// Samples that are brought at the same time, where they lie far away. What each takes are a few requests, one
-/// after the other; so many of them hide 50 ms a request at a hundred samples a second.
+/// Samples that are brought at the same time, where they lie far away. Each takes a few requests, one after
+/// the other; so many of them hide 50 ms a request at a hundred samples a second.
 const BROUGHT_AT_ONCE: usize = 16;
 
 /// The pipeline. One trainer drives it.

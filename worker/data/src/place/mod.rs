@@ -1,7 +1,7 @@
 //! Where files of data sets lie: on a disk, in a bucket, on a web server.
 //!
 //! A path that begins with a scheme (`s3://bucket/set/meta/info.json`) is an address; paths are joined and
-//! shown alike. Whoever reads a data set opens its files here, so that nobody else need know the difference.
+//! shown alike. Files of data sets are opened here, so that no other code need know the difference.
 //!
 //! ```text
 //! content   the bytes of a file, by range or one after the other
@@ -85,8 +85,8 @@ pub fn enter(root: &Path) -> Result<(), DataError> {
     if is_remote(root) { remote(root)?.enter(root) } else { Ok(()) }
 }
 
-/// Whether all that lies below a data set's root is what `file`, which is written the first time, says it was.
-/// Files of this machine are taken as they are.
+/// Whether all below a data set's root is what `file` says it was, which is written the first time. Files of
+/// this machine are taken as they are.
 pub fn pin(root: &Path, file: &Path) -> Result<(), DataError> {
     if is_remote(root) { remote(root)?.pin(root, file) } else { Ok(()) }
 }

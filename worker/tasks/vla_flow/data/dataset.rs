@@ -31,7 +31,7 @@ use super::{
     batch::SampleDims,
     deltas::{LearnedActions, Recorded},
     numeric::Numeric,
-    outline::catalog,
+    opening::{catalog, check_files},
     recipe::Recipe,
     sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
 };
@@ -168,7 +168,7 @@ impl Dataset {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
-        self.check_files(FILES_CHECKED_AT_OPEN)?;
+        check_files(&self.catalog, &self.rows, &self.frames, FILES_CHECKED_AT_OPEN)?;
         let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => self.check_images(camera, column),
             Stored::Video(_) => Ok(()),

@@ -7,6 +7,7 @@
 //! samples     what the engine sees of all this    keys         names of samples by content, for the feature
 //!                                                              store
 //! outline     sizes of samples, from metadata alone            sample_file  one sample, written out
+//! opening     metadata, footers and tables, from a disk or a bucket
 //! mixture     several data sets as one                         run_data     what of either is measured
 //! policy_file what the trained policy takes and gives          constant     numbers that never change
 //! kept        statistics that a run has computed               sizes        those of a sample
@@ -27,6 +28,7 @@ mod kept;
 mod keys;
 mod mixture;
 mod numeric;
+mod opening;
 mod outline;
 mod policy_file;
 mod preview;

@@ -5,25 +5,23 @@
 //! it is small. Sizes are those of the *longest* sample, not of the mean one: the largest micro-batch is what
 //! has to fit.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use coxswain_proto::run_spec::{BucketCache, RunSpec};
+use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
     DataError,
     lerobot::{
-        Catalog,
         frames::FrameStore,
         info::{Feature, Info},
     },
-    place,
 };
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
 
 use super::batch::SampleDims;
-use super::mixture;
 use super::numeric::Numeric;
 use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
+use super::{mixture, opening::catalog};
 use crate::{settings::checked, vla_flow::config::VlaSettings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
@@ -35,13 +33,6 @@ const IMAGE_TOKENS: usize = 2;
 /// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
 /// on the long side.
 const BYTES_PER_TOKEN: usize = 3;
-
-/// The metadata of a run's data set, wherever it lies.
-pub(super) fn catalog(spec: &RunSpec) -> Result<Catalog, DataError> {
-    let BucketCache { dir, budget } = &spec.data.bucket_cache;
-    place::keep(dir.as_ref().map(PathBuf::from), *budget);
-    Catalog::open(Path::new(&spec.data.path))
-}
 
 /// How the longest prompt's length is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

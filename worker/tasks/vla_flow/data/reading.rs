@@ -17,13 +17,9 @@ use coxswain_data::{
         frames::Pixels,
         rows::{Block, Part},
     },
-    place,
     surviving::{DECODING, surviving},
 };
 use coxswain_models::qwen2_5_vl::processor::{Rgb, decode_sized, image_size};
-
-/// Requests under way at once while a data set in a bucket is opened.
-const REQUESTS: usize = 16;
 
 impl Dataset {
     /// Sample `index`, its images as they were recorded: what is evaluated and served.
@@ -54,31 +50,6 @@ impl Dataset {
             Ok(image_size(at.encoded(&block, camera)?))
         });
         size.ok().flatten()
-    }
-
-    /// Reads the footers of data files and the tables of videos, so many of each, and checks them; side by
-    /// side where each takes a request.
-    pub(super) fn check_files(&self, limit: u32) -> Result<(), DataError> {
-        let Self { catalog, rows, frames, .. } = self;
-        let files = (0..catalog.episodes.files.len() as u32).map(|file| (None, file));
-        let videos = frames.files(catalog).map(|(camera, file)| (Some(camera), file));
-        let all: Vec<_> = files.chain(videos).filter(|(_, file)| *file < limit).collect();
-        let check = |&(camera, file): &(Option<usize>, u32)| match camera {
-            None => rows.check_file(catalog, file),
-            Some(camera) => frames.check_file(catalog, camera, file),
-        };
-        let at_once = if place::is_remote(&catalog.root) { REQUESTS } else { 1 };
-        for some in all.chunks(at_once) {
-            let checked: Vec<_> = std::thread::scope(|scope| {
-                let others: Vec<_> = some[1..].iter().map(|one| scope.spawn(move || check(one))).collect();
-                let first = [Ok(check(&some[0]))].into_iter();
-                first.chain(others.into_iter().map(|other| other.join())).collect()
-            });
-            for outcome in checked {
-                outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn at(&self, index: u64) -> Result<At<'_>, DataError> {
