@@ -31,7 +31,7 @@ use crate::{
     },
     notify::{Notifier, NotifyFlags},
     plan::check::{Forecast, refuse_float16_on_cpu},
-    render::{self, say, summary},
+    render::{self, summary},
     supervise::{
         child::Program,
         console::{Console, LogWriter, Terminal},

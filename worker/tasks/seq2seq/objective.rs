@@ -120,7 +120,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
         batch: &dyn Batch,
         samples: &dyn Samples,
     ) -> Result<Vec<Example>, TaskError> {
-        let Some(pairs) = samples.as_any().downcast_ref::<Pairs>() else { return Ok(Vec::new()) };
+        let Some(pairs) = samples.downcast_ref::<Pairs>() else { return Ok(Vec::new()) };
         let batch: &PairBatch = batch.content();
         let most = self.settings.data.max_target_tokens.min(SHOWN_TOKENS);
         let answers = self.answers(trainables, batch, most)?;

@@ -103,7 +103,7 @@ fn asked() -> [Vec<u8>; 6] {
         v1::JoinNodeRequest { host: "node".into(), local_world_size: 2, ..Default::default() }
             .encode_to_vec(),
         v1::RegisterRequest { rank: 1, pid: 7, device: "cpu".into(), ..Default::default() }.encode_to_vec(),
-        v1::ReportMemoryRequest { memory: vec![v1::RankMemory::default(); 2], ..Default::default() }
+        v1::ReportMemoryRequest { worker_id: 1, phases: vec![Default::default(); 2], ..Default::default() }
             .encode_to_vec(),
         v1::ReportCacheRequest { worker_id: 2, report: Some(v1::CacheReport::default()) }.encode_to_vec(),
     ]

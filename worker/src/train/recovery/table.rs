@@ -329,6 +329,7 @@ mod tests {
             replica: Some(Versions { newest: 4, older: false }),
             skipped: 3,
             left_out: true,
+            loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
         };
         let carried = Carried {
             checkpoints: 2,

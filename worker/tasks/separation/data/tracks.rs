@@ -17,7 +17,7 @@ use coxswain_data::{
     surviving::surviving,
 };
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
-use coxswain_task::{Batch, Sample, Samples};
+use coxswain_task::{Batch, CopySample, Sample, Samples};
 
 use super::{
     batch::{SegmentBatch, SegmentSample},
@@ -253,7 +253,7 @@ impl Samples for Tracks {
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
-        batch.content::<SegmentBatch>().segments.iter().map(Sample::boxed).collect()
+        batch.content::<SegmentBatch>().segments.iter().map(CopySample::boxed).collect()
     }
 
     fn damaged_row(&self, index: u64, _fault: &DataError) -> DamagedRow {

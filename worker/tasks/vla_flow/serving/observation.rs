@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
 use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, PromptForm, Rgb};
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::{Array, BadRequest, Named, RequestReader, Sample as _, Value, answers::SEED};
+use coxswain_task::{Array, BadRequest, Named, RequestReader, Value, answers::SEED};
 use serde_json::json;
 
 use super::observed::Observed;
