@@ -34,8 +34,8 @@ fn ask(words: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
 
 fn answer(command: &mut Command) -> (Option<i32>, String) {
     let answer = command.output().expect("cox was built");
-    let said = [answer.stdout, answer.stderr].concat();
-    (answer.status.code(), String::from_utf8_lossy(&said).into_owned())
+    let message = [answer.stdout, answer.stderr].concat();
+    (answer.status.code(), String::from_utf8_lossy(&message).into_owned())
 }
 
 fn refused(told: (Option<i32>, String), expected: &str) {
@@ -89,11 +89,11 @@ fn on_loopback_a_stranger_is_refused_and_the_run_s_own_commands_find_its_token()
         assert!(!arguments.is_empty() && !holds(&arguments, &secret), "process {pid}");
     }
     let output = tiny.output().display().to_string();
-    let (code, said) = ask(&["status", "--run", &output], &[]);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(!said.contains(&secret));
-    let (code, said) = ask(&["stop", "--run", &output], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = ask(&["status", "--run", &output], &[]);
+    assert_eq!(code, Some(0), "{message}");
+    assert!(!message.contains(&secret));
+    let (code, message) = ask(&["stop", "--run", &output], &[]);
+    assert_eq!(code, Some(0), "{message}");
     let (status, printed) = running.finish();
     assert!(status.success() && !printed.contains(&secret), "{printed}");
     let told: Vec<_> = texts(&tiny.output()).into_iter().filter(|(_, text)| holds(text, &secret)).collect();
@@ -110,8 +110,8 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
     assert!(!tiny.output().join("logs/token").exists(), "it has the user's");
     let status = ["status", "--endpoint", &endpoint];
     for token in [read, worker, control] {
-        let (code, said) = ask(&status, &[("COX_TOKEN", token)]);
-        assert_eq!(code, Some(0), "{said}");
+        let (code, message) = ask(&status, &[("COX_TOKEN", token)]);
+        assert_eq!(code, Some(0), "{message}");
     }
     let stop = ["stop", "--endpoint", &endpoint];
     refused(
@@ -123,9 +123,9 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
         let mut command = cox(&["worker"]);
         answer(command.env("COX_COORDINATOR", &endpoint).env("COX_TOKEN", token))
     };
-    let (code, said) = worker_with(control);
-    assert_eq!(code, Some(6), "{said}");
-    assert!(said.contains("this token has the scope `control`, and GetRun wants `worker`"), "{said}");
+    let (code, message) = worker_with(control);
+    assert_eq!(code, Some(6), "{message}");
+    assert!(message.contains("this token has the scope `control`, and GetRun wants `worker`"), "{message}");
 
     let late = Token::fresh(Scope::Control).unwrap();
     refused(ask(&status, &[("COX_TOKEN", late.secret())]), "the token is not this coordinator's");
@@ -133,8 +133,8 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
     wait_for("the changed file", || {
         (ask(&status, &[("COX_TOKEN", late.secret())]).0 == Some(0)).then_some(())
     });
-    let (code, said) = ask(&stop, &[("COX_TOKEN", late.secret())]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = ask(&stop, &[("COX_TOKEN", late.secret())]);
+    assert_eq!(code, Some(0), "{message}");
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
 }
@@ -174,9 +174,12 @@ fn a_file_of_tokens_that_others_may_read_starts_nothing() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let told = answer(tiny.command(&[]).env("COX_TOKEN_FILE", &file));
     refused(told, "others may read this file of tokens (mode 0644): chmod 600");
-    let (code, said) = answer(tiny.command(&[]).env("COX_TOKEN", "hunter2"));
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("COX_TOKEN: the token is too short") && !said.contains("hunter2"), "{said}");
+    let (code, message) = answer(tiny.command(&[]).env("COX_TOKEN", "hunter2"));
+    assert_eq!(code, Some(2), "{message}");
+    assert!(
+        message.contains("COX_TOKEN: the token is too short") && !message.contains("hunter2"),
+        "{message}"
+    );
 }
 
 /// An endpoint on this machine that is not loopback; nothing where there is only loopback.
@@ -220,14 +223,14 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
     first.wait_for("2/100000");
 
     let shown = [("COX_TOKEN", ours.secret())];
-    let (code, said) = ask(&["status", "--endpoint", &endpoint], &shown);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = ask(&["status", "--endpoint", &endpoint], &shown);
+    assert_eq!(code, Some(0), "{message}");
     let in_clear = format!("http://{endpoint}");
     let told = ask(&["status", "--endpoint", &in_clear], &shown);
     refused(told, "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear");
     refused(ask(&["status", "--endpoint", &endpoint], &[]), "nothing to know it by: set COX_TOKEN");
-    let (code, said) = ask(&["stop", "--endpoint", &endpoint], &shown);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = ask(&["stop", "--endpoint", &endpoint], &shown);
+    assert_eq!(code, Some(0), "{message}");
     for launcher in [first, second] {
         let (status, printed) = launcher.finish();
         assert!(status.success(), "{printed}");
@@ -247,8 +250,8 @@ fn plaintext_between_machines_is_asked_for_on_both_sides() {
     refused(told, "does not speak TLS: its coordinator was started with --plaintext");
     let output = tiny.output().display().to_string();
     // The run's directory says so by itself.
-    let (code, said) = ask(&["stop", "--run", &output], &shown);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = ask(&["stop", "--run", &output], &shown);
+    assert_eq!(code, Some(0), "{message}");
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
 }

@@ -58,8 +58,8 @@ impl OfLaunch {
         Ok(Self { credentials: with(Some(tokens), env), own: Some(path) })
     }
 
-    /// Takes away the token that an earlier launch has left in the run's directory, if this one has the user's:
-    /// commands would show it.
+    /// Takes away the token that an earlier launch has left in the run's directory, if this one has the
+    /// user's: commands would show it.
     pub fn tidy(&self, output_dir: &Path, env: Env<'_>) {
         let (path, place) = (output_dir.join(OWN), |path: &Path| fs::canonicalize(path).ok());
         let is_given = env(TOKEN_FILE).is_some_and(|given| place(Path::new(&given)) == place(&path));
@@ -69,8 +69,8 @@ impl OfLaunch {
         }
     }
 
-    /// What children are told beside what they inherit: where the file is, or, where others could read it, which
-    /// a child would refuse, the token itself.
+    /// What children are told beside what they inherit: where the file is, or, where others could read it,
+    /// which a child would refuse, the token itself.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let Some(path) = &self.own else { return Vec::new() };
         let token = || self.credentials.tokens()?.for_scope(Scope::All);
@@ -90,7 +90,7 @@ pub fn of_env(env: Env<'_>) -> Result<Credentials, Failed> {
 pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, Failed> {
     let path = output_dir.join(OWN);
     match path.exists() {
-        // Asking with it harms nobody, whoever else can read it.
+        // Asking with it harms nobody, even where others can read it.
         true => Ok(with(Some(Tokens::of_open_file(&path)?), env)),
         false => of_env(env),
     }

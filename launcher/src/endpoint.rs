@@ -42,7 +42,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Target {
-    /// HOST:PORT of the coordinator; http:// before it never speaks TLS, https:// always [env: COX_COORDINATOR] [default: the newest run below runs/]
+    /// HOST:PORT of the coordinator; http:// before it never speaks TLS, https:// always [env:
+    /// COX_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
     /// Output directory of the run

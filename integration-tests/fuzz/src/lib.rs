@@ -138,8 +138,8 @@ mod tests {
     #[test]
     fn a_reader_that_believes_a_length_is_found_out() {
         let sample = [vec![250, 0], vec![7; 250]].concat();
-        let said = fails(Target::new("gullible", [sample]), gullible);
-        assert!(said.starts_with("gullible: panicked with these "), "{said}");
+        let message = fails(Target::new("gullible", [sample]), gullible);
+        assert!(message.starts_with("gullible: panicked with these "), "{message}");
     }
 
     #[test]
@@ -148,8 +148,8 @@ mod tests {
             let length = bytes.get(..4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], 0]));
             std::hint::black_box(vec![0u8; length as usize]);
         };
-        let said = fails(Target::new("greedy", [vec![4, 0, 0, 0, 1, 2, 3, 4]]), read);
-        assert!(said.contains("its bound is "), "{said}");
+        let message = fails(Target::new("greedy", [vec![4, 0, 0, 0, 1, 2, 3, 4]]), read);
+        assert!(message.contains("its bound is "), "{message}");
     }
 
     #[test]

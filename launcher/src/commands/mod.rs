@@ -254,11 +254,16 @@ mod tests {
     }
 
     /// Lines of a page's code blocks that begin with `cox`, each command by itself and without its comment.
+    /// Without a comment, and without where its output goes.
+    fn before_rest(line: &str) -> &str {
+        [" #", " >"].iter().fold(line, |line, mark| line.split(mark).next().unwrap_or_default())
+    }
+
     fn commands(page: &str) -> Vec<String> {
         let blocks = page.split("\n```").skip(1).step_by(2);
         let lines = blocks.flat_map(str::lines).map(|line| line.trim_start_matches("$ "));
         let commands = lines.filter(|line| line.starts_with("cox "));
-        let parts = commands.flat_map(|line| line.split(" #").next().unwrap_or_default().split(';'));
+        let parts = commands.flat_map(|line| before_rest(line).split(';'));
         parts.map(|command| command.trim().to_owned()).filter(|command| !command.contains('|')).collect()
     }
 

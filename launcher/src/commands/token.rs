@@ -21,8 +21,8 @@ pub struct TokenArgs {
     /// Add it to this file of tokens, which is made if there is none, instead of showing it
     #[arg(long, value_name = "FILE", conflicts_with = "certificate")]
     file: Option<PathBuf>,
-    /// Show the certificate that coordinators show for COX_TOKEN (or the first of COX_TOKEN_FILE), for clients
-    /// that are not `cox`, and the name to ask for
+    /// Show the certificate that coordinators show for COX_TOKEN (or the first of COX_TOKEN_FILE), for
+    /// clients that are not `cox`, and the name to ask for
     #[arg(long, conflicts_with = "scope")]
     certificate: bool,
 }

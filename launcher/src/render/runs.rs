@@ -97,7 +97,8 @@ pub fn diff(first: &RunDir, second: &RunDir, differences: &[Difference]) -> Stri
 }
 
 /// Whether it is one of a series, or of a part of a measure.
-pub fn is_detail((key, one, other): &Difference) -> bool {
+pub fn is_detail(difference: &Difference) -> bool {
+    let (key, one, other) = difference;
     key.starts_with("summary.") && (key.contains(".parts.") || one.is_array() || other.is_array())
 }
 

@@ -1,8 +1,8 @@
 //! A coordinator's side: who has called, and how much of it others could read.
 //!
 //! A connection from this machine may be in clear. One from elsewhere goes through TLS, unless the door was
-//! opened with `--plaintext`. What comes from elsewhere in clear all the same is marked so: it may ask whether
-//! the coordinator is well, as the probes of schedulers do, and nothing else.
+//! opened with `--plaintext`. What comes from elsewhere in clear all the same is marked so: it may ask
+//! whether the coordinator is well, as the probes of schedulers do, and nothing else.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -51,7 +51,7 @@ pub enum IdentityError {
         mode: u32,
     },
     /// A token file of another user.
-    #[error("{}: this file of tokens is user {owner}'s; whoever owns it decides who may come in: make it yours", path.display())]
+    #[error("{}: this file of tokens is user {owner}'s, who decides by it who may come in: make it yours", path.display())]
     NotOurs {
         /// The file.
         path: PathBuf,

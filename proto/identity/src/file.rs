@@ -63,7 +63,7 @@ pub(crate) fn read(path: &Path) -> Result<Granted, IdentityError> {
     read_open(path)
 }
 
-/// Reads a file of tokens, whoever else may do so.
+/// Reads a file of tokens, even one that others may read.
 pub(crate) fn read_open(path: &Path) -> Result<Granted, IdentityError> {
     parse(path, &bounded::read_text(path, MAX_BYTES).map_err(|error| IdentityError::file(path, error))?)
 }

@@ -2,19 +2,20 @@
 //!
 //! ```text
 //! token     one secret and what it grants                      scope: read, control, worker, all
-//! tokens    those that are valid now: one of the environment, or a file's, which is read again when it changes
+//! tokens    those that are valid now: one of the environment, or a file's, which is read again when it
+//! changes
 //!
 //! address   HOST:PORT, and whether TLS is spoken there
 //! dial      a caller's connections: TLS wherever they leave the machine      ┐ one trust:
-//! door      a coordinator's: TLS for whoever comes from elsewhere            ┘ the token, or certificates
+//! door      a coordinator's: TLS for those who come from elsewhere           ┘ the token, or certificates
 //! tls       rustls; a key and a certificate that follow from a token
 //! ```
 //!
-//! **The token is the trust.** Without any certificate, server and caller derive the same Ed25519 key from the
-//! token they share (BLAKE3's key derivation); the server shows a certificate of that key, and the caller
-//! accepts this key and no other. So whoever has a token can also be the server for those who have the same
-//! one; nobody else can. Which token a caller has it says by a public name that follows from it, as TLS's
-//! server name. That is sound because a token has at least 128 bits that nobody can guess.
+//! **The token is the trust.** Without any certificate, server and caller derive the same Ed25519 key from
+//! the token they share (BLAKE3's key derivation); the server shows a certificate of that key, and the caller
+//! accepts this key and no other. So those who have a token can also be the server for those who have the
+//! same one; nobody else can. Which token a caller has it says by a public name that follows from it, as
+//! TLS's server name. That is sound because a token has at least 128 bits that nobody can guess.
 //!
 //! What this crate does not do: encrypt what workers send each other. The ring proves knowledge of a token
 //! with [`Token::key`] and then speaks in clear.

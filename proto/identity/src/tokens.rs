@@ -56,8 +56,8 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Those of a file that has one fresh token of all scopes if it was not there before. Where the file system
-    /// lets others read it, that is logged, and the file is read once.
+    /// Those of a file that has one fresh token of all scopes if it was not there before. Where the file
+    /// system lets others read it, that is logged, and the file is read once.
     pub fn of_own_file(path: &Path) -> Result<Self, IdentityError> {
         if file::make(path)? {
             return Self::of_file(path);

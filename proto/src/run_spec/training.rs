@@ -198,8 +198,8 @@ pub struct Optimizer {
 }
 
 /// Dynamic loss scaling (arXiv 1710.03740), with the defaults of PyTorch's `torch.amp.GradScaler`: gradients
-/// that would be lost beneath float16's smallest number are not, and what overflows is found and left out. The
-/// loss is scaled where products are of float16, or where anything is said here.
+/// that would be lost beneath float16's smallest number are not, and what overflows is found and left out.
+/// The loss is scaled where products are of float16, or where anything is said here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LossScale {

@@ -200,8 +200,8 @@ fn low_rank_updates<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             LinearOps::lora_linear(x, w, Some(bias), LowRank { a_ri, b_or, scale: 0.5, dropout: None })
         }));
     }
-    // A narrow weight: of an input that rounding to bfloat16 does not change, the value is exact, and in float16
-    // as well, whose mantissa is longer. (A CPU has no float16: it gets the same numbers as float32.)
+    // A narrow weight: of an input that rounding to bfloat16 does not change, the value is exact, and in
+    // float16 as well, whose mantissa is longer. (A CPU has no float16: it gets the same numbers as float32.)
     let sizes = [(8, [37, 264, 520]), (32, [33, 520, 260]), (64, [17, 1028, 132])];
     for (dtype, (rank, [n, i, o])) in
         [DType::BF16, DType::F16].into_iter().flat_map(|of| sizes.map(|s| (of, s)))

@@ -120,7 +120,8 @@ pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> 
     })
 }
 
-/// Whether all of what [`converted`] has made is finite: of matrices rounded to float16, whose range is small.
+/// Whether all of what [`converted`] has made is finite: of matrices rounded to float16, whose range is
+/// small.
 pub fn is_within(dtype: WeightsDtype, bytes: &[u8]) -> bool {
     let finite = |le: &[u8; 2]| f16::from_le_bytes(*le).is_finite();
     dtype != WeightsDtype::Float16 || bytes.as_chunks::<2>().0.iter().all(finite)

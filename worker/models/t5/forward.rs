@@ -93,10 +93,12 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let loss = found.rows.iter().map(|[loss, _]| f64::from(*loss)).sum::<f64>() / count;
         results.floats("loss", vec![loss as f32], vec![]);
         if let Some(dhidden_nd) = found.dhidden {
-            run.backward(trace, dhidden_nd / count, &mut flat, &mut |_| {});
+            // Of the losses' sum, as the head's own gradient is by now.
+            run.backward(trace, dhidden_nd, &mut flat, &mut |_| {});
             for param in layout.params() {
-                let values = flat.values().read(param.range()).into_owned();
-                results.floats(&format!("grad.{}", param.name), values, param.shape.clone());
+                let sums = flat.values().read(param.range());
+                let means = sums.iter().map(|sum| sum / count as f32).collect();
+                results.floats(&format!("grad.{}", param.name), means, param.shape.clone());
             }
         }
         results

@@ -91,7 +91,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             // better.
             let told = if summary.losses.is_empty() { Summary::read(&self.run.output_dir) } else { None };
             let told = told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary);
-            self.write_export(told, &examples)?;
+            write(self, told, &examples)?;
             if let Some(memory) = &summary.memory {
                 self.members.link.report(Report::Note(memory.to_string()))?;
             }
@@ -151,18 +151,23 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         })?;
         Ok(written?)
     }
+}
 
-    fn write_export(&mut self, summary: &Summary, examples: &[Example]) -> Result<(), TrainError> {
-        let dir = self.run.output_dir.clone();
-        let artifacts = self.export_artifacts(&dir)?;
-        let what = "losses, errors, speed and memory";
-        let mut texts = texts(&*self.feed.samples, self.run.spec);
-        texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
-        let shown = Shown { step: self.next.0, samples: examples };
-        let what = "held-out samples beside what is predicted of them, for people";
-        texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
-        ExportManifest::of(self).write(&dir, artifacts, texts)
-    }
+/// Writes everything: what the weights are by now, what was measured, and samples for people.
+fn write<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    summary: &Summary,
+    examples: &[Example],
+) -> Result<(), TrainError> {
+    let dir = training.run.output_dir.clone();
+    let artifacts = training.export_artifacts(&dir)?;
+    let what = "losses, errors, speed and memory";
+    let mut texts = texts(&*training.feed.samples, training.run.spec);
+    texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
+    let shown = Shown { step: training.next.0, samples: examples };
+    let what = "held-out samples beside what is predicted of them, for people";
+    texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
+    ExportManifest::of(training).write(&dir, artifacts, texts)
 }
 
 /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated before

@@ -15,8 +15,8 @@
 //! is, too, so that the steps behind it are those of a run that was told beforehand to leave it out
 //! (`train.skip_steps`), bit for bit.
 //!
-//! A gradient that overflows because the loss is scaled is none of these: its step is left out at once, and does
-//! not count among those in a row, as long as the scale can be lowered.
+//! A gradient that overflows because the loss is scaled is none of these: its step is left out at once, and
+//! does not count among those in a row, as long as the scale can be lowered.
 //!
 //! What this does not do: look for numbers that are finite and wrong.
 

@@ -10,9 +10,9 @@
 //!                                                           clip, AdamW, gather
 //! ```
 //!
-//! Where the loss is scaled, a gradient that is not finite is at first the scale's fault: the step is left out at
-//! once, on all ranks, and the scale is lowered (`zero::loss_scale`). Once the scale is at its least the
-//! number is at fault, as above.
+//! Where the loss is scaled, a gradient that is not finite is at first the scale's fault: the step is left
+//! out at once, on all ranks, and the scale is lowered (`zero::loss_scale`). Once the scale is at its least
+//! the number is at fault, as above.
 //!
 //! Until the vote nothing has left this rank and nothing has changed but the gradient buffer, so a step can
 //! be dropped and tried again: with the same samples and, because draws are keyed by step and sample, with

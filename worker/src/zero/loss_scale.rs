@@ -6,11 +6,11 @@
 //! it is left out for another reason  nothing
 //! ```
 //!
-//! Float16 has no numbers below 6e-8: gradients that are smaller are lost, unless the loss is multiplied before
-//! the backward pass. What it is multiplied by must not carry the largest gradient beyond 65504, so it is
-//! found by trying. Whether a gradient is finite is seen by its global norm, which is the same on all ranks,
-//! so all keep the same scale without a message of their own; it is a part of the optimizer's state, in
-//! checkpoints and in what a new rank is given.
+//! Float16 has no numbers below 6e-8: gradients that are smaller are lost, unless the loss is multiplied
+//! before the backward pass. What it is multiplied by must not carry the largest gradient beyond 65504, so it
+//! is found by trying. Whether a gradient is finite is seen by its global norm, which is the same on all
+//! ranks, so all keep the same scale without a message of their own; it is a part of the optimizer's state,
+//! in checkpoints and in what a new rank is given.
 //!
 //! What this file does not do: scale ([`FlatGrads::scale_loss`](coxswain_nn::params::FlatGrads::scale_loss)),
 //! or say what becomes of a step.

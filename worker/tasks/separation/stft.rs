@@ -88,7 +88,8 @@ impl Stft {
         let mut input = self.inverse.make_input_vec();
         for (frame, spectrum) in spectrum.chunks_exact(self.bins()).enumerate() {
             input.copy_from_slice(spectrum);
-            // The imaginary parts at both ends are taken for zero, as torch does; the crate would refuse them.
+            // The imaginary parts at both ends are taken for zero, as torch does; the crate would refuse
+            // them.
             (input[0].im, input[self.n_fft / 2].im) = (0.0, 0.0);
             self.inverse.process_with_scratch(&mut input, &mut values, &mut scratch).expect(LENGTHS);
             let at = &mut padded[frame * self.hop..][..self.n_fft];

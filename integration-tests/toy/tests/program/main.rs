@@ -166,7 +166,7 @@ fn metrics_show_the_tasks_own_stages_and_figures() {
     running.wait_until_held(&held);
     // The reports of the steps before are on their way.
     let metrics = processes::wait_for("a committed step in /metrics", || {
-        let metrics = get(&address, "/metrics");
+        let metrics = get(&address, "/metrics", &toy.path("run"));
         (!metrics.contains("coxswain_steps_committed 0.0")).then_some(metrics)
     });
     for family in [

@@ -96,7 +96,7 @@ fn a_gradient_that_overflows_where_the_loss_is_scaled_costs_its_steps_and_lowers
         assert_eq!((&found["cause"], &found["samples"]), (&json!("overflow"), &json!([])), "{audit:#}");
     }
     it_is_learned_the_same(&toy, &keys, &steps);
-    // Whoever was given it, the scale is the same in the end.
+    // Whichever rank was given it, the scale is the same in the end.
     let end = scale_at_the_end(&toy, "run");
     assert_eq!(end, "8", "halved twice, from 2^10");
     for other in ["killed", "halves"] {

@@ -242,10 +242,14 @@ pub fn free_endpoint() -> String {
     format!("127.0.0.1:{}", free.expect("one of a thousand ports is free"))
 }
 
-/// What `GET` answers.
-pub fn get(address: &str, path: &str) -> String {
+/// What `GET` answers to one who shows the token of the run in `output`.
+pub fn get(address: &str, path: &str, output: &Path) -> String {
+    let token = std::fs::read_to_string(output.join("logs/token")).expect("the run's own token");
     let mut stream = TcpStream::connect(address).expect("the coordinator listens");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("sent");
+    let authorization = format!("Authorization: Bearer {}", token.trim());
+    let head =
+        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{authorization}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer

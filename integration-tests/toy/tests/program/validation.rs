@@ -77,7 +77,7 @@ fn what_was_found_is_shown_until_there_is_something_newer() {
     let mut running = toy.start("run", &with(&[EVERY, &listen]));
     running.wait_until_held(&held);
     let metrics = processes::wait_for("the fifth step in /metrics", || {
-        let metrics = get(&address, "/metrics");
+        let metrics = get(&address, "/metrics", &toy.path("run"));
         metrics.contains("coxswain_steps_committed 5.0").then_some(metrics)
     });
     for family in [

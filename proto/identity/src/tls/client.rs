@@ -139,7 +139,7 @@ fn handshake(place: &str, error: Error) -> IdentityError {
     }
 }
 
-/// Accepts one key, whoever else vouches for whatever.
+/// Accepts one key, and no authority's word for another.
 #[derive(Debug)]
 struct Pinned {
     key: SubjectPublicKeyInfoDer<'static>,

@@ -32,7 +32,7 @@ fn without_a_near_miss_the_keys_of_the_section_are_listed() {
         &SMALL.replace("columns: [x]", "columns: [x]\n  xyzzy: 1"),
         &[],
         "run.yaml:7:3: data.xyzzy: unknown key\n    help: keys of `data` are `path`, `holdout_episodes`, `prefetch`, \
-         `threads`, `columns`, `weight`",
+         `threads`, `bucket_cache`, `columns`, `weight`",
     );
 }
 

@@ -4,9 +4,10 @@
 //! The backward pass sees them as [`GradientSums`]: it hands over the gradients of one block after another,
 //! and does not wait until they have been taken.
 //!
-//! Where products are of float16, the loss is multiplied before the backward pass, so that small gradients are
-//! not lost, and gradients are divided as they come in ([`GradientSums::scaled`]): what is summed is always the
-//! gradient of the loss itself. Both factors are powers of two, so that scaling rounds nothing in float32.
+//! Where products are of float16, the loss is multiplied before the backward pass, so that small gradients
+//! are not lost, and gradients are divided as they come in ([`GradientSums::scaled`]): what is summed is
+//! always the gradient of the loss itself. Both factors are powers of two, so that scaling rounds nothing in
+//! float32.
 //!
 //! What this file does not do: make gradients ([`ParamScope::collect`](super::ParamScope::collect)), add them
 //! up ([`kernels::flat`](crate::kernels::flat)), or reduce them (`zero`).

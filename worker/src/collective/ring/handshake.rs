@@ -1,8 +1,8 @@
 //! Who may join a ring: the first bytes on a connection, in both directions.
 //!
 //! ```text
-//! connecting rank  -> Opening   { magic, byte order, version, run, generation, rank, to, world | key's name, nonce }
-//! accepting rank   -> Challenge { nonce }, if it knows that key
+//! connecting rank  -> Opening   { magic, byte order, version, run, generation, rank, to, world | key's name,
+//! nonce } accepting rank   -> Challenge { nonce }, if it knows that key
 //! connecting rank  -> proof that it has the key
 //! accepting rank   -> Answer    { verdict, its generation } and proof that it has the key, too
 //! connecting rank  -> Confirm, only if it was welcome: it is still there
@@ -197,7 +197,7 @@ mod tests {
                 let welcome = awaited.judge(&hello) == Admission::Welcome;
                 assert_eq!(welcome, hello == awaited, "{hello:?}");
             }
-            drop(decode_answer(&answer));
+            let _ = decode_answer(&answer);
         });
     }
 

@@ -1,8 +1,8 @@
 //! The other half of forming a ring: listening until the previous rank has called.
 //!
 //! Any other process that connects in the meantime does not hold up the ring: connections that have yet to
-//! prove who they are wait side by side. A rank in the wrong place is told why it is refused; who has no token
-//! of this ring's is told nothing.
+//! prove who they are wait side by side. A rank in the wrong place is told why it is refused; who has no
+//! token of this ring's is told nothing.
 
 use std::{
     io::{ErrorKind, Read, Write},

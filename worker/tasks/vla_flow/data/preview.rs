@@ -6,7 +6,7 @@ use coxswain_data::{
     lerobot::frames::Pixels,
     preview::{Plot, Preview, Strip, spread},
 };
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, Rgb};
 
 use super::{Dataset, Sample, dataset::Camera};
 
@@ -24,7 +24,7 @@ impl Dataset {
             seen.flat_map(|back| self.cameras.iter().map(move |camera| strip(camera, back))).collect();
         for frame in &frames {
             let sample = self.sample_in_epoch(samples.start + frame, 0)?;
-            for (strip, picture) in strips.iter_mut().zip(self.pictures(&sample)) {
+            for (strip, picture) in strips.iter_mut().zip(pictures(&self.images, &sample)) {
                 let Rgb { height, width, pixels } = picture;
                 strip.pictures.push(Pixels { height, width, rgb: pixels });
             }
@@ -48,22 +48,22 @@ impl Dataset {
         Ok(Preview { title: self.title(number, samples.start), frames, strips, plots })
     }
 
-    /// What each camera shows in a sample, as it enters the model.
-    pub(super) fn pictures(&self, sample: &Sample) -> Vec<Rgb> {
-        let mut rest = &sample.pixel_values[..];
-        let picture = |grid: &[u32; 3]| {
-            let patches = grid.iter().product::<u32>() as usize * self.images.columns();
-            let (mine, others) = rest.split_at(patches);
-            rest = others;
-            self.images.picture(mine, *grid)
-        };
-        sample.image_grids.iter().map(picture).collect()
-    }
-
     fn title(&self, number: u64, first: u64) -> String {
         let held_out =
             if self.holdout_episodes().any(|held_out| held_out == number) { ", held out" } else { "" };
         let task = self.at(first).and_then(|at| at.task()).unwrap_or_default();
         format!("episode {number}{held_out}: {task}")
     }
+}
+
+/// What each camera shows in a sample, as it enters the model; the oldest frame of its history first.
+pub(super) fn pictures(images: &ImageProcessor, sample: &Sample) -> Vec<Rgb> {
+    let mut rest = &sample.pixel_values[..];
+    let picture = |grid: &[u32; 3]| {
+        let patches = grid.iter().product::<u32>() as usize * images.columns();
+        let (mine, others) = rest.split_at(patches);
+        rest = others;
+        images.picture(mine, *grid)
+    };
+    sample.image_grids.iter().map(picture).collect()
 }

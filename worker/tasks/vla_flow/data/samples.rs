@@ -9,7 +9,8 @@ use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
 use super::{
-    Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, SampleDims, collate, run_data::RunData, take_apart,
+    Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, SampleDims, collate, preview::pictures,
+    run_data::RunData, take_apart,
 };
 
 impl coxswain_task::Sample for Sample {
@@ -104,8 +105,11 @@ impl RunData for Dataset {
 
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
         let task = self.at(index).and_then(|at| at.task().map(str::to_owned)).unwrap_or_default();
-        let pictures = self.sample(index).map(|sample| self.pictures(&sample)).unwrap_or_default();
-        (task, self.cameras.iter().map(|camera| camera.name.clone()).zip(pictures).collect())
+        let pictures = self.sample(index).map(|sample| pictures(&self.images, &sample)).unwrap_or_default();
+        // What it sees now comes last.
+        let past = pictures.len().saturating_sub(self.cameras.len());
+        let names = self.cameras.iter().map(|camera| camera.name.clone());
+        (task, names.zip(pictures.into_iter().skip(past)).collect())
     }
 }
 
