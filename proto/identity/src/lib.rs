@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! token     one secret and what it grants                      scope: read, control, worker, all
-//! tokens    those that are valid now: one of the environment, or a file's, which is read again when it
-//! changes
+//! tokens    those that are valid now: one of the environment, or those of a file that may change
 //!
 //! address   HOST:PORT, and whether TLS is spoken there
 //! dial      a caller's connections: TLS wherever they leave the machine      ┐ one trust:

@@ -87,7 +87,8 @@ fn what_was_found_is_shown_until_there_is_something_newer() {
     ] {
         assert!(metrics.lines().any(|line| line.starts_with(family)), "no {family}:\n{metrics}");
     }
-    let answer = toy.cox(&["status", "--endpoint", &address]).output().expect("cox-toy was built");
+    let output = toy.path("run").display().to_string();
+    let answer = toy.cox(&["status", "--run", &output]).output().expect("cox-toy was built");
     let told = String::from_utf8_lossy(&answer.stdout);
     assert!(told.contains("held out: mse ") && told.contains("best after step 3"), "{told}");
     std::fs::remove_file(held).expect("it is held");
