@@ -47,8 +47,8 @@ fn refused(told: (Option<i32>, String), expected: &str) {
 fn file_of(dir: &Path, scopes: &[Scope]) -> (PathBuf, Vec<String>) {
     let path = dir.join("tokens");
     let add = |scope: &Scope| {
-        let token = Token::fresh(*scope).unwrap();
-        Tokens::add_to_file(&path, &token).unwrap();
+        let token = Token::fresh(*scope).expect("randomness");
+        Tokens::add_to_file(&path, &token).expect("a file");
         token.secret().to_owned()
     };
     let tokens = scopes.iter().map(add).collect();
@@ -57,7 +57,7 @@ fn file_of(dir: &Path, scopes: &[Scope]) -> (PathBuf, Vec<String>) {
 
 /// Everything in the files below `dir`, with the files' names.
 fn texts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
     let of = |path: PathBuf| match path.is_dir() {
         true => texts(&path),
         false => fs::read(&path).map(|bytes| vec![(path, bytes)]).unwrap_or_default(),

@@ -92,7 +92,7 @@ impl<'a> Mutator<'a> {
     /// The same few bytes many times: nesting, and lists without an end.
     fn repeat(&mut self, input: &mut Vec<u8>, at: usize) {
         let part = input[at..at + self.part(input.len() - at).min(16)].to_vec();
-        let most = GROWN / part.len() >> self.below(12);
+        let most = (GROWN / part.len()) >> self.below(12);
         let times = self.below(most + 1);
         drop(input.splice(at..at, part.repeat(times)));
     }

@@ -65,6 +65,9 @@ fn assert_close_at_least(what: &str, found: &[f32], expected: &[f32], least: f64
     assert!(error <= tolerance * size, "{what}: relative error {:e}", error / size);
 }
 
+/// Values of a tensor as a narrower type has them.
+type Rounding<'a> = &'a dyn Fn(Tensor<Cuda, 2>) -> Vec<f32>;
+
 #[test]
 fn what_is_missing_is_reported_with_a_remedy() {
     if let Err(missing) = NVIDIA.probe() {
@@ -286,8 +289,7 @@ fn what_is_made_for_products_that_round_is_what_they_round() {
         let gain = tensor::<Cuda, 1>([width], 3, &gpu);
         let rounded = |x| numbers(Cuda::rounded(x));
         let in_float16 = |x: Tensor<Cuda, 2>| numbers(x.cast(DType::F16));
-        let both: [(DType, &dyn Fn(Tensor<Cuda, 2>) -> Vec<f32>); 2] =
-            [(DType::BF16, &rounded), (DType::F16, &in_float16)];
+        let both: [(DType, Rounding<'_>); 2] = [(DType::BF16, &rounded), (DType::F16, &in_float16)];
         for (dtype, rounded) in both {
             let normed = Cuda::rms_norm_for_rounding(x.clone(), gain.clone(), 1e-6, dtype);
             assert_eq!(normed.dtype(), dtype);

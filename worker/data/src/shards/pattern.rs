@@ -39,9 +39,10 @@ pub fn expand(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
         })?;
         let before = files.len();
         for path in matches {
-            files.push(
-                path.map_err(|error| DataError::io(&error.path().to_path_buf(), "list")(error.into()))?,
-            );
+            files.push(path.map_err(|error| {
+                let path = error.path().to_owned();
+                DataError::io(&path, "list")(error.into())
+            })?);
         }
         if files.len() == before {
             return Err(refuse(

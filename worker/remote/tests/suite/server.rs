@@ -91,7 +91,7 @@ impl Server {
 
     /// What goes wrong with the next requests for content.
     pub fn fail(&self, faults: &[Fault]) {
-        self.shared.faults.lock().unwrap().extend(faults);
+        self.shared.faults.lock().expect("nobody panics with it").extend(faults);
     }
 
     /// Requests so far.
@@ -114,7 +114,8 @@ impl Shared {
         self.requests.fetch_add(1, Ordering::SeqCst);
         thread::sleep(self.latency);
         let is_get = head.starts_with("GET ");
-        let fault = if is_get { self.faults.lock().unwrap().pop_front() } else { None };
+        let fault =
+            if is_get { self.faults.lock().expect("nobody panics with it").pop_front() } else { None };
         let answer = match fault {
             Some(Fault::Unavailable) => {
                 status("503 Service Unavailable", "", b"<Error><Code>SlowDown</Code></Error>")

@@ -227,7 +227,7 @@ fn tracks_of_shards_are_those_of_folders_bit_for_bit() {
     assert!(cut.contains("`music/b.drums.wav`") && cut.contains("write it as WAV"), "{cut}");
     changed[2].1 = files[2].1[..6000].to_vec();
     let short = packed(&changed).expect("known before training: nothing");
-    let fault = short.sample(3).err().expect("it ends early");
+    let fault = short.sample(3).expect_err("it ends early");
     assert!(matches!(&fault, DataError::Sample { index: 3, .. }), "{fault:?}");
     assert!(fault.to_string().contains("ends early"), "{fault}");
 }

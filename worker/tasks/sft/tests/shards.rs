@@ -77,10 +77,10 @@ fn images_beside_a_chat_are_its_list_and_a_text_is_their_caption() {
         ],
         vec![
             ("json", chat("", r#"[{"type": "image", "image": "1.png"}]"#)),
-            ("0.png", red.clone()),
+            ("0.png", red),
             ("1.png", blue.clone()),
         ],
-        vec![("png", blue.clone()), ("txt", b"A blue square.\n".to_vec())],
+        vec![("png", blue), ("txt", b"A blue square.\n".to_vec())],
         vec![("json", chat("", "\"No picture.\""))],
     ]);
     let chats = Chats::open(&spec(&path, &[])).expect("sound");
