@@ -109,6 +109,7 @@ pub async fn serve(
         world: options.world.size(),
         output_dir: options.spec.run.output_dir.clone(),
         hosted_by: options.hosted_by.clone(),
+        claim: options.claim,
     };
     greet(&facts, &start, address);
     let journal = start.journal.clone();

@@ -32,6 +32,11 @@ pub struct Options {
     pub restarted: bool,
     /// The id of the launcher whose child this coordinator is, if it is one's.
     pub hosted_by: Option<String>,
+    /// The number of this coordinator's claim to the seat of its run, where launchers of other machines may
+    /// take it ([`Seat`](coxswain_identity::seat::Seat)).
+    pub claim: Option<u64>,
+    /// The id of the launcher that hosted the coordinator before this one, and is gone with its machine.
+    pub in_place_of: Option<String>,
 }
 
 impl Options {
@@ -47,6 +52,8 @@ impl Options {
             budgets: Budgets::default(),
             restarted: false,
             hosted_by: None,
+            claim: None,
+            in_place_of: None,
         }
     }
 }
@@ -63,6 +70,8 @@ impl fmt::Debug for Options {
             .field("budgets", &self.budgets)
             .field("restarted", &self.restarted)
             .field("hosted_by", &self.hosted_by)
+            .field("claim", &self.claim)
+            .field("in_place_of", &self.in_place_of)
             .finish_non_exhaustive()
     }
 }

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_identity::seat::Seat;
 use coxswain_proto::{
     VERSION, bounded, document,
     ids::{Bytes, Step},
@@ -19,7 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
-    journal::{Durable, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered},
+    journal::{
+        Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered, inherit,
+    },
     options::Options,
 };
 
@@ -129,6 +132,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         seed: options.spec.run.seed,
         life: memory.lives + 1,
         restarted: options.restarted,
+        in_place_of: options.in_place_of.clone(),
         past: memory.past,
         checkpoints,
         skipped,
@@ -149,9 +153,18 @@ fn open_journal(
                     true => Life::Again,
                     false => Life::Anew,
                 };
+                if options.in_place_of.is_some() {
+                    inherit(directory)?;
+                }
                 Durable::open(directory, &options.spec, run_id, fresh, life)?
             };
-            (Box::new(journal), identity, memory)
+            match options.claim {
+                None => (Box::new(journal), identity, memory),
+                Some(number) => {
+                    let seat = Seat::of_run(Path::new(&options.spec.run.output_dir));
+                    (Box::new(Fenced::new(journal, seat, number)), identity, memory)
+                }
+            }
         }
         None => {
             let identity = Identity::new(&options.spec, run_id.unwrap_or(fresh).to_owned());

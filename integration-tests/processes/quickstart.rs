@@ -24,6 +24,7 @@ mod separation;
 mod serve;
 mod signals;
 mod stages;
+mod standby;
 mod standstill;
 mod support;
 mod trajectories;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coxswain_identity::{Address, Credentials, Scope, ShowToken, channel, refusal};
+use coxswain_identity::{Address, Credentials, Scope, ShowToken, Whereabouts, channel, refusal};
 use coxswain_proto::{
     limits,
     v1::{control_client::ControlClient, coordinator_client::CoordinatorClient},
@@ -45,16 +45,21 @@ pub struct Access {
 impl Access {
     /// Access to the coordinator at an [`Address`]. Needs a tokio runtime.
     pub fn new(address: &str, credentials: &Credentials) -> Result<Self, Failed> {
-        Self::keeping_alive(address, credentials, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
+        Self::to(&Whereabouts::fixed(Address::parse(address)), credentials)
+    }
+
+    /// Access to a coordinator that may move to another machine.
+    pub fn to(whereabouts: &Whereabouts, credentials: &Credentials) -> Result<Self, Failed> {
+        Self::keeping_alive(whereabouts, credentials, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
     }
 
     fn keeping_alive(
-        address: &str,
+        whereabouts: &Whereabouts,
         credentials: &Credentials,
         interval: Duration,
         timeout: Duration,
     ) -> Result<Self, Failed> {
-        let address = Address::parse(address);
+        let address = whereabouts.first().clone();
         let endpoint = Endpoint::from_shared(format!("http://{}", address.host_port())).map_err(|error| {
             Failed::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
         })?;
@@ -63,7 +68,7 @@ impl Access {
             .http2_keep_alive_interval(interval)
             .keep_alive_timeout(timeout)
             .keep_alive_while_idle(true);
-        let channel = channel(&endpoint, &address, credentials)?;
+        let channel = channel(&endpoint, whereabouts, credentials)?;
         Ok(Self { address, channel, credentials: credentials.clone(), advice: None })
     }
 
@@ -167,10 +172,11 @@ mod tests {
     #[tokio::test]
     async fn a_machine_that_is_gone_without_a_word_is_missed() {
         // A connection that is never served: nothing comes back, and nothing closes it.
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = gone.local_addr().unwrap().to_string();
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
         let soon = Duration::from_millis(20);
-        let access = Access::keeping_alive(&address, &Credentials::default(), soon, soon).unwrap();
+        let gone = Whereabouts::fixed(Address::parse(&address));
+        let access = Access::keeping_alive(&gone, &Credentials::default(), soon, soon).unwrap();
         let mut control = access.control();
         let watched = tokio::time::timeout(Duration::from_secs(60), control.watch(WatchRequest {})).await;
         let missed = watched.expect("it is not waited for without end").unwrap_err();

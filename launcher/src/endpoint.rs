@@ -126,10 +126,18 @@ fn file(output_dir: &Path) -> PathBuf {
 pub struct Published {
     path: PathBuf,
     /// Keeps the lock.
-    _file: fs::File,
+    file: fs::File,
 }
 
 impl Published {
+    /// Writes the file anew, whoever holds the old one: a launcher whose machine is gone, and whose lock a
+    /// server of files may still keep.
+    pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
+        // If it cannot be removed, it cannot be locked either, and that is reported.
+        let _ = fs::remove_file(file(output_dir));
+        Self::write(output_dir, address)
+    }
+
     /// Writes the file, unless another living launcher holds it: two launchers of one run would write the
     /// same checkpoints.
     pub fn write(output_dir: &Path, address: &str) -> Result<Self, Failed> {
@@ -148,7 +156,7 @@ impl Published {
         }
         // A file system without locks (some network mounts) still gets the address.
         file.set_len(0).and_then(|()| file.write_all(format!("{address}\n").as_bytes())).map_err(unusable)?;
-        Ok(Self { path, _file: file })
+        Ok(Self { path, file })
     }
 }
 
@@ -177,8 +185,11 @@ fn is_held(path: &Path) -> bool {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // Gone already, or a disk that fails: the next launch overwrites it.
-        let _ = fs::remove_file(&self.path);
+        // Gone already, or a disk that fails: the next launch overwrites it. Another launcher's stays.
+        let place = |of: io::Result<fs::Metadata>| of.ok().map(|found| (found.dev(), found.ino()));
+        if place(fs::metadata(&self.path)) == place(self.file.metadata()) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -248,6 +259,10 @@ mod tests {
         assert_eq!(newest(dir.path()).unwrap(), run("b"));
         drop(b);
         assert!(newest(dir.path()).is_err());
+        // On a machine that is gone, to which a lock may still belong.
+        let _gone = Published::write(&run("e"), "127.0.0.1:5").unwrap();
+        let _instead = Published::instead(&run("e"), "127.0.0.1:6").unwrap();
+        assert_eq!(read(&run("e")).unwrap(), "127.0.0.1:6");
     }
 
     #[test]

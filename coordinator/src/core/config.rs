@@ -34,6 +34,8 @@ pub struct Config {
     pub life: u32,
     /// True when this coordinator takes the place of one that was lost a moment ago.
     pub restarted: bool,
+    /// The launcher that hosted that one, if it is gone with its machine.
+    pub in_place_of: Option<String>,
     /// What earlier lives have recorded.
     pub past: Past,
     /// Checkpoints on disk now; what was there once does not count.

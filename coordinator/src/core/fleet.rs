@@ -45,6 +45,8 @@ pub struct Fleet {
     pub motion: Motion,
     /// A worker or launcher of an earlier life of the coordinator has been heard of in this one.
     reunited: bool,
+    /// The place of the launcher that is gone with the coordinator before this one.
+    deserted: Option<u32>,
     /// When to look for lost workers and nodes; none counts as lost before.
     next_loss: Option<Timestamp>,
 }
@@ -71,17 +73,23 @@ impl Fleet {
             starts: Starts::default(),
             motion: Motion::default(),
             reunited: false,
+            deserted: None,
             next_loss: None,
         }
     }
 
     /// Takes over nodes and slots of an earlier life of the coordinator; they are missed after the reunion.
-    pub fn recall(&mut self, now: Timestamp, past: &Past) {
+    /// Those of the launcher `gone`, whose machine the coordinator has left, are missed before it.
+    pub fn recall(&mut self, now: Timestamp, past: &Past, gone: Option<&str>) {
         let reunion = self.patience.reunion;
+        let of_gone = past.nodes.iter().find(|(_, node)| Some(node.node_id.as_str()) == gone);
+        self.deserted = of_gone.map(|(place, _)| *place);
+        let (deserted, silence) = (self.deserted, self.patience.silence);
+        let within = |place| if deserted == Some(place) { silence } else { reunion };
         self.motion.begin(now.after(reunion));
         self.motion.look_at = now.after(reunion);
         for (place, node) in &past.nodes {
-            self.nodes.recall(now, *place, node.clone(), reunion);
+            self.nodes.recall(now, *place, node.clone(), within(*place));
         }
         let assigned = |worker| {
             let places = [past.newest(), past.started()].into_iter().flatten();
@@ -94,7 +102,8 @@ impl Fleet {
                 self.roster.recall_respawn(respawn);
             }
             if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.slot == *slot) {
-                let mut worker = Worker::new(now, id, claim, Line::opened_before(now, reunion));
+                let place = self.world.node_of(*slot);
+                let mut worker = Worker::new(now, id, claim, Line::opened_before(now, within(place)));
                 worker.generation = assigned(id);
                 worker.gone = kept.left.map(Gone::Left);
                 // The slot has a worker again, which is what was asked for; only the count goes on.
@@ -390,7 +399,9 @@ impl Fleet {
 
     /// Whether no worker of an earlier life has come by the end of the reunion.
     pub fn is_deserted(&self, now: Timestamp) -> bool {
-        !self.reunited && self.lost(now).is_some_and(|worker| self.roster.is_recalled(worker.id))
+        let expected = |worker: &Worker| Some(self.world.node_of(worker.slot())) != self.deserted;
+        let of_them = |worker: &Worker| self.roster.is_recalled(worker.id) && expected(worker);
+        !self.reunited && self.lost(now).is_some_and(of_them)
     }
 
     /// No worker can count as lost before this.

@@ -97,6 +97,14 @@ pub enum JournalError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A launcher on another machine has started a coordinator in place of this one.
+    #[error(
+        "another coordinator has taken the place of this one (number {number} of its run): it writes nothing more"
+    )]
+    Unseated {
+        /// The number of this one's claim.
+        number: u64,
+    },
     /// The journal's thread has ended.
     #[error("the journal's thread has ended")]
     Gone,

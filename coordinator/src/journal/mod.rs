@@ -8,9 +8,11 @@
 mod chronicle;
 mod durable;
 mod entry;
+mod fenced;
 mod forgetful;
 mod history;
 mod identity;
+mod inherited;
 mod reading;
 mod rows;
 mod thread;
@@ -19,8 +21,10 @@ pub use self::{
     chronicle::{Chronicle, read},
     durable::{Durable, Life, Remembered},
     entry::LedgerEntry,
+    fenced::Fenced,
     forgetful::Forgetful,
     history::{Fate, History, Membership},
     identity::{Change, Identity, JournalError},
+    inherited::inherit,
     thread::{Journal, JournalThread},
 };

@@ -24,6 +24,8 @@ pub struct RunFacts {
     pub output_dir: String,
     /// The launcher whose child this coordinator is.
     pub hosted_by: Option<String>,
+    /// The number of its claim to the coordinator's seat.
+    pub claim: Option<u64>,
 }
 
 /// What every handler needs.

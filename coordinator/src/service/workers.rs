@@ -28,6 +28,7 @@ impl Coordinator for Service {
                 first_rank: first.0,
                 world_size: self.facts.world,
                 run_id: self.facts.run_id.clone(),
+                claim: self.facts.claim.unwrap_or(0),
             })),
             other => Err(mismatch(&other)),
         }

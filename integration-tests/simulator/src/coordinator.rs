@@ -132,6 +132,7 @@ fn config(script: &Script) -> Config {
         seed: 0,
         life: 1,
         restarted: true,
+        in_place_of: None,
         past: Past::default(),
         checkpoints: Vec::new(),
         skipped: Default::default(),

@@ -66,6 +66,12 @@ pub struct CoordinatorArgs {
     /// The id of the launcher whose child this is
     #[arg(long, hide = true, value_name = "ID")]
     hosted_by: Option<String>,
+    /// The number of this coordinator's claim to its seat, where other launchers may take it
+    #[arg(long, hide = true, value_name = "N")]
+    claim: Option<u64>,
+    /// The id of the launcher whose machine is gone, and its coordinator with it
+    #[arg(long, hide = true, value_name = "ID", requires = "claim")]
+    in_place_of: Option<String>,
 }
 
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
@@ -94,6 +100,8 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         budgets: Budgets { restarts: args.max_restarts, rescales: args.max_rescales },
         restarted: args.restarted,
         hosted_by: args.hosted_by.clone(),
+        claim: args.claim,
+        in_place_of: args.in_place_of.clone(),
     };
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -209,6 +217,9 @@ fn waiting(directory: &Path, patience: Duration) -> String {
 /// user's: its launcher tries once more, for a disk may have room again.
 fn refused(error: ServeError, restarted: bool) -> Failed {
     let exit = match error {
+        // Its launcher takes that for no death: it is not started again.
+        ServeError::Journal(JournalError::Unseated { .. })
+        | ServeError::Start(StartError::Journal(JournalError::Unseated { .. })) => Exit::Rendezvous,
         ServeError::Unprotected { .. }
         | ServeError::Tokens(_)
         | ServeError::World { .. }

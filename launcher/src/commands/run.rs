@@ -1,25 +1,27 @@
 //! `cox run`: from a configuration to a trained adapter.
 
-use std::{
-    net::TcpListener,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+mod coordinating;
+
+use std::{path::Path, sync::Arc};
 
 use clap::Args;
-use coxswain_coordinator::journal::{self, Fate};
-use coxswain_identity::{Address, Door};
+use coxswain_coordinator::journal::{Fate, History};
+use coxswain_identity::{
+    Address, Whereabouts,
+    seat::{Claim, Seat},
+};
 use coxswain_proto::{
     run_spec::RunSpec,
-    v1::{Failure, JoinNodeRequest, RunSpecDocument},
+    v1::{Failure, JoinNodeRequest},
 };
+use tokio::sync::mpsc;
 
+use self::coordinating::Coordinating;
 use super::{ending, runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
     credentials::OfLaunch,
-    endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
     launch::{
         flags::LaunchFlags,
@@ -33,15 +35,15 @@ use crate::{
     plan::check::{Forecast, refuse_float16_on_cpu},
     render::{self, summary},
     supervise::{
-        child::Program,
-        console::{Console, LogWriter, Terminal},
+        console::{LogWriter, Terminal},
         console_mode::{ConsoleFlags, Mode},
         failure_file,
         group::WorkerGroup,
-        host::{self, Host, HostConfig},
+        host::{self, Host},
         machine::Ended,
         report::Report,
-        signals,
+        signals::{self, Signals},
+        standby::{self, Standby},
         supervisor::{self, Contacts},
     },
     tasks::accelerator,
@@ -123,10 +125,17 @@ fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
     Ok(Some(forecast))
 }
 
-/// A coordinator of ours.
-struct Hosted {
-    host: Host,
-    published: Published,
+/// A launcher that has its place.
+struct Met {
+    place: Place,
+    /// How it has asked for it.
+    request: JoinNodeRequest,
+    /// The coordinator, if it is ours.
+    coordinator: Option<Host>,
+    whereabouts: Whereabouts,
+    access: Access,
+    /// Its seat, if this launcher could take it.
+    seat: Option<Seat>,
 }
 
 impl Launch<'_> {
@@ -135,54 +144,97 @@ impl Launch<'_> {
         let unusable = |error| Failed::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let (lost, unseated) = mpsc::channel(1);
         let node_id = node_id();
-        let (port, mut hosted) = match rendezvous::take_role(&self.plan)? {
-            Role::Host(listener) => {
-                let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
-                self.refuse_without_tls(&listener)?;
-                (port, Some(self.start_coordinator(listener, port, &node_id)?))
-            }
-            Role::Guest => (self.plan.endpoint.port, None),
-        };
-        let access = Access::new(&self.coordinator(port).to_string(), &self.credentials.credentials)?;
-        let request = rendezvous::request(&self.plan, &self.machine.host, node_id);
-        let joined = rendezvous::join(&access, &self.plan, &request);
-        let place = tokio::select! {
-            place = joined => place?,
-            signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),
-            how = ended(&mut hosted) => return Err(coordinator_ended_early(how, log_dir)),
-        };
-        self.announce(&place, &access, hosted.is_some());
-        let hosting = hosted.is_some();
-        // From now on this place and no other.
-        let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
-        let group = self.group(place, port, request);
-        let (coordinator, _published) = hosted.map(|Hosted { host, published }| (host, published)).unzip();
-        let about = [self.spec.run.name.as_str(), &self.spec.run.output_dir];
-        let hook = || {
-            let env = process_env("COX_NOTIFY");
-            Notifier::start(self.notify, env, access.clone(), about, &self.terminal)
-        };
+        let coordinating = Coordinating::new(self, node_id.clone(), lost);
+        let Met { place, request, coordinator, whereabouts, access, seat } =
+            self.meet(&coordinating, &node_id, &mut signals).await?;
+        self.announce(&place, &access, coordinator.is_some());
+        let take_over = |last: &Claim| coordinating.take_over(last);
+        let number = place.claim;
+        let standby = seat.map(|seat| Standby { seat, number, launcher: node_id, take_over: &take_over });
+        let group = self.group(place, whereabouts, request);
         // One word for a run: that of the launcher with its coordinator.
-        let notifier = hosting.then(hook).flatten();
-        let contacts = Contacts { access, coordinator, signals, terminal: Arc::clone(&self.terminal) };
+        let notifier = coordinator.is_some().then(|| self.notifier(&access)).flatten();
+        let terminal = Arc::clone(&self.terminal);
+        let contacts = Contacts { access: access.clone(), coordinator, standby, unseated, signals, terminal };
         let mut report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
-        if hosting && report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
-            report.first_cause = self.recorded_end().or(report.first_cause);
+        if !coordinating.is_here() {
+            return self.conclude(&report, None).await;
         }
-        if let Some(notifier) = notifier {
+        let history = coordinating.history();
+        if report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
+            report.first_cause = history.as_ref().and_then(recorded_end).or(report.first_cause);
+        }
+        let stopped = history.is_some_and(|history| history.fate == Fate::Stopped);
+        // A launcher that has taken the coordinator over speaks of the end alone.
+        if let Some(notifier) = notifier.or_else(|| self.notifier(&access)) {
             let exit = report.exit();
             let (state, text) = match exit {
-                Exit::Done if self.is_stopped() => ("stopped", report.success_text(true)),
+                Exit::Done if stopped => ("stopped", report.success_text(true)),
                 Exit::Done => ("finished", report.success_text(false)),
                 Exit::Signal(_) => ("interrupted", report.failure_text(&self.spec.run.name)),
                 _ => ("failed", report.failure_text(&self.spec.run.name)),
             };
             notifier.end(state, exit.code(), &text).await;
         }
-        self.conclude(&report, hosting).await
+        self.conclude(&report, Some(report.success_text(stopped))).await
+    }
+
+    /// Starts the coordinator, or finds it, and is given a place.
+    async fn meet(
+        &self,
+        coordinating: &Coordinating<'_>,
+        node_id: &str,
+        signals: &mut Signals,
+    ) -> Result<Met, Failed> {
+        let seat = Seat::of_run(Path::new(&self.spec.run.output_dir));
+        let alone = self.plan.nnodes.max == 1;
+        let living = if alone { None } else { standby::living(&seat).await };
+        let role = match &living {
+            // The run goes on without the machine that is called the coordinator's.
+            Some(_) => Role::Guest,
+            None => rendezvous::take_role(&self.plan)?,
+        };
+        let (port, mut coordinator) = match role {
+            Role::Host(listener) => {
+                let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+                (port, Some(coordinating.begin(listener, port)?))
+            }
+            Role::Guest => (self.plan.endpoint.port, None),
+        };
+        let first = living.map_or_else(|| self.coordinator(port), |claim| Address::parse(&claim.address));
+        let newest = seat.newest().filter(|_| coordinator.is_none() && !alone);
+        let whereabouts = match newest {
+            None => Whereabouts::fixed(first),
+            Some(claim) => Whereabouts::until_moved(first, seat.clone(), claim.number),
+        };
+        let credentials = &self.credentials.credentials;
+        let access = Access::to(&whereabouts, credentials)?;
+        let request = rendezvous::request(&self.plan, &self.machine.host, node_id.to_owned());
+        let joined = rendezvous::join(&access, &self.plan, &request);
+        let place = tokio::select! {
+            place = joined => place?,
+            signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),
+            how = ended(&mut coordinator) => {
+                return Err(coordinator_ended_early(how, &self.plan.output.log_dir));
+            }
+        };
+        // From now on this place and no other.
+        let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
+        if coordinator.is_some() || seat.newest_from(place.claim).is_none() {
+            return Ok(Met { place, request, coordinator, whereabouts, access, seat: None });
+        }
+        let whereabouts = Whereabouts::until_moved(whereabouts.now(), seat.clone(), place.claim);
+        let access = Access::to(&whereabouts, credentials)?;
+        Ok(Met { place, request, coordinator, whereabouts, access, seat: Some(seat) })
+    }
+
+    fn notifier(&self, access: &Access) -> Option<Notifier> {
+        let about = [self.spec.run.name.as_str(), &self.spec.run.output_dir];
+        Notifier::start(self.notify, process_env("COX_NOTIFY"), access.clone(), about, &self.terminal)
     }
 
     /// Where the coordinator is called.
@@ -190,63 +242,12 @@ impl Launch<'_> {
         Address::parse(&format!("{}:{port}", self.plan.endpoint.host)).plaintext(self.plan.plaintext)
     }
 
-    /// What the coordinator would refuse, before it is started.
-    fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
-        let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
-        let door = Door::new(&self.credentials.credentials, self.plan.plaintext)?;
-        door.check(address).map_err(|problem| {
-            Failed::usage(format!("{}: it can be reached from other machines: {problem}", self.plan.endpoint))
-        })
-    }
-
-    fn start_coordinator(&self, listener: TcpListener, port: u16, node_id: &str) -> Result<Hosted, Failed> {
-        let log_dir = &self.plan.output.log_dir;
-        let output_dir = Path::new(&self.spec.run.output_dir);
-        let published = Published::write(output_dir, &self.coordinator(port).to_string())?;
-        failure_file::remove(output_dir);
-        let spec = self.keep_spec()?;
-        let (args, env) = (self.coordinator_args(&spec, node_id), self.credentials.variables());
-        let program = Program { path: this_program()?, args, env };
-        let console = Arc::clone(&self.terminal) as Arc<dyn Console>;
-        let host = Host::start(HostConfig { program, listener, log_dir: log_dir.clone(), console })
-            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
-        Ok(Hosted { host, published })
-    }
-
-    /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file
-    /// may be edited meanwhile.
-    fn keep_spec(&self) -> Result<PathBuf, Failed> {
-        let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
-        let document = RunSpecDocument::from(&self.spec);
-        std::fs::write(&path, document.json)
-            .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
-        Ok(path)
-    }
-
-    fn coordinator_args(&self, spec: &Path, node_id: &str) -> Vec<String> {
-        let plan = &self.plan;
-        let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
-        args.extend(self.log.as_args());
-        args.extend([
-            "--listen-stdin".to_owned(),
-            format!("--nnodes={}", plan.nnodes),
-            format!("--nproc-per-node={}", plan.nproc_per_node),
-            format!("--max-restarts={}", plan.budgets.restarts),
-            format!("--join-timeout={}", plan.join_timeout.as_secs_f64()),
-            format!("--last-call={}", plan.last_call.as_secs_f64()),
-            format!("--hosted-by={node_id}"),
-        ]);
-        args.extend(plan.plaintext.then(|| "--plaintext".to_owned()));
-        args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
-        args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
-        args
-    }
-
     fn logs(&self) -> String {
         self.plan.output.log_dir.display().to_string()
     }
 
-    fn group(&self, place: Place, port: u16, join: JoinNodeRequest) -> WorkerGroup {
+    fn group(&self, place: Place, whereabouts: Whereabouts, join: JoinNodeRequest) -> WorkerGroup {
+        let port = whereabouts.first().port().unwrap_or(self.plan.endpoint.port);
         let threads = worker_env::threads(
             &process_env,
             self.spec.launch.threads_per_worker,
@@ -257,7 +258,7 @@ impl Launch<'_> {
             place,
             master_addr: self.plan.endpoint.host.clone(),
             master_port: port,
-            coordinator: self.coordinator(port),
+            coordinator: whereabouts,
             credentials: self.credentials.variables(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
             device: self.plan.device,
@@ -296,30 +297,14 @@ impl Launch<'_> {
         ));
     }
 
-    /// What has become of the run, as our coordinator wrote it down: what it said last may not have been
-    /// heard.
-    fn history(&self) -> Option<journal::History> {
-        let journal = Path::new(&self.spec.run.output_dir).join("coordinator");
-        Some(journal::read(&journal).ok()?.history)
-    }
-
-    /// Whether people have asked for its end.
-    fn is_stopped(&self) -> bool {
-        self.history().is_some_and(|history| history.fate == Fate::Stopped)
-    }
-
-    /// The failure that ended the run.
-    fn recorded_end(&self) -> Option<Failure> {
-        self.history()?.failures.last().filter(|failure| failure.fatal).map(Failure::from)
-    }
-
-    async fn conclude(&self, report: &Report, hosting: bool) -> Outcome {
+    /// Says how it ended. `success` is what the launcher with the coordinator says if all went well.
+    async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
+        let hosting = success.is_some();
         match report.exit() {
             Exit::Done => {
-                if hosting {
+                if let Some(told) = success {
                     let summary =
                         summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
-                    let told = report.success_text(self.is_stopped());
                     let page = ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
                     let page = page
                         .map_or_else(String::new, |page| format!("\n  {:<26}{}", "report", page.display()));
@@ -356,10 +341,15 @@ fn coordinator_ended_early(how: Ended, log_dir: &Path) -> Failed {
     }
 }
 
+/// The failure that ended the run.
+fn recorded_end(history: &History) -> Option<Failure> {
+    history.failures.last().filter(|failure| failure.fatal).map(Failure::from)
+}
+
 /// Waits for the end of a coordinator of ours; for ever if there is none.
-async fn ended(hosted: &mut Option<Hosted>) -> Ended {
-    match hosted {
-        Some(hosted) => hosted.host.ended().await,
+async fn ended(coordinator: &mut Option<Host>) -> Ended {
+    match coordinator {
+        Some(host) => host.ended().await,
         None => std::future::pending().await,
     }
 }

@@ -8,6 +8,7 @@ mod solo;
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use coxswain_identity::{Address, Whereabouts, seat::Seat};
 use coxswain_proto::{
     ids::{Bytes, Rank},
     run_spec::{DeviceChoice, RunSpec},
@@ -26,6 +27,7 @@ use crate::{
     launch::{
         inputs::{Env, Given, process_env},
         machine::LocalMachine,
+        worker_env::SEAT,
     },
     tasks::{accelerator, tasks},
 };
@@ -73,6 +75,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         host: LocalMachine::this().host,
         data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
+        endpoint: slot.whereabouts(),
         ..SessionOptions::new(&slot.coordinator)
     };
     let local_rank = usize::try_from(slot.local_rank).unwrap_or(0);
@@ -109,6 +112,8 @@ fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
 #[derive(Debug, PartialEq, Eq)]
 struct Slot {
     coordinator: String,
+    /// Where its successors are announced, and the number that it has itself.
+    seat: Option<(PathBuf, u64)>,
     rank: u32,
     local_rank: u32,
     node_rank: u32,
@@ -144,8 +149,10 @@ impl Slot {
             first => port(u64::from(first), local_rank, "COX_DATA_PORT")?,
         };
         let advertise = env("COX_ADVERTISE").map(|text| advertised(&text, local_rank)).transpose()?;
+        let seat = env(SEAT).map(|text| announced(&text)).transpose()?;
         Ok(Self {
             coordinator,
+            seat,
             rank,
             local_rank,
             node_rank: number("GROUP_RANK", 0)?,
@@ -155,6 +162,23 @@ impl Slot {
             advertise,
         })
     }
+}
+
+impl Slot {
+    /// Where this worker calls the coordinator.
+    fn whereabouts(&self) -> Whereabouts {
+        let address = Address::parse(&self.coordinator);
+        match &self.seat {
+            None => Whereabouts::fixed(address),
+            Some((dir, number)) => Whereabouts::until_moved(address, Seat::at(dir.clone()), *number),
+        }
+    }
+}
+
+/// The number of a coordinator and the directory of its successors, from `NUMBER:DIR`.
+fn announced(text: &str) -> Result<(PathBuf, u64), Failed> {
+    let parts = text.split_once(':').and_then(|(number, dir)| Some((dir.into(), number.parse().ok()?)));
+    parts.ok_or_else(|| Failed::usage(format!("{SEAT} {text}: expected NUMBER:DIR, as launchers set it")))
 }
 
 /// The port of a worker, by its number on its machine.
@@ -195,6 +219,7 @@ mod tests {
         ];
         let expected = Slot {
             coordinator: "n3:29400".into(),
+            seat: None,
             rank: 3,
             local_rank: 1,
             node_rank: 1,
@@ -230,6 +255,8 @@ mod tests {
         assert!(slot(&[]).unwrap_err().starts_with("no coordinator"));
         let beyond = slot(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
         assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
+        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_COORDINATOR_SEAT", "here")]).unwrap_err();
+        assert!(text.starts_with("COX_COORDINATOR_SEAT here: expected NUMBER:DIR"), "{text}");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
         assert_eq!(text, "WORLD_SIZE two: expected a whole number");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();

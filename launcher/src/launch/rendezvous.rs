@@ -76,6 +76,17 @@ pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
     }
 }
 
+/// Listens for a run whose coordinator was on another machine: at the same port where that is free, which
+/// firewalls may know.
+pub fn listen_instead(plan: &Plan) -> io::Result<TcpListener> {
+    let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    let here = [IpAddr::from(Ipv4Addr::LOCALHOST)];
+    let interfaces = if stays_here(plan) { &here[..] } else { &everywhere };
+    let of_port = |port| interfaces.iter().map(move |ip| SocketAddr::new(*ip, port));
+    let addresses: Vec<_> = [plan.endpoint.port, 0].into_iter().flat_map(of_port).collect();
+    TcpListener::bind(&addresses[..])
+}
+
 /// A launcher that was killed leaves its coordinator alive for a moment: its successor waits that long for
 /// the port.
 fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
@@ -203,6 +214,7 @@ fn place(plan: &Plan, answer: coxswain_proto::v1::JoinNodeResponse) -> Place {
         first_local_rank: plan.share.map_or(0, |share| share.local_rank),
         local_world_size: plan.share.map_or(plan.nproc_per_node, |share| share.of),
         run_id: answer.run_id,
+        claim: answer.claim,
     }
 }
 

@@ -1,9 +1,12 @@
 //! The environment a worker starts with: `torchrun`'s names for its place, ours for the coordinator.
 
-use coxswain_identity::Address;
+use coxswain_identity::Whereabouts;
 use coxswain_proto::run_spec::DeviceChoice;
 
 use super::inputs::Env;
+
+/// Tells workers where newer coordinators than theirs are announced: `NUMBER:DIR`.
+pub const SEAT: &str = "COX_COORDINATOR_SEAT";
 
 /// A launcher's place in the world, as the coordinator gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +27,8 @@ pub struct Place {
     pub local_world_size: u32,
     /// The run's id.
     pub run_id: String,
+    /// The number of the coordinator's claim to its seat; 0 where nobody else may take it.
+    pub claim: u64,
 }
 
 /// What workers of one launcher have in common.
@@ -36,7 +41,7 @@ pub struct Common {
     /// Port of the coordinator.
     pub master_port: u16,
     /// Where workers call the coordinator.
-    pub coordinator: Address,
+    pub coordinator: Whereabouts,
     /// What they find tokens by, beside what they inherit.
     pub credentials: Vec<(&'static str, String)>,
     /// Address under which other machines reach this machine's workers.
@@ -75,10 +80,13 @@ impl Common {
             ("OMP_NUM_THREADS", self.threads.to_string()),
             ("RAYON_NUM_THREADS", self.threads.to_string()),
             ("MIMALLOC_PURGE_DELAY", self.purge_delay.clone()),
-            ("COX_COORDINATOR", self.coordinator.to_string()),
+            ("COX_COORDINATOR", self.coordinator.first().to_string()),
             ("COX_LOCAL_ADDR", self.local_addr.clone()),
             ("COX_DEVICE", self.device.to_string()),
         ];
+        let seat = self.coordinator.seat();
+        variables
+            .extend(seat.map(|(seat, number)| (SEAT, format!("{number}:{}", seat.directory().display()))));
         variables.extend(self.credentials.iter().cloned());
         variables
     }
@@ -104,6 +112,8 @@ pub fn purge_delay(env: Env<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_identity::{Address, seat::Seat};
+
     use super::*;
 
     #[test]
@@ -117,12 +127,17 @@ mod tests {
             first_local_rank: 0,
             local_world_size: 4,
             run_id: "r".into(),
+            claim: 3,
         };
         let common = Common {
             place,
             master_addr: "n3".into(),
             master_port: 29400,
-            coordinator: Address::parse("http://n3:29400"),
+            coordinator: Whereabouts::until_moved(
+                Address::parse("http://n3:29400"),
+                Seat::of_run("/runs/a".as_ref()),
+                3,
+            ),
             credentials: vec![("COX_TOKEN_FILE", "/runs/a/logs/token".into())],
             local_addr: "10.0.0.4".into(),
             device: DeviceChoice::Cuda,
@@ -148,6 +163,7 @@ mod tests {
             ("OMP_NUM_THREADS", "2"),
             ("MIMALLOC_PURGE_DELAY", "-1"),
             ("COX_COORDINATOR", "http://n3:29400"),
+            ("COX_COORDINATOR_SEAT", "3:/runs/a/coordinator/seat"),
             ("COX_TOKEN_FILE", "/runs/a/logs/token"),
         ] {
             assert_eq!(get(name), Some(value), "{name}");

@@ -254,6 +254,11 @@ impl Machine {
         self.run_over || self.coordinator_lost || self.killed
     }
 
+    /// Whether the run is to go on here, as far as is known.
+    pub fn goes_on(&self) -> bool {
+        !self.ending() && !self.finished() && self.interrupted.is_none()
+    }
+
     /// When [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadline.filter(|_| !self.finished())

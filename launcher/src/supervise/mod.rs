@@ -5,6 +5,7 @@
 //!                                                                group: how a worker is started
 //!                                                                process: one process and its output
 //!                                                                host: the coordinator, kept alive
+//!                                                                standby: when to take it over
 //! ```
 //!
 //! No orphan survives: each child is killed by the kernel when its launcher dies, however it dies (`child`).
@@ -24,6 +25,7 @@ pub mod pump;
 pub mod report;
 mod signal_policy;
 pub mod signals;
+pub mod standby;
 pub mod supervisor;
 mod tail;
 pub mod watcher;

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use coxswain_identity::seat::Claim;
 use coxswain_proto::v1::{RunPhase, WatchEvent, watch_event::Kind};
 use tokio::sync::mpsc;
 
@@ -21,6 +22,7 @@ use super::{
     report::{FailedWorker, Report},
     signal_policy::{self, Granted, ShutdownRequest},
     signals::{self, Signals},
+    standby::{self, Standby},
     watcher,
 };
 use crate::{clock, control::Access, exit::Exit};
@@ -34,11 +36,15 @@ const HOSTS_ONLY: Duration = Duration::from_secs(1);
 const FAREWELL: Duration = coxswain_proto::limits::FAREWELL_TIMEOUT.saturating_add(Duration::from_secs(5));
 
 /// What the launcher is in touch with while its workers run.
-pub struct Contacts {
+pub struct Contacts<'a> {
     /// The coordinator.
     pub access: Access,
     /// Its process, if it is ours.
     pub coordinator: Option<Host>,
+    /// How it would become ours, if it can.
+    pub standby: Option<Standby<'a>>,
+    /// Says that another launcher has taken the seat of our coordinator.
+    pub unseated: mpsc::Receiver<()>,
     /// Signals to the launcher.
     pub signals: Signals,
     /// The user.
@@ -49,6 +55,8 @@ pub struct Contacts {
 enum News {
     Worker(u32, Ended),
     Coordinator(Ended),
+    Vacant(Claim),
+    Unseated,
     Ordered(Order),
     Signal(i32),
     Watched(Box<WatchEvent>),
@@ -59,7 +67,7 @@ enum News {
 /// Everything in motion.
 struct Supervisor<'a> {
     group: &'a WorkerGroup,
-    contacts: Contacts,
+    contacts: Contacts<'a>,
     machine: Machine,
     workers: BTreeMap<u32, Started>,
     ended: mpsc::Sender<(u32, Ended)>,
@@ -67,6 +75,7 @@ struct Supervisor<'a> {
     exits: Exits,
     events: mpsc::Receiver<WatchEvent>,
     orders: mpsc::Receiver<Order>,
+    vacancies: mpsc::Receiver<Claim>,
     refusals: (mpsc::Sender<String>, mpsc::Receiver<String>),
     report: Report,
     /// When a coordinator that does not end is ended.
@@ -77,13 +86,15 @@ struct Supervisor<'a> {
 }
 
 /// Starts the workers and returns when they, and a coordinator of ours, have ended.
-pub async fn run(group: &WorkerGroup, contacts: Contacts) -> io::Result<Report> {
+pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Report> {
     let begin = clock::now();
     let place = &group.common.place;
     let (watched, events) = mpsc::channel(NEWS);
     let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
     let (ordered, orders) = mpsc::channel(NEWS);
     let _orders = orders::follow(contacts.access.clone(), group.join.clone(), place.first_rank, ordered);
+    let (vacant, vacancies) = mpsc::channel(1);
+    let _looking = contacts.standby.as_ref().map(|standby| standby::look(standby, vacant));
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
     for local in 0..place.nproc {
@@ -99,6 +110,7 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts) -> io::Result<Report> 
         ends,
         events,
         orders,
+        vacancies,
         refusals: mpsc::channel(4),
         report: Report::default(),
         farewell: None,
@@ -141,6 +153,8 @@ impl Supervisor<'_> {
         tokio::select! {
             Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
             how = coordinator => News::Coordinator(how),
+            Some(claim) = self.vacancies.recv() => News::Vacant(claim),
+            Some(()) = self.contacts.unseated.recv() => News::Unseated,
             Some(order) = self.orders.recv() => News::Ordered(order),
             signal = self.contacts.signals.next() => News::Signal(signal),
             Some(event) = self.events.recv() => News::Watched(Box::new(event)),
@@ -153,6 +167,11 @@ impl Supervisor<'_> {
         let event = match news {
             News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
             News::Coordinator(how) => Some(self.coordinator_ended(how)),
+            News::Vacant(claim) => {
+                self.take_over(&claim);
+                None
+            }
+            News::Unseated => Some(self.unseated()),
             News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
@@ -187,6 +206,40 @@ impl Supervisor<'_> {
             }
             Some(_) => {}
         }
+    }
+
+    /// The machine of the coordinator is gone: another one is started here.
+    fn take_over(&mut self, claim: &Claim) {
+        let Some(standby) = self.contacts.standby.as_ref().filter(|_| self.machine.goes_on()) else { return };
+        let told = match (standby.take_over)(claim) {
+            Ok(None) => return,
+            Ok(Some(host)) => {
+                self.contacts.coordinator = Some(host);
+                format!(
+                    "the coordinator's machine is gone (it was at {}): the run goes on with one here",
+                    claim.address
+                )
+            }
+            Err(why) => {
+                let why = why.message.unwrap_or_default();
+                format!("the coordinator's machine is gone, and its place cannot be taken here: {why}")
+            }
+        };
+        self.contacts.terminal.line(&told);
+    }
+
+    /// Our coordinator is one too many.
+    fn unseated(&mut self) -> Event {
+        if let Some(host) = &mut self.contacts.coordinator {
+            host.dismiss();
+        }
+        if !std::mem::replace(&mut self.report.displaced, true) {
+            self.contacts.terminal.line(
+                "another launcher has started a coordinator in place of ours, which showed no sign of life: this one and its \
+                 workers end",
+            );
+        }
+        Event::CoordinatorLost
     }
 
     fn coordinator_ended(&mut self, how: Ended) -> Event {

@@ -2,6 +2,8 @@
 
 use std::{fmt, net::IpAddr};
 
+use crate::seat::Seat;
+
 /// Whether TLS is spoken at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encryption {
@@ -42,6 +44,11 @@ impl Address {
         &self.host_port
     }
 
+    /// The port, if it is one.
+    pub fn port(&self) -> Option<u16> {
+        self.host_port.rsplit_once(':')?.1.parse().ok()
+    }
+
     /// The host, an IPv6 address without its brackets.
     pub fn host(&self) -> &str {
         let host = self.host_port.rsplit_once(':').map_or(&*self.host_port, |(host, _)| host);
@@ -55,6 +62,52 @@ impl Address {
             Encryption::Never => false,
             Encryption::Elsewhere => !is_here(ip),
         }
+    }
+}
+
+/// Where the coordinator of a run is called now: at an address, until a newer claim to its seat names another.
+#[derive(Clone, Debug)]
+pub struct Whereabouts {
+    first: Address,
+    /// And the number of the claim that `first` belongs to.
+    seat: Option<(Seat, u64)>,
+}
+
+impl Whereabouts {
+    /// Here, as long as the run lasts.
+    pub fn fixed(address: Address) -> Self {
+        Self { first: address, seat: None }
+    }
+
+    /// Here, unless the seat is claimed with a number above `number`.
+    pub fn until_moved(address: Address, seat: Seat, number: u64) -> Self {
+        Self { first: address, seat: Some((seat, number)) }
+    }
+
+    /// Where it was called at first.
+    pub fn first(&self) -> &Address {
+        &self.first
+    }
+
+    /// Where its successors are announced, and its own number; nothing if there are none.
+    pub fn seat(&self) -> Option<(&Seat, u64)> {
+        self.seat.as_ref().map(|(seat, number)| (seat, *number))
+    }
+
+    /// Where it is called now. Reads a directory if it can move.
+    pub fn now(&self) -> Address {
+        let newest = self
+            .seat
+            .as_ref()
+            .and_then(|(seat, number)| seat.newest_from(*number).filter(|claim| claim.number > *number));
+        newest.map_or_else(|| self.first.clone(), |claim| Address::parse(&claim.address))
+    }
+}
+
+impl fmt::Display for Whereabouts {
+    /// Where it is called now.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.now().fmt(f)
     }
 }
 
@@ -88,6 +141,19 @@ mod tests {
         assert!(elsewhere.iter().all(|ip| encrypts("node0:29400", ip)));
         assert!(here.iter().chain(&elsewhere).all(|ip| encrypts("https://node0:29400/", ip)));
         assert!(!here.iter().chain(&elsewhere).any(|ip| encrypts("http://node0:29400", ip)));
+    }
+
+    #[test]
+    fn a_coordinator_is_called_where_the_newest_claim_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let seat = Seat::of_run(dir.path());
+        let here = Address::parse("node0:1");
+        let number = seat.take("node0:1", "a").unwrap().number;
+        let whereabouts = Whereabouts::until_moved(here.clone(), seat.clone(), number);
+        assert_eq!(whereabouts.now(), here);
+        seat.take("http://node1:2", "b").unwrap();
+        assert_eq!(whereabouts.now().to_string(), "http://node1:2");
+        assert_eq!(Whereabouts::fixed(here.clone()).now(), here);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, error::DialError, tls};
+use crate::{CertificateFiles, IdentityError, Scope, Stream, Tokens, Whereabouts, error::DialError, tls};
 
 /// What a process shows of itself, and by what it knows others.
 #[derive(Clone, Debug, Default)]
@@ -65,18 +65,19 @@ impl Interceptor for ShowToken {
 }
 
 /// A channel to a coordinator that connects when it is first used, and again whenever the connection is gone.
-/// `endpoint` says how, [`Address`] where and whether through TLS. Certificates are read here.
+/// `endpoint` says how; where, and whether through TLS, [`Whereabouts`] is asked for each connection.
+/// Certificates are read here.
 pub fn channel(
     endpoint: &Endpoint,
-    address: &Address,
+    whereabouts: &Whereabouts,
     credentials: &Credentials,
 ) -> Result<Channel, IdentityError> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     let tls = Arc::new(tls::Client::new(&credentials.certificates)?);
-    let (address, tokens) = (address.clone(), credentials.tokens.clone());
-    Ok(endpoint.connect_with_connector_lazy(Dialer { tcp, address, tokens, tls }))
+    let (whereabouts, tokens) = (whereabouts.clone(), credentials.tokens.clone());
+    Ok(endpoint.connect_with_connector_lazy(Dialer { tcp, whereabouts, tokens, tls }))
 }
 
 /// Why a call could not be made that will not do better a moment later: who is at the other end, or we
@@ -95,7 +96,7 @@ pub fn refusal(status: &Status) -> Option<String> {
 /// Makes a channel's connections.
 struct Dialer {
     tcp: HttpConnector,
-    address: Address,
+    whereabouts: Whereabouts,
     tokens: Option<Tokens>,
     tls: Arc<tls::Client>,
 }
@@ -109,10 +110,16 @@ impl Service<Uri> for Dialer {
         self.tcp.poll_ready(context).map_err(|error| DialError::Network(error.into()))
     }
 
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.tcp.call(uri);
-        let (address, tokens, tls) = (self.address.clone(), self.tokens.clone(), self.tls.clone());
+    /// The URI is that of the first connection; a coordinator may have moved since.
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let (mut tcp, whereabouts) = (self.tcp.clone(), self.whereabouts.clone());
+        let (tokens, tls) = (self.tokens.clone(), self.tls.clone());
         Box::pin(async move {
+            // The directory may be a server's, which takes its time.
+            let asked = tokio::task::spawn_blocking(move || whereabouts.now()).await;
+            let address = asked.map_err(|error| DialError::Network(error.into()))?;
+            let uri = format!("http://{}", address.host_port()).parse::<Uri>();
+            let connecting = tcp.call(uri.map_err(|error| DialError::Network(error.into()))?);
             let tcp = connecting.await.map_err(|error| DialError::Network(error.into()))?.into_inner();
             let stream = match address.encrypts(tcp.peer_addr()?.ip()) {
                 true => tls.connect(tcp, &address, tokens.as_ref()).await?,

@@ -7,6 +7,7 @@
 //! address   HOST:PORT, and whether TLS is spoken there
 //! dial      a caller's connections: TLS wherever they leave the machine      ┐ one trust:
 //! door      a coordinator's: TLS for those who come from elsewhere           ┘ the token, or certificates
+//! seat      which coordinator of a run is the newest, where all machines see it
 //! tls       rustls; a key and a certificate that follow from a token
 //! ```
 //!
@@ -28,6 +29,7 @@ mod door;
 mod error;
 mod file;
 mod scope;
+pub mod seat;
 mod stream;
 #[cfg(feature = "tls")]
 mod tls;
@@ -38,7 +40,7 @@ mod token;
 mod tokens;
 
 pub use self::{
-    address::{Address, Encryption},
+    address::{Address, Encryption, Whereabouts},
     certificates::CertificateFiles,
     dial::{Credentials, ShowToken, channel, refusal},
     door::{Caller, Door},

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use coxswain_identity::{Address, Credentials};
+use coxswain_identity::{Address, Credentials, Whereabouts};
 use coxswain_proto::{
     ids::{Bytes, Rank},
     limits,
@@ -14,7 +14,7 @@ use crate::trainer::FailureKind;
 #[derive(Clone)]
 pub struct SessionOptions {
     /// Where the coordinator is.
-    pub endpoint: Address,
+    pub endpoint: Whereabouts,
     /// What this worker shows of itself, and by what it knows the coordinator.
     pub credentials: Credentials,
     /// `--rdzv-id`; empty accepts the coordinator's run.
@@ -41,7 +41,7 @@ impl SessionOptions {
     /// A worker of a world of one on this machine; fill in the rest.
     pub fn new(endpoint: &str) -> Self {
         Self {
-            endpoint: Address::parse(endpoint),
+            endpoint: Whereabouts::fixed(Address::parse(endpoint)),
             credentials: Credentials::default(),
             run_id: String::new(),
             rank: Rank(0),

@@ -24,7 +24,7 @@ use crate::core::{
 /// Takes over nodes, slots and the phase of an earlier life.
 pub(super) fn recall(run: &mut Run, past: &Past) {
     let (now, patience) = (run.now, run.config.patience);
-    run.fleet.recall(now, past);
+    run.fleet.recall(now, past, run.config.in_place_of.as_deref());
     match (&past.end, run.progress.plan) {
         (Some(end), _) => {
             run.voice.reason = Reason::of_end(end);

@@ -98,6 +98,7 @@ pub(crate) fn config(world: u32) -> Config {
         seed: 7,
         life: 1,
         restarted: false,
+        in_place_of: None,
         past: Past::default(),
         checkpoints: Vec::new(),
         skipped: BTreeMap::new(),

@@ -1,0 +1,171 @@
+//! The coordinator as this launcher's child: of its own launch, or in place of one whose machine is gone.
+
+use std::{
+    cell::RefCell,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coxswain_coordinator::journal::{self, History};
+use coxswain_identity::{
+    Address, Door,
+    seat::{Claim, Held, Seat},
+};
+use coxswain_proto::v1::RunSpecDocument;
+use tokio::sync::mpsc;
+
+use super::Launch;
+use crate::{
+    endpoint::{self, Published},
+    exit::{Exit, Failed, Outcome},
+    launch::rendezvous,
+    supervise::{
+        child::Program,
+        console::Console,
+        failure_file,
+        host::{Host, HostConfig},
+    },
+};
+
+/// What this launcher has to do with its run's coordinator.
+pub(super) struct Coordinating<'a> {
+    launch: &'a Launch<'a>,
+    node_id: String,
+    signs: RefCell<Option<Signs>>,
+    /// Hears when another launcher takes the seat.
+    unseated: mpsc::Sender<()>,
+}
+
+/// What says to others that the coordinator is here, until the launch is over.
+struct Signs {
+    _published: Published,
+    _held: Option<Held>,
+}
+
+impl<'a> Coordinating<'a> {
+    /// Of the launcher with this id.
+    pub fn new(launch: &'a Launch<'a>, node_id: String, unseated: mpsc::Sender<()>) -> Self {
+        Self { launch, node_id, signs: RefCell::new(None), unseated }
+    }
+
+    /// Whether the coordinator is, or was, this launcher's.
+    pub fn is_here(&self) -> bool {
+        self.signs.borrow().is_some()
+    }
+
+    /// Starts the coordinator of this launch.
+    pub fn begin(&self, listener: TcpListener, port: u16) -> Result<Host, Failed> {
+        self.refuse_without_tls(&listener)?;
+        let address = self.launch.coordinator(port);
+        let published = Published::write(self.output_dir(), &address.to_string())?;
+        failure_file::remove(self.output_dir());
+        // Nobody else could take the place of a launcher that is alone.
+        let seat = (self.launch.plan.nnodes.max > 1).then(|| self.seat());
+        let claim = seat.map(|seat| seat.take(&address.to_string(), &self.node_id)).transpose();
+        let claim = claim.map_err(|error| self.unannounced(&error))?;
+        self.start(listener, published, claim.as_ref(), Vec::new())
+    }
+
+    /// Starts a coordinator in place of the one with the claim `last`, whose machine is gone. Nothing if
+    /// another launcher was faster.
+    pub fn take_over(&self, last: &Claim) -> Result<Option<Host>, Failed> {
+        let launch = self.launch;
+        let listener = rendezvous::listen_instead(&launch.plan)
+            .map_err(|error| Failed::new(Exit::Rendezvous, format!("cannot listen: {error}")))?;
+        self.refuse_without_tls(&listener)?;
+        let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+        let host = rendezvous::local_addr(&launch.plan, &launch.machine, port);
+        let address = Address::parse(&format!("{host}:{port}")).plaintext(launch.plan.plaintext).to_string();
+        let claimed = self.seat().succeed(last.number, &address, &self.node_id);
+        let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
+        let published = Published::instead(self.output_dir(), &address)?;
+        let flags = vec!["--restarted".to_owned(), format!("--in-place-of={}", last.launcher)];
+        self.start(listener, published, Some(&claim), flags).map(Some)
+    }
+
+    /// What has become of the run, as our coordinator wrote it down: what it said last may not have been
+    /// heard.
+    pub fn history(&self) -> Option<History> {
+        Some(journal::read(&self.output_dir().join("coordinator")).ok()?.history)
+    }
+
+    fn start(
+        &self,
+        listener: TcpListener,
+        published: Published,
+        claim: Option<&Claim>,
+        mut flags: Vec<String>,
+    ) -> Result<Host, Failed> {
+        let launch = self.launch;
+        flags.extend(claim.map(|claim| format!("--claim={}", claim.number)));
+        let args = [self.arguments()?, flags].concat();
+        let program = Program { path: super::this_program()?, args, env: launch.credentials.variables() };
+        let console = Arc::clone(&launch.terminal) as Arc<dyn Console>;
+        let log_dir = launch.plan.output.log_dir.clone();
+        let host = Host::start(HostConfig { program, listener, log_dir, console })
+            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
+        let hold = |claim: &Claim| {
+            let unseated = self.unseated.clone();
+            // A launcher that no longer listens is ending.
+            self.seat().hold(claim.number, move || drop(unseated.blocking_send(())))
+        };
+        let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
+        *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held });
+        Ok(host)
+    }
+
+    /// What the coordinator would refuse, before it is started.
+    fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
+        let (launch, plan) = (self.launch, &self.launch.plan);
+        let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let door = Door::new(&launch.credentials.credentials, plan.plaintext)?;
+        door.check(address).map_err(|problem| {
+            Failed::usage(format!("{}: it can be reached from other machines: {problem}", plan.endpoint))
+        })
+    }
+
+    fn arguments(&self) -> Result<Vec<String>, Failed> {
+        let (spec, plan) = (self.keep_spec()?, &self.launch.plan);
+        let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
+        args.extend(self.launch.log.as_args());
+        args.extend([
+            "--listen-stdin".to_owned(),
+            format!("--nnodes={}", plan.nnodes),
+            format!("--nproc-per-node={}", plan.nproc_per_node),
+            format!("--max-restarts={}", plan.budgets.restarts),
+            format!("--join-timeout={}", plan.join_timeout.as_secs_f64()),
+            format!("--last-call={}", plan.last_call.as_secs_f64()),
+            format!("--hosted-by={}", self.node_id),
+        ]);
+        args.extend(plan.plaintext.then(|| "--plaintext".to_owned()));
+        args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
+        args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
+        Ok(args)
+    }
+
+    /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file
+    /// may be edited meanwhile.
+    fn keep_spec(&self) -> Result<PathBuf, Failed> {
+        let path = self.launch.plan.output.log_dir.join(endpoint::SPEC_FILE);
+        let document = RunSpecDocument::from(&self.launch.spec);
+        std::fs::write(&path, document.json)
+            .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
+        Ok(path)
+    }
+
+    fn seat(&self) -> Seat {
+        Seat::of_run(self.output_dir())
+    }
+
+    fn output_dir(&self) -> &Path {
+        Path::new(&self.launch.spec.run.output_dir)
+    }
+
+    fn unannounced(&self, error: &std::io::Error) -> Failed {
+        Failed::usage(format!(
+            "{}: the coordinator cannot be announced: {error}",
+            self.seat().directory().display()
+        ))
+    }
+}

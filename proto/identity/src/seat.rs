@@ -1,0 +1,292 @@
+//! Which coordinator of a run is the newest: numbered claims in a directory that all machines of the run see.
+//!
+//! ```text
+//! OUTPUT_DIR/coordinator/seat/00000003        where the third one is called, and whose launcher has it;
+//!                                             one more line when there is a fourth
+//!                             00000003.beat   a counter that its launcher rewrites twice a second
+//! ```
+//!
+//! A claim is a file that did not exist before: of several launchers that want the same number one gets it.
+//! The highest number is the coordinator; whoever finds a number above their own has lost the seat and must
+//! write nothing more. Numbers are never used twice.
+//!
+//! Whether a claim has a successor stands in the claim itself. Network file systems may show a new file to
+//! other machines after a minute, but a known file as it was last closed (NFS: close-to-open consistency).
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Between two beats of a seat's holder.
+pub const BEAT: Duration = Duration::from_millis(500);
+/// Claims that are kept, for those who look while newer ones come.
+const KEPT: u64 = 16;
+/// Digits of a number in a file's name.
+const DIGITS: usize = 8;
+/// What a claim says that has a successor.
+const LOST: &str = "lost\n";
+
+/// The seat of one run.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    directory: PathBuf,
+}
+
+/// One coordinator's claim to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Counts the coordinators that launchers of several machines have started for the run.
+    pub number: u64,
+    /// Where it is called, as [`Address`](crate::Address) is written.
+    pub address: String,
+    /// The id of its launcher.
+    pub launcher: String,
+}
+
+impl Seat {
+    /// The seat of the run in this output directory.
+    pub fn of_run(output_dir: &Path) -> Self {
+        Self::at(output_dir.join("coordinator/seat"))
+    }
+
+    /// The seat whose claims lie here.
+    pub fn at(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// Where its claims lie.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The newest claim that follows from this one, which may be the newest itself; nothing if it is not seen
+    /// here, as on a file system of one machine alone.
+    pub fn newest_from(&self, number: u64) -> Option<Claim> {
+        let mut newest = self.read(number)?;
+        while newest.1 {
+            match self.read(newest.0.number + 1) {
+                Some(next) => newest = next,
+                // It is about to be written.
+                None => break,
+            }
+        }
+        Some(newest.0)
+    }
+
+    /// The newest claim; nothing where there is none. On a network file system it may be a minute old.
+    pub fn newest(&self) -> Option<Claim> {
+        let mut numbers = self.numbers().ok()?;
+        numbers.sort_unstable();
+        numbers.into_iter().rev().find_map(|number| self.newest_from(number))
+    }
+
+    /// Whether the holder of this number has lost the seat.
+    pub fn is_lost(&self, number: u64) -> bool {
+        self.read(number).is_some_and(|(_, lost)| lost)
+    }
+
+    /// Claims the seat under the next number, whatever it is: for a launch, which is a user's wish.
+    pub fn take(&self, address: &str, launcher: &str) -> io::Result<Claim> {
+        fs::create_dir_all(&self.directory)?;
+        let mut last = self.numbers()?.into_iter().max().unwrap_or(0);
+        loop {
+            if let Some(claim) = self.succeed(last, address, launcher)? {
+                return Ok(claim);
+            }
+            last += 1;
+        }
+    }
+
+    /// Claims the seat after the claim of this number; nothing if another launcher has done so.
+    pub fn succeed(&self, last: u64, address: &str, launcher: &str) -> io::Result<Option<Claim>> {
+        let claim = Claim { number: last + 1, address: address.to_owned(), launcher: launcher.to_owned() };
+        let opened = fs::OpenOptions::new().write(true).create_new(true).open(self.path(claim.number));
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            opened => Some(opened?),
+        };
+        if let Some(mut file) = &file {
+            file.write_all(format!("{address}\n{launcher}\n").as_bytes())?;
+            file.sync_all()?;
+        }
+        // Also for another launcher, which may have died in between.
+        if last > 0 && !self.is_lost(last) {
+            let mut before = fs::OpenOptions::new().append(true).open(self.path(last))?;
+            before.write_all(LOST.as_bytes())?;
+            before.sync_all()?;
+        }
+        for old in self.numbers()?.into_iter().filter(|old| old + KEPT < claim.number) {
+            // Another launcher may do the same.
+            let _ = fs::remove_file(self.path(old));
+            let _ = fs::remove_file(self.beat_path(old));
+        }
+        Ok(file.map(|_| claim))
+    }
+
+    /// Shows others twice a second that this claim's launcher lives, until the value is dropped. `lost` is
+    /// called once if somebody else takes the seat.
+    pub fn hold(&self, number: u64, lost: impl FnOnce() + Send + 'static) -> io::Result<Held> {
+        let (alive, dropped) = mpsc::channel::<()>();
+        let seat = self.clone();
+        let beating = move || {
+            for count in 0_u64.. {
+                // A disk that cannot be written now is tried again.
+                let _ = fs::write(seat.beat_path(number), count.to_string());
+                if seat.is_lost(number) {
+                    return lost();
+                }
+                match dropped.recv_timeout(BEAT) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        thread::Builder::new().name("seat".into()).spawn(beating)?;
+        Ok(Held { _alive: alive })
+    }
+
+    fn numbers(&self) -> io::Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            let name = name.to_str().filter(|name| name.len() == DIGITS);
+            numbers.extend(name.and_then(|name| name.parse::<u64>().ok()));
+        }
+        Ok(numbers)
+    }
+
+    /// A claim, and whether it has a successor; nothing if it is not there or not whole.
+    fn read(&self, number: u64) -> Option<(Claim, bool)> {
+        let text = fs::read_to_string(self.path(number)).ok()?;
+        let (address, rest) = text.split_once('\n')?;
+        let (launcher, rest) = rest.split_once('\n')?;
+        let claim = Claim { number, address: address.to_owned(), launcher: launcher.to_owned() };
+        Some((claim, !rest.is_empty()))
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("{number:0DIGITS$}"))
+    }
+
+    fn beat_path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("{number:0DIGITS$}.beat"))
+    }
+}
+
+/// A seat that is held; given up when this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    _alive: mpsc::Sender<()>,
+}
+
+/// Looks at the seat from elsewhere.
+#[derive(Debug)]
+pub struct Watch {
+    seat: Seat,
+    /// The newest claim that is known.
+    number: u64,
+    /// The counter of its launcher, and since when it is what it is.
+    beat: Option<(String, Instant)>,
+}
+
+impl Watch {
+    /// Looks from this claim on.
+    pub fn from(seat: Seat, number: u64) -> Self {
+        Self { seat, number, beat: None }
+    }
+
+    /// Who has the seat, and for how long there was no sign of their launcher. To be asked a few times a
+    /// second. Nothing where no claim is seen.
+    pub fn look(&mut self, now: Instant) -> Option<(Claim, Duration)> {
+        let claim = self.seat.newest_from(self.number)?;
+        let count = fs::read_to_string(self.seat.beat_path(claim.number)).unwrap_or_default();
+        let unchanged =
+            self.beat.as_ref().filter(|(known, _)| claim.number == self.number && *known == count);
+        let since = unchanged.map_or(now, |(_, since)| *since);
+        (self.number, self.beat) = (claim.number, Some((count, since)));
+        Some((claim, now.saturating_duration_since(since)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat() -> (tempfile::TempDir, Seat) {
+        let dir = tempfile::tempdir().unwrap();
+        let seat = Seat::at(dir.path().to_owned());
+        (dir, seat)
+    }
+
+    #[test]
+    fn one_of_many_gets_a_number_and_the_highest_is_the_coordinator() {
+        let (_dir, seat) = seat();
+        assert_eq!((seat.newest_from(1), seat.newest()), (None, None));
+        let first = seat.take("node0:1", "a").unwrap();
+        assert_eq!((first.number, seat.newest_from(1)), (1, Some(first.clone())));
+        let claims: Vec<_> = thread::scope(|scope| {
+            let seat = &seat;
+            let succeed = |who: usize| seat.succeed(1, &format!("node{who}:1"), "b").unwrap();
+            let threads: Vec<_> = (0..8).map(|who| scope.spawn(move || succeed(who))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(claims.len(), 1, "{claims:?}");
+        assert_eq!(seat.newest_from(1).as_ref(), claims.first());
+        assert!(seat.is_lost(1) && !seat.is_lost(2));
+        assert_eq!(seat.take("node0:1", "a").unwrap().number, 3, "another launch");
+        assert_eq!(seat.newest_from(1).unwrap().number, 3);
+        assert_eq!(seat.newest().unwrap().number, 3);
+    }
+
+    #[test]
+    fn a_claim_that_is_being_written_counts_against_its_predecessor_and_leads_nobody_astray() {
+        let (dir, seat) = seat();
+        let first = seat.take("node0:1", "a").unwrap();
+        for half in ["", "node1", "node1:1\n"] {
+            fs::write(seat.path(2), half).unwrap();
+            assert_eq!(seat.newest_from(1).as_ref(), Some(&first), "{half:?}");
+            // Its launcher has died before it could say so in the first.
+            assert_eq!(seat.succeed(1, "node2:1", "c").unwrap(), None);
+            assert!(seat.is_lost(1));
+        }
+        fs::write(dir.path().join("notes.txt"), "of a person").unwrap();
+        let third = seat.take("node2:1", "c").unwrap();
+        assert_eq!(third.number, 3);
+    }
+
+    #[test]
+    fn old_claims_go_and_numbers_do_not_come_back() {
+        let (_dir, seat) = seat();
+        (1..=KEPT + 5).for_each(|number| assert_eq!(seat.take("a:1", "a").unwrap().number, number));
+        assert_eq!(seat.numbers().unwrap().len() as u64, KEPT + 1);
+    }
+
+    #[test]
+    fn a_holder_is_seen_to_live_and_hears_that_it_has_lost() {
+        let (_dir, seat) = seat();
+        let claim = seat.take("node0:1", "a").unwrap();
+        let (told, lost) = mpsc::channel();
+        let held = seat.hold(claim.number, move || told.send(()).unwrap()).unwrap();
+        let (mut watch, start) = (Watch::from(seat.clone(), claim.number), Instant::now());
+        let mut counted = 0;
+        while counted < 3 {
+            let (_, quiet) = watch.look(Instant::now()).unwrap();
+            counted += u32::from(quiet.is_zero());
+            thread::park_timeout(BEAT / 50);
+            assert!(start.elapsed() < Duration::from_secs(60), "no beat is seen");
+        }
+        assert!(lost.try_recv().is_err());
+        seat.take("node1:1", "b").unwrap();
+        lost.recv_timeout(Duration::from_secs(60)).expect("its thread looks");
+        drop(held);
+        let (holder, quiet) = watch.look(start).unwrap();
+        assert_eq!((holder.launcher.as_str(), quiet), ("b", Duration::ZERO));
+        let (_, quiet) = watch.look(start + Duration::from_secs(5)).unwrap();
+        assert_eq!(quiet, Duration::from_secs(5), "nobody holds it");
+    }
+}
