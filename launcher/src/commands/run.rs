@@ -35,7 +35,7 @@ use crate::{
     plan::check::{Forecast, refuse_float16_on_cpu},
     render::{self, summary},
     supervise::{
-        console::{LogWriter, Terminal},
+        console::{Console, LogWriter, Terminal},
         console_mode::{ConsoleFlags, Mode},
         failure_file,
         group::WorkerGroup,

@@ -66,6 +66,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     let credentials = credentials::of_env(&process_env)?;
     let listener = listener.with_tokens(credentials.tokens().cloned());
     let options = SessionOptions {
+        endpoint: slot.whereabouts(),
         credentials,
         run_id: process_env("TORCHELASTIC_RUN_ID").unwrap_or_default(),
         rank: Rank(slot.rank),
@@ -75,7 +76,6 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         host: LocalMachine::this().host,
         data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
-        endpoint: slot.whereabouts(),
         ..SessionOptions::new(&slot.coordinator)
     };
     let local_rank = usize::try_from(slot.local_rank).unwrap_or(0);

@@ -106,11 +106,11 @@ impl Seat {
     pub fn succeed(&self, last: u64, address: &str, launcher: &str) -> io::Result<Option<Claim>> {
         let claim = Claim { number: last + 1, address: address.to_owned(), launcher: launcher.to_owned() };
         let opened = fs::OpenOptions::new().write(true).create_new(true).open(self.path(claim.number));
-        let file = match opened {
+        let mut file = match opened {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
             opened => Some(opened?),
         };
-        if let Some(mut file) = &file {
+        if let Some(file) = &mut file {
             file.write_all(format!("{address}\n{launcher}\n").as_bytes())?;
             file.sync_all()?;
         }

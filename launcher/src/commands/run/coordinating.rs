@@ -108,7 +108,9 @@ impl<'a> Coordinating<'a> {
         let hold = |claim: &Claim| {
             let unseated = self.unseated.clone();
             // A launcher that no longer listens is ending.
-            self.seat().hold(claim.number, move || drop(unseated.blocking_send(())))
+            self.seat().hold(claim.number, move || {
+                let _ = unseated.blocking_send(());
+            })
         };
         let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
         *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held });
