@@ -21,8 +21,15 @@ fn the_parts_of_a_step_add_up_and_nothing_but_the_picture_is_left() {
     std::fs::create_dir(&scratch).expect("a directory");
     let out = picture.display().to_string();
     let profile = |steps: &str| {
-        let arguments =
-            ["profile", "configs/quickstart.yaml", "train.recompute=full", "--json", "--out", &out, "--steps"];
+        let arguments = [
+            "profile",
+            "configs/quickstart.yaml",
+            "train.recompute=full",
+            "--json",
+            "--out",
+            &out,
+            "--steps",
+        ];
         cox(&arguments).arg(steps).env("TMPDIR", &scratch).output().expect("cox was built")
     };
     let found = profile("2");
@@ -30,7 +37,8 @@ fn the_parts_of_a_step_add_up_and_nothing_but_the_picture_is_left() {
     let profile_of: Value = serde_json::from_slice(&found.stdout).expect("JSON");
     let all = &profile_of["all"];
     assert_eq!(parts(all, "phase"), ["data", "forward", "backward", "communication", "optimizer"]);
-    let phase = |name: &str| all["inner"].as_array().expect("a list").iter().find(|part| part["name"] == name);
+    let phase =
+        |name: &str| all["inner"].as_array().expect("a list").iter().find(|part| part["name"] == name);
     let forward = phase("forward").expect("a forward pass");
     assert_eq!(parts(forward, "stage"), ["vision", "language", "expert"]);
     let language = &forward["inner"].as_array().expect("a list")[1];
@@ -38,6 +46,8 @@ fn the_parts_of_a_step_add_up_and_nothing_but_the_picture_is_left() {
     let whole = ms(all);
     let sum: f64 = all["inner"].as_array().expect("a list").iter().map(ms).sum();
     assert!(sum <= whole && sum > 0.9 * whole, "{sum} of {whole} ms are in some phase");
+    let optimizer = phase("optimizer").expect("an update");
+    assert!(parts(optimizer, "stage").is_empty(), "a dry run is none of a step's stages: {optimizer}");
     let text = phase("backward").expect("a backward pass").to_string();
     assert!(text.contains("\"recompute\"") && text.contains("\"LoRA linear, backward\""), "{text}");
     assert!(all["peak_bytes"].as_u64() > Some(1 << 20), "memory is counted");

@@ -18,6 +18,8 @@ const ROW: f64 = 18.0;
 const TOP: f64 = 28.0;
 /// Width of a letter.
 const LETTER: f64 = 6.7;
+/// Letters of a name that is cut: fewer tell nothing.
+const SHORTEST: usize = 5;
 /// Bars that are narrower are left out.
 const NARROWEST: f64 = 0.4;
 
@@ -68,19 +70,26 @@ fn bars(svg: &mut String, profile: &Profile, span: &SpanSum, [x, y]: [f64; 2]) {
         human::count(calls),
         human::bytes(span.peak)
     );
-    let letters = ((width - 6.0) / LETTER) as usize;
-    if letters >= 3 {
-        let shown: String = match name.chars().count() <= letters {
-            true => name,
-            false => name.chars().take(letters - 1).chain(['…']).collect(),
-        };
-        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{shown}</text>", x + 3.0, y + 12.5);
+    if let Some(label) = label(span, name, ((width - 6.0).max(0.0) / LETTER) as usize) {
+        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{label}</text>", x + 3.0, y + 12.5);
     }
     svg.push_str("</g>\n");
     let mut x = x;
     for inner in &span.inner {
         bars(svg, profile, inner, [x, y + ROW]);
         x += WIDTH * profile.share(inner.time) / 100.0;
+    }
+}
+
+/// As much of a name as so many letters hold, of a layer at least its number.
+fn label(span: &SpanSum, name: String, letters: usize) -> Option<String> {
+    if name.chars().count() <= letters {
+        return Some(name);
+    }
+    match span.kind {
+        SpanKind::Layer(number) => Some(number.to_string()).filter(|number| number.len() <= letters),
+        _ if letters >= SHORTEST => Some(name.chars().take(letters - 1).chain(['…']).collect()),
+        _ => None,
     }
 }
 
@@ -142,7 +151,20 @@ mod tests {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("<script"));
         assert!(svg.contains("x=\"60.0\" y=\"46\" width=\"960.0\""), "backward, behind data: {svg}");
         assert!(svg.contains("layer 1: 20.00 ms a step, 40.0 %, 1.0 times; at most 3.0 MiB in use"), "{svg}");
-        assert_eq!(svg.matches("<rect class").count(), 9);
+        assert_eq!(svg.matches("<rect class").count(), 10);
+    }
+
+    #[test]
+    fn a_narrow_bar_has_what_tells_something_of_its_name() {
+        let shown = |kind, name, letters| {
+            let span = span(kind, name, 1, Vec::new());
+            label(&span, named(&span).1, letters)
+        };
+        assert_eq!(shown(SpanKind::Layer(12), "layer", 8).as_deref(), Some("layer 12"));
+        assert_eq!(shown(SpanKind::Layer(12), "layer", 7).as_deref(), Some("12"));
+        assert_eq!(shown(SpanKind::Layer(12), "layer", 1), None);
+        assert_eq!(shown(SpanKind::Part, "recompute", 5).as_deref(), Some("reco…"));
+        assert_eq!(shown(SpanKind::Part, "recompute", 4), None);
     }
 
     #[test]
@@ -153,7 +175,7 @@ mod tests {
             "language, 2 layers of 10.0 to 20.0 ms",
             "linear",
             "waiting for data",
-            "between these",
+            "all else",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }
@@ -161,9 +183,9 @@ mod tests {
             let row = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default();
             row.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(row("of all that recompute")[4..], ["5.00", "10.0", "%"]);
+        assert_eq!(row("of this recompute")[3..], ["5.00", "10.0", "%"]);
         assert_eq!(row("linear")[1..], ["25.0", "50.0", "%", "3"]);
-        assert_eq!(row("between these")[2..], ["22.5", "45.0", "%"]);
+        assert_eq!(row("all else")[2..], ["22.5", "45.0", "%"]);
         assert_eq!(row("a step")[2..], ["50.0", "100.0", "%", "3.0", "MiB"]);
     }
 }

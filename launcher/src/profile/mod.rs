@@ -14,6 +14,6 @@ mod text;
 
 pub use self::{
     flame::flame_graph,
-    taken::{Profile, ProfiledSteps, take},
+    taken::{Profile, take},
     text::tables,
 };

@@ -41,10 +41,10 @@ fn stages(profile: &Profile) -> String {
             rows.push(row(format!("  {name}{}", layers(profile, stage)), stage.time, Some(stage.peak)));
         }
         let again = of_parts(phase);
-        rows.extend(again.into_iter().map(|(name, time)| row(format!("  of all that {name}"), time, None)));
+        rows.extend(again.into_iter().map(|(name, time)| row(format!("  of this {name}"), time, None)));
     }
     rows.push(row("a step".to_owned(), profile.all.time, Some(profile.all.peak)));
-    table(["stage", "ms a step", "share", "peak memory"], &rows)
+    table(["phase, stage", "ms a step", "share", "peak memory"], &rows)
 }
 
 /// How many layers a stage has, and how long the fastest and the slowest one take in a step.
@@ -103,12 +103,12 @@ fn operations(profile: &Profile) -> String {
     let time = |of: &[(&str, Duration, u64)]| of.iter().map(|(_, time, _)| *time).sum::<Duration>();
     if !rest.is_empty() {
         let count = rest.iter().map(|(.., count)| count).sum();
-        rows.push(row(format!("{} more", rest.len()), time(rest), each_step(count)));
+        rows.push(row(format!("{} others", rest.len()), time(rest), each_step(count)));
     }
     let waits = profile.all.inner.iter().filter(|phase| phase.name == "data").map(|phase| phase.time).sum();
     rows.push(row("waiting for data".to_owned(), waits, String::new()));
     let others = profile.all.time.saturating_sub(time(&found) + waits);
-    rows.push(row("between these".to_owned(), others, String::new()));
+    rows.push(row("all else".to_owned(), others, String::new()));
     table(["operation", "ms a step", "share", "calls"], &rows)
 }
 

@@ -149,6 +149,15 @@ pub fn part(name: &'static str) -> Span {
     open(SpanKind::Part, name)
 }
 
+/// One operation that is not looked into: spans within it are not recorded.
+pub fn closed<R>(name: &'static str, work: impl FnOnce() -> R) -> R {
+    let _op = operation(name);
+    let recorder = RECORDER.take();
+    let result = work();
+    RECORDER.set(recorder);
+    result
+}
+
 /// A layer begins.
 #[inline]
 pub fn layer(number: usize) -> Span {
@@ -246,6 +255,11 @@ mod tests {
             stage("expert");
             drop(part("between"));
             phase("optimizer");
+            closed("counting", || {
+                begin_stages();
+                drop(operation("linear"));
+                stage("language");
+            });
         }
         let all = stop().expect("this thread records");
         assert_eq!(names(&all), [(SpanKind::Phase, "forward", 2), (SpanKind::Phase, "optimizer", 2)]);
@@ -256,6 +270,8 @@ mod tests {
         let layers = [(SpanKind::Layer(0), "layer", 2), (SpanKind::Layer(1), "layer", 4)];
         assert_eq!(names(&forward.inner[0]), layers);
         assert_eq!(names(&forward.inner[0].inner[1]), [(SpanKind::Operation, "linear", 4)]);
+        assert_eq!(names(&all.inner[1]), [(SpanKind::Operation, "counting", 2)]);
+        assert_eq!(all.inner[1].inner[0].inner, Vec::new());
         let own: Duration = all.own_time() + all.inner.iter().map(|phase| phase.time).sum::<Duration>();
         assert_eq!(own, all.time, "no time is counted twice");
     }

@@ -32,13 +32,21 @@ pub(super) fn samples(run: &ReportedRun) -> Option<Html> {
     let mut whole = Html::new();
     whole.element("p", "legend", |html| {
         if let Some(step) = run.samples["step"].as_u64() {
-            html.text(&format!("after step {step}: "));
+            html.text(&format!("after step {step} "));
         }
-        html.push(Html::of("span", "s7", "reference"));
-        html.push(Html::of("span", "s1", "predicted"));
+        // Pictures say by their names what they are.
+        if list(&run.samples, "samples").any(has_pairs) {
+            html.push(Html::of("span", "s7", "reference"));
+            html.push(Html::of("span", "s1", "predicted"));
+        }
     });
     whole.push(html);
     section("Held-out samples", whole)
+}
+
+/// Whether it has what is drawn in two colours.
+fn has_pairs(sample: &Value) -> bool {
+    ["curves", "texts"].iter().any(|key| list(sample, key).next().is_some())
 }
 
 fn one(html: &mut Html, sample: &Value) {
