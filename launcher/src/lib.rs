@@ -13,6 +13,7 @@ mod log_tail;
 mod notify;
 mod open_files;
 mod plan;
+mod profile;
 mod render;
 mod report;
 mod run_dir;

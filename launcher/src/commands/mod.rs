@@ -23,6 +23,7 @@ mod init;
 mod logs;
 mod model;
 mod plan;
+mod profile;
 mod rebuild_cache;
 mod report;
 mod run;
@@ -69,6 +70,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what a run will take, which micro-batches fit, and what each setting would save
     Plan(plan::PlanArgs),
+    /// Say where the time and the memory of a run's steps go, by stage and operation, with a flame graph
+    Profile(profile::ProfileArgs),
     /// Show this machine's GPUs, once or live
     Gpu(gpu::GpuArgs),
     /// Test this node: driver, bandwidth, every collective, a small training step against known numbers
@@ -153,6 +156,7 @@ pub fn execute(cli: Cli, writer: Option<LogWriter>) -> Outcome {
         Command::Run(args) => run::execute(&args, &cli.log, writer.unwrap_or_else(LogWriter::new)),
         Command::Check(args) => check::execute(&args),
         Command::Plan(args) => plan::execute(&args),
+        Command::Profile(args) => profile::execute(&args),
         Command::Gpu(args) => gpu::execute(&args),
         Command::Selftest(args) => selftest::execute(&args),
         Command::Eval(args) => eval::execute(&args),

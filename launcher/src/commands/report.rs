@@ -84,7 +84,7 @@ pub(super) fn leave(run: &Path) -> Result<PathBuf, String> {
 }
 
 /// By rename: a reader has the page before or this one.
-fn write(out: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
+pub(super) fn write(out: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
     let mut name = out.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let staged = out.with_file_name(name);

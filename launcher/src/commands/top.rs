@@ -49,6 +49,8 @@ const WAITING: usize = 16;
 /// The least time between two drawings, and how soon a change of the terminal's size is seen: over a slow
 /// line each costs bytes.
 const FRAME: Duration = Duration::from_millis(250);
+/// From the first that is known of a run to its drawing: what comes with it is drawn, too.
+const FIRST: Duration = Duration::from_millis(20);
 
 /// Follows runs on a full screen. They do not notice.
 pub fn execute(args: &TopArgs) -> Outcome {
@@ -113,7 +115,13 @@ async fn show(targets: Vec<Target>) -> Outcome {
                 }
                 next_frame = clock::now() + FRAME;
             }
-            Some((run, update)) = updates.recv() => app.take(run, update),
+            Some((run, update)) = updates.recv() => {
+                let is_first = matches!(update, Update::Status(_)) && app.runs[run].status.run_id.is_empty();
+                app.take(run, update);
+                if is_first {
+                    next_frame = clock::now() + FIRST;
+                }
+            }
         }
     }
     let _ = terminal.show_cursor();

@@ -79,7 +79,8 @@ impl Hook {
         }
         let complaint = String::from_utf8_lossy(&output.stderr);
         let complaint = coxswain_proto::human::start(complaint.lines().next().unwrap_or_default(), TOLD);
-        Err(format!("{program} failed ({}): {complaint}", output.status))
+        let separator = if complaint.is_empty() { "" } else { ": " };
+        Err(format!("{program} failed ({}){separator}{complaint}", output.status))
     }
 }
 
@@ -103,6 +104,7 @@ mod tests {
         told("true").unwrap();
         let failed = told("echo no such channel >&2; exit 3").unwrap_err();
         assert_eq!(failed, "the command failed (exit status: 3): no such channel");
+        assert_eq!(told("false").unwrap_err(), "the command failed (exit status: 1)");
     }
 
     #[test]

@@ -25,6 +25,8 @@ const SMALL: [u32; 2] = [240, 130];
 const FONT: u32 = 13;
 /// Beyond this ratio of largest to smallest an axis is logarithmic.
 const WIDE_RANGE: f64 = 200.0;
+/// Above the largest value, as a part of the range: a curve on the frame's edge looks cut.
+const HEADROOM: f64 = 0.05;
 
 /// Text and axes.
 const INK: RGBColor = RGBColor(0x55, 0x60, 0x6e);
@@ -72,6 +74,10 @@ pub enum Unit {
     Steps,
     /// Seconds.
     Seconds,
+    /// Mebibytes.
+    Mebibytes,
+    /// Things, of which there are no halves.
+    Things,
 }
 
 /// A chart to be drawn.
@@ -141,17 +147,20 @@ impl Chart {
         };
         points().next()?;
         let (x, y) = (over(|point| point.0), over(|point| point.1));
-        let y = if self.from_zero || self.stacked { y.start.min(0.0)..y.end } else { y };
-        Some((widened(x), widened(y)))
+        let y = widened(if self.from_zero || self.stacked { y.start.min(0.0)..y.end } else { y });
+        let headroom = HEADROOM * (y.end - y.start);
+        Some((widened(x), y.start..y.end + headroom))
     }
 
     fn draw_on(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axes: &Axes) -> Drawn {
         let font = |size: u32| TextStyle::from(("sans-serif", size * SCALE).into_font()).color(&INK);
         let (labels, margin) = if self.small { (3, 4) } else { (5, 8) };
+        // Other units stand at their numbers.
+        let below = if self.x == Unit::Steps { "step" } else { "" };
         let mut chart = ChartBuilder::on(area)
             .margin(margin * SCALE)
             .margin_right(3 * margin * SCALE)
-            .x_label_area_size(18 * SCALE)
+            .x_label_area_size(if below.is_empty() { 18 } else { 34 } * SCALE)
             .y_label_area_size(48 * SCALE)
             .build_cartesian_2d(axes.x.clone(), axes.y.clone())?;
         let of_x = |value: &f64| self.x.label(*value);
@@ -165,6 +174,8 @@ impl Chart {
             .label_style(font(if self.small { FONT - 3 } else { FONT }))
             .x_labels(labels)
             .y_labels(labels)
+            .x_desc(below)
+            .axis_desc_style(font(FONT))
             .x_label_formatter(&of_x)
             .y_label_formatter(&of_y)
             .draw()?;
@@ -210,6 +221,14 @@ impl Unit {
             Self::Number => number(value),
             Self::Steps => count(value),
             Self::Seconds => seconds(value),
+            Self::Mebibytes => format!("{} MiB", number(value)),
+            Self::Things => {
+                if value.fract() == 0.0 {
+                    number(value)
+                } else {
+                    String::new()
+                }
+            }
         }
     }
 }
@@ -218,7 +237,7 @@ impl Unit {
 pub fn number(value: f64) -> String {
     let shown = match value.abs() {
         0.0 => return "0".to_owned(),
-        v if !(1e-3..1e5).contains(&v) => return format!("{value:.1e}"),
+        v if !(1e-3..1e5).contains(&v) => return format!("{value:.1e}").replace(".0e", "e"),
         v if v < 0.1 => format!("{value:.4}"),
         v if v < 10.0 => format!("{value:.3}"),
         v if v < 1000.0 => format!("{value:.2}"),
@@ -249,8 +268,9 @@ fn seconds(value: f64) -> String {
     }
 }
 
+/// Powers of ten have a label.
 fn logarithmic(exponent: f64) -> String {
-    number(10f64.powf(exponent))
+    if exponent.fract() == 0.0 { number(10f64.powf(exponent)) } else { String::new() }
 }
 
 /// The range with room at its ends; one of a single value has room around that.
@@ -335,7 +355,7 @@ mod tests {
             assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{odd:?}: {svg}");
         }
         let wide = drawn(Chart { curves: vec![curve([(1.0, 1e-4), (2.0, 1.0)])], ..Chart::default() });
-        assert!(wide.contains("1.0e-4") || wide.contains("0.001"), "a logarithmic axis: {wide}");
+        assert!(wide.contains("0.001") && wide.contains("0.01"), "a logarithmic axis: {wide}");
     }
 
     #[test]
@@ -350,8 +370,10 @@ mod tests {
     #[test]
     fn numbers_at_an_axis_are_short() {
         let shown = [0.0, 0.5, 1.25, 12.0, 0.0004, 250_000.0].map(number);
-        assert_eq!(shown, ["0", "0.5", "1.25", "12", "4.0e-4", "2.5e5"]);
+        assert_eq!(shown, ["0", "0.5", "1.25", "12", "4e-4", "2.5e5"]);
         assert_eq!([300.0, 12_000.0].map(|v| Unit::Steps.label(v)), ["300", "12k"]);
+        assert_eq!([2.0, 2.5].map(|v| Unit::Things.label(v)), ["2", ""]);
+        assert_eq!(Unit::Mebibytes.label(12.5), "12.5 MiB");
         assert_eq!(
             [0.0, 0.25, 90.0, 600.0].map(|v| Unit::Seconds.label(v)),
             ["0", "250 ms", "90 s", "10 min"]

@@ -5,24 +5,26 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    chart::{COLOURS, Chart, PlotCurve, Unit, means},
+    chart::{COLOURS, Chart, PlotCurve, Unit, means, number},
     html::Html,
     read::ReportedRun,
-    sections::{figure, results, section},
+    sections::{charts, figure, results, section},
 };
 use crate::render::runs::{differences, is_detail, shown};
 
 /// Columns of a curve beside others.
-const COLUMNS: usize = 240;
+const COLUMNS: usize = 80;
 /// Characters of a value in a column.
 const LONGEST: usize = 80;
+/// Keys that are different in any two runs.
+const OF_EACH_RUN: [&str; 5] = ["summary.", "run.name", "run.run_id", "run.spec_digest", "run.output_dir"];
 /// Differences that have a row.
 const MOST_ROWS: usize = 300;
 
 /// What is shown of several runs before each of them.
 pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     let mut html = Html::new();
-    let names: Vec<_> = runs.iter().map(|run| run.dir.dir.display().to_string()).collect();
+    let names = labels(runs);
     let legend: Vec<_> =
         names.iter().enumerate().map(|(colour, name)| (colour % COLOURS, name.as_str())).collect();
     let chart = |of: &dyn Fn(&ReportedRun) -> Vec<(f64, f64)>, marked: bool| {
@@ -33,25 +35,31 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
         });
         Chart { curves: curves.collect(), x: Unit::Steps, ..Chart::default() }
     };
-    html.element("div", "charts", |html| {
-        html.push(figure("Training loss", &legend, chart(&ReportedRun::losses, false)));
-        let mut measures: Vec<_> = runs.iter().flat_map(|run| run.tags("eval/")).collect();
-        measures.sort_unstable();
-        measures.dedup();
-        for (tag, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
-            let title = format!("Held-out {}", name.replace('_', " "));
-            html.push(figure(&title, &legend, chart(&|run| run.series(tag), true)));
-        }
-        let speed = chart(&|run| run.series("speed/samples_per_second"), false);
-        html.push(figure("Samples a second", &legend, Chart { from_zero: true, ..speed }));
-    });
+    let mut figures = vec![figure("Training loss", &legend, chart(&ReportedRun::losses, false))];
+    let mut measures: Vec<_> = runs.iter().flat_map(|run| run.tags("eval/")).collect();
+    measures.sort_unstable();
+    measures.dedup();
+    for (tag, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
+        let title = format!("Held-out {}", name.replace('_', " "));
+        figures.push(figure(&title, &legend, chart(&|run| run.series(tag), true)));
+    }
+    let speed = chart(&|run| run.series("speed/samples_per_second"), false);
+    figures.push(figure("Samples a second", &legend, Chart { from_zero: true, ..speed }));
+    html.push(charts(figures));
     html.push(columns("result", &names, results_of(runs)));
     let found = different_keys(runs);
     html.push(match found.is_empty() {
-        true => Html::of("p", "note", "no key, program or result is different"),
+        true => Html::of("p", "note", "they are of one program and one run file"),
         false => columns("different", &names, found.into_iter().take(MOST_ROWS).collect()),
     });
     section("Comparison", html)
+}
+
+/// What runs are called beside each other: by their names, or where two have the same by their directories.
+pub fn labels(runs: &[ReportedRun]) -> Vec<String> {
+    let names: Vec<_> = runs.iter().map(ReportedRun::name).collect();
+    let is_unique = names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1);
+    if is_unique { names } else { runs.iter().map(|run| run.dir.dir.display().to_string()).collect() }
 }
 
 /// One row for each name, one column for each run.
@@ -68,12 +76,26 @@ fn columns(what: &'static str, runs: &[String], rows: Vec<(String, Vec<String>)>
 }
 
 fn results_of(runs: &[ReportedRun]) -> Vec<(String, Vec<String>)> {
-    let all: Vec<_> = runs.iter().map(results).collect();
-    let names = all.first().into_iter().flatten().enumerate();
-    let rows = names.map(|(row, (name, _))| {
-        ((*name).to_owned(), all.iter().map(|results| results[row].1.clone()).collect())
-    });
-    rows.collect()
+    let mut rows = Vec::<(String, Vec<String>)>::new();
+    for (column, run) in runs.iter().enumerate() {
+        let mut results = results(run);
+        for (name, value) in run.dir.summary["error_after"].as_object().into_iter().flatten() {
+            let name = format!("held-out {}", name.replace('_', " "));
+            let is_new = name != "held-out samples" && results.iter().all(|(known, _)| *known != name);
+            results.extend(value.as_f64().filter(|_| is_new).map(|value| (name, number(value))));
+        }
+        for (name, value) in results {
+            let row = match rows.iter().position(|(known, _)| *known == name) {
+                Some(row) => row,
+                None => {
+                    rows.push((name, vec![String::new(); runs.len()]));
+                    rows.len() - 1
+                }
+            };
+            rows[row].1[column] = value;
+        }
+    }
+    rows
 }
 
 /// Keys that the runs do not agree in, with the value of each.
@@ -82,7 +104,8 @@ fn different_keys(runs: &[ReportedRun]) -> Vec<(String, Vec<String>)> {
     let mut rows = BTreeMap::<String, Vec<Option<Value>>>::new();
     for (column, other) in others.iter().enumerate() {
         for difference in differences(&first.dir, &other.dir) {
-            if is_detail(&difference) {
+            // Results have their own table, and every run has its own name.
+            if is_detail(&difference) || OF_EACH_RUN.iter().any(|own| difference.0.starts_with(own)) {
                 continue;
             }
             let (key, here, there) = difference;

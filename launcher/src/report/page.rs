@@ -2,7 +2,12 @@
 
 use coxswain_proto::VERSION;
 
-use super::{compare::comparison, html::Html, read::ReportedRun, sections};
+use super::{
+    compare::{comparison, labels},
+    html::Html,
+    read::ReportedRun,
+    sections,
+};
 
 const STYLE: &str = concat!("<style>\n", include_str!("style.css"), "</style>\n");
 
@@ -21,21 +26,24 @@ pub fn page(runs: &[ReportedRun]) -> String {
     html.markup("</head>\n<body>\n");
     html.element("header", "", |html| {
         html.element("h1", "", |html| html.text(&title));
-        html.element("p", "note", |html| html.text(&format!("cox report, Coxswain {VERSION}")));
+        let dirs: Vec<_> = runs.iter().map(|run| run.dir.dir.display().to_string()).collect();
+        let note = format!("{} · cox report, Coxswain {VERSION}", dirs.join(", "));
+        html.element("p", "note", |html| html.text(&note));
     });
     if runs.len() > 1 {
         comparison(runs).into_iter().for_each(|part| html.push(part));
     }
-    for run in runs {
-        html.element("main", "", |html| one(html, run, runs.len() > 1));
+    for (run, label) in runs.iter().zip(labels(runs)) {
+        html.element("main", "", |html| one(html, run, Some(label).filter(|_| runs.len() > 1)));
     }
     html.markup("</body>\n</html>\n");
     html.into_string()
 }
 
-fn one(html: &mut Html, run: &ReportedRun, is_one_of_many: bool) {
-    if is_one_of_many {
-        html.element("h2", "", |html| html.text(&run.dir.dir.display().to_string()));
+/// A run, below its name where there are several.
+fn one(html: &mut Html, run: &ReportedRun, label: Option<String>) {
+    if let Some(label) = label {
+        html.element("h2", "", |html| html.text(&label));
     }
     for problem in &run.problems {
         html.element("p", "warn", |html| html.text(problem));

@@ -7,7 +7,7 @@ use coxswain_proto::VERSION;
 use serde_json::Value;
 
 use super::story::Story;
-use crate::{audit::RunRecords, run_dir::RunDir};
+use crate::{audit::RunRecords, endpoint::SPEC_FILE, run_dir::RunDir};
 
 /// Largest file of samples that is read.
 const MAX_SAMPLES_BYTES: u64 = 4 << 20;
@@ -41,9 +41,11 @@ impl ReportedRun {
                 "the run is of version {version}, this program of {VERSION}: what it does not know is left out"
             ));
         }
-        let summary = path.join("summary.json");
-        if dir.summary.is_null() && summary.exists() {
-            problems.push(format!("{}: no JSON; it may be cut", summary.display()));
+        for (file, found) in [("summary.json", &dir.summary), (SPEC_FILE, &dir.spec)] {
+            let file = path.join(file);
+            if found.is_null() && file.exists() {
+                problems.push(format!("{}: no JSON; it may be cut", file.display()));
+            }
         }
         let samples = samples(&path.join("samples.json"), &mut problems);
         Self { dir, scalars, story: story.unwrap_or_default(), samples, problems }

@@ -65,11 +65,13 @@ impl Follower {
 
     /// Until the coordinator no longer answers.
     async fn by_coordinator(&mut self, access: &Access) -> Result<(), Gone> {
-        if status_of(access).await.is_err() {
+        let Ok(status) = status_of(access).await else {
             time::sleep(LOOK).await;
             return Ok(());
-        }
+        };
         self.tell(Update::Source(Source::Coordinator)).await?;
+        // A screen that shows how the run stands need not wait for its past.
+        self.tell(status).await?;
         self.tell_the_past(access).await?;
         let (told, mut events) = mpsc::channel(EVENTS);
         let _watcher = watcher::follow(access.clone(), told, LOOK);

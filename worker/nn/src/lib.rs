@@ -7,6 +7,7 @@
 //! params                    trainables in one flat buffer
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
 //!                           parameter buffer
+//! profile                   where the time and memory of steps go
 //! memory pulse bfloat16     counted allocations and out of memory as a value; signs of motion; rounding
 //! dtypes                    the precisions that a run file chooses from
 //! ```
@@ -28,6 +29,7 @@ pub mod lora;
 pub mod memory;
 pub mod next_token;
 pub mod params;
+pub mod profile;
 pub mod pulse;
 pub mod recompute;
 pub mod tensor_file;

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use coxswain_nn::profile;
 use coxswain_proto::report::{Merge, Metric};
 
 /// A direction, for memory accounting.
@@ -122,6 +123,7 @@ impl<'a> StageClock<'a> {
     /// Enters a pass; time since the last lap is part of no stage.
     pub fn enter(&mut self, pass: Pass) {
         (self.enter)(pass);
+        profile::begin_stages();
         self.last = Instant::now();
     }
 
@@ -129,6 +131,7 @@ impl<'a> StageClock<'a> {
     pub fn lap(&mut self, stage: &'static str) {
         let now = Instant::now();
         self.times.add(stage, now - std::mem::replace(&mut self.last, now));
+        profile::stage(stage);
         if let Some(leave) = &mut self.leave {
             leave(stage);
         }

@@ -16,10 +16,14 @@ use coxswain_nn::{
         sizes::{Account, Sizes},
     },
     params::{GradientSums, ParamSpec},
+    profile,
 };
 use serde::Serialize;
 
 use crate::{Pass, StageClock};
+
+/// What a profile calls such a run: it is done once for each size of a micro-batch.
+const COUNTING: &str = "counting of products";
 
 /// The most that one stage of a pass holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +94,7 @@ impl PassCost {
             }
         })
         .on_lap(leave);
-        run(&mut Forget, &mut clock)?;
+        profile::closed(COUNTING, || run(&mut Forget, &mut clock))?;
         drop(clock);
         leave("");
         let (mut found, pass) = found.into_inner();
@@ -111,7 +115,7 @@ impl PassCost {
     pub fn of_forward<R>(account: &Account, run: impl FnOnce() -> R) -> (R, Self) {
         account.restart();
         let before = account.in_use();
-        let result = run();
+        let result = profile::closed(COUNTING, run);
         let stage = StagePeak { pass: Pass::Forward, stage: "", bytes: account.peak() - before };
         let flops = Flops { forward: account.flops(), backward: 0 };
         (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops })

@@ -57,16 +57,16 @@ fn asked(reader: &ChatReader, prompt: &Prompt) -> Result<ChatSample, String> {
 }
 
 /// A model that writes.
-struct Writer<'a, B: Tape<Base = B>> {
-    model: &'a ChatModel<B>,
-    trainables: &'a Trainables<B>,
-    reader: &'a ChatReader,
-    sampling: Sampling,
+pub(super) struct Writer<'a, B: Tape<Base = B>> {
+    pub model: &'a ChatModel<B>,
+    pub trainables: &'a Trainables<B>,
+    pub reader: &'a ChatReader,
+    pub sampling: Sampling,
 }
 
 impl<B: Tape<Base = B>> Writer<'_, B> {
     /// Answers to some questions, of which the first has this number.
-    fn answer(&self, first: usize, questions: &[ChatSample]) -> Result<Vec<Written>, TaskError> {
+    pub fn answer(&self, first: usize, questions: &[ChatSample]) -> Result<Vec<Written>, TaskError> {
         let encoder = self.reader.encoder();
         let ends = encoder.ends();
         let mut answers: Vec<Answer> = questions.iter().map(|_| Answer::default()).collect();

@@ -7,12 +7,14 @@
 //! model       loading, forward and backward, the loss on answers
 //! objective   what the engine trains: losses, measures, the adapter at the end
 //! generation  answers to prompts
+//! examples    held-out chats beside what the model answers
 //! memory      what a rank will hold
 //! starter     a run file for data that a user has: `cox init`
 //! ```
 
 pub mod config;
 pub mod data;
+mod examples;
 mod generation;
 pub mod memory;
 mod model;

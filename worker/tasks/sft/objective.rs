@@ -16,11 +16,13 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
-    Artifact, Batch, Evaluation, MicroLoss, Module, Objective, Samples, StageClock, TaskError,
+    Artifact, Batch, Evaluation, Example, MicroLoss, Module, Objective, Samples, StageClock, TaskError,
 };
 
 use super::{
     config::SftSettings,
+    data::{ChatBatch, Chats},
+    examples::examples,
     model::{ChatModel, tuned},
 };
 use crate::{pretrained, tokens::sums::TokenSums};
@@ -71,6 +73,16 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     ) -> Result<Evaluation, TaskError> {
         let TokenSums { loss_sum, right, tokens } = self.model.answers(trainables, batch.content())?;
         Ok(Evaluation { count: tokens, sums: vec![loss_sum, loss_sum, right], ..Evaluation::default() })
+    }
+
+    fn examples(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &dyn Batch,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Example>, TaskError> {
+        let Some(chats) = samples.downcast_ref::<Chats>() else { return Ok(Vec::new()) };
+        examples(&self.model, trainables, chats, &batch.content::<ChatBatch>().indices)
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

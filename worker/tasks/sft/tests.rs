@@ -284,3 +284,20 @@ fn evaluation_counts_learned_tokens_and_perplexity_is_the_power_of_the_mean_loss
     assert_eq!(measured[1], (loss.loss_sum / loss.valid).exp());
     assert_eq!(measured[2], found.sums[2] / found.count);
 }
+
+#[test]
+fn a_held_out_chat_is_shown_with_its_picture_its_first_question_and_both_answers() {
+    let fixture = Fixture::new(&[]);
+    let examples =
+        fixture.objective.examples(&fixture.trainables, &*fixture.batch(&[0, 1]), &fixture.samples);
+    let examples = examples.expect("sound");
+    let shown: Vec<_> = examples.iter().map(|example| (example.sample, example.pictures.len())).collect();
+    assert_eq!(shown, [(0, 1), (1, 1)]);
+    let texts: Vec<_> = examples.iter().flat_map(|example| &example.texts).collect();
+    // The second chat goes on after its first answer.
+    let asked = texts.iter().map(|text| (text.name.as_str(), text.reference.as_str()));
+    let expected = [("What is in the picture?", "A yellow square."), ("Which colour is it?", "It is blue.")];
+    assert!(asked.eq(expected), "{texts:?}");
+    let again = fixture.objective.examples(&fixture.trainables, &*fixture.batch(&[1]), &fixture.samples);
+    assert_eq!(again.expect("sound")[0], examples[1], "answers do not depend on what is beside them");
+}

@@ -1,6 +1,6 @@
 //! Loss, rates, speed, and where a step's time went.
 
-use super::figure::{figure, section};
+use super::figure::{charts, figure, section};
 use crate::report::{
     chart::{COLOURS, Chart, PlotCurve, Unit, means},
     html::Html,
@@ -10,13 +10,14 @@ use crate::report::{
 /// Columns of a smoothed curve.
 const SMOOTH: usize = 80;
 /// Columns of areas.
-const AREAS: usize = 160;
+const AREAS: usize = 80;
+/// Parts of a step that take less of it are left out.
+const LEAST_PART: f64 = 0.005;
 /// Names of the engine's parts of a step, in the order of a step; a task's stages stand behind the first.
 const PARTS: [&str; 3] = ["data", "optimizer", "communication"];
 
 /// Training loss, held-out measures, learning rates and norms of gradients, over the steps.
 pub(super) fn loss(run: &ReportedRun) -> Option<Html> {
-    let mut html = Html::new();
     let losses = run.losses();
     let smooth = means(&losses, SMOOTH);
     let names: &[_] = if losses.len() > SMOOTH { &[(0, "mean")] } else { &[] };
@@ -24,18 +25,14 @@ pub(super) fn loss(run: &ReportedRun) -> Option<Html> {
         PlotCurve { points: losses, faint: names.len() == 1, ..PlotCurve::default() },
         PlotCurve { points: if names.is_empty() { Vec::new() } else { smooth }, ..PlotCurve::default() },
     ];
-    html.element("div", "charts", |html| {
-        html.push(figure("Training loss", names, Chart { curves, x: Unit::Steps, ..Chart::default() }));
-        for (tag, name) in run.tags("eval/") {
-            // Parts of measures have a section of their own.
-            if !name.contains('/') {
-                html.push(held_out(run, &tag, &name));
-            }
-        }
-        html.push(together(run, "Learning rate", "lr/"));
-        html.push(together(run, "Norm of the gradient", "grad_norm/"));
-    });
-    section("Learning", html)
+    let mut figures =
+        vec![figure("Training loss", names, Chart { curves, x: Unit::Steps, ..Chart::default() })];
+    // Parts of measures have a section of their own.
+    let measures = run.tags("eval/").into_iter().filter(|(_, name)| !name.contains('/'));
+    figures.extend(measures.map(|(tag, name)| held_out(run, &tag, &name)));
+    figures.push(together(run, "Learning rate", "lr/"));
+    figures.push(together(run, "Norm of the gradient", "grad_norm/"));
+    section("Learning", charts(figures))
 }
 
 /// A measure over the steps at which it was taken, with that of the weights' average where there is one.
@@ -66,7 +63,6 @@ fn together(run: &ReportedRun, title: &str, prefix: &str) -> Html {
 
 /// Samples a second, and a step's parts on one another.
 pub(super) fn speed(run: &ReportedRun) -> Option<Html> {
-    let mut html = Html::new();
     let samples = run.series("speed/samples_per_second");
     let names: &[_] = if samples.len() > SMOOTH { &[(2, "mean")] } else { &[] };
     let smooth = if names.is_empty() { Vec::new() } else { means(&samples, SMOOTH) };
@@ -74,12 +70,8 @@ pub(super) fn speed(run: &ReportedRun) -> Option<Html> {
         PlotCurve { colour: 2, points: samples, faint: names.len() == 1, ..PlotCurve::default() },
         PlotCurve { colour: 2, points: smooth, ..PlotCurve::default() },
     ];
-    html.element("div", "charts", |html| {
-        let chart = Chart { curves, x: Unit::Steps, from_zero: true, ..Chart::default() };
-        html.push(figure("Samples a second", names, chart));
-        html.push(split(run));
-    });
-    section("Speed", html)
+    let chart = Chart { curves, x: Unit::Steps, from_zero: true, ..Chart::default() };
+    section("Speed", charts([figure("Samples a second", names, chart), split(run)]))
 }
 
 fn split(run: &ReportedRun) -> Html {
@@ -93,17 +85,16 @@ fn split(run: &ReportedRun) -> Html {
         let points = means(&aligned(&whole, &run.series(&format!("seconds/{name}"))), AREAS);
         (name.clone(), points)
     };
-    let told: Vec<_> = parts.iter().map(curve).collect();
-    let told: Vec<_> = told.into_iter().filter(|(_, points)| points.iter().any(|(_, y)| *y > 0.0)).collect();
-    let total: f64 = whole.iter().map(|(_, seconds)| seconds).sum();
-    let names: Vec<_> = told
-        .iter()
-        .map(|(name, points)| {
-            let mean = points.iter().map(|(_, y)| y).sum::<f64>() / points.len() as f64;
-            let part = 100.0 * mean * whole.len() as f64 / total.max(f64::MIN_POSITIVE);
-            format!("{name} {part:.0} %")
-        })
-        .collect();
+    let mean = |points: &[(f64, f64)]| {
+        points.iter().map(|(_, seconds)| seconds).sum::<f64>() / points.len().max(1) as f64
+    };
+    let total = mean(&whole).max(f64::MIN_POSITIVE);
+    let told = parts.iter().map(curve).filter(|(_, points)| mean(points) >= LEAST_PART * total);
+    let told: Vec<_> = told.collect();
+    let name = |(name, points): &(String, Vec<(f64, f64)>)| {
+        format!("{} {:.0} %", name.replace('_', " "), 100.0 * mean(points) / total)
+    };
+    let names: Vec<_> = told.iter().map(name).collect();
     let names: Vec<_> = names.iter().enumerate().map(|(colour, name)| (colour, name.as_str())).collect();
     let curves = told.into_iter().enumerate();
     let curves =

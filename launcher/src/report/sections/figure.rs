@@ -35,3 +35,14 @@ pub fn figure(title: &str, names: &[(usize, &str)], chart: Chart) -> Html {
     });
     html
 }
+
+/// Charts beside each other, as many as there is room for; nothing if all of them are empty.
+pub fn charts(figures: impl IntoIterator<Item = Html>) -> Html {
+    let mut inner = Html::new();
+    figures.into_iter().for_each(|figure| inner.push(figure));
+    let mut html = Html::new();
+    if inner != Html::new() {
+        html.element("div", "charts", |html| html.push(inner));
+    }
+    html
+}

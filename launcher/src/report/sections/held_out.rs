@@ -9,6 +9,8 @@ use crate::report::{chart::number, html::Html, read::ReportedRun};
 
 /// Parts that have a row, of each measure.
 const MOST_PARTS: usize = 64;
+/// Rows that are always there to be seen.
+const SHORT: usize = 12;
 
 /// Before and after training, measure by measure; nothing if the task tells no parts.
 pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
@@ -33,8 +35,10 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
             [Html::from(words(part))].into_iter().chain(told).chain([bars]).collect()
         };
         let rows: Vec<_> = parts.iter().take(MOST_PARTS).map(row).collect();
-        html.element("details", "", |html| {
-            html.element("summary", "", |html| html.text(&measure.replace('_', " ")));
+        // A short one is seen without a click.
+        let (fold, title) = if rows.len() > SHORT { ("details", "summary") } else { ("div", "h4") };
+        html.element(fold, "", |html| {
+            html.element(title, "", |html| html.text(&measure.replace('_', " ")));
             html.table(&["of", "before#", "after#", ""], &rows);
         });
     }

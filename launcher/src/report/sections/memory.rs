@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    figure::{self, figure},
+    figure::{self, charts, figure},
     overview::peak_of,
 };
 use crate::report::{
@@ -23,11 +23,11 @@ pub(super) fn section(run: &ReportedRun) -> Option<Html> {
     let points = run.series("memory/peak_bytes");
     let points = points.into_iter().map(|(step, bytes)| (step, bytes / f64::from(1 << 20))).collect();
     let curves = vec![PlotCurve { colour: 3, points, ..PlotCurve::default() }];
-    let chart = Chart { curves, x: Unit::Steps, from_zero: true, ..Chart::default() };
+    let chart = Chart { curves, x: Unit::Steps, y: Unit::Mebibytes, from_zero: true, ..Chart::default() };
     let mut html = Html::new();
     html.push(categories(&summary["memory"]));
     html.push(ranks(&summary["peak_memory"]));
-    html.push(figure("Largest peak of a rank in MiB", &[], chart));
+    html.push(charts([figure("Largest peak of a rank", &[], chart)]));
     figure::section("Memory", html)
 }
 
@@ -43,7 +43,9 @@ fn categories(memory: &Value) -> Html {
     let row = |name: &str, predicted: u64, measured: Option<u64>, most: u64| {
         let mut bars = Html::new();
         bars.bar("s0", predicted as f64 / most as f64);
-        bars.bar("s1", measured.unwrap_or(0) as f64 / most as f64);
+        if let Some(measured) = measured {
+            bars.bar("s1", measured as f64 / most as f64);
+        }
         let error = measured.filter(|&measured| measured > 0).map_or_else(
             || "-".to_owned(),
             |measured| format!("{:+.1} %", 100.0 * (predicted as f64 / measured as f64 - 1.0)),

@@ -13,7 +13,7 @@ mod timeline;
 use super::{html::Html, read::ReportedRun};
 
 pub use self::{
-    figure::{figure, section},
+    figure::{charts, figure, section},
     overview::results,
 };
 

@@ -10,16 +10,18 @@ use crate::{
 };
 
 /// Keys of the run file that tell most of a run, in this order.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 14] = [
     "task.type",
-    "task.model.path",
-    "task.data.path",
-    "task.data.sets",
+    "model.path",
+    "data.path",
+    "data.sets",
+    "lora.rank",
+    "optimizer.lr",
     "run.seed",
-    "train.micro_batch",
-    "train.grad_accumulation",
+    "train.steps",
     "train.epochs",
-    "train.max_steps",
+    "train.global_batch",
+    "train.micro_batch",
     "train.recompute",
     "launch.device",
     "cache.mode",
@@ -29,7 +31,7 @@ const KEYS: [&str; 12] = [
 const LONGEST: usize = 200;
 
 /// A figure of a run's results: its name, and what it is; an empty text if it is not known.
-pub type RunResult = (&'static str, String);
+pub type RunResult = (String, String);
 
 /// The figures that stand on top of a page, and beside those of other runs.
 pub fn results(run: &ReportedRun) -> Vec<RunResult> {
@@ -58,28 +60,29 @@ pub fn results(run: &ReportedRun) -> Vec<RunResult> {
     let (name, held_out) = measured(summary);
     let peak = summary["peak_memory"].as_array().into_iter().flatten().filter_map(peak_of).max();
     let faults = records.map_or(0, |records| records.faults.len());
-    vec![
+    let results = [
         ("state", state),
         ("steps", steps),
         ("loss", loss),
-        (name, held_out),
+        (&*name, held_out),
         ("samples/s", summary["samples_per_second"].as_f64().map_or_else(String::new, human::count)),
         ("training time", summary["train_seconds"].as_f64().map_or_else(String::new, human::seconds)),
         ("largest peak", peak.map_or_else(String::new, human::bytes)),
         ("ranks", summary["world_size"].as_u64().map_or_else(String::new, |ranks| ranks.to_string())),
         ("faults", faults.to_string()),
-    ]
+    ];
+    results.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
 /// The measure of held-out samples that decides, before and after training.
-fn measured(summary: &Value) -> (&'static str, String) {
+fn measured(summary: &Value) -> (String, String) {
     let after = summary["error_after"].as_object();
     let first =
         after.and_then(|all| all.iter().find(|(name, value)| *name != "samples" && value.is_number()));
-    let Some((name, value)) = first else { return ("held-out error", String::new()) };
+    let Some((name, value)) = first else { return ("held-out".to_owned(), String::new()) };
     let [before, after] = [&summary["error_before"][name], value].map(|value| value.as_f64().map(rounded));
     let told = [before, after].into_iter().flatten().collect::<Vec<_>>().join(" → ");
-    ("held-out error", format!("{told} {}", name.replace('_', " ")))
+    (format!("held-out {}", name.replace('_', " ")), told)
 }
 
 /// The largest of a rank's peaks, in bytes.
@@ -96,14 +99,14 @@ pub fn tiles(run: &ReportedRun) -> Html {
     let mut html = Html::new();
     html.element("div", "tiles", |html| {
         for (name, value) in results(run).into_iter().filter(|(_, value)| !value.is_empty()) {
-            let class = match (name, value.as_str()) {
+            let class = match (name.as_str(), value.as_str()) {
                 ("state", "failed") => "bad",
                 ("state", "finished") => "good",
                 ("faults", count) if count != "0" => "warn",
                 _ => "",
             };
             html.element("div", class, |html| {
-                html.element("small", "", |html| html.text(name));
+                html.element("small", "", |html| html.text(&name));
                 html.element("b", "", |html| html.text(&value));
             });
         }

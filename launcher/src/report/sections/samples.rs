@@ -32,36 +32,55 @@ pub(super) fn samples(run: &ReportedRun) -> Option<Html> {
     let mut whole = Html::new();
     whole.element("p", "legend", |html| {
         if let Some(step) = run.samples["step"].as_u64() {
-            html.text(&format!("after step {step}: "));
+            html.text(&format!("after step {step} "));
         }
-        html.push(Html::of("span", "s7", "reference"));
-        html.push(Html::of("span", "s1", "predicted"));
+        // Pictures say by their names what they are.
+        if list(&run.samples, "samples").any(has_pairs) {
+            html.push(Html::of("span", "s7", "reference"));
+            html.push(Html::of("span", "s1", "predicted"));
+        }
     });
     whole.push(html);
     section("Held-out samples", whole)
 }
 
+/// Whether it has what is drawn in two colours.
+fn has_pairs(sample: &Value) -> bool {
+    ["curves", "texts"].iter().any(|key| list(sample, key).next().is_some())
+}
+
 fn one(html: &mut Html, sample: &Value) {
     html.element("h4", "", |html| {
         html.text(&sample["sample"].as_u64().map_or_else(String::new, |index| format!("sample {index} ")));
-        html.element("q", "", |html| html.text(text(&sample["title"])));
-    });
-    html.element("div", "pictures", |html| {
-        for picture in list(sample, "pictures") {
-            html.element("figure", "small", |html| {
-                html.picture(text(&picture["png"]), text(&picture["name"]));
-                html.element("figcaption", "", |html| html.text(text(&picture["name"])));
-            });
+        let title = text(&sample["title"]);
+        if !title.is_empty() {
+            html.element("q", "", |html| html.text(title));
         }
     });
-    html.element("div", "charts small", |html| {
-        for curve in list(sample, "curves") {
-            let of =
-                |key: &str, colour| PlotCurve { colour, points: points(&curve[key]), ..PlotCurve::default() };
-            let curves = vec![of("reference", 7), of("predicted", 1)];
-            html.push(figure(text(&curve["name"]), &[], Chart { curves, small: true, ..Chart::default() }));
-        }
-    });
+    if list(sample, "pictures").next().is_some() {
+        html.element("div", "pictures", |html| {
+            for picture in list(sample, "pictures") {
+                html.element("figure", "small", |html| {
+                    html.picture(text(&picture["png"]), text(&picture["name"]));
+                    html.element("figcaption", "", |html| html.text(text(&picture["name"])));
+                });
+            }
+        });
+    }
+    if list(sample, "curves").next().is_some() {
+        html.element("div", "charts small", |html| {
+            for curve in list(sample, "curves") {
+                let of = |key: &str, colour| PlotCurve {
+                    colour,
+                    points: points(&curve[key]),
+                    ..PlotCurve::default()
+                };
+                let curves = vec![of("reference", 7), of("predicted", 1)];
+                let chart = Chart { curves, small: true, ..Chart::default() };
+                html.push(figure(text(&curve["name"]), &[], chart));
+            }
+        });
+    }
     for pair in list(sample, "texts") {
         html.element("div", "pair", |html| {
             html.element("small", "", |html| html.text(text(&pair["name"])));

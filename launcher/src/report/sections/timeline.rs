@@ -2,7 +2,7 @@
 
 use coxswain_proto::human;
 
-use super::figure::{figure, section};
+use super::figure::{charts, figure, section};
 use crate::report::{
     chart::{Chart, PlotCurve, Unit},
     html::Html,
@@ -39,14 +39,12 @@ fn steps_over_time(run: &ReportedRun) -> Html {
         faults: faults.to_vec(),
         ..Chart::default()
     };
-    let mut html = Html::new();
-    html.element("div", "charts", |html| {
-        let steps = PlotCurve { points, ..PlotCurve::default() };
-        html.push(figure("Steps committed over time", lines, chart(steps, Unit::Steps, &faults)));
-        let world = PlotCurve { colour: 2, points: world, ..PlotCurve::default() };
-        html.push(figure("Ranks over time", lines, chart(world, Unit::Number, &faults)));
-    });
-    html
+    let steps = PlotCurve { points, ..PlotCurve::default() };
+    let world = PlotCurve { colour: 2, points: world, ..PlotCurve::default() };
+    charts([
+        figure("Steps committed over time", lines, chart(steps, Unit::Steps, &faults)),
+        figure("Ranks over time", lines, chart(world, Unit::Things, &faults)),
+    ])
 }
 
 fn faults(run: &ReportedRun) -> Html {

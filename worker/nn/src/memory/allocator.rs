@@ -6,7 +6,12 @@ use std::{
 };
 
 static IN_USE: AtomicU64 = AtomicU64::new(0);
+/// Since somebody restarted or took it last.
 static PEAK: AtomicU64 = AtomicU64::new(0);
+/// The largest that was taken since the last [`restart_peak`].
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// The largest that was restarted since the last [`take_mark`].
+static RESTARTED: AtomicU64 = AtomicU64::new(0);
 /// The same, restarted where guarded work begins and not where a phase's record begins.
 static GUARD_PEAK: AtomicU64 = AtomicU64::new(0);
 
@@ -24,12 +29,21 @@ pub fn in_use() -> u64 {
 
 /// Most bytes handed out since the last [`restart_peak`].
 pub fn peak() -> u64 {
-    PEAK.load(Relaxed)
+    PEAK.load(Relaxed).max(TAKEN.load(Relaxed))
 }
 
 /// Lets the peak start again from what is in use now.
 pub fn restart_peak() {
-    PEAK.store(in_use(), Relaxed);
+    RESTARTED.fetch_max(PEAK.swap(in_use(), Relaxed), Relaxed);
+    TAKEN.store(0, Relaxed);
+}
+
+/// Most bytes handed out since the last call, whoever restarts the peak in between; the peak goes on as if
+/// nothing was asked. For one caller, which a profile is.
+pub fn take_mark() -> u64 {
+    let peak = PEAK.swap(in_use(), Relaxed);
+    TAKEN.fetch_max(peak, Relaxed);
+    peak.max(RESTARTED.swap(0, Relaxed))
 }
 
 /// Most bytes handed out since the last [`restart_guard_peak`].

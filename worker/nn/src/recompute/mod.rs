@@ -54,6 +54,7 @@ use crate::{
     kernels::{DropoutRows, Tape},
     memory,
     params::{GradientSums, Notes, ParamScope, Trainables, held},
+    profile,
 };
 use segment::{Input, Recorded, Segment};
 
@@ -252,6 +253,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         let x_nd = self.rounded(x_nd);
         let y_nd = self.layers.fold(0..count, x_nd, |x_nd, index, layer| {
             memory::check();
+            let _layer = profile::layer(index);
             if index < first {
                 return ControlFlow::Continue(self.plain(layer, x_nd));
             }
@@ -265,8 +267,9 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
     /// Runs every layer and keeps nothing.
     pub fn run(&self, x_nd: Tensor<B, 2>) -> Result<Tensor<B, 2>, S::Fault> {
         let x_nd = self.rounded(x_nd);
-        self.layers.fold(0..self.layers.count(), x_nd, |x_nd, _, layer| {
+        self.layers.fold(0..self.layers.count(), x_nd, |x_nd, index, layer| {
             memory::check();
+            let _layer = profile::layer(index);
             ControlFlow::Continue(self.plain(layer, x_nd))
         })
     }
@@ -285,6 +288,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         let dx = self.layers.fold(order, Some(dy_nd), |dy, index, layer| {
             let (Some(dy_nd), Some(kept)) = (dy, kept.pop()) else { return ControlFlow::Break(None) };
             memory::check();
+            let _layer = profile::layer(index);
             let (attention, mlp) = match kept {
                 Kept::Graphs(graphs) => {
                     let [attention, mlp] = *graphs;
@@ -370,7 +374,10 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
     fn again(&self, half: &impl Segment<B>, kept: Half<'a, B>, track_x: bool) -> Recorded<'a, B> {
         match kept {
             Half::Recorded(recorded) => recorded,
-            Half::Kept((x_nd, notes)) => self.record(half, held::unpacked(x_nd), track_x, Some(notes)),
+            Half::Kept((x_nd, notes)) => {
+                let _again = profile::part("recompute");
+                self.record(half, held::unpacked(x_nd), track_x, Some(notes))
+            }
         }
     }
 

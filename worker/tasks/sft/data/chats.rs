@@ -56,8 +56,29 @@ impl Chats {
         surviving(|| self.encoded(index, &self.source.chat(index)?).map_err(refuse), refuse)
     }
 
+    /// Chat `index` as it is written.
+    pub fn chat(&self, index: u64) -> Result<Chat, DataError> {
+        self.source.chat(index)
+    }
+
+    /// The file of an image of chat `index`; or what is wrong with it.
+    pub fn image(&self, index: u64, name: &str) -> Result<Vec<u8>, String> {
+        self.source.image(index, name, u64::MAX)
+    }
+
+    /// The beginning of chat `index`, up to where the assistant answers.
+    pub fn question(&self, index: u64, beginning: &Chat) -> Result<ChatSample, DataError> {
+        let question = self.reader.question(beginning, &|image| self.image(index, image));
+        question.map_err(|fault| self.source.fault(index, fault))
+    }
+
+    /// What encodes chats.
+    pub fn reader(&self) -> &ChatReader {
+        &self.reader
+    }
+
     fn encoded(&self, index: u64, chat: &Chat) -> Result<ChatSample, String> {
-        self.cut(self.reader.chat(index, chat, &|image| self.source.image(index, image, u64::MAX))?)
+        self.cut(self.reader.chat(index, chat, &|image| self.image(index, image))?)
     }
 
     /// A chat that is too long, without its end; refused if an image or the whole answer would go with it.

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     bfloat16::{narrow, widen},
     kernels::{GradientSlot, ModelBackend, vectorised},
+    profile,
 };
 
 /// Elements given to a thread at once where nothing but their type changes.
@@ -49,27 +50,33 @@ impl Flat for Vec<f32> {
     }
 
     fn clear(&mut self, range: Range<usize>) {
+        let _op = profile::operation("clearing of gradients");
         self[range].fill(0.0);
     }
 
     fn squares(&self, ranges: &[Range<usize>]) -> f64 {
+        let _op = profile::operation("norm of the gradient");
         ranges.iter().map(|range| sum_of_squares(&self[range.clone()])).sum()
     }
 
     fn squares_by_run(&self, range: Range<usize>, runs: &[Range<usize>]) -> (f64, Vec<f64>) {
+        let _op = profile::operation("norm of the gradient");
         let runs: Vec<_> = runs.iter().map(|run| run.start - range.start..run.end - range.start).collect();
         sums_of_squares(&self[range], &runs)
     }
 
     fn adamw(part: Part<'_, Self>, runs: &[Run]) {
+        let _op = profile::operation("AdamW");
         adamw::update(part, runs, None);
     }
 
     fn adamw_averaging(part: Part<'_, Self>, runs: &[Run], average: &mut Self, share: f32) {
+        let _op = profile::operation("AdamW with average");
         adamw::update(part, runs, Some(Average { values: average, share }));
     }
 
     fn approach(&mut self, towards: &Self, from: usize, share: f32) {
+        let _op = profile::operation("average of the weights");
         approach(self, &towards[from..], share);
     }
 
@@ -82,11 +89,13 @@ impl Flat for Vec<f32> {
     }
 
     fn narrow(&self, halves: &mut Vec<bf16>) {
+        let _op = profile::operation("packing to 2 bytes");
         halves.resize(self.len(), bf16::ZERO);
         convert(self, halves, narrow);
     }
 
     fn widen(&mut self, halves: &Vec<bf16>, range: Range<usize>) {
+        let _op = profile::operation("unpacking of 2 bytes");
         convert(&halves[range.clone()], &mut self[range], widen);
     }
 }
@@ -107,6 +116,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add(&mut self, gradients: Vec<Gradient<B>>) {
+        let _op = profile::operation("adding up gradients");
         if gradients.is_empty() {
             return;
         }
@@ -128,6 +138,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add_rows(&mut self, gradients: RowGradients<'_, B>) {
+        let _op = profile::operation("adding up a table's gradients");
         let RowGradients { range, first, lookups, values_nd } = gradients;
         let (width, mut table, mut before) = (values_nd.dims()[1], &mut self[range], 0);
         if first {

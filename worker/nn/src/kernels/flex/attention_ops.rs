@@ -8,7 +8,10 @@ use super::{
     pointwise, rows,
     softmax::{self, Added},
 };
-use crate::kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, backward, reference};
+use crate::{
+    kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, backward, reference},
+    profile,
+};
 
 impl AttentionOps for Flex {
     fn rotary(
@@ -16,6 +19,7 @@ impl AttentionOps for Flex {
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
+        let _op = profile::operation("rotary embedding");
         if !is_f32(&x_bshk) {
             return reference::rotary(x_bshk, cos_bsk, sin_bsk);
         }
@@ -27,6 +31,7 @@ impl AttentionOps for Flex {
         cos_bsk: Tensor<Self, 3>,
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
+        let _op = profile::operation("rotary embedding, backward");
         if !is_f32(&dy_bshk) {
             return backward::rotary(dy_bshk, cos_bsk, sin_bsk);
         }
@@ -40,6 +45,7 @@ impl AttentionOps for Flex {
         mask: &AttentionMask,
         scale: f64,
     ) -> AttentionOutput<Self> {
+        let _op = profile::operation("attention");
         if !is_f32(&q_bshk) {
             let out_bshk = reference::attention(q_bshk, k_bshk, v_bshk, mask, scale);
             return AttentionOutput { out_bshk, lse_bsh: None };
@@ -57,6 +63,7 @@ impl AttentionOps for Flex {
         scale: f64,
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
+        let _op = profile::operation("attention, backward");
         let Some(lse_bsh) = saved.output.lse_bsh.clone() else {
             return backward::attention(saved, mask, scale, dout_bshk);
         };
@@ -71,6 +78,7 @@ impl AttentionOps for Flex {
     }
 
     fn biased_softmax(scores: Tensor<Self, 4>, added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
+        let _op = profile::operation("softmax");
         if !(is_f32(&scores) && added.iter().all(is_f32)) {
             return reference::biased_softmax(scores, added);
         }
@@ -82,6 +90,7 @@ impl AttentionOps for Flex {
     }
 
     fn softmax_backward(weights: Tensor<Self, 4>, dweights: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let _op = profile::operation("softmax, backward");
         if !(is_f32(&weights) && is_f32(&dweights)) {
             return backward::softmax(weights, dweights);
         }
@@ -90,6 +99,7 @@ impl AttentionOps for Flex {
     }
 
     fn heads_inside(x_bhsk: Tensor<Self, 4>) -> Tensor<Self, 4> {
+        let _op = profile::operation("transposition of heads");
         let [batch, heads, len, width] = x_bhsk.dims();
         if !is_f32(&x_bhsk) {
             return x_bhsk.swap_dims(1, 2);

@@ -6,8 +6,11 @@ use super::{
     border::{Values, WeightValues, has_weight_path, is_f32, tensor},
     linear,
 };
-use crate::kernels::{
-    Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, backward, reference,
+use crate::{
+    kernels::{
+        Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, backward, reference,
+    },
+    profile,
 };
 
 impl LinearOps for Flex {
@@ -16,6 +19,7 @@ impl LinearOps for Flex {
         w_oi: Tensor<Self, 2>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
+        let _op = profile::operation("linear");
         if !has_weight_path(&x_ni, &w_oi) {
             return reference::linear(x_ni, w_oi, bias_o);
         }
@@ -27,6 +31,7 @@ impl LinearOps for Flex {
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("linear, input gradient");
         if !has_weight_path(&dy_no, &w_oi) {
             return backward::linear_input(dy_no, w_oi);
         }
@@ -36,6 +41,7 @@ impl LinearOps for Flex {
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("linear, weight gradient");
         if !is_f32(&x_ni) {
             return backward::linear_weight(dy_no, x_ni);
         }
@@ -46,6 +52,7 @@ impl LinearOps for Flex {
     }
 
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
+        let _op = profile::operation("linear, weight gradient");
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
         let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
         linear::add_weight_gradient(dy.dense([tokens, outputs]), x.dense([tokens, inputs]), sum);
@@ -57,6 +64,7 @@ impl LinearOps for Flex {
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let _op = profile::operation("LoRA linear");
         if !has_weight_path(&x_ni, &w_oi) {
             return reference::lora_linear_saving(x_ni, w_oi, bias_o, update);
         }
@@ -89,6 +97,7 @@ impl LinearOps for Flex {
         dy_no: Tensor<Self, 2>,
         wants_dx: bool,
     ) -> LowRankGradients<Self> {
+        let _op = profile::operation("LoRA linear, backward");
         let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
         if !has_weight_path(&x_ni, &w_oi) {
             return backward::lora_linear(LowRankSaved { x_ni, down_nr, w_oi, update }, dy_no, wants_dx);

@@ -6,10 +6,14 @@ use super::{
     border::{Values, WeightValues, changed, is_f32, tensor},
     cross_entropy, linear, norm, pointwise, rounding,
 };
-use crate::kernels::{CrossEntropy, RowOps, backward, reference};
+use crate::{
+    kernels::{CrossEntropy, RowOps, backward, reference},
+    profile,
+};
 
 impl RowOps for Flex {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
+        let _op = profile::operation("RMS norm");
         if !is_f32(&x_nd) {
             return reference::rms_norm(x_nd, gain_d, eps);
         }
@@ -24,6 +28,7 @@ impl RowOps for Flex {
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> Tensor<Self, 2> {
+        let _op = profile::operation("RMS norm, backward");
         if !is_f32(&x_nd) {
             return backward::rms_norm(x_nd, gain_d, dy_nd, eps);
         }
@@ -32,6 +37,7 @@ impl RowOps for Flex {
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("SwiGLU");
         if !is_f32(&gate_nf) {
             return reference::swiglu(gate_nf, up_nf);
         }
@@ -45,6 +51,7 @@ impl RowOps for Flex {
         up_nf: Tensor<Self, 2>,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let _op = profile::operation("SwiGLU, backward");
         if !is_f32(&gate_nf) {
             return backward::swiglu(gate_nf, up_nf, dy_nf);
         }
@@ -55,6 +62,7 @@ impl RowOps for Flex {
     }
 
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
+        let _op = profile::operation("linear, bias gradient");
         if !is_f32(&dy_no) {
             return backward::linear_bias(dy_no);
         }
@@ -63,6 +71,7 @@ impl RowOps for Flex {
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        let _op = profile::operation("layer norm");
         if !is_f32(&x_nd) {
             return reference::layer_norm(x_nd, eps);
         }
@@ -71,6 +80,7 @@ impl RowOps for Flex {
     }
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
+        let _op = profile::operation("layer norm, backward");
         if !is_f32(&x_nd) {
             return backward::layer_norm(x_nd, dy_nd, eps);
         }
@@ -85,6 +95,7 @@ impl RowOps for Flex {
         shift_bd: Tensor<Self, 2>,
         eps: f64,
     ) -> Tensor<Self, 2> {
+        let _op = profile::operation("modulated layer norm");
         if !is_f32(&x_nd) {
             return reference::modulated_layer_norm(x_nd, scale_bd, shift_bd, eps);
         }
@@ -108,6 +119,7 @@ impl RowOps for Flex {
         dy_nd: Tensor<Self, 2>,
         eps: f64,
     ) -> [Tensor<Self, 2>; 3] {
+        let _op = profile::operation("modulated layer norm, backward");
         if !is_f32(&x_nd) {
             return backward::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps);
         }
@@ -119,6 +131,7 @@ impl RowOps for Flex {
     }
 
     fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("rounding");
         if !is_f32(&x_nd) {
             return reference::rounded(x_nd);
         }
@@ -126,6 +139,7 @@ impl RowOps for Flex {
     }
 
     fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("rounding");
         if !is_f32(&x_nd) || !is_f32(&y_nd) {
             return reference::rounded(x_nd + y_nd);
         }
@@ -134,11 +148,13 @@ impl RowOps for Flex {
     }
 
     fn narrowed(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("packing to 2 bytes");
         let shape = x_nd.dims();
         tensor(rounding::narrowed(Values::of(x_nd).get()), shape)
     }
 
     fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("unpacking of 2 bytes");
         match WeightValues::of(x_nd.clone()).get() {
             linear::Weight::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
             linear::Weight::F32(_) => x_nd,
@@ -146,6 +162,7 @@ impl RowOps for Flex {
     }
 
     fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
+        let _op = profile::operation("cross entropy");
         if !is_f32(&logits_nv) {
             return reference::cross_entropy(logits_nv, targets, gradient);
         }
@@ -161,6 +178,7 @@ impl RowOps for Flex {
     }
 
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("GELU");
         if !is_f32(&x_nf) {
             return reference::gelu_tanh(x_nf);
         }
@@ -169,6 +187,7 @@ impl RowOps for Flex {
     }
 
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let _op = profile::operation("GELU, backward");
         if !is_f32(&x_nf) {
             return backward::gelu_tanh(x_nf, dy_nf);
         }

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Records a command on a terminal of 80 x 24 as an animated SVG, from what tmux has on its screen:
+
+    docs/figures/console.py --every 5 --frames 60 --show 0.5 'cox run configs/quickstart.yaml' > docs/figures/console.svg
+
+A row that comes again is drawn once and used again. Needs tmux; the picture needs nothing, and runs no script.
+"""
+
+import argparse
+import html
+import re
+import subprocess
+import sys
+import time
+
+COLUMNS, ROWS = 80, 24
+LETTER, LINE, MARGIN = 7.8, 17, 10
+COLOURS = ["#6e7681", "#ff7b72", "#4ac26b", "#e3a53a", "#62aef0", "#bb8ae6", "#42c2c2", "#e3e8ef"]
+SESSION = f"cox-console-{time.time_ns()}"
+
+
+def tmux(*command):
+    return subprocess.run(["tmux", "-L", SESSION, *command], check=True, capture_output=True, text=True).stdout
+
+
+def is_alive():
+    state = tmux("display-message", "-p", "#{pane_dead}")
+    return state.strip() == "0"
+
+
+def record(command, every, most):
+    """Screens, one each so many seconds, until the command has ended."""
+    tmux("-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "cat")
+    tmux("set-option", "-g", "status", "off")
+    tmux("set-option", "-g", "remain-on-exit", "on")
+    tmux("set-option", "-g", "remain-on-exit-format", "")
+    tmux("respawn-pane", "-k", f"TERM=xterm-256color {command}")
+    frames, begun = [], time.monotonic()
+    try:
+        while len(frames) < most:
+            time.sleep(max(0.0, begun + every * (len(frames) + 1) - time.monotonic()))
+            ended = not is_alive()
+            frames.append(tmux("capture-pane", "-e", "-p").split("\n")[:ROWS])
+            if ended:
+                break
+    finally:
+        tmux("kill-server")
+    return frames, time.monotonic() - begun
+
+
+def spans(row):
+    """Pieces of a row with their styles, from its escape sequences."""
+    colour, bold, dim = None, False, False
+    for escape, text in re.findall(r"\x1b\[([\d;]*)m|([^\x1b]+)", row):
+        if text:
+            style = f' fill="{COLOURS[colour]}"' if colour is not None else ""
+            style += ' font-weight="bold"' if bold else ""
+            yield text, style + (' opacity="0.6"' if dim else "")
+            continue
+        for code in map(int, (escape or "0").split(";")):
+            if code == 0:
+                colour, bold, dim = None, False, False
+            elif code in (1, 2):
+                bold, dim = bold or code == 1, dim or code == 2
+            elif 30 <= code <= 37 or 90 <= code <= 97:
+                colour = code % 10
+            elif code == 39:
+                colour = None
+
+
+def drawn(row):
+    """A row as text, each piece at its column: a font's letters may be wider than others."""
+    out, column = [], 0
+    for text, style in spans(row):
+        bare = text.rstrip()
+        if bare:
+            x = MARGIN + LETTER * (column + len(text) - len(text.lstrip()))
+            bare = html.escape(bare.lstrip())
+            length = LETTER * len(text.strip())
+            out.append(f'<tspan x="{x:.1f}" textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"{style}>{bare}</tspan>')
+        column += len(text)
+    return "".join(out)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--every", type=float, default=1.0, help="seconds between two screens")
+    arguments.add_argument("--frames", type=int, default=60, help="most screens")
+    arguments.add_argument("--show", type=float, default=0.5, help="seconds that a screen is shown")
+    arguments.add_argument("command")
+    given = arguments.parse_args()
+    frames, took = record(given.command, given.every, given.frames)
+    width, height = MARGIN * 2 + LETTER * COLUMNS, MARGIN * 2 + LINE * ROWS
+    rows, lines = {}, []
+    # The last screen stays for as long as five others.
+    turns = len(frames) + 4
+    for at, frame in enumerate(frames):
+        used = []
+        for line, row in enumerate(frame):
+            text = drawn(row)
+            if text:
+                name = rows.setdefault(text, f"r{len(rows)}")
+                used.append(f'<use href="#{name}" y="{LINE * line}"/>')
+        kind = "l" if at + 1 == len(frames) else "f"
+        lines.append(f'<g class="{kind}" style="animation-delay:{given.show * at:g}s">{"".join(used)}</g>')
+    whole = given.show * turns
+    print(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}">\n'
+        "<style>text { font: 13px ui-monospace, 'DejaVu Sans Mono', monospace; fill: #e3e8ef; white-space: pre; }\n"
+        f".f, .l {{ visibility: hidden; animation: f {whole:g}s step-end infinite; }}\n"
+        f".l {{ animation-name: l; }}\n"
+        f"@keyframes f {{ 0% {{ visibility: visible; }} {100 / turns:.4f}%, 100% {{ visibility: hidden; }} }}\n"
+        f"@keyframes l {{ 0% {{ visibility: visible; }} {500 / turns:.4f}%, 100% {{ visibility: hidden; }} }}\n"
+        "@media (prefers-reduced-motion: reduce) { .f { animation: none; } .l { animation: none; visibility: visible; } }\n"
+        "</style>\n"
+        f'<rect width="{width:g}" height="{height}" rx="6" fill="#0f141b"/>\n<defs>'
+    )
+    for text, name in rows.items():
+        print(f'<text id="{name}" y="{MARGIN + 12}">{text}</text>')
+    print("</defs>")
+    print("\n".join(lines))
+    print("</svg>")
+    print(f"{len(frames)} screens of {took:.0f} s", file=sys.stderr)
+
+
+main()

@@ -1,0 +1,161 @@
+//! Steps of a run that end with their profile: nothing is saved, evaluated or exported.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coxswain_nn::profile::{self, SpanKind, SpanSum};
+use coxswain_proto::{cache_plan::Decided, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_worker::{
+    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    trainer::{Trainer, TrainerFailure, TrainerOutcome},
+};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failed};
+
+/// Steps before the first one that is recorded: the optimizer makes its buffers in the first.
+pub const WARM_UP: u64 = 1;
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct ProfiledSteps {
+    /// How many.
+    pub count: u64,
+    /// Samples of each.
+    pub samples: u64,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// What steps came to.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Which ones.
+    pub steps: ProfiledSteps,
+    /// All of their spans.
+    pub all: SpanSum,
+}
+
+impl Profile {
+    /// Milliseconds of a step, of a time over all of them.
+    pub fn ms(&self, time: std::time::Duration) -> f64 {
+        1e3 * time.as_secs_f64() / self.steps.count as f64
+    }
+
+    /// Percent of the steps' time.
+    pub fn share(&self, time: std::time::Duration) -> f64 {
+        100.0 * time.as_secs_f64() / self.all.time.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// For programs: the tree of spans, times in milliseconds a step, memory in bytes.
+    pub fn json(&self) -> Value {
+        let ProfiledSteps { count, samples, threads } = self.steps;
+        json!({"steps": count, "warm_up": WARM_UP, "samples_per_step": samples, "threads": threads,
+            "all": self.json_of(&self.all)})
+    }
+
+    fn json_of(&self, span: &SpanSum) -> Value {
+        let (kind, number) = match span.kind {
+            SpanKind::All => ("all", None),
+            SpanKind::Phase => ("phase", None),
+            SpanKind::Stage => ("stage", None),
+            SpanKind::Layer(number) => ("layer", Some(number)),
+            SpanKind::Part => ("part", None),
+            SpanKind::Operation => ("operation", None),
+        };
+        let inner: Vec<_> = span.inner.iter().map(|inner| self.json_of(inner)).collect();
+        json!({"kind": kind, "name": span.name, "number": number, "ms": self.ms(span.time),
+            "own_ms": self.ms(span.own_time()), "count": span.count as f64 / self.steps.count as f64,
+            "peak_bytes": span.peak, "inner": inner})
+    }
+}
+
+/// Trains a run's first steps and says where their time went. The spec's output directory is written to.
+pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Profile, Failed> {
+    let failed = |failure: TrainerFailure| Failed::new(Exit::of_failure(failure.kind), failure.message);
+    let facts = trainer.open(spec).map_err(failed)?;
+    let plan = Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
+    let total = plan.total_steps();
+    if total < WARM_UP + count {
+        let most = total.saturating_sub(WARM_UP);
+        return Err(Failed::usage(format!(
+            "--steps {count}: the run has {total} steps, of which the first is not recorded; at most {most}"
+        )));
+    }
+    let taken = Arc::new(Mutex::new(None));
+    let solo = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None);
+    let link = RecordingLink { solo, done: 0, last: WARM_UP + count, taken: Arc::clone(&taken) };
+    match trainer.train(spec, Box::new(link)) {
+        TrainerOutcome::Done => {}
+        TrainerOutcome::Aborted(reason) => return Err(Failed::new(Exit::Internal, reason)),
+        TrainerOutcome::Failed(failure) => return Err(failed(failure)),
+    }
+    let all = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let all =
+        all.ok_or_else(|| Failed::new(Exit::Internal, "training ended before its profile was taken"))?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads =
+        std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).unwrap_or(threads);
+    Ok(Profile { steps: ProfiledSteps { count, samples: spec.train.global_batch as u64, threads }, all })
+}
+
+/// A world of one that records its steps after the first, and ends with the last of them. Lives on the
+/// trainer's thread, as the spans do.
+struct RecordingLink {
+    solo: SoloLink,
+    /// Steps that are done.
+    done: u64,
+    last: u64,
+    taken: Arc<Mutex<Option<SpanSum>>>,
+}
+
+impl Link for RecordingLink {
+    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
+        self.solo.assignment(why)
+    }
+
+    fn has_generations(&self) -> bool {
+        self.solo.has_generations()
+    }
+
+    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+        self.solo.lease(step, samples)
+    }
+
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+        self.solo.lease_ahead(step, samples)
+    }
+
+    fn decided(&self, step: Step) -> Option<Decided> {
+        self.solo.decided(step)
+    }
+
+    fn commands(&mut self) -> Commands {
+        self.solo.commands()
+    }
+
+    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
+        self.solo.wait_while_paused()
+    }
+
+    fn at(&mut self, phase: Phase, step: Step) {
+        self.solo.at(phase, step);
+        profile::phase(phase.name());
+    }
+
+    fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        let is_step = matches!(report, Report::Step(_));
+        self.solo.report(report)?;
+        if !is_step {
+            return Ok(());
+        }
+        self.done += 1;
+        if self.done == WARM_UP {
+            profile::start();
+        }
+        if self.done < self.last {
+            return Ok(());
+        }
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = profile::stop();
+        Err(LinkError::Dismissed("its profile is taken".to_owned()))
+    }
+}
