@@ -152,7 +152,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
         Move::Exit(rank) => {
             let pid = run.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
-            Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended: Ended::Code(1) }
+            Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended: Ended::Code(1), sample: None }
         }
     };
     run.ticket += 1;
