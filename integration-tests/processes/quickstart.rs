@@ -23,6 +23,7 @@ mod samples;
 mod separation;
 mod serve;
 mod signals;
+mod slow;
 mod stages;
 mod standstill;
 mod support;

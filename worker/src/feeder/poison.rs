@@ -27,7 +27,9 @@ static POISON: LazyLock<Option<(u64, How)>> = LazyLock::new(|| {
 pub(super) fn taste(index: u64) {
     match *POISON {
         Some((poison, How::Abort)) if poison == index => std::process::abort(),
-        Some((poison, How::Stack)) if poison == index => drop(exhaust(black_box(u64::MAX))),
+        Some((poison, How::Stack)) if poison == index => {
+            black_box(exhaust(black_box(u64::MAX)));
+        }
         _ => {}
     }
 }

@@ -42,7 +42,9 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let world = self.world();
         let parts: Vec<u64> = (0..world).map(|rank| digest([(weights, self.part_in(world, rank))])).collect();
         let mut all = blake3::Hasher::new();
-        parts.iter().for_each(|part| drop(all.update(&part.to_le_bytes())));
+        for part in &parts {
+            all.update(&part.to_le_bytes());
+        }
         let rank = self.rank().0 as usize;
         Digests {
             weights: first_bytes(&all),
