@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
-    feeder::Prefetcher,
+    feeder::{Prefetcher, note},
     link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},

@@ -18,7 +18,7 @@ fn order() -> Order {
 }
 
 /// The sample at this position of the first epoch, whose own row is damaged.
-fn bad(position: u64) -> BadSample {
+pub(super) fn bad(position: u64) -> BadSample {
     let number = order().at(0, position).expect("within the epoch");
     BadSample { epoch: 0, position, row: DamagedRow { row: number, begin: number, end: number + 1 } }
 }
