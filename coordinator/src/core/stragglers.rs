@@ -7,15 +7,16 @@
 //! own time   = total - communication      one rank's, in one step
 //!            = data + optimizer + compute
 //! slowness   = own time / median of the other ranks' own times
-//! slow       the median slowness of the last 16 steps is 1.2 or more; well again below 1.1
+//! slow       in 14 of the last 20 steps it was 1.14 or more, and its median 1.2; well again below 1.1
 //! ```
 //!
 //! Ranks may have unequal work: slices that differ by a sample, longer prompts. So a rank is compared as it
 //! is, for each of its samples, and for each of its tokens, and the least of the three counts. A step that was
 //! tried again or left out, or for which some rank had features to compute, is none to compare.
 //!
-//! A window begins anew with each generation. Medians of both kinds keep a step that a page cache or a
-//! neighbour's burst has slowed from counting, and a rank that is slow from moving what it is compared with.
+//! A window begins anew with each generation. Medians keep single steps from counting, and a rank that is slow
+//! from moving what it is compared with. That most steps must be slow keeps two bursts of a few steps each
+//! (a page cache that is written back, another job that starts) from making a median of their own.
 //!
 //! What this does not do: tell whose network is slow. All ranks of a ring wait for its slowest link alike.
 
@@ -29,9 +30,12 @@ use coxswain_proto::{
     report::StepReport,
 };
 
-/// Steps of a window: enough that noise of a tenth a step stays away from the threshold, few enough that a
-/// rank is named within 20 steps.
-const WINDOW: usize = 16;
+/// Steps of a window: as many as may pass until a rank is named.
+const WINDOW: usize = 20;
+/// Of these, how many must be slow.
+const ENOUGH: usize = 14;
+/// Slowness of a step that counts: half-way from 1 to 1.3, in the logarithm.
+const COUNTS: f64 = 1.14;
 /// Steps of a generation that do not count: caches of a new process are cold.
 const WARM_UP: u64 = 2;
 /// A rank that takes so many times as long as the others is slow.
@@ -77,7 +81,7 @@ pub struct Slowness {
     pub excess: f64,
 }
 
-/// `1.31 times the time of the other ranks in the last 16 steps, most of it in data (+ 120 ms a step)`.
+/// `1.31 times the time of the other ranks in the last 20 steps, most of it in data (+ 120 ms a step)`.
 impl fmt::Display for Slowness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { part, factor, excess } = self;
@@ -209,19 +213,28 @@ impl Watched {
             self.recent.pop_front();
         }
         self.recent.push_back(step);
-        if self.recent.len() < WINDOW {
-            return false;
-        }
         let of = |value: &dyn Fn(&Compared) -> f64| median(self.recent.iter().map(value).collect());
         let (factor, excess) = (of(&|step| step.slowness), of(&|step| step.excess[3]));
-        let most = |part: &Part| of(&|step| step.excess[*part as usize]);
         let was = self.slow.is_some();
-        let is = factor >= if was { WELL } else { SLOW } && excess >= LEAST_EXCESS;
-        self.slow = is.then(|| {
-            let part = Part::ALL.into_iter().max_by(|a, b| most(a).total_cmp(&most(b)));
-            Slowness { part: part.unwrap_or(Part::Compute), factor, excess }
-        });
+        let is = match was {
+            true => factor >= WELL,
+            false => factor >= SLOW && self.above(COUNTS).count() >= ENOUGH,
+        };
+        let is = is && excess >= LEAST_EXCESS;
+        self.slow = is.then(|| Slowness { part: self.part(factor), factor, excess });
         was != is
+    }
+
+    fn above(&self, slowness: f64) -> impl Iterator<Item = &Compared> {
+        self.recent.iter().filter(move |step| step.slowness >= slowness)
+    }
+
+    /// What takes the longest beyond the others' in the steps that are slow, of which the window's median, `factor`, is one.
+    fn part(&self, factor: f64) -> Part {
+        let steps: Vec<_> = self.above(factor.min(COUNTS)).collect();
+        let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());
+        let part = Part::ALL.into_iter().max_by(|a, b| most(*a).total_cmp(&most(*b)));
+        part.unwrap_or(Part::Compute)
     }
 }
 
