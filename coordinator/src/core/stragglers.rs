@@ -7,7 +7,7 @@
 //! own time   = total - communication      one rank's, in one step
 //!            = data + optimizer + compute
 //! slowness   = own time / median of the other ranks' own times
-//! slow       in 14 of the last 20 steps it was 1.14 or more, and its median 1.2; well again below 1.1
+//! slow       in 12 of the last 20 steps it was 1.14 or more, and its median 1.2; well again below 1.1
 //! ```
 //!
 //! Ranks may have unequal work: slices that differ by a sample, longer prompts. So a rank is compared as it
@@ -33,7 +33,7 @@ use coxswain_proto::{
 /// Steps of a window: as many as may pass until a rank is named.
 const WINDOW: usize = 20;
 /// Of these, how many must be slow.
-const ENOUGH: usize = 14;
+const ENOUGH: usize = 12;
 /// Slowness of a step that counts: half-way from 1 to 1.3, in the logarithm.
 const COUNTS: f64 = 1.14;
 /// Steps of a generation that do not count: caches of a new process are cold.

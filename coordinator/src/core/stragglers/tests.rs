@@ -37,16 +37,21 @@ const CALM: Times = Times { data: 0.002, compute: 0.250, optimizer: 0.010 };
 
 /// A machine whose times scatter by 5 %, correlated from step to step, whose every hundredth step takes three
 /// times as long, and which now and then is half as fast for five steps: a page cache that is written back,
-/// another job that starts.
+/// another job that starts. As long passes before that comes again: a machine that is half as fast in most of
+/// 20 steps is slow, and not calm.
 struct Machine {
     noise: Noise,
     drift: f64,
-    burst: u32,
+    /// Steps of a burst that are left; below 0, steps since the last one.
+    burst: i32,
 }
+
+/// Steps of a burst, and between two.
+const BURST: i32 = 5;
 
 impl Machine {
     fn new(seed: u64) -> Self {
-        Self { noise: Noise(seed), drift: 0.0, burst: 0 }
+        Self { noise: Noise(seed), drift: 0.0, burst: -BURST }
     }
 
     fn factor(&mut self) -> f64 {
@@ -54,12 +59,12 @@ impl Machine {
         const CORRELATED: f64 = 0.3;
         let fresh = SIGMA * (1.0f64 - CORRELATED * CORRELATED).sqrt() * self.noise.normal();
         self.drift = CORRELATED * self.drift + fresh;
-        if self.noise.unit() < 0.002 {
-            self.burst = 5;
+        if self.noise.unit() < 0.002 && self.burst <= -BURST {
+            self.burst = BURST;
         }
         let spike = if self.noise.unit() < 0.01 { 3.0 } else { 1.0 };
         let burst = if self.burst > 0 { 2.0 } else { 1.0 };
-        self.burst = self.burst.saturating_sub(1);
+        self.burst -= 1;
         self.drift.exp() * spike * burst
     }
 }
