@@ -24,6 +24,7 @@ mod samples;
 mod separation;
 mod serve;
 mod signals;
+mod slow;
 mod stages;
 mod standby;
 mod standstill;

@@ -103,6 +103,7 @@ pub const ENGINE: &Classes = &[
     ("memory.capacity", Outside("a bound")),
     ("memory.offload", Outside("where")),
     ("faults.mirror", Outside("redundancy")),
+    ("faults.verify_every", Outside("how often it is checked, not what it learns")),
     ("launch.nproc_per_node", Outside("where")),
     ("launch.device", Outside("where")),
     ("launch.collectives", Outside("where")),

@@ -119,6 +119,8 @@ pub enum Ask {
         pid: Option<u32>,
         /// How it ended.
         ended: Ended,
+        /// The sample that it was reading when a signal ended it.
+        sample: Option<KillingSample>,
     },
     /// Where is the run?
     Status,
@@ -317,6 +319,15 @@ pub struct CheckpointReport {
     pub path: String,
     /// Of the whole.
     pub bytes: Bytes,
+}
+
+/// A sample that ended the process that read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KillingSample {
+    /// Which.
+    pub sample: BadSample,
+    /// When.
+    pub generation: Generation,
 }
 
 /// How a process ended.

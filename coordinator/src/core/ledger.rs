@@ -175,7 +175,6 @@ impl StepLedger {
     }
 
     /// The membership whose steps these are.
-    #[cfg(test)]
     pub fn generation(&self) -> Generation {
         self.generation
     }

@@ -15,7 +15,7 @@
 //!
 //! owners of a run's state, each with its questions
 //! fleet       who is there: roster, nodes, starts, motion, line
-//! progress    how far the run is: ledger, leases, caching, cache, quarantine, checkpoints
+//! progress    how far the run is: ledger, stragglers, leases, caching, cache, quarantine, checkpoints
 //! faults      what was lost, and what it has cost    refreshes   who waits for memory reports
 //! phase       where the run is                       voice       what people were told
 //!
@@ -55,6 +55,7 @@ pub mod report;
 pub mod roster;
 pub mod starts;
 pub mod status;
+pub mod stragglers;
 pub mod time;
 mod voice;
 

@@ -17,6 +17,7 @@ use super::{
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
+    stragglers::Slowness,
 };
 
 /// What watchers and the log are told.
@@ -63,6 +64,8 @@ pub enum News {
     Note(Slot, String),
     /// A worker stands still and may be given up, or moves again: as a clause.
     Standstill(Slot, String),
+    /// A rank's steps take longer than the others', or do not any more.
+    Slow(Slot, Option<Slowness>),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.

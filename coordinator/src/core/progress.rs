@@ -33,6 +33,7 @@ use super::{
     refusal::{Refusal, Witness},
     report::{CommittedStep, Metric, StateSource, StepReport},
     status::{CacheStatus, Pace, Rhythm},
+    stragglers::{Change, Slowness, Stragglers},
     time::Timestamp,
 };
 
@@ -77,6 +78,8 @@ pub struct Course {
     pub leases: LeaseWindow,
     /// Where it started.
     pub first_step: Step,
+    /// Which of its ranks are slow.
+    stragglers: Stragglers,
     /// How long its steps take.
     rhythm: Rhythm,
     /// The generation has ended: its ranks may still report, and are granted nothing more.
@@ -86,7 +89,9 @@ pub struct Course {
 impl Course {
     /// Steps of a generation that starts at `first_step` now, or did in an earlier life of the coordinator.
     fn new(ledger: StepLedger, leases: LeaseWindow, first_step: Step) -> Self {
-        Self { ledger, leases, first_step, rhythm: Rhythm::default(), over: false }
+        let world = ledger.all_owed().count();
+        let stragglers = Stragglers::new(ledger.generation(), world, ledger.committed());
+        Self { ledger, leases, first_step, stragglers, rhythm: Rhythm::default(), over: false }
     }
 }
 
@@ -221,22 +226,30 @@ impl Progress {
         self.course = None;
     }
 
-    /// Takes in what a worker reports of steps, up to the first report that cannot be true.
+    /// Takes in what a worker reports of steps, up to the first report that cannot be true. Ranks that have
+    /// become slow by it, or are well again.
     pub fn report(
         &mut self,
         id: WorkerId,
         slot: Slot,
         reports: &[StepReport],
-    ) -> Result<(), Box<(StepReport, Fault)>> {
-        let Some(course) = &mut self.course else { return Ok(()) };
-        let Some(rank) = course.ledger.rank_of(id) else { return Ok(()) };
+    ) -> Result<Vec<Change>, Box<(StepReport, Fault)>> {
+        let mut changes = Vec::new();
+        let Some(course) = &mut self.course else { return Ok(changes) };
+        let Some(rank) = course.ledger.rank_of(id) else { return Ok(changes) };
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
             let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
             let taken = course.ledger.report(rank, slot, report, due);
             taken.map_err(|fault| Box::new((report.clone(), fault)))?;
+            changes.extend(course.stragglers.report(rank, report));
         }
-        Ok(())
+        Ok(changes)
+    }
+
+    /// How slow a worker is in the generation that trains, if it is.
+    pub fn slow(&self, worker: WorkerId) -> Option<Slowness> {
+        self.training()?.stragglers.slow(self.rank_of(worker)?)
     }
 
     /// Commits every step that all ranks have reported; false if there is none.

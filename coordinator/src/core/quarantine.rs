@@ -92,6 +92,16 @@ impl Quarantine {
     /// Takes a failure in that a worker met in a generation of `workers`. Nothing follows from what it has
     /// said before, or what is left out already.
     pub fn failed(&mut self, failed: Try, workers: u32) -> Option<SampleVerdict> {
+        self.tried(failed, workers, limits::SAMPLE_TRIES.min(workers.max(1) as usize))
+    }
+
+    /// The same where the process ended that read the sample. It may have been another's doing, so a worker
+    /// that is alone tries it again in its next life.
+    pub fn killed(&mut self, killed: Try, workers: u32) -> Option<SampleVerdict> {
+        self.tried(killed, workers, limits::SAMPLE_TRIES)
+    }
+
+    fn tried(&mut self, failed: Try, workers: u32, enough: usize) -> Option<SampleVerdict> {
         let Try { sample: BadSample { row, .. }, slot, generation } = failed;
         let known = |tried: &Try| (tried.sample.row, tried.slot, tried.generation) == (row, slot, generation);
         if self.left_out().any(|other| *other == row) || self.tried.iter().any(known) {
@@ -105,7 +115,7 @@ impl Quarantine {
         }
         let tries: Vec<Slot> =
             self.tried.iter().filter(|tried| tried.sample.row == row).map(|tried| tried.slot).collect();
-        if tries.len() < limits::SAMPLE_TRIES.min(workers.max(1) as usize) {
+        if tries.len() < enough {
             // Once a generation: two that failed in the same one would else come round to where they were.
             if self.rotated_in != generation {
                 (self.rotations, self.rotated_in) = (self.rotations.wrapping_add(1), generation);
@@ -222,6 +232,17 @@ mod tests {
         assert_eq!(again(&mut quarantine, 1), Some(SampleVerdict::LeftOut), "its word is enough for a row");
         assert_eq!(again(&mut quarantine, 2), Some(SampleVerdict::LeftOut));
         assert_eq!(again(&mut quarantine, 3), Some(SampleVerdict::WorkerAtFault), "but not for many");
+    }
+
+    #[test]
+    fn a_sample_that_has_ended_two_processes_is_left_out_also_by_one_worker_alone() {
+        let mut quarantine = Quarantine::default();
+        assert_eq!(quarantine.killed(on(0, 1, bad(4)), 1), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.killed(on(0, 1, bad(4)), 1), None, "told twice");
+        assert_eq!(quarantine.killed(on(0, 2, bad(4)), 1), Some(SampleVerdict::LeftOut));
+        assert_eq!(quarantine.killed(on(1, 3, bad(7)), 2), Some(SampleVerdict::TryAnother));
+        assert_eq!(quarantine.failed(on(0, 4, bad(7)), 2), Some(SampleVerdict::LeftOut));
+        assert_eq!(rows(&quarantine), [4, 7]);
     }
 
     #[test]

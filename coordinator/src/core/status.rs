@@ -16,6 +16,7 @@ use super::{
     failure::{Failure, Spent},
     reason::{Reason, RunPhase},
     report::{CommittedStep, Metric, StepTimes, WorkerPhase},
+    stragglers::Slowness,
 };
 
 /// A run at one moment.
@@ -158,6 +159,8 @@ pub struct WorkerStatus {
     pub metrics: Arc<[Metric]>,
     /// Largest peak it has reported.
     pub memory_peak: Bytes,
+    /// How slow it is beside the other ranks, if it is.
+    pub slow: Option<Slowness>,
 }
 
 impl RankStatus {

@@ -8,6 +8,7 @@ use crate::core::{
     failure::Failure,
     quarantine::{BadSample, SampleVerdict},
     report::{CommittedStep, Skipped},
+    stragglers::Slowness,
 };
 
 /// `  12/400  epoch 0  loss 0.8123  grad 1.234  lr 1.00e-4  12.3 samples/s 4100 tokens/s 480 ms (ms: data 2,
@@ -86,6 +87,14 @@ pub fn ranks(ranks: &[u32]) -> String {
     let told: Vec<_> = ranks.iter().take(8).map(u32::to_string).collect();
     let more = if ranks.len() > told.len() { ", ..." } else { "" };
     format!("{} {}{more}", if ranks.len() == 1 { "rank" } else { "ranks" }, told.join(", "))
+}
+
+/// What is told of a rank: `is slow: 1.31 times the time of the other ranks ...`, or that it keeps up again.
+pub fn slow(slow: Option<&Slowness>) -> String {
+    match slow {
+        Some(slow) => format!("is slow: {slow}"),
+        None => "keeps up with the other ranks again".to_owned(),
+    }
 }
 
 /// Line breaks of a foreign error become ` | `.

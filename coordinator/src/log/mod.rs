@@ -15,7 +15,7 @@ pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step, report::CheckpointState};
 pub use human_format::{Human, time_of_day};
 pub use json_format::WithMetrics;
-pub(crate) use lines::{rolled_back, sample};
+pub(crate) use lines::{rolled_back, sample, slow};
 pub use memory::tables as memory_tables;
 use spans::Spans;
 use tracing::{debug, error, info, warn};
@@ -28,6 +28,7 @@ use crate::core::{
     news::{MemberChange, News},
     reason::{Reason, RunPhase},
     report::CommittedStep,
+    stragglers::Slowness,
 };
 
 /// Ranks beyond which single workers' comings and memory rows are left out of the log at its usual level.
@@ -112,6 +113,15 @@ impl Log {
             News::Standstill(slot, text) => {
                 let rank = slot.0;
                 warn!(target: "coxswain::workers", rank, "rank {rank} {text}");
+            }
+            News::Slow(slot, slow) => {
+                let (rank, line) = (slot.0, lines::slow(slow.as_ref()));
+                match slow {
+                    Some(Slowness { part, factor, .. }) => {
+                        warn!(target: "coxswain::workers", rank, %part, factor, "rank {rank} {line}");
+                    }
+                    None => info!(target: "coxswain::workers", rank, "rank {rank} {line}"),
+                }
             }
             News::Memory(table) => memory(table),
             News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),

@@ -8,8 +8,8 @@ use super::fields::{
 use crate::{
     core::{
         event::{
-            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, NodeClaim, Origin, Readiness,
-            StartReport, WorkerClaim,
+            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, KillingSample, NodeClaim, Origin,
+            Readiness, StartReport, WorkerClaim,
         },
         failure::Failure,
         memory::{MemoryReport, RankMemory},
@@ -285,8 +285,15 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
         };
         let pid = (wire.pid != 0).then_some(wire.pid);
         let node_id = name("node_id", wire.node_id)?;
-        Ok(Self::Exit { node_id, slot: Slot(wire.rank), pid, ended })
+        let sample = wire.sample.map(killing_sample).transpose().map_err(|error| error.below("sample"))?;
+        Ok(Self::Exit { node_id, slot: Slot(wire.rank), pid, ended, sample })
     }
+}
+
+fn killing_sample(wire: v1::KillingSample) -> Decoded<KillingSample> {
+    let sample = wire.sample.ok_or_else(|| FieldError::new("sample", "is missing"))?;
+    let sample = bad_sample(sample).map_err(|error| error.below("sample"))?;
+    Ok(KillingSample { sample, generation: Generation(wire.generation) })
 }
 
 fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {

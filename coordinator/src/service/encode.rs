@@ -222,6 +222,9 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
         News::Note(slot, text) | News::Standstill(slot, text) => {
             Kind::Note(v1::Note { rank: slot.0, text: text.clone() })
         }
+        News::Slow(slot, slow) => {
+            Kind::Note(v1::Note { rank: slot.0, text: crate::log::slow(slow.as_ref()) })
+        }
         News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
             rank: failure.slot.map_or(0, |slot| slot.0),
             text: crate::log::sample(at, *verdict, failure),
@@ -260,6 +263,7 @@ fn worker_status(worker: WorkerStatus, slot: v1::RankStatus) -> v1::RankStatus {
         times: Some((&worker.times).into()),
         metrics: worker.metrics.iter().take(MAX_RANK_METRICS).map(Into::into).collect(),
         gone: worker.gone,
+        slow: worker.slow.map(|slow| v1::Slowness { part: slow.part.to_string(), factor: slow.factor }),
         ..slot
     }
 }

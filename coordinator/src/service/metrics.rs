@@ -182,6 +182,12 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
     each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), &peak)?;
     let step = of_worker(|worker| worker.step.0);
     each("rank_step", "The step that a rank was in when last heard of", None, &step)?;
+    each(
+        "rank_slowness",
+        "Own time of a slow rank over the median of the others; absent for ranks that keep up",
+        None,
+        &|rank| rank.worker()?.slow.map(|slow| slow.factor),
+    )?;
     each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), &|rank| {
         Some(rank.silent.as_secs_f64())
     })

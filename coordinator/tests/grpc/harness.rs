@@ -172,6 +172,8 @@ pub struct FakeWorker {
     pub cache_generation: u64,
     /// What its reports say besides.
     pub metrics: Vec<Metric>,
+    /// Milliseconds that each of its steps takes.
+    pub step_ms: f64,
     plan: Plan,
 }
 
@@ -196,6 +198,7 @@ impl FakeWorker {
             plan,
             cache_generation: 0,
             metrics: Vec::new(),
+            step_ms: 10.0,
         };
         worker.ready(0, "").await?;
         Ok(worker)
@@ -264,7 +267,7 @@ impl FakeWorker {
             loss_sum: 4.0 / (1.0 + step as f64),
             valid_count: 8.0,
             grad_norm: 1.0,
-            times: Some(v1::StepTimes { total_ms: 10.0, ..Default::default() }),
+            times: Some(v1::StepTimes { total_ms: self.step_ms, ..Default::default() }),
             metrics: self.metrics.iter().map(Into::into).collect(),
             tokens: 10,
             cache_generation: self.cache_generation,

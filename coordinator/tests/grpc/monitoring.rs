@@ -2,7 +2,10 @@
 
 use std::{fs, time::Duration};
 
-use coxswain_proto::report::{Merge, Metric};
+use coxswain_proto::{
+    report::{Merge, Metric},
+    v1,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -55,6 +58,32 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
         assert!(during.contains(&format!("\n{line}")), "{line} is not in {during}");
     }
     assert!(during.contains("# EOF"), "{during}");
+    drop(fake_workers);
+    sandbox.shut_down().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_slow_rank_is_named_until_it_keeps_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 60), 2)).await;
+    let mut fake_workers = sandbox.fake_workers(2).await;
+    for worker in &mut fake_workers {
+        worker.begin().await;
+    }
+    for (steps, step_ms, slow) in [(0..16, 10.0, false), (16..32, 20.0, true), (32..48, 10.0, false)] {
+        fake_workers[1].step_ms = step_ms;
+        for worker in &mut fake_workers {
+            worker.steps(steps.clone()).await.unwrap();
+        }
+        let metrics = get(&sandbox, "/metrics", "").await;
+        let named = metrics.contains("\ncoxswain_rank_slowness{rank=\"1\",host=\"node-a\",device=");
+        assert_eq!(named, slow, "{metrics}");
+        assert!(!metrics.contains("coxswain_rank_slowness{rank=\"0\""), "{metrics}");
+        let request = v1::GetStatusRequest {};
+        let status = sandbox.people().await.get_status(request).await.unwrap().into_inner();
+        let told = status.ranks[1].slow.as_ref().map(|slow| (slow.part.as_str(), slow.factor));
+        assert_eq!(told, slow.then_some(("compute", 2.0)));
+    }
     drop(fake_workers);
     sandbox.shut_down().await.unwrap();
 }

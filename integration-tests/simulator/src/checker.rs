@@ -13,10 +13,11 @@ use coxswain_coordinator::{
         machine::Machine,
         news::News,
         report::CommittedStep,
+        stragglers::Slowness,
     },
 };
 use coxswain_proto::{
-    ids::{Generation, Step},
+    ids::{Generation, Slot, Step},
     plan::Plan,
 };
 
@@ -46,6 +47,8 @@ pub struct Checker {
     repeated: u64,
     restarts: u32,
     faults: usize,
+    /// Slots whose worker was ever slowed down.
+    slowed: BTreeSet<Slot>,
     verbose: bool,
     pub violations: Vec<String>,
 }
@@ -113,6 +116,7 @@ impl Checker {
             repeated: 0,
             restarts: 0,
             faults: 0,
+            slowed: BTreeSet::new(),
             verbose: script.verbose,
             violations: Vec::new(),
         }
@@ -126,6 +130,9 @@ impl Checker {
 
     pub fn fault(&mut self, now: Duration, fault: &Fault) {
         self.faults += 1;
+        if fault.what == Kind::Slow {
+            self.slowed.insert(Slot(fault.rank));
+        }
         self.lines.push((now, format!("fault: {fault}")));
     }
 
@@ -234,11 +241,23 @@ impl Checker {
                     .push((now, format!("rolled back from step {from} to {to}: {lost} steps are repeated")));
             }
             News::Standstill(slot, text) => self.lines.push((now, format!("rank {slot} {text}"))),
+            News::Slow(slot, slow) => self.slow(now, *slot, slow.as_ref()),
             News::Member { change, .. } if self.verbose => self.lines.push((now, change.to_string())),
             News::Phase(phase, reason) if self.verbose => {
                 self.lines.push((now, format!("{phase}: {reason}")))
             }
             _ => {}
+        }
+    }
+
+    /// A rank is called slow, or well again: no other than one that was slowed down.
+    fn slow(&mut self, now: Duration, slot: Slot, slow: Option<&Slowness>) {
+        match slow {
+            Some(_) if !self.slowed.contains(&slot) => {
+                self.violated(now, format!("rank {slot} is called slow, and computes as fast as the others"));
+            }
+            Some(slow) => self.lines.push((now, format!("rank {slot} is slow: {slow}"))),
+            None => self.lines.push((now, format!("rank {slot} keeps up again"))),
         }
     }
 

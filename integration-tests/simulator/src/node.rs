@@ -223,7 +223,7 @@ impl World {
             ToNode::Exited(slot, pid, ended) => {
                 let node_id = self.nodes[node].id.clone();
                 let pid = u32::try_from(pid).ok();
-                self.nodes[node].calls.push_back(Ask::Exit { node_id, slot, pid, ended });
+                self.nodes[node].calls.push_back(Ask::Exit { node_id, slot, pid, ended, sample: None });
                 if self.nodes[node].waiting.is_none() {
                     self.next_node_call(node);
                 }

@@ -47,6 +47,8 @@ pub struct Process {
     pub hangs_in: Option<WorkerPhase>,
     pub signs: Signs,
     pub slow: (Duration, f64),
+    /// How long it computed in its newest step.
+    pub computed: Duration,
     pub beat_factor: f64,
     pub unreachable_until: Duration,
 
@@ -138,6 +140,7 @@ impl Process {
             hangs_in: None,
             signs: Signs::default(),
             slow: (Duration::ZERO, 1.0),
+            computed: Duration::ZERO,
             beat_factor: 1.0,
             unreachable_until: Duration::ZERO,
             id: None,

@@ -139,6 +139,20 @@ fn a_trainer_that_stands_still_is_found_within_ten_seconds_of_a_step() {
 }
 
 #[test]
+fn a_rank_that_is_slowed_by_a_third_is_named_within_twenty_steps_and_told_when_it_keeps_up() {
+    let mut script = quiet(5, 2, 4, 200);
+    script.faults = vec![Fault { for_s: 12.0, factor: 1.3, ..fault(10.0, Kind::Slow, 6) }];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    let told = |text: &str| report.lines.iter().find(|(_, line)| line.starts_with(text)).map(|(at, _)| *at);
+    let named = told("rank 6 is slow").unwrap_or_else(|| panic!("{report}"));
+    // Twenty steps at the slow rank's pace, and the one that was under way.
+    assert!(named.as_secs_f64() < 10.0 + 21.0 * 0.2 * 1.3 * 1.05, "{report}");
+    assert!(told("rank 6 keeps up again").is_some_and(|at| at > named), "{report}");
+    assert_eq!(report.restarts, 0);
+}
+
+#[test]
 fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_and_replaced() {
     for after_a_kill in [false, true] {
         let mut script = quiet(8, 1, 3, 60);

@@ -210,7 +210,11 @@ impl World {
         let wait = process.waits;
         let factor = if process.slow.0 > self.now { process.slow.1 } else { 1.0 };
         let ms = ms * factor * (0.95 + 0.1 * self.random.unit());
-        self.after(Duration::from_secs_f64(ms / 1e3), Happening::Process(pid, ToProcess::Done(wait)));
+        let takes = Duration::from_secs_f64(ms / 1e3);
+        if at == At::Computing {
+            self.processes[pid].computed = takes;
+        }
+        self.after(takes, Happening::Process(pid, ToProcess::Done(wait)));
     }
 
     /// Something that took time is done.
@@ -360,10 +364,7 @@ impl World {
             epoch: batch.epoch,
             positions: vec![batch.positions.start + slice.start..batch.positions.start + slice.end],
             totals: Totals { loss_sum: 1.0 / (1.0 + step.0 as f64), valid_count: 1.0, grad_norm: 1.0 },
-            times: StepTimes {
-                total: Duration::from_secs_f64(self.script.step_ms / 1e3),
-                ..StepTimes::default()
-            },
+            times: StepTimes { total: process.computed, ..StepTimes::default() },
             metrics: Arc::default(),
             tokens: 0,
             memory_peak: Bytes(0),

@@ -7,7 +7,7 @@ use coxswain_proto::{
     human,
     v1::{
         self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse, LeavingNode,
-        RankStatus, WorkerPhase,
+        RankStatus, Slowness, WorkerPhase,
     },
 };
 
@@ -24,6 +24,7 @@ pub fn status(status: &GetStatusResponse) -> String {
     if !status.ranks.is_empty() {
         parts.push(String::new());
         parts.push(ranks(&status.ranks));
+        parts.extend(status.ranks.iter().filter_map(slow));
     }
     if !status.checkpoints.is_empty() {
         parts.push(String::new());
@@ -119,6 +120,15 @@ fn ranks(ranks: &[RankStatus]) -> String {
     };
     let rows: Vec<_> = ranks.iter().map(row).collect();
     table(["rank", "host", "pid", "device", "phase", "step", "leased", "silent", "peak"], &rows)
+}
+
+/// One line about a rank that is slower than the others.
+fn slow(rank: &RankStatus) -> Option<String> {
+    let Slowness { part, factor } = rank.slow.as_ref()?;
+    Some(format!(
+        "rank {} on {} is slow: {factor:.2} times the time of the other ranks, most of it in {part}",
+        rank.rank, rank.host
+    ))
 }
 
 /// One line about a checkpoint.

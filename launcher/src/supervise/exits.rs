@@ -7,8 +7,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use coxswain_proto::{
     calls,
-    v1::{ReportExitRequest, report_exit_request},
+    order::DamagedRow,
+    v1::{self, BadSample, KillingSample, ReportExitRequest, report_exit_request},
 };
+use coxswain_worker::feeder::note::Noted;
 use tokio::task::AbortHandle;
 
 use super::machine::Ended;
@@ -31,13 +33,16 @@ impl Exits {
         Self { access, node_id, under_way: BTreeMap::new() }
     }
 
-    /// Sends a report, and again while the coordinator is away.
-    pub fn report(&mut self, rank: u32, pid: u32, how: Ended) {
+    /// Sends a report, and again while the coordinator is away. `read` is what the process was reading when a
+    /// signal ended it.
+    pub fn report(&mut self, rank: u32, pid: u32, how: Ended, read: Option<Noted>) {
         let ended = match how {
             Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
             Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
-        let request = ReportExitRequest { node_id: self.node_id.clone(), rank, ended: Some(ended), pid };
+        let sample = read.map(killing_sample);
+        let node_id = self.node_id.clone();
+        let request = ReportExitRequest { node_id, rank, ended: Some(ended), pid, sample };
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
@@ -57,6 +62,12 @@ impl Exits {
             task.abort();
         }
     }
+}
+
+fn killing_sample(noted: Noted) -> KillingSample {
+    let Noted { generation, epoch, position, row: DamagedRow { row, begin, end } } = noted;
+    let row = Some(v1::DamagedRow { row, begin, end });
+    KillingSample { generation: generation.0, sample: Some(BadSample { epoch, position, row }) }
 }
 
 impl Drop for Exits {

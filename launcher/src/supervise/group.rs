@@ -1,8 +1,9 @@
 //! The workers of one launcher: what each runs, where its output goes, and how one is started.
 
-use std::{io, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+use std::{fs::File, io, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
 use coxswain_proto::v1::JoinNodeRequest;
+use coxswain_worker::feeder::note;
 use tokio::sync::mpsc;
 
 use super::{
@@ -38,6 +39,8 @@ pub struct Started {
     pub process: ChildProcess,
     /// Its log, if it has one of its own.
     pub log: Option<Log>,
+    /// What it is reading, if there is memory to note that.
+    pub note: Option<File>,
 }
 
 impl WorkerGroup {
@@ -66,11 +69,12 @@ impl WorkerGroup {
             let begin = std::fs::metadata(&output.stderr.path).map_or(0, |log| log.len());
             Log { path: output.stderr.path.clone(), begin }
         });
-        let program = Program {
-            path: self.program.clone(),
-            args: self.args.clone(),
-            env: self.common.variables(local, restart),
-        };
+        let mut env = self.common.variables(local, restart);
+        let note = note::make().map(|(memory, place)| {
+            env.push((note::VARIABLE, place));
+            memory
+        });
+        let program = Program { path: self.program.clone(), args: self.args.clone(), env };
         let (process, end) = process::start(&program, Stdio::null(), &output)?;
         tokio::spawn(async move {
             // The launcher's receiver lives until all have ended.
@@ -78,6 +82,6 @@ impl WorkerGroup {
                 let _ = ended.send((local, how)).await;
             }
         });
-        Ok(Started { process, log })
+        Ok(Started { process, log, note: note.ok() })
     }
 }

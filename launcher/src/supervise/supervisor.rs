@@ -10,6 +10,7 @@ use std::{
 
 use coxswain_identity::seat::Claim;
 use coxswain_proto::v1::{RunPhase, WatchEvent, watch_event::Kind};
+use coxswain_worker::feeder::note;
 use tokio::sync::mpsc;
 
 use super::{
@@ -310,7 +311,9 @@ impl Supervisor<'_> {
             Action::Kill(worker) => self.workers[&worker].process.kill(),
             Action::Start(worker, attempt) => self.restart(worker, attempt),
             Action::ReportExit(worker, how) => {
-                self.exits.report(self.rank(worker), self.workers[&worker].process.pid, how);
+                let Started { process, note, .. } = &self.workers[&worker];
+                let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
+                self.exits.report(self.rank(worker), process.pid, how, read);
             }
         }
     }
@@ -348,7 +351,7 @@ impl Supervisor<'_> {
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
                 let how = Ended::Code(Exit::Internal.code().into());
-                self.exits.report(rank, 0, how);
+                self.exits.report(rank, 0, how, None);
                 let ended = self.ended.clone();
                 tokio::spawn(async move { ended.send((worker, how)).await });
             }

@@ -95,6 +95,11 @@ fn health(rank: &RankStatus) -> String {
         true => "gone".to_owned(),
         false if rank.phase == i32::from(WorkerPhase::Done) => "done".to_owned(),
         false if silent >= SILENT => format!("silent {}", human::time(silent)),
+        false if rank.slow.is_some() => rank
+            .slow
+            .as_ref()
+            .map(|slow| format!("slow x{:.2}, {}", slow.factor, slow.part))
+            .unwrap_or_default(),
         false => "ok".to_owned(),
     }
 }

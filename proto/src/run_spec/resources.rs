@@ -28,7 +28,7 @@ pub enum Offload {
     Layers,
 }
 
-/// What is kept in store for a lost worker.
+/// What is kept in store for a lost worker, and how often ranks are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
@@ -37,11 +37,16 @@ pub struct Faults {
     /// run back to its last checkpoint.
     #[serde(rename = "mirror")]
     pub replica: bool,
+    /// Steps between comparisons of what ranks hold: digests of the weights that train, and of every optimizer
+    /// shard and its replica. A rank that differs is named and gets its state anew; where it cannot be told
+    /// which one is wrong, the run goes back to its last checkpoint. Before every checkpoint they are compared,
+    /// too. 0: never.
+    pub verify_every: u64,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { replica: true }
+        Self { replica: true, verify_every: 50 }
     }
 }
 

@@ -6,6 +6,8 @@
 //! recut      micro-batches that are ready, cut anew after one did not fit
 //! upcoming   rows of micro-batches that wait, completed before their turn
 //! rows       a micro-batch with features that were kept, and what is missing of them
+//! note       which samples are being read, for the launcher of a process that a sample ends
+//! poison     a sample that ends its process on purpose, for tests
 //! ```
 //!
 //! Memory: the micro-batches of the prefetch bound, those that are being made included. Where a task's
@@ -13,6 +15,8 @@
 //! grow with the number of batches or the size of the data set. Nothing here knows what a sample is, tensors,
 //! ranks or gRPC.
 
+pub mod note;
+mod poison;
 mod prefetch;
 mod queue;
 mod recut;

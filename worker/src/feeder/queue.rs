@@ -14,7 +14,7 @@ use rayon::ThreadPool;
 use coxswain_data::{DataError, SampleOrder, surviving::words};
 use coxswain_task::Samples;
 
-use super::rows::{KeptFeatures, Prepared, prepare};
+use super::rows::{KeptFeatures, Prepared, Wanted, prepare};
 
 /// What this rank consumes in one step.
 #[derive(Clone, Debug)]
@@ -195,18 +195,18 @@ impl SharedQueue {
 
     fn make(&self, job: &Job) -> Result<Prepared, DataError> {
         let sample = |&position: &u64| {
-            let found = self.order.sample(job.epoch, position);
+            let found = self.order.sample(job.epoch, position).map(|index| Wanted { position, index });
             found.ok_or(DataError::OutOfRange {
                 what: "training position",
                 index: position,
                 len: self.order.len(),
             })
         };
-        let indices = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
-        let prepared = || prepare(&*self.samples, job.step, job.epoch, &indices, job.kept.as_ref());
+        let wanted = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
+        let prepared = || prepare(&*self.samples, job.step, job.epoch, &wanted, job.kept.as_ref());
         self.readers.install(prepared).map_err(|(place, source)| {
-            let (epoch, position) = (job.epoch, job.positions[place]);
-            let row = self.samples.damaged_row(indices[place], &source);
+            let (epoch, Wanted { position, index }) = (job.epoch, wanted[place]);
+            let row = self.samples.damaged_row(index, &source);
             DataError::AtPosition { epoch, position, row, source: Box::new(source) }
         })
     }

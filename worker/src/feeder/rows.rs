@@ -16,6 +16,7 @@ use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
 use coxswain_proto::ids::Step;
 use rayon::prelude::*;
 
+use super::{note, poison};
 use crate::clock;
 use coxswain_data::DataError;
 use coxswain_feature_store::{Namespace, SampleKey};
@@ -69,24 +70,39 @@ pub struct Missing {
     pub seen: Box<dyn Sample>,
 }
 
-/// The micro-batch of these samples, `indices` in order, as steps of this epoch see them; with room for
-/// features if `kept` says where they are from. Rows are read side by side on the threads of the pool that
-/// this runs in. The first sample that cannot be used is named by its place in `indices`.
+/// A sample that a step takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Its position in the epoch's order.
+    pub position: u64,
+    /// Its index in the data set.
+    pub index: u64,
+}
+
+/// The micro-batch of these samples, in order, as steps of this epoch see them; with room for features if
+/// `kept` says where they are from. Rows are read side by side on the threads of the pool that this runs in.
+/// The first sample that cannot be used is named by its place among those that are wanted.
 pub(super) fn prepare(
     samples: &dyn Samples,
     step: Step,
     epoch: u64,
-    indices: &[u64],
+    wanted: &[Wanted],
     kept: Option<&KeptFeatures>,
 ) -> Result<Prepared, (usize, DataError)> {
-    let row = |place: usize| match kept {
-        Some(kept) => Row::read(samples, indices[place], kept),
-        None => Ok(Row::of(samples.read_in_epoch(indices[place], epoch)?)),
+    let unread = DataError::Pipeline("it ended the process that read it".into());
+    let row = |place: usize| {
+        let Wanted { position, index } = wanted[place];
+        let _reading = note::reading(epoch, position, || samples.damaged_row(index, &unread));
+        poison::taste(index);
+        match kept {
+            Some(kept) => Row::read(samples, index, kept),
+            None => Ok(Row::of(samples.read_in_epoch(index, epoch)?)),
+        }
     };
     // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are
     // neighbours in a video.
-    let mut places: Vec<usize> = (0..indices.len()).collect();
-    places.sort_by_key(|place| indices[*place]);
+    let mut places: Vec<usize> = (0..wanted.len()).collect();
+    places.sort_by_key(|place| wanted[*place].index);
     // All are read before the first error is looked for, so that it is the same one on any number of threads.
     let mut read: Vec<_> = places.into_par_iter().map(|place| (place, row(place))).collect();
     read.sort_by_key(|(place, _)| *place);

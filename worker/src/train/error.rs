@@ -10,6 +10,7 @@ use super::{
     gradient_watch::SilentTrainables,
     init_from::InitError,
     unknown_task::UnknownTask,
+    verify::Finding,
 };
 use crate::{
     collective::CollectiveError, feeder::DataError, link::LinkError, memory::OutOfMemory,
@@ -122,6 +123,14 @@ pub enum TrainError {
     /// Another rank failed or ran out of memory for good; its own report says why.
     #[error("rank {0} failed in this step; its own log says why")]
     PeerFailed(Rank),
+    /// Ranks hold different states, and one of them is wrong.
+    #[error("step {step}: {finding}")]
+    Differ {
+        /// When they compared.
+        step: Step,
+        /// Which, as far as it can be told.
+        finding: Finding,
+    },
     /// Something that should train does not.
     #[error(transparent)]
     NoGradient(#[from] SilentTrainables),
@@ -174,9 +183,10 @@ impl TrainError {
             | Self::NotFinite { .. }
             | Self::TooManySkipped { .. } => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
-            Self::Collective(CollectiveError::PeerLost { .. }) | Self::PeerFailed(_) | Self::CalledOff => {
-                FailureKind::PeerLost
-            }
+            Self::Collective(CollectiveError::PeerLost { .. })
+            | Self::PeerFailed(_)
+            | Self::Differ { .. }
+            | Self::CalledOff => FailureKind::PeerLost,
             Self::Checkpoint(_) | Self::Io { .. } => FailureKind::Io,
             Self::Collective(CollectiveError::NoTransport(_) | CollectiveError::MixedDevices { .. }) => {
                 FailureKind::BadInput

@@ -1,67 +1,179 @@
-//! A loss that is not a number, on purpose, for tests of what happens then.
+//! A rank that is wrong or slow on purpose, for tests of what happens then.
 //!
-//! `COX_FAULT_LOSS="rank=1 step=3 times=1"` makes the loss of rank 1's next micro-batch NaN from step 3 on,
-//! so many times. With `times=1` that is a slip of the machine, which a second attempt does not repeat; with
-//! many times it is a run that has diverged. It is part of the program because the program is what is tested,
-//! as `COX_FAULT_MEMORY` is. Nothing else reads the variable, and no run depends on it.
+//! | variable | what it does |
+//! |---|---|
+//! | `COX_FAULT_LOSS="rank=1 step=3 times=1"` | from step 3 on the loss of rank 1's next micro-batch is NaN, so many times |
+//! | `COX_FAULT_SLOW="rank=1 step=3 until=40 percent=130 part=compute"` | steps 3 to 39 take rank 1 1.3 times as long |
+//! | `COX_FAULT_WEIGHTS="rank=1 step=7 part=0"` | before step 7 one bit flips in rank 1's weights, once |
+//!
+//! With `times=1` a loss is a slip of the machine, which a second attempt does not repeat; with many times it
+//! is a run that has diverged. `part` of what is slow is `compute` or `data`; of weights it counts from this
+//! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
+//! Fields may come in any order; all are needed. They are part of the program because the program is what is
+//! tested, as `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
+
+use std::{ops::Range, time::Duration};
 
 use coxswain_proto::ids::{Rank, Step};
 
-const VARIABLE: &str = "COX_FAULT_LOSS";
+const LOSS: &str = "COX_FAULT_LOSS";
+const SLOW: &str = "COX_FAULT_SLOW";
+const WEIGHTS: &str = "COX_FAULT_WEIGHTS";
 
-/// The fault that this process was given, as far as it is still to come.
+/// The faults that this process was given, as far as they are still to come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct InjectedLoss {
+pub(super) struct Injected {
+    loss: Option<Loss>,
+    slow: Option<Slow>,
+    flip: Option<Flip>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loss {
     rank: Rank,
     from: Step,
     times: u32,
 }
 
-impl InjectedLoss {
-    /// What the variable says. A value that cannot be read is said so and ignored.
-    pub fn from_environment() -> Self {
-        let Some(text) = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty()) else {
-            return Self::default();
-        };
-        Self::parse(&text).unwrap_or_else(|| {
-            tracing::error!("{VARIABLE}={text:?} is ignored: write `rank=1 step=3 times=1`");
-            Self::default()
-        })
-    }
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Slow {
+    rank: Rank,
+    steps: Range<Step>,
+    /// Of its usual time.
+    percent: u32,
+    /// Whether the rest of the time is spent waiting for data.
+    in_data: bool,
+}
 
-    fn parse(text: &str) -> Option<Self> {
-        let field = |name: &str| {
-            text.split_whitespace().find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-        };
-        Some(Self {
-            rank: Rank(field("rank")?.parse().ok()?),
-            from: Step(field("step")?.parse().ok()?),
-            times: field("times")?.parse().ok()?,
-        })
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Flip {
+    rank: Rank,
+    step: Step,
+    part: usize,
+}
+
+impl Injected {
+    /// What the variables say. A value that cannot be read is said so and ignored.
+    pub fn from_environment() -> Self {
+        Self {
+            loss: read(LOSS, "rank=1 step=3 times=1", Loss::parse),
+            slow: read(SLOW, "rank=1 step=3 until=40 percent=130 part=compute", Slow::parse),
+            flip: read(WEIGHTS, "rank=1 step=7 part=0", Flip::parse),
+        }
     }
 
     /// The loss of a micro-batch, or NaN in its place.
-    pub fn on(&mut self, rank: Rank, step: Step, loss: f64) -> f64 {
-        if self.times == 0 || rank != self.rank || step < self.from {
-            return loss;
+    pub fn loss(&mut self, rank: Rank, step: Step, loss: f64) -> f64 {
+        match &mut self.loss {
+            Some(fault) if fault.times > 0 && rank == fault.rank && step >= fault.from => {
+                fault.times -= 1;
+                f64::NAN
+            }
+            _ => loss,
         }
-        self.times -= 1;
-        f64::NAN
     }
+
+    /// Makes a pass that took so long take longer; `data` is the time for which the step waited for data.
+    pub fn slow_down(&self, rank: Rank, step: Step, took: Duration, data: &mut Duration) {
+        let Some(fault) = self.slow.as_ref().filter(|slow| slow.rank == rank && slow.steps.contains(&step))
+        else {
+            return;
+        };
+        let longer = took * fault.percent.saturating_sub(100) / 100;
+        std::thread::sleep(longer);
+        if fault.in_data {
+            *data += longer;
+        }
+    }
+
+    /// The part of the weights in which a bit is to flip now, counted from this rank's own.
+    pub fn flip(&mut self, rank: Rank, step: Step) -> Option<usize> {
+        self.flip.take_if(|flip| (flip.rank, flip.step) == (rank, step)).map(|flip| flip.part)
+    }
+}
+
+impl Loss {
+    fn parse(text: &str) -> Option<Self> {
+        Some(Self {
+            rank: rank(text)?,
+            from: Step(field(text, "step")?.parse().ok()?),
+            times: field(text, "times")?.parse().ok()?,
+        })
+    }
+}
+
+impl Slow {
+    fn parse(text: &str) -> Option<Self> {
+        let in_data = match field(text, "part")? {
+            "data" => true,
+            "compute" => false,
+            _ => return None,
+        };
+        let step = |name| Some(Step(field(text, name)?.parse().ok()?));
+        let percent = field(text, "percent")?.parse().ok()?;
+        Some(Self { rank: rank(text)?, steps: step("step")?..step("until")?, percent, in_data })
+    }
+}
+
+impl Flip {
+    fn parse(text: &str) -> Option<Self> {
+        let step = Step(field(text, "step")?.parse().ok()?);
+        Some(Self { rank: rank(text)?, step, part: field(text, "part")?.parse().ok()? })
+    }
+}
+
+fn read<F>(variable: &str, example: &str, parse: impl FnOnce(&str) -> Option<F>) -> Option<F> {
+    let text = std::env::var(variable).ok().filter(|text| !text.is_empty())?;
+    let fault = parse(&text);
+    if fault.is_none() {
+        tracing::error!("{variable}={text:?} is ignored: write `{example}`");
+    }
+    fault
+}
+
+fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.split_whitespace().find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn rank(text: &str) -> Option<Rank> {
+    Some(Rank(field(text, "rank")?.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ONE: Rank = Rank(1);
+    const TWO: Rank = Rank(2);
+
     #[test]
-    fn a_fault_is_for_one_rank_and_later_steps_and_ends() {
-        let mut fault = InjectedLoss::parse("times=2 rank=1 step=3").expect("complete");
-        let [one, two] = [Rank(1), Rank(2)];
-        assert_eq!(fault.on(one, Step(2), 0.5), 0.5);
-        assert_eq!(fault.on(two, Step(3), 0.5), 0.5);
-        assert!(fault.on(one, Step(3), 0.5).is_nan() && fault.on(one, Step(9), 0.5).is_nan());
-        assert_eq!(fault.on(one, Step(9), 0.5), 0.5);
-        assert_eq!(InjectedLoss::parse("rank=1 step=3"), None);
+    fn a_loss_is_spoilt_for_one_rank_and_later_steps_and_so_many_times() {
+        let mut fault = Injected { loss: Loss::parse("times=2 rank=1 step=3"), ..Injected::default() };
+        assert_eq!(fault.loss(ONE, Step(2), 0.5), 0.5);
+        assert_eq!(fault.loss(TWO, Step(3), 0.5), 0.5);
+        assert!(fault.loss(ONE, Step(3), 0.5).is_nan() && fault.loss(ONE, Step(9), 0.5).is_nan());
+        assert_eq!(fault.loss(ONE, Step(9), 0.5), 0.5);
+        assert_eq!(Loss::parse("rank=1 step=3"), None);
+    }
+
+    #[test]
+    fn a_rank_is_slow_for_some_steps_in_what_is_named() {
+        let slow = Slow::parse("rank=1 step=3 until=5 percent=150 part=data");
+        let fault = Injected { slow, ..Injected::default() };
+        let waited = |rank, step| {
+            let mut data = Duration::ZERO;
+            fault.slow_down(rank, Step(step), Duration::from_micros(2), &mut data);
+            data.as_nanos()
+        };
+        assert_eq!([waited(ONE, 2), waited(ONE, 3), waited(ONE, 4), waited(ONE, 5)], [0, 1000, 1000, 0]);
+        assert_eq!(waited(TWO, 3), 0);
+        assert_eq!(Slow::parse("rank=1 step=3 until=5 percent=150 part=tea"), None);
+    }
+
+    #[test]
+    fn a_bit_flips_once() {
+        let mut fault = Injected { flip: Flip::parse("rank=1 step=7 part=0"), ..Injected::default() };
+        assert_eq!([fault.flip(ONE, Step(6)), fault.flip(TWO, Step(7))], [None; 2]);
+        assert_eq!([fault.flip(ONE, Step(7)), fault.flip(ONE, Step(7))], [Some(0), None]);
     }
 }

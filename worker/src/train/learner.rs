@@ -42,15 +42,20 @@ pub(super) struct Held<F: Flat> {
     pub optimizer: ReplicatedAdamW<F>,
     /// Weights of that state; none if they are the ones that train.
     pub weights: Option<Vec<f32>>,
+    /// Whether other ranks may go on from it.
+    pub trusted: bool,
 }
 
 impl<F: Flat> Held<F> {
-    pub fn holding(&self) -> Holding {
+    /// What this rank brings into a new generation; nothing if that is not to be trusted.
+    pub fn holding(&self) -> Option<Holding> {
         let (own, replica) = self.optimizer.versions();
         let (skipped, left_out) = self.optimizer.skipped();
         let (world, rank) = (self.optimizer.world() as u32, self.optimizer.rank());
         let loss_scale = self.optimizer.loss_scales();
-        Holding { generation: self.generation, world, rank, own, replica, skipped, left_out, loss_scale }
+        let generation = self.generation;
+        let held = Holding { generation, world, rank, own, replica, skipped, left_out, loss_scale };
+        self.trusted.then_some(held)
     }
 }
 
@@ -72,7 +77,14 @@ impl<B: Tape<Base = B>> Learner<B> {
 
     /// From now on this is the state, in the generation of these members.
     pub fn hold(&mut self, optimizer: ReplicatedAdamW<B::Flat>, members: &Members) {
-        self.held = Some(Held { generation: members.assignment.generation, optimizer, weights: None });
+        let generation = members.assignment.generation;
+        self.held = Some(Held { generation, optimizer, weights: None, trusted: true });
+        self.coming = None;
+    }
+
+    /// What this rank holds may be wrong: it brings nothing into the next generation.
+    pub fn distrust(&mut self) {
+        self.held.iter_mut().for_each(|held| held.trusted = false);
         self.coming = None;
     }
 

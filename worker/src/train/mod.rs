@@ -12,6 +12,7 @@
 //!              or end
 //!     vote     the one small all-gather in which all ranks decide
 //!     tally    what a step has come to, and its report
+//!     verify   ranks compare what they hold
 //!     skip     what follows when numbers are not finite: once more, then without the step
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
@@ -66,6 +67,7 @@ mod trainer;
 mod training;
 mod unknown_task;
 mod validation;
+mod verify;
 mod vote;
 mod warm_up;
 
@@ -81,3 +83,4 @@ pub use init_from::{InitError, check_brought, content_digest};
 pub use summary::Summary;
 pub use trainer::{TaskTrainer, TrainerOptions};
 pub use unknown_task::UnknownTask;
+pub use verify::Finding;

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     collective::{Computes, RingListener},
-    feeder::DataError,
+    feeder::{DataError, note},
     link::{BadSample, Commands, LinkError, Phase, Report},
 };
 
@@ -70,6 +70,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.feed.prefetch.clear();
         self.members.link.at(Phase::Joining, self.next);
         self.members.assignment = self.members.link.assignment(why.as_deref())?;
+        note::begin(self.members.assignment.generation);
         // What moving state takes is no step's.
         self.enter(Phase::Connecting, self.next)?;
         self.members.connect(listener, &self.run.spec_digest, self.run.spec.launch.collectives)?;

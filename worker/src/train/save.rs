@@ -29,6 +29,7 @@ use super::{
     learner::Learner,
     members::Members,
     training::Training,
+    verify,
 };
 use crate::{
     collective::{BufMut, Reduce},
@@ -52,6 +53,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     /// Writes the checkpoint of the steps done so far. What the file system refuses is reported and survived.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
         let step = self.next;
+        verify::compare(self, step)?;
         self.with_features(|features, desk| features.publish_all(desk))?;
         self.enter(Phase::Checkpoint, step)?;
         let mut saver = Saver {

@@ -39,10 +39,11 @@ use super::{
     stats::STEPS_OBSERVED,
     tally::{Norms, Share, Spent, Tried},
     training::Training,
+    verify,
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{
-    kernels::{Tape, free_broken_off},
+    kernels::{Tape, flat::Flat, free_broken_off},
     params::Group,
 };
 use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock};
@@ -86,6 +87,9 @@ fn attempt<B: Tape<Base = B>>(
         Err(own) => (Fared::Failed, Some(own)),
     };
     let verdict = training.vote(step, fared, share, &mut tried.spent)?;
+    if verdict.fared.0 == Fared::Ok && verify::is_due(training.run.spec, step) {
+        verify::compare(training, step)?;
+    }
     let skipped = match (verdict.fared, own) {
         ((Fared::Ok, _), _) if skip::is_asked(training.run.spec, step) => Some(skip::asked()),
         ((Fared::Ok, _), _) => match training.commit(step, &verdict, &mut tried.spent.times) {
@@ -241,6 +245,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let asked = skip::is_asked(self.run.spec, step);
         let Tried { spent, doubt, .. } = tried;
         self.learner.grads.zero();
+        self.flip_a_bit(step);
         let scale = self.learner.optimizer().loss_scale();
         self.learner.grads.scale_loss(scale.map(ScaleState::scale));
         spent.figures = Figures::default();
@@ -263,8 +268,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if self.stats.summary.losses.len() < STEPS_OBSERVED {
                 self.stats.snapshots.ready = memory::in_use();
             }
+            let began = clock::now();
             let mut loss = self.pass(step, micro_batch, spent)?;
-            loss.loss_sum = self.stats.injected.on(self.members.rank(), step, loss.loss_sum);
+            self.stats.injected.slow_down(self.members.rank(), step, began.elapsed(), &mut spent.times.data);
+            loss.loss_sum = self.stats.injected.loss(self.members.rank(), step, loss.loss_sum);
             self.learner.judge(step, micro_batch, &loss, doubt.is_some())?;
             share.loss_sum += loss.loss_sum;
             share.valid_count += loss.valid;
@@ -339,6 +346,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (loss, settled) = loss.expect("a pass without a loss has overrun");
         settled.map_err(|error| TrainError::Device { step, detail: error.to_string() })?;
         Ok(loss?)
+    }
+
+    /// Makes this rank's weights wrong, if a test has asked for it.
+    fn flip_a_bit(&mut self, step: Step) {
+        let Some(part) = self.stats.injected.flip(self.members.rank(), step) else { return };
+        let (world, rank) = (self.members.world() as usize, self.members.rank().0 as usize);
+        let range = self.learner.optimizer().part_in(world, (rank + part) % world);
+        let mut weights: B::Flat = self.learner.trainables.take();
+        weights.edit(|weights| {
+            weights[range].first_mut().into_iter().for_each(|x| *x = f32::from_bits(x.to_bits() ^ 1 << 20));
+        });
+        self.learner.trainables.put(weights);
     }
 
     fn vote(

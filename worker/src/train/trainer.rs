@@ -19,13 +19,13 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, Task, TaskOn};
 
 use super::{
-    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedLoss, features::Features,
+    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::Injected, features::Features,
     feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from, learner::Learner,
     members::Members, stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
-    feeder::Prefetcher,
+    feeder::{Prefetcher, note},
     link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
@@ -156,6 +156,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
         meter.enter(Phase::Connecting).map_err(|source| self.too_large(spec, source))?;
         let output_dir = PathBuf::from(&spec.run.output_dir);
+        note::open();
         let threads = spec.data.threads.unwrap_or_else(|| pool::join().min(MAX_DATA_THREADS));
         let mut prefetch =
             Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
@@ -202,7 +203,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
                 summary,
                 warm_up,
                 planned_before: None,
-                injected: InjectedLoss::from_environment(),
+                injected: Injected::from_environment(),
             },
             next: Step(0),
             obeyed: Commands::default(),

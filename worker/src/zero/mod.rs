@@ -66,6 +66,6 @@ pub use loss_scale::{LossScaler, ScaleState};
 pub use optimizer::{ShardedAdamW, StepInput, ZeroBytes};
 pub use outcome::{GroupNorm, StepError, StepOutcome};
 pub use partition::{Partition, Segment};
-pub use replica::{Copy, Keeps, ReplicatedAdamW, ShardState, Versions};
+pub use replica::{Copy, Digests, Keeps, PartDigests, ReplicatedAdamW, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};
 pub use state::{StateError, read_average};

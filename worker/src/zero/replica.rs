@@ -26,6 +26,8 @@
 //! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and
 //! moving the parts is [`train::recovery`](crate::train::recovery)'s affair.
 
+mod digests;
+
 use std::{borrow::Cow, io::Write, ops::Range};
 
 use coxswain_proto::{
@@ -33,6 +35,7 @@ use coxswain_proto::{
     run_spec::Optimizer,
 };
 
+pub use self::digests::{Digests, PartDigests};
 use super::{
     loss_scale::ScaleState,
     optimizer::{ShardedAdamW, StepInput, Update, ZeroBytes},

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use coxswain_proto::ids::{Slot, WorkerId};
 
-use super::{losing, run::Run, transitions};
+use super::{
+    losing::{self, Loss},
+    run::Run,
+    transitions,
+};
 use crate::{
     core::{
         action::{Action, Record, Reply},
-        event::Ended,
+        event::{Ended, KillingSample},
         failure::Failure,
         news::{MemberChange, News},
         phase::Phase,
@@ -32,6 +36,7 @@ impl Departures<'_> {
         slot: Slot,
         pid: Option<u32>,
         ended: Ended,
+        sample: Option<KillingSample>,
     ) -> Result<Reply, Refusal> {
         let (world, run) = (self.run.config.world, &mut *self.run);
         let (place, _) = run.fleet.nodes.find(node_id)?;
@@ -49,10 +54,41 @@ impl Departures<'_> {
                 _ => CauseKind::WorkerLost,
             };
             let told = run.fleet.roster.take_unheard(slot);
-            run.lose(slot, told.unwrap_or_else(|| run.failure_of(slot, kind, ended.to_string())));
-            run.try_form();
+            let failure = told.unwrap_or_else(|| run.failure_of(slot, kind, ended.to_string()));
+            match sample.filter(|_| matches!(ended, Ended::Signal(_))) {
+                Some(sample) => self.killed_by(slot, sample, failure),
+                None => run.lose(slot, failure),
+            }
+            self.run.try_form();
         }
         Ok(Reply::Done)
+    }
+
+    /// A sample has ended the process that read it: the worker is lost, at the quarantine's cost, and in the
+    /// next generation another worker tries the sample, or it is left out.
+    fn killed_by(&mut self, slot: Slot, killing: KillingSample, mut failure: Failure) {
+        let run = &mut *self.run;
+        let KillingSample { sample, generation } = killing;
+        let workers = match &run.phase {
+            Phase::Running(running) => running.assignment.world(),
+            Phase::Gathering(_) | Phase::Over(_) => run.config.world.size(),
+        };
+        let theirs = run.fleet.roster.at(slot).is_some_and(|worker| worker.generation == generation);
+        let breaks = losing::judge(run, slot, failure.kind) == Loss::Breaks;
+        let killed = Try { sample, slot, generation };
+        let verdict = match theirs && breaks {
+            true => run.progress.quarantine.killed(killed, workers),
+            false => None,
+        };
+        let Some(verdict) = verdict else { return run.lose(slot, failure) };
+        failure.message = format!("{} while it read this sample", failure.message);
+        run.out.push(Action::Record(Record::Quarantine(run.progress.quarantine.clone())));
+        run.publish(News::Sample(sample, verdict, Arc::new(failure.clone())));
+        if matches!(verdict, SampleVerdict::TooMany | SampleVerdict::WorkerAtFault) {
+            run.fleet.lose(slot, &mut run.out);
+            return transitions::close(run, failure);
+        }
+        run.lose_to(slot, failure, Some(sample));
     }
 
     /// A failure that a worker reports of itself.

@@ -153,7 +153,9 @@ impl Machine {
                 })
             }
             Ask::Leave { worker, exit_code, reason } => Departures { run }.leave(worker, exit_code, reason),
-            Ask::Exit { node_id, slot, pid, ended } => Departures { run }.exited(&node_id, slot, pid, ended),
+            Ask::Exit { node_id, slot, pid, ended, sample } => {
+                Departures { run }.exited(&node_id, slot, pid, ended, sample)
+            }
             Ask::Status => Ok(Reply::Status(Box::new(showing::status(run)))),
             Ask::RebuildCache => People { run }.rebuild_cache(),
             Ask::Pause => People { run }.pause(),

@@ -88,6 +88,7 @@ fn present(run: &Run, worker: &Worker) -> RankStatus {
             times: worker.times,
             metrics: worker.metrics.clone(),
             memory_peak: run.memory.ledger.peak(worker.slot()),
+            slow: run.progress.slow(worker.id),
         }),
     }
 }

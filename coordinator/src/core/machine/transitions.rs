@@ -35,6 +35,7 @@ use crate::{
         failure::{End, Failure},
         news::{News, Recovery},
         phase::{Gathering, LastCall, Over, Phase, Running, Stage},
+        quarantine::BadSample,
         reason::Reason,
         report::StateSource,
     },
@@ -45,6 +46,12 @@ impl Run {
     /// A worker is gone for a reason that may pass: unless nothing follows, its slot is called back, and its
     /// generation ends.
     pub(super) fn lose(&mut self, slot: Slot, failure: Failure) {
+        self.lose_to(slot, failure, None);
+    }
+
+    /// The same of a worker whose process a sample has ended, if one has: the quarantine bounds how often that
+    /// may be, so that it costs no restart.
+    pub(super) fn lose_to(&mut self, slot: Slot, failure: Failure, sample: Option<BadSample>) {
         self.fleet.lose(slot, &mut self.out);
         let loss = losing::judge(self, slot, failure.kind);
         if loss == Loss::Fatal {
@@ -78,7 +85,9 @@ impl Run {
                 self.break_up(&format!("rank {slot} {of}is lost: {}", failure.message), true);
             }
             Loss::Breaks | Loss::Fatal => {
-                if self.faults.incident(self.now).lose(slot) && !self.spend_or_end(&failure) {
+                let incident = self.faults.incident(self.now);
+                incident.sample = sample.or(incident.sample);
+                if incident.lose(slot) && sample.is_none() && !self.spend_or_end(&failure) {
                     return;
                 }
                 self.faults.blame(&failure, &mut self.out);

@@ -18,6 +18,7 @@ use crate::{
         reason::Reason,
         refusal::Refusal,
         report::{StepReport, WorkerPhase},
+        stragglers::Change,
     },
     options::CauseKind,
 };
@@ -158,7 +159,7 @@ impl Reports<'_> {
             worker.doing.step = newest.step;
         }
         match run.progress.report(id, slot, reports) {
-            Ok(()) => {}
+            Ok(changes) => self.tell_slow(&changes),
             Err(refused) => match *refused {
                 // An earlier life had heard what is missing; on its new line the worker says it again, and
                 // this, too.
@@ -171,6 +172,14 @@ impl Reports<'_> {
         let due = self.run.progress.due_rank(id);
         self.run.grant(due.as_slice());
         Ok(Reply::Committed(self.run.progress.committed))
+    }
+
+    /// Names ranks that have become slow, or are well again.
+    fn tell_slow(&mut self, changes: &[Change]) {
+        let Some(running) = self.run.phase.running() else { return };
+        let member = |change: &Change| running.assignment.members.get(change.rank.0 as usize);
+        let news = changes.iter().filter_map(|change| Some(News::Slow(member(change)?.slot, change.slow)));
+        news.collect::<Vec<_>>().into_iter().for_each(|news| self.run.publish(news));
     }
 
     /// Commits every step that all ranks have reported.

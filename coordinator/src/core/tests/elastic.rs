@@ -210,7 +210,13 @@ fn the_budget_for_rescaling_is_its_own() {
 }
 
 fn exit(run: &mut Run, node: u32, slot: u32, (pid, ended): (u32, Ended)) -> Vec<Action> {
-    run.tell(Ask::Exit { node_id: format!("node-{node}"), slot: Slot(slot), pid: Some(pid), ended })
+    run.tell(Ask::Exit {
+        node_id: format!("node-{node}"),
+        slot: Slot(slot),
+        pid: Some(pid),
+        ended,
+        sample: None,
+    })
 }
 
 #[test]

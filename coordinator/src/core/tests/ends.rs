@@ -107,7 +107,13 @@ fn a_process_that_dies_before_it_registers_is_replaced() {
     run.beat(0, WorkerPhase::Communication);
     let actions = run.wait(Duration::from_millis(200));
     assert_eq!(respawns(&actions), [(1, 1)], "rank 1 is frozen");
-    let ended = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(4711), ended: Ended::Signal(9) };
+    let ended = Ask::Exit {
+        node_id: NODE.into(),
+        slot: Slot(1),
+        pid: Some(4711),
+        ended: Ended::Signal(9),
+        sample: None,
+    };
     assert_eq!(respawns(&run.tell(ended)), [(1, 2)]);
 }
 

@@ -53,7 +53,7 @@ fn exit_codes_for_configuration_data_and_memory_end_the_run() {
     for (code, kind) in [(2, CauseKind::BadInput), (3, CauseKind::BadInput), (5, CauseKind::OutOfMemory)] {
         let mut run = Run::started(2);
         let ended = Ended::Code(code);
-        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended });
+        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended, sample: None });
         run.wait(Duration::from_secs(30));
         let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!() };
         assert_eq!(cause.kind, kind);
@@ -66,7 +66,7 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
     run.kill(1);
     let mut exit = |pid| {
         let ended = Ended::Code(2);
-        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended });
+        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended, sample: None });
         (run.phase(), run.machine.run.faults.spent.restarts)
     };
     assert_eq!(exit(1101), (RunPhase::WaitingForWorkers, 2), "the GPU may come back");
@@ -154,7 +154,13 @@ fn a_lost_worker_must_not_go_on() {
 #[test]
 fn a_killed_process_is_named_at_once_by_its_launcher() {
     let mut run = Run::fragile(2);
-    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended: Ended::Signal(9) };
+    let exit = Ask::Exit {
+        node_id: NODE.into(),
+        slot: Slot(1),
+        pid: Some(101),
+        ended: Ended::Signal(9),
+        sample: None,
+    };
     let (_, actions) = run.ask(exit.clone());
     assert!(cause(&actions).is_some_and(|cause| cause.contains("killed by signal 9")));
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
@@ -165,9 +171,16 @@ fn the_end_of_a_process_that_has_left_is_no_news() {
     let mut run = Run::fragile(1);
     run.tell(failure(0, CauseKind::Io));
     run.tell(Ask::Leave { worker: id(0), exit_code: 1, reason: "failed".into() });
-    let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1) };
+    let exit = Ask::Exit {
+        node_id: NODE.into(),
+        slot: Slot(0),
+        pid: Some(100),
+        ended: Ended::Code(1),
+        sample: None,
+    };
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
-    let stranger = Ask::Exit { node_id: "y".into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1) };
+    let stranger =
+        Ask::Exit { node_id: "y".into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1), sample: None };
     assert_eq!(run.ask(stranger).0, Err(Refusal::UnknownNode("y".into())));
 }
 

@@ -247,7 +247,7 @@ impl Run {
     fn kill(&mut self, rank: u32) -> Vec<Action> {
         let pid = self.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
         let ended = super::event::Ended::Signal(9);
-        self.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended })
+        self.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended, sample: None })
     }
 
     /// A new process takes a slot, opens its line and is ready.

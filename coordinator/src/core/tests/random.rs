@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     action::{Lease, Record},
-    event::Ended,
+    event::{Ended, KillingSample},
     failure::Failure,
     invariants,
     phase::Phase,
@@ -52,7 +52,8 @@ enum Move {
         victim: bool,
     },
     Leave(u32),
-    Exit(u32),
+    /// A process ends: by itself, or by a signal while it read this position.
+    Exit(u32, Option<u64>),
 }
 
 fn moves(world: u32) -> impl Strategy<Value = Move> {
@@ -81,7 +82,7 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
         1 => prop_oneof![
             Just(Move::Asked(Ask::Stop { reason: "enough".into() }.into())),
             (rank.clone(), any::<bool>()).prop_map(|(rank, victim)| Move::Fail { rank, victim }),
-            rank.prop_map(Move::Exit),
+            (rank, prop::option::of(0u64..3)).prop_map(|(rank, read)| Move::Exit(rank, read)),
         ],
     ]
 }
@@ -150,9 +151,13 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
             Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure, sample: None }
         }
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
-        Move::Exit(rank) => {
+        Move::Exit(rank, read) => {
             let pid = run.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
-            Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended: Ended::Code(1) }
+            let ended = if read.is_some() { Ended::Signal(11) } else { Ended::Code(1) };
+            let generation = run.machine.run.generation;
+            let sample =
+                read.map(|position| KillingSample { sample: super::samples::bad(position), generation });
+            Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended, sample }
         }
     };
     run.ticket += 1;

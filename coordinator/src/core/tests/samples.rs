@@ -4,7 +4,11 @@ use coxswain_proto::order::{DamagedRow, Order};
 
 use super::*;
 use crate::{
-    core::{event::Ended, failure::Failure, quarantine::BadSample},
+    core::{
+        event::{Ended, KillingSample},
+        failure::Failure,
+        quarantine::{BadSample, SampleVerdict},
+    },
     options::CauseKind,
 };
 
@@ -14,7 +18,7 @@ fn order() -> Order {
 }
 
 /// The sample at this position of the first epoch, whose own row is damaged.
-fn bad(position: u64) -> BadSample {
+pub(super) fn bad(position: u64) -> BadSample {
     let number = order().at(0, position).expect("within the epoch");
     BadSample { epoch: 0, position, row: DamagedRow { row: number, begin: number, end: number + 1 } }
 }
@@ -119,6 +123,67 @@ fn a_damaged_row_is_left_out_of_every_epoch_and_counts_once() {
     assert_eq!(run.committed(), 12);
 }
 
+impl Run {
+    /// A slot's process ends by a signal while it reads a sample, and another one comes.
+    fn kill_by(&mut self, rank: u32, life: u32, at: BadSample) -> Vec<Action> {
+        let pid = self.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
+        let sample = Some(KillingSample { sample: at, generation: self.machine.run.generation });
+        let ended = Ended::Signal(11);
+        let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended, sample };
+        let mut actions = self.tell(exit.clone());
+        assert_eq!(self.tell(exit), vec![], "what is said again has no effect");
+        let (generation, world) = (self.machine.run.generation.0, self.machine.run.config.world.size());
+        for other in (0..world).filter(|other| *other != rank) {
+            actions.extend(self.get_ready(other, generation, "a neighbour is gone"));
+        }
+        actions.extend(self.replace(rank, life));
+        actions
+    }
+}
+
+fn verdicts(actions: &[Action]) -> Vec<SampleVerdict> {
+    let verdicts = news(actions).into_iter().filter_map(|news| match news {
+        News::Sample(_, verdict, _) => Some(*verdict),
+        _ => None,
+    });
+    verdicts.collect()
+}
+
+#[test]
+fn a_sample_that_ends_a_process_goes_to_another_worker_and_then_to_nobody() {
+    let mut config = config(2);
+    config.budgets.restarts = 0;
+    let mut run = Run::started_with(config);
+    let actions = run.kill_by(1, 1, bad(5));
+    assert_eq!(verdicts(&actions), [SampleVerdict::TryAnother]);
+    assert_eq!(run.assignment().members[1].slot, Slot(0), "ranks have moved on, and with them their slices");
+    run.start_all(2, 0, StateSource::Replica);
+    let actions = run.kill_by(0, 2, bad(5));
+    assert_eq!(verdicts(&actions), [SampleVerdict::LeftOut]);
+    assert_eq!(run.assignment().left_out, [bad(5).row]);
+    assert_eq!(run.machine.run.faults.spent.restarts, 0, "bad samples have a budget of their own");
+}
+
+#[test]
+fn a_worker_alone_tries_a_sample_that_ended_its_process_once_more() {
+    let mut run = Run::started(1);
+    assert_eq!(verdicts(&run.kill_by(0, 1, bad(3))), [SampleVerdict::TryAnother]);
+    run.start_all(1, 0, StateSource::Fresh);
+    assert_eq!(verdicts(&run.kill_by(0, 2, bad(3))), [SampleVerdict::LeftOut]);
+    assert_eq!(run.assignment().left_out, [bad(3).row]);
+}
+
+#[test]
+fn a_note_of_another_generation_blames_no_sample() {
+    let mut run = Run::started(2);
+    let pid = run.machine.run.fleet.roster.at(Slot(1)).map(|worker| worker.claim.pid);
+    let sample = Some(KillingSample { sample: bad(5), generation: Generation(7) });
+    let ended = Ended::Signal(11);
+    let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid, ended, sample });
+    assert_eq!(verdicts(&actions), []);
+    assert_eq!(run.machine.run.faults.spent.restarts, 1);
+}
+
 #[test]
 fn two_ranks_with_a_bad_sample_each_say_so_twice_and_the_run_goes_on() {
     let mut run = Run::started(2);
@@ -193,8 +258,13 @@ fn a_launcher_speaks_for_its_own_workers() {
         run.tell(Ask::JoinNode(claim));
     }
     run.tell(Ask::Register(claim(1)));
-    let exit =
-        |node: &str| Ask::Exit { node_id: node.into(), slot: Slot(1), pid: None, ended: Ended::Signal(9) };
+    let exit = |node: &str| Ask::Exit {
+        node_id: node.into(),
+        slot: Slot(1),
+        pid: None,
+        ended: Ended::Signal(9),
+        sample: None,
+    };
     assert_eq!(run.ask(exit("a")).0, Err(Refusal::RankElsewhere { slot: Slot(1), place: 0 }));
     assert_eq!(run.ask(exit("b")).0, Ok(Reply::Done));
 }

@@ -6,6 +6,7 @@ mod numbers;
 #[allow(dead_code)]
 mod processes;
 mod refusals;
+mod sick;
 mod support;
 mod validation;
 

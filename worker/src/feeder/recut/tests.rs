@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::feeder::{
     KeptFeatures, Missing, Prefetcher, Upcoming,
-    rows::prepare,
+    rows::{Wanted, prepare},
     tests::{dataset, keys},
 };
 use coxswain_feature_store::SampleKey;
@@ -58,9 +58,9 @@ fn features(sample: u64, values: &mut [f32]) {
 fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepared {
     let (dataset, _) = &*DATASET;
     let order = dataset.order();
-    let indices: Vec<u64> =
-        request.part(number).filter_map(|position| order.sample(request.epoch, position)).collect();
-    let read = prepare(&**dataset, request.step, request.epoch, &indices, request.kept.as_ref());
+    let at = |position| Some(Wanted { position, index: order.sample(request.epoch, position)? });
+    let wanted: Vec<_> = request.part(number).filter_map(at).collect();
+    let read = prepare(&**dataset, request.step, request.epoch, &wanted, request.kept.as_ref());
     let mut read = read.map_err(|(_, error)| error).expect("sound samples");
     for missing in std::mem::take(&mut read.missing) {
         if computed.contains(&missing.seen.index()) {

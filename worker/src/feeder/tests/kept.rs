@@ -6,7 +6,12 @@ use coxswain_task::FeatureShape;
 use coxswain_tasks::vla_flow::data::{Dataset, MicroBatch, Sample, collate};
 
 use super::{dataset, keys};
-use crate::feeder::rows::{KeptFeatures, prepare};
+use crate::feeder::rows::{KeptFeatures, Wanted, prepare};
+
+/// These samples, at positions that do not matter.
+fn wanted(indices: &[u64]) -> Vec<Wanted> {
+    indices.iter().map(|&index| Wanted { position: index, index }).collect()
+}
 
 /// What is kept of a row: two values for each of its tokens.
 fn kept(dataset: &Dataset, namespace: Option<Namespace>) -> KeptFeatures {
@@ -46,7 +51,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
     let dataset = dataset();
     let kept = kept(&dataset, Some(namespace(&store)));
     let values = store_features(&dataset, &kept, 5);
-    let prepared = prepare(&*dataset, Step(3), 0, &[9, 5], Some(&kept)).expect("sound samples");
+    let prepared = prepare(&*dataset, Step(3), 0, &wanted(&[9, 5]), Some(&kept)).expect("sound samples");
 
     let whole = [9, 5].map(|index| dataset.sample(index).expect("a sound sample"));
     let [missing] = &prepared.missing[..] else { panic!("sample 9 alone is missing") };
@@ -71,7 +76,7 @@ fn a_hit_brings_features_without_pixels_and_a_miss_pixels_and_room() {
 fn without_a_namespace_everything_is_missing() {
     let dataset = dataset();
     let kept = kept(&dataset, None);
-    let prepared = prepare(&*dataset, Step(0), 0, &[0, 1, 2], Some(&kept)).expect("sound samples");
+    let prepared = prepare(&*dataset, Step(0), 0, &wanted(&[0, 1, 2]), Some(&kept)).expect("sound samples");
     assert_eq!(prepared.missing.len(), 3);
     assert!(prepared.batch.content::<MicroBatch>().pixel_values.is_empty());
 }

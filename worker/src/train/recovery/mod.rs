@@ -52,7 +52,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = clock::now();
         let holdings =
-            [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().map(Held::holding));
+            [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().and_then(Held::holding));
         let (holdings, carried) = table::exchange(
             holdings,
             &self.carried(),
@@ -180,7 +180,7 @@ impl<B: Tape<Base = B>> Learner<B> {
         // A rank that passes this knows that all have everything, so the old state may go.
         if let Err(error) = members.comm.barrier() {
             let (generation, weights) = (members.assignment.generation, Some(weights));
-            self.coming = Some(Held { generation, optimizer, weights });
+            self.coming = Some(Held { generation, optimizer, weights, trusted: true });
             return Err(error.into());
         }
         self.trainables.set(weights);
@@ -205,6 +205,8 @@ pub(super) fn is_the_generations(error: &TrainError) -> bool {
         TrainError::Collective(error) | TrainError::Optimizer(StepError::Collective(error)) => of_ring(error),
         // The coordinator knows whether that rank can go on, and without what.
         TrainError::Link(LinkError::Aborted(_)) | TrainError::PeerFailed(_) => true,
+        // What is wrong is forgotten, and comes from the others or from a checkpoint.
+        TrainError::Differ { .. } => true,
         _ => false,
     }
 }

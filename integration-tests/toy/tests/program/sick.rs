@@ -1,0 +1,136 @@
+//! What is sick is found: weights that differ between ranks, and samples that end the process that reads them.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    processes::{signal, worker_of},
+    support::Toy,
+};
+
+const ROWS: usize = 500;
+/// Two epochs of eight steps.
+const RUN: [&str; 3] = ["train.steps=16", "optimizer.warmup_steps=2", "eval.samples=0"];
+
+/// What a rank says that may be wrong.
+const DIFFER: &str = "look at its memory and its device";
+
+/// Trains with a fault in its environment.
+fn with_fault(toy: &Toy, name: &str, overrides: &[&str], fault: (&str, &str)) -> String {
+    let mut command = toy.command(name, overrides);
+    command.env(fault.0, fault.1);
+    let (status, printed) = toy.start_of(command).finish();
+    assert!(status.success(), "{status}\n{printed}");
+    printed
+}
+
+/// A bit flips in the weights of rank 1; what is learned is what an undisturbed run learns.
+fn flipped(keys: &[&str], fault: &str) -> String {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], keys].concat();
+    let (_, printed) = toy.train("undisturbed", &run);
+    assert!(!printed.contains(DIFFER), "{printed}");
+    let printed = with_fault(&toy, "flipped", &run, ("COX_FAULT_WEIGHTS", fault));
+    assert!(toy.network("flipped") == toy.network("undisturbed"), "it learned something else\n{printed}");
+    toy.assert_audited("flipped", 16);
+    printed
+}
+
+#[test]
+fn a_rank_with_wrong_weights_is_named_and_gets_them_from_the_others() {
+    let every = "faults.verify_every=1";
+    // In its own part of the weights, and in another rank's; by the majority, and with two ranks by the
+    // replica. Checkpoints are of no use: there is none.
+    for (world, parts) in [("--nproc-per-node=3", 0..3), ("--nproc-per-node=2", 0..2)] {
+        for part in parts {
+            let printed = flipped(&[every, world], &format!("rank=1 step=5 part={part}"));
+            let told = "rank 1: step 5: its weights are not those of the other ranks: it gets them anew";
+            assert!(printed.contains(told), "{world}, part {part}: {printed}");
+            assert!(!printed.contains("rolled back"), "{printed}");
+            assert!(printed.contains("from step 5 (state: replica)"), "{printed}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_are_well_never_differ() {
+    let toy = Toy::new(ROWS);
+    let settings = [
+        "optimizer.reduce_dtype=bfloat16",
+        "optimizer.ema_decay=0.9",
+        "optimizer.loss_scale={initial: 1024, growth_interval: 3}",
+        "memory.offload=optimizer",
+        "faults.mirror=false",
+    ];
+    for (number, setting) in settings.into_iter().enumerate() {
+        let keys = [setting, "faults.verify_every=1", "train.checkpoint_every=3", "--nproc-per-node=3"];
+        let name = format!("run{number}");
+        // A lost rank gets its part from the replica or a checkpoint, and its neighbours theirs from it.
+        let held = toy.hold(1, "backward", 8);
+        let mut running = toy.start(&name, &[&RUN[..], &keys].concat());
+        running.wait_until_held(&held);
+        signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+        let (status, printed) = running.finish();
+        assert!(status.success(), "{setting}: {status}\n{printed}");
+        assert!(!printed.contains(DIFFER), "{setting}: {printed}");
+        toy.assert_audited(&name, 16);
+        std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
+    }
+}
+
+#[test]
+fn weights_that_were_wrong_before_they_were_gathered_cost_the_steps_since_the_last_checkpoint() {
+    // Step 4 has gathered what flipped before it; ranks compare in step 6, and before every checkpoint.
+    let printed = flipped(
+        &["faults.verify_every=6", "train.checkpoint_every=3", "--nproc-per-node=3"],
+        "rank=1 step=4 part=0",
+    );
+    let told = "rank 1: step 6: what it holds and what rank 2 holds of the same differ";
+    assert!(printed.contains(told), "{printed}");
+    assert!(
+        printed.contains("rolled back from step 6 to 3"),
+        "the checkpoint of step 6 is not written: {printed}"
+    );
+}
+
+#[test]
+fn without_a_checkpoint_the_run_begins_again() {
+    let printed = flipped(&["faults.verify_every=6"], "rank=0 step=4 part=0");
+    assert!(printed.contains("rolled back from step 6 to 0"), "{printed}");
+}
+
+#[test]
+fn before_a_checkpoint_ranks_compare_whatever_step_it_is() {
+    let keys = ["faults.verify_every=1000", "train.checkpoint_every=5", "--nproc-per-node=3"];
+    let printed = flipped(&keys, "rank=2 step=7 part=0");
+    assert!(printed.contains("rolled back from step 10 to 5"), "{printed}");
+}
+
+/// A row that ends the process which reads it is left out of both epochs; every other sample counts once.
+fn left_out(world: &str, how: &str) -> (Value, String) {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], &[world, "--max-restarts=0"]].concat();
+    let printed = with_fault(&toy, "run", &run, ("COX_FAULT_SAMPLE", &format!("index=123 how={how}")));
+    let told: Vec<_> = printed.lines().filter(|line| line.contains("(row 123 of the data set)")).collect();
+    let with = |text: &str| told.iter().filter(|line| line.contains(text)).count();
+    assert_eq!(with("another worker tries it"), 1, "{printed}");
+    assert_eq!(with("left out from now on (quarantined)"), 1, "{printed}");
+    let audit = toy.assert_audited("run", 16);
+    for epoch in 0..2 {
+        let quarantined = audit["epochs"][epoch]["quarantined"].as_array().map(Vec::len);
+        assert_eq!(quarantined, Some(1), "{audit:#}\n{printed}");
+    }
+    (audit, printed)
+}
+
+#[test]
+fn a_sample_that_exhausts_the_stack_is_tried_elsewhere_and_then_left_out() {
+    let (audit, printed) = left_out("--nproc-per-node=2", "stack");
+    assert_eq!(audit["missing"], json!(0), "{audit:#}");
+    assert!(printed.contains("while it read this sample"), "{printed}");
+}
+
+#[test]
+fn a_sample_that_aborts_is_tried_again_by_a_worker_that_is_alone_and_then_left_out() {
+    left_out("--nproc-per-node=1", "abort");
+}

@@ -1,0 +1,313 @@
+//! Ranks compare what they hold, every `faults.verify_every` steps and before every checkpoint.
+//!
+//! After a step's vote, and before any gradient moves, all ranks have the same weights, and every part of the
+//! optimizer's state is on its owner and in the replica on the owner's neighbour, bit for bit. Memory, a
+//! device or a link that is not sound can make one of these copies another one without any error. So ranks
+//! gather digests of all of them, and each comes to the same finding:
+//!
+//! ```text
+//! sound      all agree
+//! wrong      some ranks differ, and it is known which: by the majority, or where there is none by the third
+//!            copy, which is the replica. They forget what they hold, and all form another generation, in
+//!            which they get it anew, as successors of lost ranks do
+//! unclear    owner and replica differ, and all ranks compute with the owner's weights: it was wrong before
+//!            they were gathered, or the replica is. All forget, and go back to the last checkpoint, which
+//!            was compared before it was written
+//! ```
+//!
+//! Weights that are wrong for one step only, between two comparisons and in a part that another rank owns,
+//! leave no trace in any copy but in that step's gradient: `faults.verify_every: 1` looks at every step.
+//!
+//! What this does not do: look at frozen weights and at data, or find a rank whose arithmetic is wrong while
+//! its memory is sound.
+
+use std::fmt;
+
+use coxswain_nn::kernels::Tape;
+use coxswain_proto::{
+    ids::{Rank, Step},
+    run_spec::RunSpec,
+};
+
+use super::{TrainError, training::Training};
+use crate::{
+    collective::{Buf, BufMut, Computes},
+    link::{Phase, Report},
+    zero::{Digests, PartDigests},
+};
+
+/// What ranks find when they compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// All agree.
+    Sound,
+    /// These ranks are wrong; the others are not.
+    Wrong(Vec<Rank>),
+    /// A rank's part and the replica of it on the next rank differ, or all ranks do, and it cannot be told
+    /// which is right.
+    Unclear(Rank, Rank),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sound => f.write_str("all ranks hold the same"),
+            Self::Wrong(ranks) => {
+                let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
+                write!(f, "other weights on rank {} than on the others", ranks.join(", "))
+            }
+            Self::Unclear(one, other) => {
+                write!(f, "ranks {one} and {other} hold different states of one part")
+            }
+        }
+    }
+}
+
+/// Whether ranks compare in this step.
+pub(super) fn is_due(spec: &RunSpec, step: Step) -> bool {
+    let every = spec.faults.verify_every;
+    every > 0 && step.0 > 0 && step.0.is_multiple_of(every)
+}
+
+/// All ranks: compares, between two steps. An error ends the generation; what is wrong is not brought into
+/// the next.
+pub(super) fn compare<B: Tape<Base = B>>(
+    training: &mut Training<'_, B>,
+    step: Step,
+) -> Result<(), TrainError> {
+    let world = training.members.comm.world();
+    if world < 2 || training.run.spec.faults.verify_every == 0 {
+        return Ok(());
+    }
+    training.enter(Phase::Communication, step)?;
+    let weights: B::Flat = training.learner.trainables.take();
+    let digests = training.learner.optimizer().digests(&weights);
+    training.learner.trainables.put(weights);
+    let row = encode(&digests, training.members.computes);
+    let mut table = vec![0.0; FIELDS * world];
+    training.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
+    let finding = judge(&decode(&table));
+    let own = training.members.rank();
+    let (suspect, line) = match &finding {
+        Finding::Sound => return Ok(()),
+        Finding::Wrong(ranks) => (
+            ranks.contains(&own),
+            "its weights are not those of the other ranks: it gets them anew".to_owned(),
+        ),
+        Finding::Unclear(owner, keeper) => (
+            own == *owner,
+            format!(
+                "what it holds and what rank {keeper} holds of the same differ, and it cannot be told which is \
+                 right: all ranks go back to the last checkpoint"
+            ),
+        ),
+    };
+    if suspect {
+        let line = format!("step {step}: {line}. If this comes back, look at its memory and its device");
+        training.members.link.report(Report::Note(line))?;
+    }
+    if suspect || matches!(finding, Finding::Unclear(..)) {
+        training.learner.distrust();
+    }
+    Err(TrainError::Differ { step, finding })
+}
+
+/// Numbers of a row: five digests in halves, for whole numbers travel unchanged up to 2^53, whether there is
+/// a replica, and what the rank computes on.
+const FIELDS: usize = 14;
+
+fn encode(digests: &Digests, computes: Computes) -> [f64; FIELDS] {
+    let Digests { weights, own, before, replica } = digests;
+    let kept = replica.unwrap_or(PartDigests { weights: 0, moments: 0 });
+    let values = [*weights, own.weights, own.moments, *before, kept.weights, kept.moments];
+    let mut row = [0.0; FIELDS];
+    for (fields, value) in row.chunks_exact_mut(2).zip(values) {
+        (fields[0], fields[1]) = (f64::from(value as u32), f64::from((value >> 32) as u32));
+    }
+    row[12] = f64::from(u8::from(replica.is_some()));
+    row[13] = f64::from(u8::from(computes == Computes::OnGpu));
+    row
+}
+
+/// What ranks say of themselves. Where some compute on CPUs and others on GPUs, a replica may differ from its
+/// owner in the last bit of a root, and is not compared.
+fn decode(table: &[f64]) -> Vec<Digests> {
+    let rows = || table.chunks_exact(FIELDS);
+    let mixed = rows().any(|row| row[13] != table[13]);
+    let of_row = |row: &[f64]| {
+        let value = |at: usize| u64::from(row[2 * at] as u32) | u64::from(row[2 * at + 1] as u32) << 32;
+        let part = |at: usize| PartDigests { weights: value(at), moments: value(at + 1) };
+        let replica = (row[12] != 0.0 && !mixed).then(|| part(4));
+        Digests { weights: value(0), own: part(1), before: value(3), replica }
+    };
+    rows().map(of_row).collect()
+}
+
+/// What follows from what all ranks hold, in rank order.
+fn judge(ranks: &[Digests]) -> Finding {
+    let world = ranks.len();
+    let next = |rank: usize| (rank + 1) % world;
+    // Pairs of an owner and the keeper of its replica.
+    let pairs = || (0..world).filter_map(|owner| Some((owner, next(owner), ranks[next(owner)].replica?)));
+    let differing = || pairs().filter(|(owner, _, replica)| ranks[*owner].own != *replica);
+    let unclear = |owner: usize| Finding::Unclear(Rank(owner as u32), Rank(next(owner) as u32));
+    let agree = |with: &Digests| ranks.iter().filter(|other| other.weights == with.weights).count();
+    if agree(&ranks[0]) == world {
+        return differing().next().map_or(Finding::Sound, |(owner, ..)| unclear(owner));
+    }
+    let majority = ranks.iter().find(|rank| 2 * agree(rank) > world);
+    let mut wrong: Vec<usize> = match majority {
+        Some(majority) => (0..world).filter(|rank| ranks[*rank].weights != majority.weights).collect(),
+        // Of three copies of a part, on the owner, in the replica, and with the keeper, two agree.
+        None => pairs()
+            .filter_map(|(owner, keeper, replica)| {
+                let owners = ranks[owner].own.weights == replica.weights;
+                let keepers = ranks[keeper].before == replica.weights;
+                match (owners, keepers) {
+                    (false, true) => Some(owner),
+                    (true, false) => Some(keeper),
+                    _ => None,
+                }
+            })
+            .collect(),
+    };
+    wrong.sort_unstable();
+    wrong.dedup();
+    // A wrong owner's part comes from the replica, which has to be what its keeper computes with.
+    let doubtful = pairs().find(|(owner, keeper, replica)| {
+        let explained = wrong.contains(owner) || wrong.contains(keeper);
+        let replaced = wrong.contains(owner) && !wrong.contains(keeper);
+        (!explained && ranks[*owner].own != *replica)
+            || (replaced && ranks[*keeper].before != replica.weights)
+    });
+    match doubtful {
+        Some((owner, ..)) => unclear(owner),
+        None if wrong.is_empty() || wrong.len() == world => unclear(0),
+        None => Finding::Wrong(wrong.into_iter().map(|rank| Rank(rank as u32)).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Numbers that stand for contents: part `p` of the right weights is `p`, of the right moments `100 + p`.
+    #[derive(Clone)]
+    struct World {
+        /// What each rank computes with, part by part.
+        weights: Vec<Vec<u64>>,
+        own_moments: Vec<u64>,
+        /// Of the rank before, by keeper.
+        replicas: Option<Vec<PartDigests>>,
+    }
+
+    impl World {
+        fn sound(world: u64, replicated: bool) -> Self {
+            let part = |of: u64| PartDigests { weights: of, moments: 100 + of };
+            Self {
+                weights: vec![(0..world).collect(); world as usize],
+                own_moments: (100..100 + world).collect(),
+                replicas: replicated
+                    .then(|| (0..world).map(|rank| part((rank + world - 1) % world)).collect()),
+            }
+        }
+
+        fn judge(&self) -> Finding {
+            let world = self.weights.len();
+            let of_rank = |rank: usize| {
+                let weights = self.weights[rank].iter().fold(7, |sum: u64, part| sum.wrapping_mul(31) + part);
+                let own = PartDigests { weights: self.weights[rank][rank], moments: self.own_moments[rank] };
+                let replica = self.replicas.as_ref().map(|replicas| replicas[rank]);
+                let before = self.weights[rank][(rank + world - 1) % world];
+                encode(&Digests { weights, own, before, replica }, Computes::OnCpu)
+            };
+            judge(&decode(&(0..world).flat_map(of_rank).collect::<Vec<_>>()))
+        }
+    }
+
+    const FLIPPED: u64 = 1 << 40;
+
+    #[test]
+    fn ranks_that_agree_are_sound() {
+        for world in 2..6 {
+            assert_eq!(World::sound(world, true).judge(), Finding::Sound);
+            assert_eq!(World::sound(world, false).judge(), Finding::Sound);
+        }
+    }
+
+    proptest! {
+        /// Whichever rank's weights are wrong, in whichever part: with a replica two ranks suffice.
+        #[test]
+        fn a_rank_with_wrong_weights_is_named(world in 2u64..7, rank in 0u64..7, part in 0u64..7) {
+            let (rank, part) = ((rank % world) as usize, (part % world) as usize);
+            for replicated in [true, false] {
+                let mut ranks = World::sound(world, replicated);
+                ranks.weights[rank][part] ^= FLIPPED;
+                if !replicated && world == 2 {
+                    prop_assert!(matches!(ranks.judge(), Finding::Unclear(..)));
+                } else {
+                    prop_assert_eq!(ranks.judge(), Finding::Wrong(vec![Rank(rank as u32)]));
+                }
+            }
+        }
+
+        /// Gathered since, an owner's wrong weights are everybody's.
+        #[test]
+        fn weights_that_were_wrong_before_they_were_gathered_are_found_and_not_blamed(
+            world in 2u64..7, owner in 0u64..7,
+        ) {
+            let owner = (owner % world) as usize;
+            let mut ranks = World::sound(world, true);
+            ranks.weights.iter_mut().for_each(|weights| weights[owner] ^= FLIPPED);
+            let keeper = (owner + 1) % world as usize;
+            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(keeper as u32)));
+        }
+
+        /// Moments are there twice.
+        #[test]
+        fn moments_or_a_replica_that_are_wrong_are_found(world in 2u64..7, owner in 0u64..7, what in 0u8..3) {
+            let owner = (owner % world) as usize;
+            let keeper = (owner + 1) % world as usize;
+            let mut ranks = World::sound(world, true);
+            let replica = &mut ranks.replicas.as_mut().expect("there are some")[keeper];
+            match what {
+                0 => ranks.own_moments[owner] ^= FLIPPED,
+                1 => replica.moments ^= FLIPPED,
+                _ => replica.weights ^= FLIPPED,
+            }
+            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(keeper as u32)));
+        }
+    }
+
+    #[test]
+    fn a_wrong_rank_whose_replica_is_wrong_too_has_nobody_to_get_its_part_from() {
+        let mut ranks = World::sound(4, true);
+        ranks.weights[1][1] ^= FLIPPED;
+        ranks.replicas.as_mut().expect("there are some")[2].weights ^= FLIPPED << 1;
+        assert_eq!(ranks.judge(), Finding::Unclear(Rank(1), Rank(2)));
+    }
+
+    #[test]
+    fn a_replica_on_another_kind_of_device_is_not_compared() {
+        let digests = |replica: u64| Digests {
+            weights: 1,
+            own: PartDigests { weights: 2, moments: 3 },
+            before: 2,
+            replica: Some(PartDigests { weights: 2, moments: replica }),
+        };
+        let rows = |second| [encode(&digests(3), Computes::OnCpu), encode(&digests(9), second)].concat();
+        assert_eq!(judge(&decode(&rows(Computes::OnGpu))), Finding::Sound);
+        assert_ne!(judge(&decode(&rows(Computes::OnCpu))), Finding::Sound);
+    }
+
+    #[test]
+    fn digests_travel_whole() {
+        let part = PartDigests { weights: u64::MAX, moments: 1 << 63 };
+        let digests = Digests { weights: u64::MAX - 1, own: part, before: 1 << 32, replica: Some(part) };
+        let bare = Digests { replica: None, ..digests };
+        let table = [encode(&digests, Computes::OnCpu), encode(&bare, Computes::OnCpu)].concat();
+        assert_eq!(decode(&table), [digests, bare]);
+    }
+}
