@@ -18,6 +18,7 @@ mod mixture;
 mod network;
 mod pairs;
 mod prediction;
+mod recipes;
 mod relaunch;
 mod samples;
 mod separation;
