@@ -142,7 +142,7 @@ impl Object {
     }
 
     /// The bytes of a range from the bucket, in pieces, of which none is kept on the local disk; all are asked
-    /// for at once.
+    /// for at once, and none is under way any more when one has failed.
     pub(crate) fn pieces(self: &Arc<Self>, range: Range<u64>) -> Result<Vec<Bytes>, RemoteError> {
         let object = self.clone();
         wait(async move {
@@ -153,9 +153,9 @@ impl Object {
             });
             let mut all = Vec::new();
             for piece in pieces.collect::<Vec<_>>() {
-                all.push(piece.await.map_err(|error| RemoteError::Refused(error.to_string()))??);
+                all.push(piece.await.unwrap_or_else(|error| Err(RemoteError::Refused(error.to_string()))));
             }
-            Ok(all)
+            all.into_iter().collect()
         })
     }
 

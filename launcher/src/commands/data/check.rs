@@ -142,7 +142,7 @@ mod tests {
 
     /// What is said of the data at `data`, read as this run file reads its own.
     fn report(config: &str, data: &Path, more: &[String]) -> SampleReport {
-        let model = ["sft", "trajectory"].contains(&config).then_some("tiny-vla");
+        let model = ["sft", "trajectory", "history"].contains(&config).then_some("tiny-vla");
         let model = model.or((config == "seq2seq").then_some("tiny-t5"));
         let key = if config == "trajectory" { "extractor.path" } else { "model.path" };
         let model =
@@ -163,7 +163,11 @@ mod tests {
             fs::create_dir_all(to).unwrap();
             for entry in fs::read_dir(from).unwrap().flatten() {
                 let (path, to) = (entry.path(), to.join(entry.file_name()));
-                if path.is_dir() { copy(&path, &to) } else { drop(fs::copy(&path, &to).unwrap()) }
+                if path.is_dir() {
+                    copy(&path, &to);
+                } else {
+                    fs::copy(&path, &to).unwrap();
+                }
             }
         }
         let dir = tempfile::tempdir().unwrap();
@@ -199,11 +203,11 @@ mod tests {
         let file = dir.path().join("chats.jsonl");
         let mut lines: Vec<String> = fs::read_to_string(&file).unwrap().lines().map(str::to_owned).collect();
         lines[3] = "{".into();
-        lines[7] = lines[7].replace(".png", ".webp");
+        lines[5] = lines[5].replace(".png", ".webp");
         fs::write(&file, lines.join("\n")).unwrap();
         let bad = report("sft", &file, &[]);
         let refused = |row| ("refused", "chats.jsonl", Some(row));
-        assert_eq!(places(&bad), [refused(4), refused(8)]);
+        assert_eq!(places(&bad), [refused(4), refused(6)]);
         assert!(bad.findings[1].found.contains("there is no image") && bad.read == 0, "{bad:#?}");
 
         let pairs = dir.path().join("pairs.tsv");
