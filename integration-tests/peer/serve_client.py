@@ -56,7 +56,7 @@ def main():
     apart = observation(metadata, 2)
     for name, value in metadata["inputs"].items():
         if value["dtype"] == "uint8":
-            apart[name] = np.ascontiguousarray(apart[name].transpose(2, 0, 1))
+            apart[name] = np.ascontiguousarray(np.moveaxis(apart[name], -1, -3))
     assert np.array_equal(client.infer(apart)["actions"], again), "channels first, as PyTorch has them"
 
     errors = []
@@ -75,10 +75,10 @@ def main():
         thread.start()
     camera = next(name for name, value in metadata["inputs"].items() if value["dtype"] == "uint8")
     numbers = next(name for name, value in metadata["inputs"].items() if value["dtype"] == "float32")
-    height, width, _ = metadata["inputs"][camera]["shape"]
+    height, width = metadata["inputs"][camera]["shape"][-3:-1]
     refused(client, lambda o: o.pop(camera), f"{camera}: missing")
     refused(client, lambda o: o.update({camera: np.zeros((2, 2, 3), np.uint8)}), "found uint8 [2, 2, 3]")
-    refused(client, lambda o: o.update({camera: np.zeros((height, width), np.uint8)}), "(height, width, RGB)")
+    refused(client, lambda o: o.update({camera: np.zeros((height, width), np.uint8)}), "height, width, RGB)")
     refused(client, lambda o: o.update({camera: np.zeros((height, width, 3), np.float32)}), "found numbers")
     refused(client, lambda o: o[numbers].put(0, np.nan), "NaN")
     refused(client, lambda o: o.pop("prompt"), "prompt: missing")

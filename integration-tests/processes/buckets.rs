@@ -1,11 +1,11 @@
-//! Training on a data set in an S3 bucket: `moto`'s server on loopback, with a proxy before it that is late,
+//! Training on a data set, and with a model, in an S3 bucket: `moto`'s server on loopback, with a proxy before it that is late,
 //! cuts answers off and refuses them.
 
 use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -23,6 +23,7 @@ use crate::support::{
 };
 
 const MINI: &str = "configs/assets/metaworld-mini";
+const MODEL: &str = "configs/assets/tiny-vla";
 const WHO: &str =
     "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
@@ -78,6 +79,15 @@ impl Bucket {
         let output = self.reached(&mut cox(arguments)).output().expect("cox was built");
         let message = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&message).into_owned())
+    }
+
+    /// A file of the only folder that has been brought.
+    fn file(&self, name: &str) -> PathBuf {
+        let folders =
+            fs::read_dir(self.cache.path().join("coxswain/buckets/folders")).expect("one was brought");
+        let folders: Vec<_> = folders.flatten().map(|folder| folder.path()).collect();
+        assert_eq!(folders.len(), 1, "{folders:?}");
+        folders[0].join(name)
     }
 
     fn start(&self, output: &Path, more: &[&str]) -> Running {
@@ -163,4 +173,94 @@ fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let line = running.wait_for("changed under way");
     assert!(line.contains(&format!("s3://sets/mini/{data}: changed under way")), "{line}");
+}
+
+#[test]
+fn a_model_in_a_bucket_is_brought_once_and_teaches_what_it_does_on_the_disk() {
+    let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
+    upload(bucket.moto.address, &root().join(MODEL), "sets/models/tiny-vla");
+    let dir = tempfile::tempdir().unwrap();
+    let on_disk = train(&dir.path().join("disk"), &SHORT);
+    let model = "model.path=s3://sets/models/tiny-vla";
+
+    // Sizes need no weights.
+    let (planned, message) = bucket.says(&["plan", "configs/quickstart.yaml", model]);
+    assert!(planned, "{message}");
+    let of_sizes = bucket.file("model.safetensors");
+    let (file, ours) = (fs::read(&of_sizes).unwrap(), fs::read(root().join(MODEL).join("model.safetensors")));
+    assert!(file.len() == ours.unwrap().len() && file[file.len() / 2..].iter().all(|byte| *byte == 0));
+    fs::remove_dir_all(of_sizes.parent().unwrap()).unwrap();
+
+    bucket.proxy.fail(&[Fault::Unavailable, Fault::Cut, Fault::Halting]);
+    let (status, printed) = bucket.start(&dir.path().join("bucket"), &[model]).finish();
+    assert!(status.success(), "{printed}");
+    let in_bucket = read_json(&dir.path().join("bucket/summary.json"));
+    assert_eq!(losses(&on_disk), losses(&in_bucket));
+    let adapter = read_json(&dir.path().join("bucket/adapter/adapter_config.json"));
+    assert_eq!(adapter["base_model_name_or_path"], "s3://sets/models/tiny-vla");
+
+    // Another run asks what there is, and for none of it.
+    let asked = bucket.proxy.requests();
+    let (status, printed) = bucket.start(&dir.path().join("again"), &[model]).finish();
+    assert!(status.success(), "{printed}");
+    assert_eq!(losses(&on_disk), losses(&read_json(&dir.path().join("again/summary.json"))));
+    let asked = bucket.proxy.requests() - asked;
+    assert!(asked <= 8, "{asked} requests of a launcher and two workers, for data and model");
+}
+
+#[test]
+fn what_is_wrong_with_a_model_in_a_bucket_is_reported_before_anything_starts() {
+    let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
+    upload(bucket.moto.address, &root().join(MODEL), "sets/models/tiny-vla");
+    let index = br#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#;
+    put(bucket.moto.address, "sets/models/half/config.json", b"{}");
+    put(bucket.moto.address, "sets/models/half/model.safetensors.index.json", index);
+    put(bucket.moto.address, "sets/models/outside/config.json", b"{}");
+    let index = br#"{"weight_map": {"a": "../../../model.safetensors"}}"#;
+    put(bucket.moto.address, "sets/models/outside/model.safetensors.index.json", index);
+    let dir = tempfile::tempdir().unwrap();
+    for (address, parts) in [
+        ("s3://nowhere/tiny-vla", ["s3://nowhere/tiny-vla", "no bucket `s3://nowhere`"]),
+        ("s3://sets/models/other", ["s3://sets/models/other/config.json", "no such object"]),
+        (
+            "s3://sets/models/half",
+            ["s3://sets/models/half/model-00001-of-00002.safetensors", "no such object"],
+        ),
+        ("s3://sets/models/outside", ["s3://sets/models/outside/model.safetensors.index.json", "weight_map"]),
+        ("gcs://sets/models", ["gcs://sets/models", "gcs:// is not an address"]),
+    ] {
+        let model = format!("model.path={address}");
+        for command in ["check", "run"] {
+            let output = format!("run.output_dir={}", dir.path().join("run").display());
+            let (succeeds, message) = bucket.says(&[command, "configs/quickstart.yaml", &model, &output]);
+            assert!(!succeeds, "{address}: {message}");
+            assert!(parts.iter().all(|part| message.contains(part)), "{command} {address}: {message}");
+        }
+    }
+    assert!(!dir.path().join("run/adapter").exists());
+    bucket.proxy.fail(&[Fault::Forbidden]);
+    let model = "model.path=s3://sets/models/tiny-vla";
+    let (_, message) = bucket.says(&["check", "configs/quickstart.yaml", model]);
+    let parts = ["s3://sets/models/tiny-vla", "access is refused", "AWS_SECRET_ACCESS_KEY"];
+    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+}
+
+#[test]
+fn features_of_a_set_in_a_bucket_are_kept() {
+    let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("cache.dir={}", dir.path().join("store").display());
+    let exact = ["cache.mode=exact", &store];
+    let on_disk = train(&dir.path().join("disk"), &SHORT);
+    let counts = |run: &str| {
+        let (status, printed) = bucket.start(&dir.path().join(run), &exact).finish();
+        assert!(status.success(), "{printed}");
+        let summary = read_json(&dir.path().join(run).join("summary.json"));
+        assert_eq!(losses(&on_disk), losses(&summary), "{run}");
+        let cache = &summary["cache"];
+        cache["hits"].as_u64().zip(cache["misses"].as_u64()).unwrap_or_else(|| panic!("{cache:#}"))
+    };
+    let (hits, misses) = counts("first");
+    assert!(misses > 0, "{hits} hits in a new store");
+    assert_eq!(counts("second"), (hits + misses, 0), "what the first has computed is there");
 }

@@ -19,6 +19,7 @@ mod network;
 mod pairs;
 mod prediction;
 mod profile;
+mod recipes;
 mod relaunch;
 mod samples;
 mod separation;

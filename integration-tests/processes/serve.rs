@@ -42,7 +42,7 @@ fn done(arguments: &[&str]) -> String {
 }
 
 /// A server, and where it listens.
-fn serve(dir: &Path) -> (Running, String) {
+pub fn serve(dir: &Path) -> (Running, String) {
     serve_with(dir, &[])
 }
 
@@ -66,7 +66,7 @@ fn get(address: &str, path: &str) -> String {
 
 /// Runs a script of `integration-tests/peer` with a Python that has these modules, or says that there is
 /// none: `COX_TEST_PYTHON`, else `python3`.
-fn python(modules: &str, script: &str, arguments: &[&str]) {
+pub fn python(modules: &str, script: &str, arguments: &[&str]) {
     let interpreter = std::env::var("COX_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
     let has = Command::new(&interpreter).args(["-c", &format!("import {modules}")]).output();
     if !has.is_ok_and(|output| output.status.success()) {

@@ -21,7 +21,7 @@ use crate::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError};
 
 const DOMAIN: &str = "coxswain pretrained model v1";
 /// What is read of a model directory besides its weights, where it is there.
-const BESIDE: [&str; 8] = [
+pub(crate) const BESIDE: [&str; 8] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",

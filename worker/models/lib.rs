@@ -4,5 +4,6 @@
 //! A model knows no task, no engine and no data set.
 
 pub mod content;
+pub mod directory;
 pub mod qwen2_5_vl;
 pub mod t5;

@@ -13,9 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_models::content;
+use coxswain_models::{content, directory, qwen2_5_vl::error::ModelError};
 use coxswain_nn::{
     files::{StoredTensor, read_tensors, replace, write_tensors},
+    kernels::Tape,
     lora::{AdapterOrigin, Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules, write_adapter},
     params::{Group, ParamSpec, TrainableLayout},
 };
@@ -52,8 +53,15 @@ pub struct Tuning<'a> {
 
 /// Names the content of the model that a run's task names ([`Task::base_digest`](coxswain_task::Task)).
 pub fn digest(spec: &RunSpec) -> Option<Result<String, TaskError>> {
-    let path = Path::new(spec.base()?.path);
-    Some(content::digest(path).map_err(TaskError::bad_input))
+    let path = spec.base()?.path;
+    let dir = directory::whole(path).map_err(ModelError::from);
+    Some(dir.and_then(|dir| content::digest(&dir)).map_err(TaskError::bad_input))
+}
+
+/// The directory of the model that `path` names, with its weights where this backend has values.
+pub fn directory<B: Tape<Base = B>>(path: &str) -> Result<PathBuf, ModelError> {
+    let at_hand = if B::VALUES { directory::whole(path) } else { directory::outline(path) };
+    at_hand.map_err(ModelError::from)
 }
 
 /// The files of weights at a path, `results` those that a run leaves beside its adapter; empty if it is none

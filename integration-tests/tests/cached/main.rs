@@ -7,6 +7,7 @@ mod drift;
 mod exact;
 mod faults;
 mod periodic;
+mod video;
 mod world;
 
 use std::{

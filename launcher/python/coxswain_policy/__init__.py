@@ -376,6 +376,8 @@ class Policy:
         """
         directory = Path(directory)
         base = base_model or read_about(directory, data_set)["base_model"]
+        if "://" in str(base):
+            raise ValueError(f"base_model: {base} is an address, and weights are read from a directory: name one that has the model")
         return cls(directory, Path(base), torch.device(device), dtype, data_set)
 
     def infer(self, observation: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -81,6 +81,10 @@ class CoxswainPolicy(PreTrainedPolicy):
         )
         if self.policy.frames > 1:
             raise ValueError("policies with `observation.history` are served by `cox serve`; LeRobot's programs give them one frame")
+        sensor = self.policy.about["sensor"] or {}
+        if sensor.get("rows"):
+            window = f"a window of {sensor['rows']} rows of `{sensor['name']}` (`data.sensor: {{key, window}}`)"
+            raise ValueError(f"policies with {window} are served by `cox serve`; LeRobot's programs give them one row")
         # LeRobot's programs know the names of features, whatever those on the wire are.
         self.policy.names = coxswain_policy.names({**self.policy.about, "observation": None})
         self.reset()

@@ -12,10 +12,10 @@ use coxswain_worker::device::{self, Device};
 use serde_json::{Value, json};
 
 use crate::{
-    commands::spec_args::{choice, of_run},
+    commands::spec_args::{choice, of_file, of_run},
     exit::{Failed, Outcome},
     render::say,
-    tasks::{accelerator, schemas, tasks},
+    tasks::{accelerator, tasks},
 };
 
 /// Flags of `cox generate`.
@@ -143,7 +143,7 @@ impl GenerateArgs {
         if self.run.is_dir() {
             return Ok((of_run(&self.run, &overrides)?, Some(&self.run)));
         }
-        let spec = RunSpec::load(&self.run, &overrides, schemas())?;
+        let spec = of_file(&self.run, &overrides)?;
         match spec.train.init_from {
             None => Ok((spec, None)),
             Some(_) => Err(Failed::usage(format!(

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coxswain_data::place;
 use coxswain_proto::{document, run_spec::RunSpec};
 use coxswain_worker::train::{TrainError, check_brought, content_digest};
 
@@ -36,7 +37,7 @@ impl SpecArgs {
 
     /// The same with further changes.
     pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, Failed> {
-        Ok(RunSpec::load(&self.config, &[&self.changes(), changes].concat(), schemas())?)
+        of_file(&self.config, &[&self.changes(), changes].concat())
     }
 
     /// The run, with the content of its pretrained model and of what it starts from in its identity: for
@@ -85,8 +86,15 @@ pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
         before.train.base_digest.is_none() && !moved()
     };
     if spec.train.base_digest.is_none() && !before.as_ref().is_some_and(as_before) {
-        // What cannot be read is refused where it is loaded, with the reason.
-        spec.train.base_digest = task.base_digest(spec).and_then(Result::ok);
+        let found = task.base_digest(spec);
+        let is_brought = spec.base().is_some_and(|base| place::is_remote(Path::new(base.path)));
+        spec.train.base_digest = match found.transpose() {
+            Ok(digest) => digest,
+            // Said once, and not by every worker after its own attempts.
+            Err(error) if is_brought => return Err(TrainError::from(error).into()),
+            // What cannot be read is refused where it is loaded, with the reason.
+            Err(_) => None,
+        };
     }
     Ok(())
 }
@@ -110,5 +118,12 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     // The directory may have been moved since. JSON is YAML.
     let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(run_dir))];
     overrides.extend(changes.iter().cloned());
-    Ok(RunSpec::load(&file, &overrides, schemas())?)
+    of_file(&file, &overrides)
+}
+
+/// The run of a file, whose buckets are read through its cache from now on.
+pub fn of_file(file: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
+    let spec = RunSpec::load(file, changes, schemas())?;
+    place::keep(&spec.data.bucket_cache);
+    Ok(spec)
 }

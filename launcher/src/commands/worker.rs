@@ -11,7 +11,7 @@ use clap::Args;
 use coxswain_identity::{Address, Whereabouts, seat::Seat};
 use coxswain_proto::{
     ids::{Bytes, Rank},
-    run_spec::{DeviceChoice, RunSpec},
+    run_spec::DeviceChoice,
 };
 use coxswain_worker::{
     collective::RingListener,
@@ -20,7 +20,10 @@ use coxswain_worker::{
     session::{self, SessionError, SessionOptions},
 };
 
-use super::{runtime::block_on, spec_args::pin};
+use super::{
+    runtime::block_on,
+    spec_args::{of_file, pin},
+};
 use crate::{
     credentials,
     exit::{Exit, Failed, Outcome},
@@ -50,7 +53,7 @@ pub struct WorkerArgs {
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
     if let Some(config) = &args.config {
-        let mut spec = RunSpec::load(config, &args.overrides, crate::tasks::schemas())?;
+        let mut spec = of_file(config, &args.overrides)?;
         pin(&mut spec)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
         refuse_what_is_not_here(wanted)?;

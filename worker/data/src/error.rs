@@ -26,6 +26,8 @@ pub enum DataError {
         path: PathBuf,
         /// What is wrong, and the remedy.
         fault: String,
+        /// Whether it may pass by itself, as a network that is away.
+        passes: bool,
     },
     /// A file contradicts its format, another file, or itself.
     #[error("{}: {field}: {found}; {remedy}", path.display())]
@@ -165,6 +167,15 @@ impl DataError {
         match self {
             Self::Remote { .. } => true,
             Self::Set { source, .. } | Self::AtPosition { source, .. } => source.is_remote(),
+            _ => false,
+        }
+    }
+
+    /// Whether another try may help, with nothing changed.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Remote { passes, .. } => *passes,
+            Self::Set { source, .. } | Self::AtPosition { source, .. } => source.passes(),
             _ => false,
         }
     }

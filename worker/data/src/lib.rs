@@ -29,7 +29,7 @@ pub mod shards;
 pub mod surviving;
 pub mod text;
 
-pub use coxswain_video::ASSEMBLY as VIDEO_ASSEMBLY;
+pub use coxswain_video::{ASSEMBLY as VIDEO_ASSEMBLY, Counts as Decoding};
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;

@@ -23,6 +23,9 @@ pub enum ModelError {
         /// What to do.
         remedy: &'static str,
     },
+    /// The directory lies elsewhere, and could not be brought.
+    #[error("{0}")]
+    Away(#[from] coxswain_data::DataError),
     /// A device did not take weights.
     #[error(
         "the device has not taken the weights: {0}; `cox selftest --device cuda` tells what it cannot do"

@@ -28,7 +28,7 @@ const DIGEST: u64 = blake3::OUT_LEN as u64;
 
 /// Names the content of an object, wherever its bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key([u8; 16]);
+pub struct Key(pub [u8; 16]);
 
 impl Key {
     /// The object of this address, version and length.

@@ -6,6 +6,7 @@
 //! remotes   what a process knows: buckets, objects as they were first seen, the cache, the listing
 //! object    one object: its bytes by block, brought by several requests at once, then read from the disk
 //! bucket    requests: connecting with the environment's credentials, attempts until a deadline
+//! folder    objects as files of the local disk, for those who map them: models
 //! pinned    objects as a run saw them first, for the processes that it starts later
 //! waiting   the few threads that make requests
 //! cache     blocks on the local disk, bounded, checked, shared by processes
@@ -26,6 +27,8 @@ mod bucket;
 mod cache;
 #[cfg(feature = "buckets")]
 mod error;
+#[cfg(feature = "buckets")]
+mod folder;
 #[cfg(feature = "buckets")]
 mod object;
 #[cfg(feature = "buckets")]

@@ -131,6 +131,34 @@ impl Object {
         })
     }
 
+    /// What tells it from what it was before: its entity tag, or when it was changed.
+    pub(crate) fn version(&self) -> &str {
+        &self.seen.version
+    }
+
+    /// Names its content, wherever its bytes are.
+    pub(crate) fn key(&self) -> Key {
+        self.key
+    }
+
+    /// The bytes of a range from the bucket, in pieces, of which none is kept on the local disk; all are asked
+    /// for at once, and none is under way any more when one has failed.
+    pub(crate) fn pieces(self: &Arc<Self>, range: Range<u64>) -> Result<Vec<Bytes>, RemoteError> {
+        let object = self.clone();
+        wait(async move {
+            let pieces = blocks(&range).map(|block| {
+                let (of, object) = (object.range(block), object.clone());
+                let piece = of.start.max(range.start)..of.end.min(range.end);
+                tokio::spawn(async move { object.brought(piece).await })
+            });
+            let mut all = Vec::new();
+            for piece in pieces.collect::<Vec<_>>() {
+                all.push(piece.await.unwrap_or_else(|error| Err(RemoteError::Refused(error.to_string()))));
+            }
+            all.into_iter().collect()
+        })
+    }
+
     /// Where a block lies in the object.
     fn range(&self, block: u64) -> Range<u64> {
         block * BLOCK_BYTES..((block + 1) * BLOCK_BYTES).min(self.len())
@@ -158,8 +186,7 @@ impl Object {
     }
 
     async fn fetch(&self, block: u64) -> Result<Bytes, RemoteError> {
-        let _permit = PERMITS.acquire().await.map_err(|error| RemoteError::Refused(error.to_string()))?;
-        let bytes = self.bucket.persist(|| self.request(self.range(block))).await?;
+        let bytes = self.brought(self.range(block)).await?;
         if let Err(error) = self.cache.put(self.key, block, &bytes) {
             // A full disk costs time, not the run.
             static REPORTED: AtomicBool = AtomicBool::new(false);
@@ -170,6 +197,11 @@ impl Object {
             self.lock().checked.insert(block);
         }
         Ok(bytes)
+    }
+
+    async fn brought(&self, range: Range<u64>) -> Result<Bytes, RemoteError> {
+        let _permit = PERMITS.acquire().await.map_err(|error| RemoteError::Refused(error.to_string()))?;
+        self.bucket.persist(|| self.request(range.clone())).await
     }
 
     async fn request(&self, range: Range<u64>) -> Result<Bytes, Error> {

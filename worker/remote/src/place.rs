@@ -9,11 +9,12 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    place::{self, Content, Remote},
+    place::{self, Content, Piece, Remote},
 };
 
 use crate::{
     error::RemoteError,
+    folder,
     object::Object,
     pinned,
     remotes::{self, Kept},
@@ -69,17 +70,32 @@ impl Remote for Buckets {
     }
 
     fn pin(&self, root: &Path, file: &Path) -> Result<(), DataError> {
-        let pinned = pinned::pin(address(root)?, file);
-        pinned.map_err(|(object, error)| match object.is_empty() {
-            true => fault(root)(error),
-            false => fault(&root.join(object))(error),
-        })
+        pinned::pin(address(root)?, file).map_err(|fault| of(root, fault))
+    }
+
+    fn folder(&self, root: &Path, pieces: &[Piece]) -> Result<PathBuf, DataError> {
+        folder::folder(address(root)?, pieces).map_err(|fault| of(root, fault))
+    }
+
+    fn version(&self, path: &Path) -> Result<[u8; 16], DataError> {
+        Ok(remotes::open(address(path)?).map_err(fault(path))?.key().0)
+    }
+}
+
+/// What is wrong below an address: with the object of this path, or with no particular one.
+fn of(root: &Path, (object, error): (String, RemoteError)) -> DataError {
+    match object.is_empty() {
+        true => fault(root)(error),
+        false => fault(&root.join(object))(error),
     }
 }
 
 fn fault(path: &Path) -> impl FnOnce(RemoteError) -> DataError {
     let path = path.to_path_buf();
-    move |error| DataError::Remote { path, fault: error.to_string() }
+    move |error| {
+        let passes = matches!(error, RemoteError::Unreachable { .. });
+        DataError::Remote { path, fault: error.to_string(), passes }
+    }
 }
 
 fn address(path: &Path) -> Result<&str, DataError> {

@@ -194,6 +194,11 @@ fn seen(address: &str) -> Result<Option<Seen>, RemoteError> {
     }
 }
 
+/// Where what is brought is kept on the local disk.
+pub fn directory() -> Result<PathBuf, RemoteError> {
+    remotes().kept.directory()
+}
+
 fn cache() -> Result<Arc<Cache>, RemoteError> {
     let mut all = remotes();
     if let Some(cache) = &all.cache {

@@ -1,5 +1,6 @@
 //! A trainer that is made when the run is known: what to compute on may be the run file's to say.
 
+use coxswain_data::place;
 use coxswain_proto::{
     ids::{Bytes, Step},
     run_spec::{DeviceChoice, RunSpec},
@@ -38,6 +39,7 @@ impl ChosenTrainer {
 
     fn inner(&mut self, spec: &RunSpec) -> Result<&mut Box<dyn Trainer>, TrainerFailure> {
         if self.inner.is_none() {
+            place::keep(&spec.data.bucket_cache);
             let wanted = self.wanted.unwrap_or(spec.launch.device);
             let device = choose(wanted, self.local_rank, self.tasks.accelerator)
                 .map_err(|missing| refused(format!("launch.device {wanted}: {missing}")))?;

@@ -14,7 +14,8 @@
 //!
 //! Samples that lie in a bucket are brought to the local disk from when their step is requested.
 //!
-//! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`).
+//! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`), and
+//! a later epoch is not begun before the trainer begins it: what the present one computes is published at its end.
 //!
 //! What it does not do: decide which positions a rank owns, or when a step ends.
 
@@ -116,6 +117,8 @@ impl Prefetcher {
         let mut state = self.shared.lock();
         while state.requests.front().is_some_and(|(_, r)| r.step < step) {
             state.requests.pop_front();
+            // A later epoch may have begun.
+            self.shared.wanted.notify_all();
         }
         let Some((first, request)) = state.requests.front().filter(|(_, r)| r.step == step) else {
             return Err(DataError::Pipeline(format!("step {step} was not requested")));

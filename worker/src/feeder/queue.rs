@@ -105,6 +105,14 @@ impl State {
         let size = request.micro_batch.max(1);
         request.kept.as_ref().map_or(0, |_| self.kept_ahead.div_ceil(size) as u64)
     }
+
+    /// Whether the features of this request may be under way: what an epoch computes is found from its end on,
+    /// and what is read before that is read in vain.
+    fn is_early(&self, request: &StepRequest) -> bool {
+        let present = self.requests.front().map(|(_, present)| present);
+        present.is_some_and(|present| present.kept.is_some() && present.epoch < request.epoch)
+            && request.kept.is_some()
+    }
 }
 
 impl SharedQueue {
@@ -168,7 +176,7 @@ impl SharedQueue {
                 |(first, r): &&(u64, StepRequest)| (*first..*first + r.micro_batches()).contains(&number);
             let owner = state.requests.iter().find(holds);
             let bound = owner.map_or(self.depth, |(_, request)| self.bound(&state, request));
-            if number >= state.taken + bound {
+            if number >= state.taken + bound || owner.is_some_and(|(_, request)| state.is_early(request)) {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }

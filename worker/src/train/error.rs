@@ -170,6 +170,8 @@ impl TrainError {
                 Fault::Numeric => FailureKind::Numeric,
                 Fault::Io => FailureKind::Io,
             },
+            // A network that is away is no input's fault: the worker is started again.
+            Self::Data(error) if error.passes() => FailureKind::Io,
             Self::UnknownTask(_)
             | Self::OtherModel { .. }
             | Self::Init(_)

@@ -1,4 +1,5 @@
-//! What was found, by place: like findings in one file are one, with their number.
+//! What was found, by place: like findings in one file are one, with their number; those of rows have a place
+//! each.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -36,6 +37,9 @@ pub struct Finding {
     pub episode: Option<u64>,
     /// Frame of the episode, if it is of one.
     pub frame: Option<u64>,
+    /// Line of a text file from 1, or sample, if it is of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub row: Option<u64>,
     /// Feature; empty if it is of none.
     pub feature: String,
     /// What is there.
@@ -55,6 +59,7 @@ impl Finding {
             file: String::new(),
             episode: None,
             frame: None,
+            row: None,
             feature: String::new(),
             found: found.into(),
             remedy: remedy.into(),
@@ -88,7 +93,8 @@ impl Finding {
             DataError::Io { path, action, source } => {
                 Self::error(kind, format!("cannot {action}: {source}"), COPY_AGAIN).file(root, path)
             }
-            DataError::Remote { path, fault } => told(fault).file(root, path),
+            DataError::Line { path, line, fault } => told(fault).file(root, path).row(*line),
+            DataError::Remote { path, fault, .. } => told(fault).file(root, path),
             DataError::Video { path, camera, fault } => {
                 told(&fault.to_string()).file(root, path).feature(camera)
             }
@@ -108,6 +114,11 @@ impl Finding {
         self
     }
 
+    /// In this line, or sample.
+    pub fn row(self, row: u64) -> Self {
+        Self { row: Some(row), ..self }
+    }
+
     /// In this episode.
     pub fn episode(mut self, episode: u64) -> Self {
         self.episode = Some(episode);
@@ -124,14 +135,14 @@ impl Finding {
 /// All that was found.
 #[derive(Debug, Default)]
 pub struct Findings {
-    by_place: BTreeMap<(String, &'static str, String), Finding>,
+    by_place: BTreeMap<(String, &'static str, String, Option<u64>), Finding>,
     left_out: u64,
 }
 
 impl Findings {
     /// Takes one in.
     pub fn add(&mut self, finding: Finding) {
-        let place = (finding.file.clone(), finding.kind, finding.feature.clone());
+        let place = (finding.file.clone(), finding.kind, finding.feature.clone(), finding.row);
         let is_full = self.by_place.len() >= KEPT;
         match self.by_place.entry(place) {
             Entry::Occupied(mut first) => first.get_mut().more += 1 + finding.more,

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! check     everything that can be wrong, from metadata to decoded frames
+//! samples   samples of any run, one by one
 //! stats     statistics that a data set lacks, written beside it
 //! episode   one of its episodes, as recorded               sheet     an episode as one picture
 //! scan      an episode's rows, once through                moments   numbers of one dimension
@@ -19,6 +20,7 @@ mod findings;
 mod frames;
 mod judge;
 mod moments;
+mod samples;
 mod scan;
 mod sheet;
 mod stats;
@@ -27,5 +29,6 @@ pub use check::{Progress, Report, check};
 pub use episode::episode;
 pub use findings::{Finding, Findings, Severity};
 pub use frames::Frames;
+pub use samples::{Doubts, SampleReport};
 pub use sheet::sheet;
 pub use stats::{Filled, Job, Missing, fill, missing};

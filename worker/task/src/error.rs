@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt};
 
+use coxswain_data::DataError;
+
 /// Whose fault it is; decides the exit code, and whether another try helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -27,15 +29,23 @@ impl TaskError {
         Self { fault, source: source.into() }
     }
 
-    /// The run file, the model or the data cannot be used.
+    /// The run file, the model or the data cannot be used; unless that is a network's fault, and may pass.
     pub fn bad_input(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(Fault::BadInput, source)
+        let source = source.into();
+        let fault = if passes(&*source) { Fault::Io } else { Fault::BadInput };
+        Self { fault, source }
     }
 
     /// A file cannot be read or written.
     pub fn io(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Fault::Io, source)
     }
+}
+
+/// Whether an error comes of data that another try may find.
+fn passes(error: &(dyn Error + 'static)) -> bool {
+    let data = error.downcast_ref::<DataError>();
+    data.is_some_and(DataError::passes) || error.source().is_some_and(passes)
 }
 
 impl fmt::Display for TaskError {

@@ -98,6 +98,12 @@ pub trait Samples: Any + Send + Sync {
     /// Sample `index`, as it was recorded: what is evaluated, compared and kept.
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
 
+    /// What of a sample that can be read is probably not meant so, for people: a word for it, and where it lies
+    /// with what is there.
+    fn doubts(&self, _sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
+        Vec::new()
+    }
+
     /// Sample `index` as a step of this epoch trains on it: a task that changes its inputs at random draws by
     /// seed, epoch and index alone.
     fn read_in_epoch(&self, index: u64, _epoch: u64) -> Result<Box<dyn Sample>, DataError> {

@@ -41,6 +41,11 @@ impl Task for Separation {
         Ok(Arc::new(Tracks::open(spec)?))
     }
 
+    fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
+        let settings = SeparationSettings::of(spec);
+        settings.map_or_else(|_| Vec::new(), |of| Tracks::faults(Path::new(&spec.data.path), &of.data))
+    }
+
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
         Ok(Box::new(SeparatorSizes::read(spec).map_err(TaskError::bad_input)?))
     }

@@ -3,9 +3,10 @@
 //! A prompt is a source without its prefix. Prompts are answered some at a time, side by side, and each as if
 //! it were alone.
 
-use std::path::Path;
-
-use coxswain_models::t5::{T5Config, tokenizer::TextTokenizer};
+use coxswain_models::{
+    directory,
+    t5::{T5Config, tokenizer::TextTokenizer},
+};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::ids::Step;
 use coxswain_task::{Fault, GenerateJob, Prompt, TaskError, Written};
@@ -26,7 +27,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     device: &B::Device,
 ) -> Result<Vec<Written>, TaskError> {
     let mut settings = Seq2SeqSettings::of(job.spec).map_err(TaskError::bad_input)?;
-    let dir = Path::new(&settings.model.path);
+    let dir = &directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
     let config = T5Config::read(dir).map_err(TaskError::bad_input)?;
     let tokenizer = TextTokenizer::open(dir, &config).map_err(TaskError::bad_input)?;
     let numbered = job.prompts.iter().zip(0..);

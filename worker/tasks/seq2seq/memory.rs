@@ -2,9 +2,10 @@
 //!
 //! What a step holds and computes is counted by running it on the backend that knows sizes alone.
 
-use std::path::Path;
-
-use coxswain_models::t5::{T5Config, config::SpecialIds, modules::tensors};
+use coxswain_models::{
+    directory,
+    t5::{T5Config, config::SpecialIds, modules::tensors},
+};
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
     params::Trainables,
@@ -43,7 +44,8 @@ impl PairSizes {
     /// Reads configuration and headers of everything the run names, and its pairs.
     pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
-        let config = T5Config::read(Path::new(&settings.model.path)).map_err(TaskError::bad_input)?;
+        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+        let config = T5Config::read(&model).map_err(TaskError::bad_input)?;
         let weights = weights(spec, &settings, &config)?;
         let outline = PairOutline::read(spec).map_err(TaskError::bad_input)?;
         let (spec, passes) = (spec.clone(), Passes::default());
@@ -110,8 +112,8 @@ impl PairSizes {
 
 fn weights(spec: &RunSpec, settings: &Seq2SeqSettings, config: &T5Config) -> Result<TokenWeights, TaskError> {
     let (_, layout, _) = PairModel::<Sizes>::load(spec, Account::open().device())?;
-    let dir = Path::new(&settings.model.path);
-    TokenWeights::of(dir, tensors(config), &layout).map_err(TaskError::bad_input)
+    let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+    TokenWeights::of(&dir, tensors(config), &layout).map_err(TaskError::bad_input)
 }
 
 impl Subject for PairSizes {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use coxswain_models::{
+    directory,
     qwen2_5_vl::{
         adapters::{Adapters, HeadAdapter, Tuned},
         error::ModelError,
@@ -49,7 +50,8 @@ impl<B: Tape<Base = B>> PairModel<B> {
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
         let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
-        let (dir, dtype) = (Path::new(&settings.model.path), settings.model.weights_dtype);
+        let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
+        let dtype = settings.model.weights_dtype;
         let model = T5::load(dir, dtype, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, dtype);
@@ -153,7 +155,7 @@ pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>
 }
 
 fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
-    Ok(modules(&T5Config::read(Path::new(&model.path))?))
+    Ok(modules(&T5Config::read(&directory::outline(&model.path)?)?))
 }
 
 fn sums(batch: &PairBatch, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {

@@ -159,8 +159,9 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
         let tuned = tuned(&self.settings).map_err(TaskError::bad_input)?;
         let Model { path, weights_dtype, .. } = &self.settings.model;
+        let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
         tuned
-            .initial_values::<B>(self.spec.run.seed, layout, Path::new(path), *weights_dtype)
+            .initial_values::<B>(self.spec.run.seed, layout, &dir, *weights_dtype)
             .map_err(TaskError::bad_input)
     }
 

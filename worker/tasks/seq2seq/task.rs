@@ -20,7 +20,7 @@ use coxswain_task::{
 
 use super::{
     config::Seq2SeqSettings,
-    data::{PairSample, Pairs},
+    data::{PairSample, Pairs, Table},
     generation,
     memory::PairSizes,
     model::{PairModel, read_left},
@@ -43,6 +43,14 @@ impl Task for Seq2Seq {
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
         Ok(Arc::new(Pairs::open(spec)?))
+    }
+
+    fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
+        let settings = Seq2SeqSettings::of(spec);
+        settings.map_or_else(
+            |_| Vec::new(),
+            |of| Table::faults(Path::new(&spec.data.path), [&of.data.source, &of.data.target]),
+        )
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {

@@ -2,11 +2,12 @@
 //!
 //! What a step holds and computes is counted by running it on the backend that knows sizes alone.
 
-use std::path::Path;
-
-use coxswain_models::qwen2_5_vl::{
-    config::QwenConfig,
-    modules::{frozen_tensors, head_tensor},
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        config::QwenConfig,
+        modules::{frozen_tensors, head_tensor},
+    },
 };
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
@@ -46,7 +47,8 @@ impl ChatSizes {
     /// Reads configuration and headers of everything the run names, and its chats.
     pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-        let config = QwenConfig::read(Path::new(&settings.model.path)).map_err(TaskError::bad_input)?;
+        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+        let config = QwenConfig::read(&model).map_err(TaskError::bad_input)?;
         let weights = weights(spec, &settings, &config)?;
         let outline = ChatOutline::read(spec).map_err(TaskError::bad_input)?;
         let (spec, passes) = (spec.clone(), Passes::default());
@@ -131,7 +133,8 @@ fn hollow(spec: &RunSpec, account: &Account) -> Result<(ChatModel<Sizes>, Traina
 fn weights(spec: &RunSpec, settings: &SftSettings, config: &QwenConfig) -> Result<TokenWeights, TaskError> {
     let (_, layout) = hollow(spec, &Account::open())?;
     let tensors = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
-    TokenWeights::of(Path::new(&settings.model.path), tensors, &layout).map_err(TaskError::bad_input)
+    let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+    TokenWeights::of(&model, tensors, &layout).map_err(TaskError::bad_input)
 }
 
 impl Subject for ChatSizes {

@@ -11,17 +11,20 @@
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use coxswain_models::qwen2_5_vl::{
-    LoadOptions, QwenVl,
-    adapters::{Adapters, HeadAdapter, Tuned},
-    config::QwenConfig,
-    decode::Decoder,
-    dropout::{ModelRows, RowsOf},
-    error::ModelError,
-    modules::modules,
-    pass::{Broken, Entry, Until, VlContext, VlRun},
-    prompts::Prompts,
-    settings::Model,
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        LoadOptions, QwenVl,
+        adapters::{Adapters, HeadAdapter, Tuned},
+        config::QwenConfig,
+        decode::Decoder,
+        dropout::{ModelRows, RowsOf},
+        error::ModelError,
+        modules::modules,
+        pass::{Broken, Entry, Until, VlContext, VlRun},
+        prompts::Prompts,
+        settings::Model,
+    },
 };
 use coxswain_nn::{
     files::StoredTensor,
@@ -60,7 +63,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let mut layout = TrainableLayout::default();
         let streamed = spec.memory.offload == Offload::Layers;
         let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
-        let dir = Path::new(&settings.model.path);
+        let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
         let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype);
@@ -208,7 +211,7 @@ pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>
 }
 
 fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
-    Ok(modules(&QwenConfig::read(Path::new(&model.path))?))
+    Ok(modules(&QwenConfig::read(&directory::outline(&model.path)?)?))
 }
 
 fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {

@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
-use coxswain_models::qwen2_5_vl::{
-    adapters::{MODEL_CLASS, readme},
-    embed::tied_to_head,
-    merge::{Trained, write_merged},
-    modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
-    settings::Model,
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        adapters::{MODEL_CLASS, readme},
+        embed::tied_to_head,
+        error::ModelError,
+        merge::{Trained, write_merged},
+        modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
+        settings::Model,
+    },
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -103,8 +107,9 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
         let tuned = tuned(&self.settings).map_err(TaskError::bad_input)?;
         let Model { path, weights_dtype, .. } = &self.settings.model;
+        let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
         tuned
-            .initial_values::<B>(self.spec.run.seed, layout, Path::new(path), *weights_dtype)
+            .initial_values::<B>(self.spec.run.seed, layout, &dir, *weights_dtype)
             .map_err(TaskError::bad_input)
     }
 
@@ -128,7 +133,9 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         values: &[f32],
     ) -> Option<Result<(), TaskError>> {
         let trained = Trained { plan: self.model.lora(), layout, values };
-        let merged = write_merged(Path::new(&self.settings.model.path), dir, trained);
+        let merged = directory::whole(&self.settings.model.path)
+            .map_err(ModelError::from)
+            .and_then(|model| write_merged(&model, dir, trained));
         Some(merged.map_err(TaskError::io))
     }
 

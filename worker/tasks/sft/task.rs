@@ -20,7 +20,7 @@ use safetensors::Dtype;
 
 use super::{
     config::SftSettings,
-    data::{ChatSample, Chats},
+    data::{ChatSample, Chats, faults},
     generation, memory,
     model::{ChatModel, read_left},
     objective::SftObjective,
@@ -42,6 +42,11 @@ impl Task for Sft {
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
         Ok(Arc::new(Chats::open(spec)?))
+    }
+
+    fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
+        let settings = SftSettings::of(spec);
+        settings.map_or_else(|_| Vec::new(), |of| faults(Path::new(&spec.data.path), &of.data))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {

@@ -12,6 +12,9 @@ use coxswain_data::{DataError, Fingerprint};
 /// Bytes of the longest line that is read: a chat, without its images.
 const LONGEST: u64 = 64 << 20;
 
+/// What becomes of a line that cannot be used: the end of the reading, or a note.
+pub type AtFault<'a> = dyn FnMut(DataError) -> Result<(), DataError> + 'a;
+
 /// Where a line lies.
 #[derive(Clone, Copy, Debug)]
 struct Line {

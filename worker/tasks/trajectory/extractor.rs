@@ -12,23 +12,24 @@
 //! states never leave the device, and of a layer no more than its pooled values stays. A row's bits depend
 //! on its own image alone.
 
-use std::path::Path;
-
 use burn::tensor::{Tensor, TensorData};
-use coxswain_models::qwen2_5_vl::{
-    LoadOptions, VisionTrunk,
-    config::{QwenConfig, VisionConfig},
-    error::ModelError,
-    modules::{FrozenTensor, frozen_tensors},
-    pass::Broken,
-    processor::PatchShape,
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        LoadOptions, VisionTrunk,
+        config::{QwenConfig, VisionConfig},
+        error::ModelError,
+        modules::{FrozenTensor, frozen_tensors},
+        pass::Broken,
+        processor::PatchShape,
+    },
 };
 use coxswain_nn::kernels::{LinearOps, Tape};
 use coxswain_proto::run_spec::{Offload, RunSpec};
 use coxswain_task::TaskError;
 
 use super::{config::TrajectorySettings, data::grid_of};
-use crate::frozen::FrozenTensors;
+use crate::{frozen::FrozenTensors, pretrained};
 
 /// The extractor, as its time is shown.
 pub(super) const EXTRACTOR: &str = "extractor";
@@ -49,8 +50,8 @@ pub struct TrajectoryShape {
 impl TrajectoryShape {
     /// Of a run's extractor; refused if its checkpoint cannot give them.
     pub fn of(settings: &TrajectorySettings) -> Result<Self, TaskError> {
-        let dir = Path::new(&settings.extractor.path);
-        let vision = QwenConfig::read(dir).map_err(TaskError::bad_input)?.vision;
+        let dir = directory::outline(&settings.extractor.path).map_err(TaskError::bad_input)?;
+        let vision = QwenConfig::read(&dir).map_err(TaskError::bad_input)?.vision;
         let VisionConfig { depth, hidden_size: dim, patch_size: patch, .. } = vision;
         let layers = settings.extractor.layers.clone().unwrap_or_else(|| (0..depth).collect());
         if let Some(beyond) = layers.iter().find(|layer| **layer >= depth) {
@@ -119,7 +120,8 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         let shape = TrajectoryShape::of(settings)?;
         let streamed = spec.memory.offload == Offload::Layers;
         let options = LoadOptions { streamed, ..settings.extractor.weights_dtype.into() };
-        let trunk = VisionTrunk::load(Path::new(&settings.extractor.path), options, shape.depth(), device);
+        let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
+        let trunk = VisionTrunk::load(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;
         let positions = trunk.positions(shape.grid).map_err(TaskError::bad_input)?;
         let weights = pooling(&positions, shape.grid, settings.extractor.spatial_resolution);
@@ -162,7 +164,7 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         settings: &TrajectorySettings,
         device: &B::Device,
     ) -> Result<FrozenTensors, ModelError> {
-        let dir = Path::new(&settings.extractor.path);
+        let dir = &directory::whole(&settings.extractor.path)?;
         let config = QwenConfig::read(dir)?;
         let names = self.shape.frozen(&config).map(|tensor| tensor.name);
         let dtype = settings.extractor.weights_dtype;

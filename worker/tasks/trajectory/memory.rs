@@ -7,7 +7,10 @@
 use std::{path::Path, sync::Arc};
 
 use coxswain_feature_store::{SampleKey, index_bytes};
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::FrozenBytes};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{config::QwenConfig, modules::FrozenBytes},
+};
 use coxswain_nn::{
     dtypes::WeightsDtype,
     kernels::sizes::{Account, Sizes},
@@ -83,7 +86,7 @@ impl TrajectorySizes {
         images: u64,
         passes: Passes<(String, TrajectoryPass)>,
     ) -> Result<Self, TaskError> {
-        let dir = Path::new(&settings.extractor.path);
+        let dir = &directory::outline(&settings.extractor.path).map_err(TaskError::bad_input)?;
         let config = QwenConfig::read(dir).map_err(TaskError::bad_input)?;
         let shape = TrajectoryShape::of(&settings)?;
         let tensors: Vec<_> = shape.frozen(&config).collect();

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, pass::Broken};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{config::QwenConfig, pass::Broken},
+};
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
@@ -99,7 +102,7 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
         let settings = &self.model.settings.extractor;
         let dtype = settings.weights_dtype.name();
         // It was read from there a moment ago; a table is no place for an error.
-        let config = QwenConfig::read(Path::new(&settings.path)).ok();
+        let config = directory::whole(&settings.path).ok().and_then(|dir| QwenConfig::read(&dir).ok());
         let frozen: Vec<_> = config.iter().flat_map(|config| self.shape_of().frozen(config)).collect();
         let extractor = Module {
             module: "extractor".into(),

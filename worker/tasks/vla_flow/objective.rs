@@ -3,11 +3,15 @@
 use std::{io, path::Path};
 
 use crate::vla_flow::config::VlaSettings;
-use coxswain_models::qwen2_5_vl::{
-    adapters::{MODEL_CLASS, readme},
-    config::QwenConfig,
-    embed::tied_to_head,
-    merge::{Trained, write_merged},
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        adapters::{MODEL_CLASS, readme},
+        config::QwenConfig,
+        embed::tied_to_head,
+        error::ModelError,
+        merge::{Trained, write_merged},
+    },
 };
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
@@ -214,8 +218,9 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         if plan.is_none() && self.policy.full().is_empty() {
             return None;
         }
-        let merged =
-            write_merged(Path::new(&self.settings.model.path), dir, Trained { plan, layout, values });
+        let merged = directory::whole(&self.settings.model.path)
+            .map_err(ModelError::from)
+            .and_then(|model| write_merged(&model, dir, Trained { plan, layout, values }));
         Some(merged.map_err(TaskError::io))
     }
 

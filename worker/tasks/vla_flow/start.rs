@@ -4,7 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{config::QwenConfig, modules::modules},
+};
 use coxswain_nn::{files::StoredTensor, lora::Module, params::Group};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
@@ -25,7 +28,8 @@ pub fn read(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError>
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
     let lora = |modules: &[Module]| Ok(Split::of(&vla, modules)?.model);
     let modules = || {
-        let config = QwenConfig::read(Path::new(&vla.model.path)).map_err(TaskError::bad_input)?;
+        let config = directory::outline(&vla.model.path).map_err(TaskError::bad_input)?;
+        let config = QwenConfig::read(&config).map_err(TaskError::bad_input)?;
         Ok(modules(&config))
     };
     let here = Tuning { modules: &modules, lora: &lora, train: &vla.model.train };

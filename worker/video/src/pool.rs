@@ -22,6 +22,8 @@ pub struct Counts {
     pub decoded: u64,
     /// Pictures passed over, because nothing refers to them.
     pub skipped: u64,
+    /// Pictures handed over to those who wanted them.
+    pub shown: u64,
 }
 
 /// Open decoders that threads share: each call borrows those it needs. At most `capacity` are open, or one
@@ -158,11 +160,12 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let mut shelf = self.pool.shelf();
         shelf.lent -= 1;
-        let Counts { opened, seeks, decoded, skipped } = &mut shelf.counts;
+        let Counts { opened, seeks, decoded, skipped, shown } = &mut shelf.counts;
         *opened += self.counts.opened;
         *seeks += self.counts.seeks;
         *decoded += self.counts.decoded;
         *skipped += self.counts.skipped;
+        *shown += self.counts.shown;
         if let Some(slot) = self.slot.take() {
             shelf.clock += 1;
             let used = shelf.clock;
@@ -254,6 +257,7 @@ impl Slot {
                 let show = (wanted > 0).then_some(&mut show as Show<'_>);
                 let decoded = self.decoder.decode(bytes, index, show)?;
                 *if decoded { &mut counts.decoded } else { &mut counts.skipped } += 1;
+                counts.shown += wanted as u64;
                 first += wanted;
                 self.at = Some(Position { video: video.id, start: run.start, next: sample + 1 });
             }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use coxswain_survey::{Filled, Job, Missing, fill};
 
-use super::progress::Episodes;
+use super::progress::Progress;
 use crate::{
     exit::{Exit, Failed, Outcome},
     render::say,
@@ -27,7 +27,7 @@ pub struct StatsArgs {
 
 /// Computes, writes, and says what.
 pub fn execute(args: &StatsArgs) -> Outcome {
-    let bar = Episodes::new();
+    let bar = Progress::new("episodes");
     let progress = |done, all| bar.show(done, all);
     let job = Job { dir: &args.dir, anew: args.anew, force: args.force, progress: &progress };
     let filled = fill(&job).map_err(|error| Failed::new(Exit::BadInput, error))?;

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use coxswain_video::{Codec, DecoderPool, Fault, Moov, Picture, Source, Video, VideoIndex};
+use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Source, Video, VideoIndex};
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
@@ -144,6 +144,11 @@ impl FrameStore {
         };
         let VideoIndex { height, width, .. } = *video.index();
         Ok(Pixels { height, width, rgb })
+    }
+
+    /// What its decoders have done so far.
+    pub fn counts(&self) -> Counts {
+        self.decoders.counts()
     }
 
     /// Brings what [`FrameStore::frame`] reads from its file, where that is far away. Decodes nothing.

@@ -20,6 +20,8 @@ use std::{
 
 pub use content::{Content, Reader};
 
+use coxswain_proto::run_spec::BucketCache;
+
 use crate::error::DataError;
 
 /// Reads what is not on a disk of this machine. Paths are addresses here.
@@ -41,6 +43,21 @@ pub trait Remote: Send + Sync {
 
     /// See [`pin`].
     fn pin(&self, root: &Path, file: &Path) -> Result<(), DataError>;
+
+    /// See [`folder`].
+    fn folder(&self, root: &Path, pieces: &[Piece]) -> Result<PathBuf, DataError>;
+
+    /// See [`version`].
+    fn version(&self, path: &Path) -> Result<[u8; 16], DataError>;
+}
+
+/// What is wanted of a file that is to lie on the disk of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its name, right below the address.
+    pub name: String,
+    /// So many bytes from its beginning, and of the rest its length alone; all of it if absent.
+    pub head: Option<u64>,
 }
 
 /// One for the whole process, as its file system is.
@@ -58,14 +75,14 @@ fn remote(path: &Path) -> Result<&'static dyn Remote, DataError> {
         true => "this program was built without buckets; build it with `cargo build --release --features buckets`, or copy the files to a disk".to_owned(),
         false => format!("{scheme}:// is not an address that is read here; name a directory, or s3://, gs://, az:// or https://"),
     };
-    let refused = || DataError::Remote { path: path.to_path_buf(), fault };
+    let refused = || DataError::Remote { path: path.to_path_buf(), fault, passes: false };
     REMOTE.get().copied().filter(|_| known.contains(&scheme)).ok_or_else(refused)
 }
 
 /// Where what is brought is kept from now on, and how many bytes of it.
-pub fn keep(dir: Option<PathBuf>, bytes: u64) {
+pub fn keep(cache: &BucketCache) {
     if let Some(remote) = REMOTE.get() {
-        remote.keep(dir, bytes);
+        remote.keep(cache.dir.as_ref().map(PathBuf::from), cache.budget);
     }
 }
 
@@ -89,6 +106,18 @@ pub fn enter(root: &Path) -> Result<(), DataError> {
 /// this machine are taken as they are.
 pub fn pin(root: &Path, file: &Path) -> Result<(), DataError> {
     if is_remote(root) { remote(root)?.pin(root, file) } else { Ok(()) }
+}
+
+/// A directory of this machine that has these files of an address, after bringing them where they are not
+/// there yet: for what is mapped into memory.
+pub fn folder(root: &Path, pieces: &[Piece]) -> Result<PathBuf, DataError> {
+    if is_remote(root) { remote(root)?.folder(root, pieces) } else { Ok(root.to_path_buf()) }
+}
+
+/// Names the content of an object by its address and its version there: nothing of it is read. None for a
+/// file of this machine, which tells no more of itself than when it was written.
+pub fn version(path: &Path) -> Result<Option<[u8; 16]>, DataError> {
+    if is_remote(path) { remote(path)?.version(path).map(Some) } else { Ok(None) }
 }
 
 /// A file to be read.

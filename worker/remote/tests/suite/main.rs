@@ -5,6 +5,7 @@
 
 mod data_sets;
 mod faults;
+mod folders;
 mod server;
 #[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
 #[path = "../../../data/tests/suite/sets.rs"]

@@ -28,6 +28,8 @@ pub enum Answers {
 /// What goes wrong with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// Nothing.
+    None,
     /// 503, as servers under load say it.
     Unavailable,
     /// 403.

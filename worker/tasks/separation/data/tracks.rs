@@ -28,6 +28,9 @@ use crate::{
     settings::checked,
 };
 
+/// How far a mixture may be from the sum of its stems: what 8 bits round to.
+const MIXED: f32 = 1.0 / 128.0;
+
 /// Where the files of a track lie.
 #[derive(Debug)]
 enum Home {
@@ -95,11 +98,7 @@ impl Tracks {
         let root = PathBuf::from(&spec.data.path);
         let mut tracks = Vec::new();
         let mut first = 0;
-        let shards = if names_shards(&root) { Some(Arc::new(Shards::open(&root)?)) } else { None };
-        let homes: Vec<Home> = match &shards {
-            Some(shards) => (0..shards.len()).map(|sample| Home::Sample(shards.clone(), sample)).collect(),
-            None => folders(&root)?.into_iter().map(Home::Folder).collect(),
-        };
+        let (shards, homes) = homes(&root)?;
         for home in homes {
             let track = Track::open(home, &data, first)?;
             first += track.segments;
@@ -123,6 +122,14 @@ impl Tracks {
         Ok(Self { root, shards, tracks, data, frames, training: Arc::new(training), fingerprint })
     }
 
+    /// Every track that cannot be used, where [`Tracks::open`] would name the first alone.
+    pub fn faults(root: &Path, data: &TrackData) -> Vec<DataError> {
+        match homes(root) {
+            Ok((_, homes)) => homes.into_iter().filter_map(|home| Track::open(home, data, 0).err()).collect(),
+            Err(error) => vec![error],
+        }
+    }
+
     /// Segments, held-out ones included.
     pub fn len(&self) -> u64 {
         self.tracks.last().map_or(0, |track| track.first + track.segments)
@@ -138,19 +145,10 @@ impl Tracks {
         if index >= self.len() {
             return Err(DataError::OutOfRange { what: "sample", index, len: self.len() });
         }
-        let number = self.tracks.partition_point(|track| track.first <= index) - 1;
-        let track = &self.tracks[number];
-        let start = (index - track.first) * self.data.stride() as u64;
-        let fault = |wav: &Wav, fault| DataError::Sample {
-            path: wav.place.to_string().into(),
-            index,
-            episode: number as u64,
-            frame: start,
-            feature: "segment".into(),
-            fault,
-        };
+        let track = self.track_of(index);
+        let start = self.start_of(track, index);
         let read = |wav: &Wav| {
-            let blame = |words| fault(wav, words);
+            let blame = |words| self.fault_in(wav, index, words);
             surviving(|| wav.read(start, self.data.segment()).map_err(blame), blame)
         };
         let mut stems = Vec::with_capacity(track.stems.len() * 2 * self.data.segment());
@@ -162,6 +160,30 @@ impl Tracks {
             None => sum(&stems, track.stems.len()),
         };
         Ok(SegmentSample { index, mixture: Arc::new(mixture), stems: Arc::new(stems) })
+    }
+}
+
+impl Tracks {
+    fn track_of(&self, index: u64) -> &Track {
+        &self.tracks[self.tracks.partition_point(|track| track.first <= index) - 1]
+    }
+
+    /// Where a segment begins in its track, in samples.
+    fn start_of(&self, track: &Track, index: u64) -> u64 {
+        (index - track.first) * self.data.stride() as u64
+    }
+
+    /// What is wrong with a segment in one of its files.
+    fn fault_in(&self, wav: &Wav, index: u64, fault: String) -> DataError {
+        let number = self.tracks.partition_point(|track| track.first <= index) - 1;
+        DataError::Sample {
+            path: wav.place.to_string().into(),
+            index,
+            episode: number as u64,
+            frame: self.start_of(&self.tracks[number], index),
+            feature: "segment".into(),
+            fault,
+        }
     }
 }
 
@@ -187,6 +209,16 @@ impl Track {
         let segments = 1 + beyond / data.stride() as u64;
         Ok(Self { home, mixture, stems, first, segments })
     }
+}
+
+/// Where tracks lie, by name; and the shards, if they are in shards.
+fn homes(root: &Path) -> Result<(Option<Arc<Shards>>, Vec<Home>), DataError> {
+    if names_shards(root) {
+        let shards = Arc::new(Shards::open(root)?);
+        let homes = (0..shards.len()).map(|sample| Home::Sample(shards.clone(), sample)).collect();
+        return Ok((Some(shards), homes));
+    }
+    Ok((None, folders(root)?.into_iter().map(Home::Folder).collect()))
 }
 
 /// The folders in a folder, by name.
@@ -245,6 +277,31 @@ impl Samples for Tracks {
 
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
         Ok(Box::new(self.sample(index)?))
+    }
+
+    fn doubts(&self, sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
+        let sample: &SegmentSample = sample.content();
+        let track = self.track_of(sample.index);
+        let at = |wav: &Wav, what: String| self.fault_in(wav, sample.index, what);
+        let mut doubts = Vec::new();
+        let stems = sample.stems.chunks_exact(sample.mixture.len().max(1));
+        for (wav, stem) in track.stems.iter().zip(stems) {
+            if stem.iter().all(|value| *value == 0.0) {
+                doubts.push(("silent", at(wav, "nothing in the whole segment".into())));
+            }
+        }
+        if let Some(mixture) = &track.mixture {
+            let all = sum(&sample.stems, track.stems.len());
+            let apart = all.iter().zip(&*sample.mixture).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            if apart > MIXED {
+                let what = format!(
+                    "differs from the sum of its stems by up to {apart:.3} of full scale; mix them again, or remove the file: the \
+                     sum is then the mixture"
+                );
+                doubts.push(("mixture", at(mixture, what)));
+            }
+        }
+        doubts
     }
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {

@@ -15,4 +15,5 @@ mod table;
 pub use batch::{PairBatch, PairSample};
 pub use outline::PairOutline;
 pub use pairs::Pairs;
+pub(super) use table::Table;
 pub use table::{Pair, columns};

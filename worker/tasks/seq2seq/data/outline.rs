@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use coxswain_data::DataError;
-use coxswain_models::t5::tokenizer::TextTokenizer;
+use coxswain_models::{directory, t5::tokenizer::TextTokenizer};
 use coxswain_proto::run_spec::RunSpec;
 
 use super::{
@@ -36,7 +36,7 @@ impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
-        let model = Path::new(&model.path);
+        let model = &directory::outline(&model.path)?;
         let table = Table::open(Path::new(&spec.data.path), [&data.source, &data.target])?;
         let bytes = TextTokenizer::file(model).and_then(|file| std::fs::metadata(file).ok());
         let Some(tokenizer_bytes) = bytes.map(|file| file.len()) else {

@@ -7,7 +7,10 @@
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
-use coxswain_models::t5::{T5Config, tokenizer::TextTokenizer};
+use coxswain_models::{
+    directory,
+    t5::{T5Config, tokenizer::TextTokenizer},
+};
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
@@ -35,7 +38,7 @@ impl Pairs {
     /// Opens the run's file, and what samples are made with.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
-        let (path, model) = (Path::new(&spec.data.path), Path::new(&model.path));
+        let (path, model) = (Path::new(&spec.data.path), &directory::outline(&model.path)?);
         let table = Table::open(path, [&data.source, &data.target])?;
         let holdout = Holdout::of(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
         let config = config(model)?;
@@ -107,6 +110,28 @@ impl Samples for Pairs {
 
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
         Ok(Box::new(self.sample(index)?))
+    }
+
+    fn doubts(&self, sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
+        let sample: &PairSample = sample.content();
+        let Ok(pair) = self.table.pair(sample.index) else { return Vec::new() };
+        let doubt = |kind, what| (kind, self.table.fault(sample.index, what));
+        let mut doubts = Vec::new();
+        if pair.source.trim().is_empty() {
+            doubts.push(doubt("empty", "nothing to read from; write a source, or remove the pair".into()));
+        }
+        let source = format!("{}{}", self.data.source_prefix, pair.source);
+        for (ids, text, key) in [
+            (&sample.source, &source, "data.max_source_tokens"),
+            (&sample.target, &pair.target, "data.max_target_tokens"),
+        ] {
+            let whole = self.tokenizer.ids(text, usize::MAX).map_or(0, |whole| whole.len());
+            if let Some(over) = whole.checked_sub(ids.len()).filter(|over| *over > 0) {
+                doubts
+                    .push(doubt("cut", format!("{whole} tokens, of which {over} are cut off; raise {key}")));
+            }
+        }
+        doubts
     }
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {

@@ -11,7 +11,10 @@ use std::path::Path;
 use coxswain_data::DataError;
 use serde_json::Value;
 
-use crate::{found::first_line, tokens::lines::Lines};
+use crate::{
+    found::first_line,
+    tokens::lines::{AtFault, Lines},
+};
 
 /// A text, and what is to be written for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,6 +82,22 @@ pub struct Table {
 impl Table {
     /// Reads the whole file once, and every pair of it.
     pub fn open(path: &Path, columns: [&str; 2]) -> Result<Self, DataError> {
+        Self::scan(path, columns, &mut Err)
+    }
+
+    /// Every record that this refuses.
+    pub fn faults(path: &Path, columns: [&str; 2]) -> Vec<DataError> {
+        let mut faults = Vec::new();
+        let ended = Self::scan(path, columns, &mut |fault| {
+            faults.push(fault);
+            Ok(())
+        });
+        let ended = ended.err();
+        faults.extend(ended);
+        faults
+    }
+
+    fn scan(path: &Path, columns: [&str; 2], at_fault: &mut AtFault<'_>) -> Result<Self, DataError> {
         let kind = FileKind::of(path)?;
         let columns = columns.map(str::to_owned);
         let mut header = (kind == FileKind::Json).then_some([0; 2]);
@@ -89,7 +108,8 @@ impl Table {
                 header = Some(places(&fields(kind, text).map_err(refuse)?, &columns).map_err(refuse)?);
                 return Ok(());
             };
-            pair(kind, text, &Columns { names: &columns, places }).map(drop).map_err(refuse)
+            let read = pair(kind, text, &Columns { names: &columns, places });
+            read.map(drop).map_err(refuse).or_else(&mut *at_fault)
         })?;
         Ok(Self { lines, kind, columns, places: header.unwrap_or_default() })
     }

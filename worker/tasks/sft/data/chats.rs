@@ -121,6 +121,23 @@ impl Samples for Chats {
         Ok(Box::new(self.sample(index)?))
     }
 
+    fn doubts(&self, sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
+        let sample: &ChatSample = sample.content();
+        // Whether it was cut shows only where it has as many tokens as a chat may have.
+        let whole = || {
+            let chat = self.source.chat(sample.index).ok()?;
+            let image = |name: &str| self.source.image(sample.index, name, u64::MAX);
+            Some(self.reader.chat(sample.index, &chat, &image).ok()?.input_ids.len())
+        };
+        let len = sample.input_ids.len();
+        let whole = if len == self.max_tokens { whole() } else { None };
+        let cut = whole.filter(|whole| *whole > len).map(|whole| {
+            let what = format!("{whole} tokens, of which {} are cut off; raise data.max_tokens", whole - len);
+            ("cut", self.source.fault(sample.index, what))
+        });
+        cut.into_iter().collect()
+    }
+
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&ChatSample> = samples.iter().map(|sample| sample.content()).collect();
         Box::new(ChatBatch::of(step, &samples))

@@ -9,7 +9,10 @@ use std::{
 use coxswain_data::{DataError, Fingerprint};
 
 use super::{source::ChatSource, spelling::Chat};
-use crate::{sft::config::ChatData, tokens::lines::Lines};
+use crate::{
+    sft::config::ChatData,
+    tokens::lines::{AtFault, Lines},
+};
 
 /// A file of lines, and images by path.
 pub struct ChatLines {
@@ -26,24 +29,49 @@ impl ChatLines {
 
     /// Opens the file, reads every chat and looks for its images. Names the content, too.
     pub fn checked(path: &Path, data: &ChatData) -> Result<(Self, Fingerprint), DataError> {
+        Self::scan(path, data, &mut Err)
+    }
+
+    /// Every line that this refuses.
+    pub fn faults(path: &Path, data: &ChatData) -> Vec<DataError> {
+        let mut faults = Vec::new();
+        let ended = Self::scan(path, data, &mut |fault| {
+            faults.push(fault);
+            Ok(())
+        });
+        let ended = ended.err();
+        faults.extend(ended);
+        faults
+    }
+
+    fn scan(
+        path: &Path,
+        data: &ChatData,
+        at_fault: &mut AtFault<'_>,
+    ) -> Result<(Self, Fingerprint), DataError> {
         let beside = beside(path, data);
         let mut sizes = Vec::new();
         let lines = Lines::scan(path, |number, text| {
             let refuse = |fault| DataError::Line { path: path.into(), line: number, fault };
-            for image in Chat::parse(text).map_err(refuse)?.images {
-                let image = beside.join(image);
-                let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
-                let file = file.ok_or_else(|| {
-                    let remedy = "correct the path, or set data.images to where paths begin";
-                    refuse(format!("there is no image {}; {remedy}", image.display()))
-                })?;
-                sizes.push(file.len());
-            }
-            Ok(())
+            image_sizes(&beside, text, &mut sizes).map_err(refuse).or_else(&mut *at_fault)
         })?;
         let fingerprint = fingerprint(&lines, &sizes);
         Ok((Self { lines, beside }, fingerprint))
     }
+}
+
+/// Notes the bytes of a chat's images; or says what is wrong with the chat.
+fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<(), String> {
+    for image in Chat::parse(text)?.images {
+        let image = beside.join(image);
+        let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
+        let file = file.ok_or_else(|| {
+            let remedy = "correct the path, or set data.images to where paths begin";
+            format!("there is no image {}; {remedy}", image.display())
+        })?;
+        sizes.push(file.len());
+    }
+    Ok(())
 }
 
 impl ChatSource for ChatLines {

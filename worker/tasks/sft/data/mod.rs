@@ -25,6 +25,7 @@ mod spelling;
 pub use batch::{ChatBatch, ChatSample};
 pub use chats::Chats;
 pub(super) use lines::read_file;
+pub(super) use opening::faults;
 pub use outline::ChatOutline;
 pub use reader::ChatReader;
 pub(super) use shards::has_turns;

@@ -25,3 +25,11 @@ pub fn open_checked(path: &Path, data: &ChatData) -> Result<(Box<dyn ChatSource>
     let (lines, fingerprint) = ChatLines::checked(path, data)?;
     Ok((Box::new(lines), fingerprint))
 }
+
+/// Every chat that [`open_checked`] refuses, where it would name the first alone.
+pub fn faults(path: &Path, data: &ChatData) -> Vec<DataError> {
+    match names_shards(path) {
+        true => Vec::new(),
+        false => ChatLines::faults(path, data),
+    }
+}

@@ -6,8 +6,9 @@
 use std::{collections::HashMap, path::Path};
 
 use coxswain_data::DataError;
-use coxswain_models::qwen2_5_vl::processor::{
-    ChatEncoder, ImageProcessor, Message, ModelFacts, Piece, image_size,
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ChatEncoder, ImageProcessor, Message, ModelFacts, Piece, image_size},
 };
 use coxswain_proto::run_spec::RunSpec;
 
@@ -46,7 +47,7 @@ impl ChatOutline {
     /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on.
     pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
-        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.model.path));
+        let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.model.path)?);
         let source = open(path, &settings.data)?;
         let facts = ModelFacts::read(model)?;
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());

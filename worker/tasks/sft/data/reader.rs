@@ -1,10 +1,9 @@
 //! What the model reads of a chat: ids and patches, with the processor of its checkpoint.
 
-use std::path::Path;
-
 use coxswain_data::DataError;
-use coxswain_models::qwen2_5_vl::processor::{
-    ChatEncoder, EncodedChat, ImageProcessor, ModelFacts, PixelBounds,
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ChatEncoder, EncodedChat, ImageProcessor, ModelFacts, PixelBounds},
 };
 
 use super::{batch::ChatSample, spelling::Chat};
@@ -22,7 +21,7 @@ pub struct ChatReader {
 impl ChatReader {
     /// With tokenizer and image settings of the run's checkpoint.
     pub fn open(settings: &SftSettings) -> Result<Self, DataError> {
-        let model = Path::new(&settings.model.path);
+        let model = &directory::outline(&settings.model.path)?;
         let facts = ModelFacts::read(model)?;
         Ok(Self {
             encoder: ChatEncoder::open(model, facts)?,

@@ -8,7 +8,10 @@ use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, shards::Shards, surviving::surviving};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PatchShape, PixelBounds};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PatchShape, PixelBounds},
+};
 use coxswain_nn::pulse;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, InputIngredients, Inputs, Sample, SampleKeys, Samples};
@@ -18,6 +21,9 @@ use super::{
     listing::{ImagePlace, Listing, list},
 };
 use crate::{holdout::Holdout, settings::checked, trajectory::config::TrajectorySettings};
+
+/// Red, green and blue.
+const CHANNELS: usize = 3;
 
 /// The grid of patches of every image, `(t, h, w)`: fits the tower, and has a patch for each position.
 pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<[u32; 3], DataError> {
@@ -63,7 +69,7 @@ impl ImageFolder {
     /// Lists the run's images, and reads each once for its name.
     pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
         let settings = checked(TrajectorySettings::of(spec))?;
-        let (path, model) = (Path::new(&spec.data.path), Path::new(&settings.extractor.path));
+        let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.extractor.path)?);
         let patches = ModelFacts::read(model)?.patches;
         let grid = grid_of(patches, &settings)?;
         let Listing { places, domains, shards } = list(path, &settings.data)?;
@@ -118,6 +124,20 @@ impl ImageFolder {
     }
 }
 
+/// Whether there are no more values than an image of one colour has: one of each channel.
+fn is_plain(pixel_values: &[f32]) -> bool {
+    let mut seen: Vec<f32> = Vec::new();
+    for value in pixel_values {
+        if !seen.contains(value) {
+            seen.push(*value);
+        }
+        if seen.len() > CHANNELS {
+            return false;
+        }
+    }
+    true
+}
+
 impl Samples for ImageFolder {
     fn training(&self) -> &Arc<TrainingSamples> {
         self.holdout.training()
@@ -133,6 +153,22 @@ impl Samples for ImageFolder {
 
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError> {
         Ok(Box::new(self.sample(index)?))
+    }
+
+    fn doubts(&self, sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
+        let sample: &ImageSample = sample.content();
+        let Ok(image) = self.image(sample.index) else { return Vec::new() };
+        let mut doubts = Vec::new();
+        if is_plain(&sample.pixel_values) {
+            doubts.push(("plain", image.place.fault("one colour everywhere".into())));
+        }
+        // Each but the first of those that are alike.
+        let first = self.images.iter().position(|other| other.digest == image.digest);
+        if let Some(first) = first.filter(|first| (*first as u64) < sample.index) {
+            let first = self.images[first].place.name();
+            doubts.push(("twice", image.place.fault(format!("the same image as {first}"))));
+        }
+        doubts
     }
 
     fn read_beside(&self, index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {

@@ -37,6 +37,14 @@ impl ImagePlace {
         }
     }
 
+    /// What it is called, for people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Member(shards, member) => shards.place(*member),
+        }
+    }
+
     /// What is wrong with it.
     pub fn fault(&self, fault: String) -> DataError {
         match self {

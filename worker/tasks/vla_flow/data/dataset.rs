@@ -15,7 +15,7 @@ use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
-    DataError, Fingerprint, SampleOrder, TrainingSamples,
+    DataError, Decoding, Fingerprint, SampleOrder, TrainingSamples,
     lerobot::{
         Catalog,
         episodes::Episode,
@@ -25,13 +25,16 @@ use coxswain_data::{
         stats::Stats,
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder},
+};
 
 use super::{
     batch::SampleDims,
     deltas::{LearnedActions, Recorded},
     numeric::Numeric,
-    opening::{catalog, check_files},
+    opening::check_files,
     recipe::Recipe,
     sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
 };
@@ -87,7 +90,7 @@ impl Dataset {
     pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
-        let catalog = catalog(spec)?;
+        let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
         let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;
@@ -101,7 +104,7 @@ impl Dataset {
         let sensor = sensor.transpose()?;
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         check_reach(&catalog, &vla)?;
-        let model = Path::new(&vla.model.path);
+        let model = &directory::outline(&vla.model.path)?;
         let facts = ModelFacts::read(model)?;
         let dims = SampleDims {
             state: state.width * vla.observation.frames(),
@@ -147,6 +150,11 @@ impl Dataset {
             dataset.recipe.action_stats = Some(stats);
         }
         Ok(dataset)
+    }
+
+    /// What the decoders of its videos have done so far.
+    pub fn decoding(&self) -> Decoding {
+        self.frames.counts()
     }
 
     /// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be

@@ -7,6 +7,10 @@
 //! task_index ──────────────── remembered by file ── prompt ─────┴─▶ SampleKey, by sample
 //! ```
 //!
+//! Of a set in a bucket nothing is read for that but task indices: an image is named by its object, the version
+//! that the bucket gives of it (its entity tag) and its row, a video by object and version. So the same images
+//! elsewhere have other names, and their features are computed there once more.
+//!
 //! A frame of a video is named by the video's bytes, by where in it the metadata lets its episode begin, and
 //! by its number in the episode: what it shows is a function of these (`coxswain_data::lerobot::frames`).
 //! Nothing is decoded for that.
@@ -39,6 +43,7 @@ use coxswain_data::{
         rows::Part,
         videos::{Span, VideoTable},
     },
+    place,
 };
 use coxswain_feature_store::{Digest, Memo, SampleKey, Stamp, Store, StoreError};
 use coxswain_nn::pulse;
@@ -52,6 +57,9 @@ const NONE: Digest = Digest([0; 32]);
 /// The column of task indices among those of cameras, whose names are features and so contain no space.
 const TASKS: &str = "task index";
 
+/// Where an object of a bucket has its name, and an image in one.
+const OBJECT_DOMAIN: &str = "coxswain vl cache object v1";
+const OBJECT_ROW_DOMAIN: &str = "coxswain vl cache row of an object v1";
 /// Under which a video's digest is remembered.
 const VIDEO: &str = "video";
 /// Where a frame of a video has its name. To be changed with how frames are found or turned into colours.
@@ -71,7 +79,8 @@ struct Task {
     /// Its place among the digests: the file, and a column's or a camera's name.
     place: (u32, String),
     path: PathBuf,
-    stamp: Stamp,
+    /// None of an object in a bucket, of which nothing is remembered.
+    stamp: Option<Stamp>,
     content: Content,
     /// Digests to be found.
     len: u64,
@@ -116,7 +125,7 @@ impl Dataset {
             let name = task.remembered_as().to_owned();
             let Task { place, path, stamp, found, failed, .. } = task;
             let digests: Arc<[_]> = found.into_inner().unwrap_or_else(PoisonError::into_inner).into();
-            if !failed.into_inner() {
+            if let (false, Some(stamp)) = (failed.into_inner(), stamp) {
                 memo.put(&path, &name, stamp, digests.clone());
             }
             tables.insert(place, digests);
@@ -128,7 +137,7 @@ impl Dataset {
         Ok(SampleKeys::new(self.assemble(&tables), images_read))
     }
 
-    /// The key of one sample, from its data file.
+    /// The key of one sample, from its data file on a disk.
     pub fn sample_key(&self, index: u64) -> Result<SampleKey, DataError> {
         let found = self.catalog.episodes.of_sample(index);
         let (number, episode) =
@@ -199,7 +208,23 @@ impl Dataset {
         for (path, ((file, name), content, len)) in all {
             let path = path.strip_prefix(&self.catalog.root).map_or(path.clone(), |below| root.join(below));
             // A file that cannot be found or read leaves its samples without keys.
-            let Ok(stamp) = Stamp::of(&path) else { continue };
+            let Ok(object) = of_object(&path) else { continue };
+            let stamp = match (&object, content) {
+                (Some(object), Content::Video) => {
+                    tables.insert((file, name.to_owned()), [*object].into());
+                    continue;
+                }
+                (Some(object), Content::Rows(Part::Camera(_))) => {
+                    let rows = (0..len).map(|row| of_row(object, name, row));
+                    tables.insert((file, name.to_owned()), rows.collect());
+                    continue;
+                }
+                (Some(_), Content::Rows(Part::Numbers)) => None,
+                (None, _) => match Stamp::of(&path) {
+                    Ok(stamp) => Some(stamp),
+                    Err(_) => continue,
+                },
+            };
             let (found, failed) = (Mutex::new(vec![NONE; len as usize]), AtomicBool::new(false));
             let task = Task { place: (file, name.to_owned()), path, stamp, content, len, found, failed };
             let known = memo.get(&task.path, task.remembered_as());
@@ -342,6 +367,18 @@ impl Pictures<'_> {
 
 fn there(digest: &Digest) -> Option<Digest> {
     (*digest != NONE).then_some(*digest)
+}
+
+/// Names an object of a bucket by its address and what the bucket says of its version; none for a file.
+fn of_object(path: &Path) -> Result<Option<Digest>, DataError> {
+    let version = place::version(path)?;
+    Ok(version.map(|version| Digest::of(OBJECT_DOMAIN, [("version", &version[..])])))
+}
+
+/// Names the image of a row of an object.
+fn of_row(object: &Digest, camera: &str, row: u64) -> Digest {
+    let row = row.to_le_bytes();
+    Digest::of(OBJECT_ROW_DOMAIN, [("object", &object.0[..]), ("camera", camera.as_bytes()), ("row", &row)])
 }
 
 /// Names frame `frame` of an episode that begins `from` seconds into the video of digest `video`.

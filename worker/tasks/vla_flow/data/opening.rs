@@ -1,23 +1,13 @@
 //! What opening a data set reads from its files, wherever they lie.
 
-use std::path::{Path, PathBuf};
-
 use coxswain_data::{
     DataError,
     lerobot::{Catalog, frames::FrameStore, rows::RowStore},
     place,
 };
-use coxswain_proto::run_spec::{BucketCache, RunSpec};
 
 /// Requests under way at once while a data set in a bucket is opened.
 const REQUESTS: usize = 16;
-
-/// The metadata of a run's data set, wherever it lies.
-pub(super) fn catalog(spec: &RunSpec) -> Result<Catalog, DataError> {
-    let BucketCache { dir, budget } = &spec.data.bucket_cache;
-    place::keep(dir.as_ref().map(PathBuf::from), *budget);
-    Catalog::open(Path::new(&spec.data.path))
-}
 
 /// Reads the footers of data files and the tables of videos, so many of each, and checks them; side by
 /// side where each takes a request.

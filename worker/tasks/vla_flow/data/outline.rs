@@ -12,16 +12,20 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_data::{
     DataError,
     lerobot::{
+        Catalog,
         frames::FrameStore,
         info::{Feature, Info},
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder},
+};
 
 use super::batch::SampleDims;
+use super::mixture;
 use super::numeric::Numeric;
 use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
-use super::{mixture, opening::catalog};
 use crate::{settings::checked, vla_flow::config::VlaSettings};
 
 /// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
@@ -94,8 +98,8 @@ impl Outline {
     /// Of a run on one data set.
     fn of_one(spec: &RunSpec) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
-        let (data, model) = (&vla.data, Path::new(&vla.model.path));
-        let catalog = catalog(spec)?;
+        let (data, model) = (&vla.data, &directory::outline(&vla.model.path)?);
+        let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         let frames_seen = vla.observation.frames();

@@ -95,6 +95,10 @@ pub struct NumericFeature {
     /// The data set's features that it is made of, side by side; absent where it is one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<FeaturePart>,
+    /// Rows of a recording that its window is made of, the present one the last; absent where a row has all of
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
 }
 
 /// One feature of several.
@@ -149,12 +153,13 @@ impl PolicyFile {
                 [only] => (only.shape.clone(), Vec::new()),
                 _ => (vec![numeric.width], parts),
             };
-            NumericFeature { name: numeric.name.clone(), shape, normalization, parts }
+            NumericFeature { name: numeric.name.clone(), shape, normalization, parts, rows: None }
         };
         let sensor = |sensor: &Numeric| {
             let mut feature = feature(sensor, modes.sensor);
+            feature.rows = settings.data.sensor.as_ref().and_then(|sensor| sensor.window);
             // A window that is read row by row is given as one.
-            if settings.data.sensor.as_ref().is_some_and(|sensor| sensor.window.is_some()) {
+            if feature.rows.is_some() {
                 feature.shape = vec![own.sensor_window, own.sensor_channels];
             }
             feature

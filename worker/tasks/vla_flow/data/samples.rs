@@ -1,10 +1,10 @@
 //! What the engine sees of samples, micro-batches and the data set.
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, place};
 use coxswain_feature_store::{Digest, Store, StoreError};
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::{directory, qwen2_5_vl::processor::Rgb};
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
@@ -172,7 +172,10 @@ impl Samples for Dataset {
     }
 
     fn ingredients(&self) -> Result<InputIngredients, StoreError> {
-        let path = Path::new(&self.settings.model.path).join("tokenizer.json");
+        let model = &self.settings.model.path;
+        let away =
+            |error| StoreError::Io { action: "read", path: model.into(), source: io::Error::other(error) };
+        let path = directory::outline(model).map_err(away)?.join("tokenizer.json");
         let tokenizer = Digest::of_file(&path);
         Ok(InputIngredients {
             preprocessing: self.preprocessing(),

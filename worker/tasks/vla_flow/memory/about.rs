@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_data::DataError;
-use coxswain_models::qwen2_5_vl::{
-    Trains,
-    checkpoint::Checkpoint,
-    config::QwenConfig,
-    error::ModelError,
-    modules::{FrozenBytes, FrozenTensor, frozen_tensors, modules},
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{
+        Trains,
+        checkpoint::Checkpoint,
+        config::QwenConfig,
+        error::ModelError,
+        modules::{FrozenBytes, FrozenTensor, frozen_tensors, modules},
+    },
 };
 use coxswain_nn::{
     dtypes::WeightsDtype,
@@ -91,7 +94,7 @@ impl Subject {
     /// Reads configuration and metadata of everything the run names.
     pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
         let vla = VlaSettings::of(spec)?;
-        let dir = Path::new(&vla.model.path);
+        let dir = &directory::outline(&vla.model.path).map_err(ModelError::from)?;
         let config = QwenConfig::read(dir)?;
         let outline = Outline::read(spec)?;
         let frozen = Frozen::read(dir, &frozen_tensors(&config))?;
@@ -119,7 +122,8 @@ impl Subject {
         if subject.frozen_names() != self.frozen_names() {
             let mut tensors = frozen_tensors(&subject.config);
             tensors.retain(|tensor| subject.trains().group(&tensor.name).is_none());
-            subject.frozen = Frozen::read(Path::new(&subject.vla.model.path), &tensors)?;
+            let dir = directory::outline(&subject.vla.model.path).map_err(ModelError::from)?;
+            subject.frozen = Frozen::read(&dir, &tensors)?;
         }
         subject.counts = Counts::of(&subject.config, subject.trains(), &subject.vla, subject.outline.dims);
         Ok(subject)

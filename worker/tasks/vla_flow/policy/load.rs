@@ -2,8 +2,6 @@
 //! and the flat parameter buffer gets its initial values.
 
 use crate::vla_flow::config::{ActionEncoder, VlaSettings};
-use std::path::Path;
-
 use coxswain_proto::run_spec::{Offload, RunSpec};
 
 use super::{
@@ -11,11 +9,14 @@ use super::{
     parts::{Policy, Settings, Source},
     tap::{Adapted, Tap},
 };
-use crate::vla_flow::{
-    adapters::Split,
-    data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
-    sensor::{SensorEncoder, SensorShape},
+use crate::{
+    pretrained,
+    vla_flow::{
+        adapters::Split,
+        data::SampleDims,
+        expert::{ActionExpert, ExpertShape, Learning},
+        sensor::{SensorEncoder, SensorShape},
+    },
 };
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
@@ -40,7 +41,7 @@ impl<B: Tape<Base = B>> Policy<B> {
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
         let vla = VlaSettings::of(spec)?;
         check(&vla, dims)?;
-        let dir = Path::new(&vla.model.path);
+        let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let config = QwenConfig::read(dir)?;
         let modules = modules(&config);
         let split = Split::of(&vla, &modules).map_err(ModelError::from)?;
@@ -99,7 +100,7 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// What the trainables of a loaded policy started from, once more.
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
         let vla = VlaSettings::of(spec)?;
-        let dir = Path::new(&vla.model.path);
+        let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let modules = modules(&QwenConfig::read(dir)?);
         let lora = Split::of(&vla, &modules).map_err(ModelError::from)?.model;
         let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;

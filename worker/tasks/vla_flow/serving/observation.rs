@@ -19,7 +19,10 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, PromptForm, Rgb};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, PromptForm, Rgb},
+};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Value, answers::SEED};
 use serde_json::json;
@@ -86,7 +89,7 @@ impl ObservationReader {
             let NumericFeature { name, normalization, .. } = feature;
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
         };
-        let model = Path::new(&settings.model.path);
+        let model = &directory::outline(&settings.model.path)?;
         let facts = ModelFacts::read(model)?;
         let bounds = pixel_bounds(&settings.data);
         let form = PromptForm {

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules};
+use coxswain_models::{
+    directory,
+    qwen2_5_vl::{config::QwenConfig, modules::modules},
+};
 use coxswain_nn::params::{Group, TrainableLayout};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
@@ -19,7 +22,8 @@ use crate::vla_flow::{
 pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> Result<RunSpec, TaskError> {
     let mut spec = spec.clone();
     if !settings.expert.train {
-        let config = QwenConfig::read(Path::new(&settings.model.path)).map_err(TaskError::bad_input)?;
+        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+        let config = QwenConfig::read(&model).map_err(TaskError::bad_input)?;
         settings.lora = Split::of(&settings, &modules(&config)).map_err(TaskError::bad_input)?.model;
         settings.expert.train = true;
     }

@@ -24,6 +24,7 @@ fn ask(pool: &DecoderPool, clip: &Clip, frames: &[usize]) -> Counts {
         seeks: after.seeks - before.seeks,
         decoded: after.decoded - before.decoded,
         skipped: after.skipped - before.skipped,
+        shown: after.shown - before.shown,
     }
 }
 
@@ -48,7 +49,7 @@ fn random_access_gives_the_frames_of_reading_through() {
 fn a_batch_decodes_each_picture_once() {
     let clip = clip("av1_g2.mp4");
     let counts = ask(&DecoderPool::new(1), &clip, &[7, 3, 6, 7, 2, 3]);
-    assert_eq!(counts, Counts { opened: 1, seeks: 2, decoded: 4, skipped: 0 });
+    assert_eq!(counts, Counts { opened: 1, seeks: 2, decoded: 4, skipped: 0, shown: 6 });
     // A keyframe alone needs nothing else.
     assert_eq!(ask(&DecoderPool::new(1), &clip, &[8]).decoded, 1);
 }
