@@ -128,7 +128,7 @@ impl Nf4Codes {
     /// Of so many weights.
     pub fn bytes(len: usize) -> u64 {
         let scales = len.div_ceil(BLOCK);
-        (len.div_ceil(2) + scales + 4 * scales.div_ceil(GROUP)) as u64
+        (len.div_ceil(2) + scales + 4 * scales.div_ceil(GROUP) + size_of::<f32>()) as u64
     }
 
     /// Codes, quantized scales, ranges and mean.
