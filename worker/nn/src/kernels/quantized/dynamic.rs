@@ -7,11 +7,16 @@ use std::sync::LazyLock;
 pub(super) static VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut values = vec![0.0, 1.0];
     for exponent in 0..7 {
-        // The middles of so many equal parts of [0.1, 1], in the arithmetic of torch's linspace.
-        let parts = 1 << exponent;
+        // The middles of so many equal parts of [0.1, 1], in the arithmetic of torch's linspace: fused, and
+        // from the nearer end.
+        let parts: usize = 1 << exponent;
         let step = (1.0f32 - 0.1) / parts as f32;
         let border = |at: usize| {
-            if at < (parts + 1) / 2 { 0.1 + step * at as f32 } else { 1.0 - step * (parts - at) as f32 }
+            if at < parts.div_ceil(2) {
+                step.mul_add(at as f32, 0.1)
+            } else {
+                (-step).mul_add((parts - at) as f32, 1.0)
+            }
         };
         let power = 10f64.powi(exponent - 6) as f32;
         values.extend((0..parts).flat_map(|part| {
