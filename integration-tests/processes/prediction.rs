@@ -45,7 +45,7 @@ const ROUNDED: &str = "model.activations_dtype=bfloat16";
 
 const STREAMED: &str = "memory.offload=layers";
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 25] = [
     calibrating("tiny", &["train.micro_batch=1", "train.recompute=none"]),
     calibrating("tiny", &["train.micro_batch=8", "train.recompute=none"]),
     case("tiny", 1, &["train.micro_batch=4", "train.recompute=full"]),
@@ -73,6 +73,8 @@ const CASES: [Case; 23] = [
         1,
         &["train.micro_batch=4", "train.recompute=selective", "model.weights_dtype=float32", STREAMED],
     ),
+    case("tiny", 1, &["train.micro_batch=2", "train.recompute=full", "model.weights_dtype=nf4"]),
+    case("mid", 1, &["train.micro_batch=4", "train.recompute=selective", "model.weights_dtype=int8"]),
     case("tiny", 1, &["train.micro_batch=8", "train.recompute=selective", ROUNDED]),
     case("tiny", 1, &["train.micro_batch=4", "train.recompute=none", ROUNDED]),
     case("mid", 1, &["train.micro_batch=8", "train.recompute=full", BF16, ROUNDED]),

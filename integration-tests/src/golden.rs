@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_task::ForwardJob;
 use coxswain_worker::device::{Accelerator, Device, Tasks};
 use safetensors::{Dtype, SafeTensors};
@@ -56,7 +56,7 @@ pub struct Computer {
     /// What knows its GPUs.
     pub accelerator: &'static dyn Accelerator,
     /// Type of the frozen matrices.
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
 }
 
 /// Tensors of a file by name: shape, and values as f64.

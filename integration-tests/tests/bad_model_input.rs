@@ -9,7 +9,7 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_models::qwen2_5_vl::forward::{self, Job};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -63,6 +63,11 @@ impl Copy {
 
     /// The error of a forward pass; nothing may have been written.
     fn error(&self, adapter: bool) -> String {
+        self.error_in(adapter, FrozenDtype::Float32)
+    }
+
+    /// The same with weights kept so.
+    fn error_in(&self, adapter: bool, dtype: FrozenDtype) -> String {
         let adapter_dir = self.path("adapter");
         let out = self.path("out.safetensors");
         let job = Job {
@@ -70,7 +75,7 @@ impl Copy {
             adapter: adapter.then_some(adapter_dir.as_path()),
             inputs: &self.path("inputs.safetensors"),
             out: &out,
-            dtype: WeightsDtype::Float32,
+            dtype,
         };
         let error = forward::run::<Flex>(&job, &Default::default()).expect_err("the input is broken");
         assert!(!out.exists(), "a failed pass must write nothing");
@@ -83,6 +88,22 @@ impl Copy {
         for part in parts {
             assert!(error.contains(part), "{error:?} lacks {part:?}");
         }
+    }
+}
+
+#[test]
+fn a_weight_that_is_no_number_is_not_quantized() {
+    let (copy, name) = (Copy::new("nf4"), "model.layers.0.self_attn.q_proj.weight");
+    copy.edit_bytes("model/model.safetensors", |bytes| {
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+        let at = data + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+        // A bfloat16 that is none.
+        bytes[at..at + 2].copy_from_slice(&[0xc0, 0x7f]);
+    });
+    for dtype in [FrozenDtype::Nf4, FrozenDtype::Int8] {
+        let error = copy.error_in(false, dtype);
+        assert!(error.contains(name) && error.contains("not finite, which"), "{error}");
     }
 }
 

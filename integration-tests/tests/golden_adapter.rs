@@ -19,7 +19,7 @@ use coxswain_models::qwen2_5_vl::{
     forward::{self, Job},
     modules::{has_bias, modules},
 };
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_nn::{
     lora::{
         AdapterConfig, AdapterOrigin, LoraPlan, Module, ModuleKind, PeftAdapter, linear::magnitude_key,
@@ -34,7 +34,13 @@ use serde_json::Value;
 /// Of a case's model, which may be one whose head is tied.
 fn origin(case: &str) -> AdapterOrigin<'static> {
     let config = QwenConfig::read(&golden(case).join("model")).unwrap();
-    AdapterOrigin { base_model: "model", task_type: None, readme: "", tied: tied_to_head(&config) }
+    AdapterOrigin {
+        base_model: "model",
+        task_type: None,
+        readme: "",
+        tied: tied_to_head(&config),
+        trained_above: None,
+    }
 }
 
 fn golden(path: &str) -> PathBuf {
@@ -234,7 +240,7 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
         let [ours, theirs] =
             [("written", dir.clone()), ("read", golden(case).join("adapter"))].map(|(name, adapter)| {
                 let out = dir.with_file_name(format!("{case}.{name}.safetensors"));
-                let dtype = WeightsDtype::Float32;
+                let dtype = FrozenDtype::Float32;
                 let job = Job { model: &model, adapter: Some(&adapter), inputs: &inputs, out: &out, dtype };
                 forward::run::<Flex>(&job, &Default::default()).unwrap();
                 fs::read(out).unwrap()

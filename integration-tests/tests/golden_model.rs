@@ -1,12 +1,12 @@
 //! The model against Transformers and PEFT, on the CPU, with weights in both types.
 
 use coxswain_integration_tests::golden::{Computer, IN_BFLOAT16, Tolerance, hold};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_worker::device::{Absent, Device};
 
 const FLOAT32: Tolerance = Tolerance { values: 1e-4, gradients: 1e-3 };
 
-fn cpu(dtype: WeightsDtype) -> Computer {
+fn cpu(dtype: FrozenDtype) -> Computer {
     Computer { device: Device::Cpu, accelerator: &Absent { driver: || false }, dtype }
 }
 
@@ -14,7 +14,7 @@ macro_rules! golden_cases {
     ($($test:ident: $case:literal;)*) => {$(
         #[test]
         fn $test() {
-            hold($case, cpu(WeightsDtype::Float32), FLOAT32);
+            hold($case, cpu(FrozenDtype::Float32), FLOAT32);
         }
     )*};
 }
@@ -44,8 +44,14 @@ golden_cases! {
 }
 
 #[test]
+fn weights_in_4_bits_and_in_8_are_those_of_bitsandbytes_under_peft() {
+    hold("nf4", cpu(FrozenDtype::Nf4), FLOAT32);
+    hold("int8", cpu(FrozenDtype::Int8), FLOAT32);
+}
+
+#[test]
 fn weights_that_are_bfloat16_in_the_file_may_stay_so_in_memory() {
     for case in IN_BFLOAT16 {
-        hold(case, cpu(WeightsDtype::Bfloat16), FLOAT32);
+        hold(case, cpu(FrozenDtype::Bfloat16), FLOAT32);
     }
 }

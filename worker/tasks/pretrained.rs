@@ -15,6 +15,7 @@ use std::{
 
 use coxswain_models::{content, directory, qwen2_5_vl::error::ModelError};
 use coxswain_nn::{
+    dtypes::FrozenDtype,
     files::{StoredTensor, read_tensors, replace, write_tensors},
     kernels::Tape,
     lora::{AdapterOrigin, Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules, write_adapter},
@@ -49,6 +50,8 @@ pub struct Tuning<'a> {
     pub lora: &'a OfModel<'a>,
     /// `model.train`.
     pub train: &'a [String],
+    /// `model.weights_dtype`.
+    pub weights: FrozenDtype,
 }
 
 /// Names the content of the model that a run's task names ([`Task::base_digest`](coxswain_task::Task)).
@@ -177,6 +180,9 @@ fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, Task
     let modules = &(here.modules)()?;
     let adapter = PeftAdapter::read(dir, modules).map_err(TaskError::bad_input)?;
     let refused = |problem| Err(TaskError::bad_input(format!("{} {problem}", dir.display())));
+    if let Some(problem) = adapter.trained_above_other(here.weights) {
+        return refused(problem);
+    }
     let lora = (here.lora)(modules).map_err(TaskError::bad_input)?;
     let plan = lora.map(|lora| LoraPlan::resolve(&lora, modules)).transpose();
     let plan = plan.map_err(TaskError::bad_input)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_task::ForwardJob;
 use coxswain_worker::device;
@@ -59,9 +59,9 @@ pub fn execute(command: &ModelCommand) -> Outcome {
         inputs: &args.inputs,
         out: &args.out,
         dtype: match (args.bfloat16, args.float16) {
-            (true, _) => WeightsDtype::Bfloat16,
-            (false, true) => WeightsDtype::Float16,
-            (false, false) => WeightsDtype::Float32,
+            (true, _) => FrozenDtype::Bfloat16,
+            (false, true) => FrozenDtype::Float16,
+            (false, false) => FrozenDtype::Float32,
         },
     };
     let done = tasks().forward(&job, device).ok_or_else(|| {

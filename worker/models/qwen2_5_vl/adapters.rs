@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use coxswain_nn::{
-    dtypes::WeightsDtype,
+    dtypes::{FrozenDtype, WeightsDtype},
     kernels::ModelBackend,
     lora::{Lora, LoraError, LoraPlan, Module, PeftAdapter, TrainedModules, linear::module_of_magnitudes},
     params::{Init, ParamSpec, TrainableLayout},
     pulse,
 };
 
-use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
+use super::{checkpoint::Checkpoint, error::ModelError, modules::packs, trains::Trains};
 
 /// Whether a task's LM head takes an adapter, or trains in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Tuned {
         seed: u64,
         layout: &TrainableLayout,
         dir: &Path,
-        dtype: WeightsDtype,
+        dtype: FrozenDtype,
     ) -> Result<Vec<f32>, ModelError> {
         if !B::VALUES {
             return Ok(Vec::new());
@@ -112,6 +112,9 @@ impl Tuned {
         let mut values = layout.initial_values(seed);
         fill_pretrained(dir, dtype, layout, &mut values)?;
         if let Some(start) = self.adapters.as_ref().and_then(|adapters| adapters.start.as_ref()) {
+            if let Some(problem) = start.trained_above_other(dtype) {
+                return Err(setting("lora.init_from", format!("names an adapter that {problem}")));
+            }
             start.fill(layout, &mut values)?;
         }
         Ok(values)
@@ -122,7 +125,7 @@ impl Tuned {
 /// of magnitudes the norms of its rows, as they are in matrices of `dtype`.
 fn fill_pretrained(
     dir: &Path,
-    dtype: WeightsDtype,
+    dtype: FrozenDtype,
     layout: &TrainableLayout,
     values: &mut [f32],
 ) -> Result<(), ModelError> {
@@ -140,14 +143,34 @@ fn fill_pretrained(
             place.copy_from_slice(read.as_slice().expect("it was read as float32"));
             continue;
         }
-        let weight = format!("{}.weight", module_of_magnitudes(&param.name));
-        let shape = checkpoint.stored(&weight)?.1.to_vec();
-        let read = checkpoint.matrix(&weight, &shape, &shape, dtype)?.convert::<f32>();
-        let rows = read.as_slice::<f32>().expect("converted to float32").chunks(shape[1].max(1));
-        for (norm, row) in place.iter_mut().zip(rows) {
-            *norm = row.iter().map(|weight| weight * weight).sum::<f32>().sqrt();
-        }
+        row_norms(&checkpoint, module_of_magnitudes(&param.name), dtype, place)?;
     }
+    Ok(())
+}
+
+/// The norms of the rows of a module's weight, as it is kept.
+fn row_norms(
+    checkpoint: &Checkpoint,
+    module: &str,
+    dtype: FrozenDtype,
+    norms: &mut [f32],
+) -> Result<(), ModelError> {
+    let of_row = |row: &[f32]| row.iter().map(|weight| weight * weight).sum::<f32>().sqrt();
+    let weight = format!("{module}.weight");
+    let shape = checkpoint.stored(&weight)?.1.to_vec();
+    let inputs = shape[1];
+    if let Some(packing) = dtype.packing().filter(|_| packs(module)) {
+        let matrix = checkpoint.quantized(&weight, [shape[0], inputs], packing)?;
+        let mut row = vec![0.0; inputs];
+        for (at, norm) in norms.iter_mut().enumerate() {
+            matrix.dequantize(at * inputs, &mut row);
+            *norm = of_row(&row);
+        }
+        return Ok(());
+    }
+    let read = checkpoint.matrix(&weight, &shape, &shape, dtype.dense())?.convert::<f32>();
+    let rows = read.as_slice::<f32>().expect("converted to float32").chunks(inputs.max(1));
+    norms.iter_mut().zip(rows).for_each(|(norm, row)| *norm = of_row(row));
     Ok(())
 }
 

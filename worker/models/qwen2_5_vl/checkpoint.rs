@@ -4,6 +4,7 @@
 //! Checkpoint::open      finds the files, checks every header, knows every tensor under one name
 //! Checkpoint::matrix    one tensor: shape checked against config.json, as float32 or bfloat16, in the file's
 //!                       own layout
+//! Checkpoint::quantized the same in 4 or 8 bits
 //! Checkpoint::locate    where a tensor lies, for Checkpoint::fetch: the same while training runs, where
 //!                       faults are errors
 //! ```
@@ -21,7 +22,11 @@ use std::{
 };
 
 use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::{
+    dtypes::{Packing, WeightsDtype},
+    kernels::quantized::QuantizedMatrix,
+    pulse,
+};
 use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
@@ -31,7 +36,7 @@ use super::{
     error::{BEYOND_FLOAT16, ModelError, UnreadableWeights},
     fields::Fields,
     mapping,
-    reading::{InFile, InMap, Stamp, converted, is_within},
+    reading::{InFile, InMap, Stamp, converted, is_within, widened},
 };
 
 /// The module path of Transformers 5 for a tensor or module name in either spelling.
@@ -191,6 +196,41 @@ impl Checkpoint {
             return Err(ModelError::BeyondFloat16 { path: shard.path.clone(), tensor: at.name });
         }
         Ok(TensorData::from_bytes(bytes, shape.to_vec(), kept_as(dtype)))
+    }
+
+    /// The weight of a linear layer, `[o, i]`, in few bits. Plain reads: neither the weight nor its part of
+    /// the mapped file is ever whole in memory.
+    pub fn quantized(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        packing: Packing,
+    ) -> Result<QuantizedMatrix, ModelError> {
+        if self.hollow {
+            return Ok(QuantizedMatrix::hollow(shape));
+        }
+        let at = self.locate(name, &shape)?;
+        let Shard { file, path, .. } = &self.shards[at.shard];
+        let element = at.range.len() / shape.iter().product::<usize>().max(1);
+        let read = |first: usize, to: &mut [f32]| {
+            pulse::beat();
+            let start = (at.range.start + first * element) as u64;
+            let piece = InFile { file, start, len: to.len() * element };
+            widened(&piece, at.stored).map(|values| to.copy_from_slice(&values))
+        };
+        let matrix = QuantizedMatrix::quantize(packing, shape, read).map_err(|source| ModelError::Io {
+            path: path.clone(),
+            source,
+            remedy: "the file must stay as it is while the model is loaded",
+        })?;
+        if !matrix.is_finite() {
+            return Err(ModelError::NotFinite {
+                path: path.clone(),
+                tensor: at.name,
+                packing: packing.name(),
+            });
+        }
+        Ok(matrix)
     }
 
     /// A bias or a gain; always float32.

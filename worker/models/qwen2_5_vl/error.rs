@@ -36,6 +36,11 @@ pub enum ModelError {
         "float16 is for GPUs, and a CPU would gain nothing by it: bfloat16 takes the same memory there, float32 rounds nothing"
     )]
     Float16OnHost,
+    /// Weights of few bits were asked for on a GPU.
+    #[error(
+        "`model.weights_dtype: {0}` is for CPUs: there is no kernel yet that widens it on a GPU; set bfloat16, or train on a CPU (`--device cpu`)"
+    )]
+    QuantizedOnDevice(&'static str),
     /// A JSON file is not JSON.
     #[error("{}: not valid JSON: {source}; download the file again", path.display())]
     Json {
@@ -83,6 +88,20 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
+    },
+    /// A weight that is to be quantized is no number.
+    #[error(
+        "{}: tensor `{tensor}` holds values that are not finite, which {packing} cannot say: the file is damaged, or set \
+         `model.weights_dtype` to bfloat16 or float32",
+        path.display()
+    )]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// `nf4` or `int8`.
+        packing: &'static str,
     },
     /// A tensor's shape contradicts `config.json`.
     #[error(

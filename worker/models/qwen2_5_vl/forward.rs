@@ -31,7 +31,7 @@ use burn::{
     backend::Autodiff,
     tensor::{Int, Tensor, TensorData, activation},
 };
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -64,7 +64,7 @@ pub struct Job<'a> {
     /// File of the results.
     pub out: &'a Path,
     /// Type in which the model's matrices are kept.
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
 }
 
 /// Reads a model, an optional PEFT adapter and inputs; writes every intermediate result.

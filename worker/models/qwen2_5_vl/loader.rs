@@ -3,12 +3,15 @@
 use std::{cell::Cell, sync::Arc};
 
 use burn::tensor::{Bytes, Tensor, TensorData};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 
-use super::{checkpoint::Checkpoint, error::ModelError, trains::Trains};
+use super::{checkpoint::Checkpoint, error::ModelError, modules::packs, trains::Trains};
 use coxswain_nn::{
-    kernels::ModelBackend,
-    lora::{Adapter, LoraLinear, linear::frozen},
+    kernels::{ModelBackend, Weight},
+    lora::{
+        Adapter, LoraLinear,
+        linear::{LinearWeight, frozen},
+    },
     params::{BaseWeight, Init, ParamId, TrainableLayout},
     pulse,
 };
@@ -18,12 +21,21 @@ use coxswain_nn::{
 /// whole model there.
 const IN_FLIGHT: usize = 256 << 20;
 
+/// Whether a model on this backend can keep its weights so.
+pub fn check_dtype<B: ModelBackend>(dtype: FrozenDtype) -> Result<(), ModelError> {
+    match dtype.packing() {
+        _ if B::ON_HOST && dtype == FrozenDtype::Float16 => Err(ModelError::Float16OnHost),
+        Some(packing) if !B::ON_HOST => Err(ModelError::QuantizedOnDevice(packing.name())),
+        _ => Ok(()),
+    }
+}
+
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
     /// Where weights come from.
     pub checkpoint: &'a Arc<Checkpoint>,
     /// How matrices are kept.
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
     /// Whether repeated blocks are left in their files, to be read when they run.
     pub streamed: bool,
     /// What of it trains.
@@ -46,12 +58,20 @@ impl<B: ModelBackend> Loader<'_, B> {
     ) -> Result<LoraLinear<B>, ModelError> {
         let [weight, bias_name] = ["weight", "bias"].map(|tensor| format!("{module}.{tensor}"));
         let weight_oi = match self.trained(&weight, &[outputs, inputs]) {
-            Some(id) => BaseWeight::Trained(id),
-            None => self.matrix(&weight, [outputs, inputs])?.into(),
+            Some(id) => LinearWeight::Trained(id),
+            None => LinearWeight::Frozen(self.frozen_linear(module, &weight, [outputs, inputs])?),
         };
         let bias_o = bias.then(|| self.gain(&bias_name, outputs)).transpose()?;
         let adapter = self.adapter(module, [inputs, outputs]);
         Ok(LoraLinear::new(weight_oi, bias_o, adapter))
+    }
+
+    /// In few bits, if that is how this module's weights are kept.
+    fn frozen_linear(&self, module: &str, weight: &str, shape: [usize; 2]) -> Result<Weight<B>, ModelError> {
+        match self.dtype.packing().filter(|_| packs(module)) {
+            Some(packing) => Ok(self.checkpoint.quantized(weight, shape, packing)?.into()),
+            None => Ok(self.matrix(weight, shape)?.into()),
+        }
     }
 
     /// A bias or a gain, by the tensor's full name.
@@ -85,7 +105,7 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// A matrix, by the tensor's full name.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
-        self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype)?)
+        self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())?)
     }
 
     /// A tensor of any shape in the file, as a matrix with the same elements.
@@ -95,7 +115,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         expected: &[usize],
         shape: [usize; 2],
     ) -> Result<Tensor<B, 2>, ModelError> {
-        self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype)?)
+        self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype.dense())?)
     }
 
     /// A vector that is frozen, by the tensor's full name.

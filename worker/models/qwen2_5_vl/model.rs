@@ -3,14 +3,14 @@
 use std::{path::Path, sync::Arc};
 
 use burn::tensor::Tensor;
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::{FrozenDtype, WeightsDtype};
 
 use super::{
     checkpoint::Checkpoint,
     config::QwenConfig,
     embed::Embedding,
     error::{ModelError, TokenError},
-    loader::Loader,
+    loader::{Loader, check_dtype},
     prompts::Rows,
     rope::RopeIndex,
     text::TextModel,
@@ -18,7 +18,7 @@ use super::{
     vision::VisionTower,
 };
 use coxswain_nn::{
-    kernels::{ModelBackend, Tape, flat::Lookups, precision},
+    kernels::{ModelBackend, Tape, Weight, flat::Lookups, precision},
     lora::{Adapter, LoraLinear},
     params::{GradientSums, ParamId, ParamScope, TrainableLayout, Trainables},
 };
@@ -27,7 +27,7 @@ use coxswain_nn::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// How matrices are kept in memory.
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
     /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the
     /// embedding table.
     pub head: bool,
@@ -35,10 +35,16 @@ pub struct LoadOptions {
     pub streamed: bool,
 }
 
-impl From<WeightsDtype> for LoadOptions {
+impl From<FrozenDtype> for LoadOptions {
     /// Without the head, which the action loss does not need; everything held in memory.
-    fn from(dtype: WeightsDtype) -> Self {
+    fn from(dtype: FrozenDtype) -> Self {
         Self { dtype, head: false, streamed: false }
+    }
+}
+
+impl From<WeightsDtype> for LoadOptions {
+    fn from(dtype: WeightsDtype) -> Self {
+        FrozenDtype::from(dtype).into()
     }
 }
 
@@ -69,10 +75,8 @@ impl<B: ModelBackend> QwenVl<B> {
         let LoadOptions { dtype, streamed, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         if B::VALUES {
-            if B::ON_HOST && dtype == WeightsDtype::Float16 {
-                return Err(ModelError::Float16OnHost);
-            }
-            precision::follow(dtype);
+            check_dtype::<B>(dtype)?;
+            precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
@@ -135,7 +139,11 @@ impl<B: ModelBackend> QwenVl<B> {
 
     /// The head's weight, `[vocab, d]`; none if the model was loaded without its head.
     pub fn head_weight<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Option<Tensor<T, 2>> {
-        self.head.as_ref().map(|head| head.weight_on_tape(params))
+        match self.head.as_ref()?.weight_on_tape(params) {
+            Weight::Dense(weight_vd) => Some(weight_vd),
+            // A head is never quantized.
+            Weight::Quantized(_) => None,
+        }
     }
 
     /// The parameter that the head's weight is, if it trains.

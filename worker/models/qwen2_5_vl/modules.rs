@@ -1,6 +1,9 @@
 //! The model's modules by the paths that Transformers 5 and PEFT give them, known from sizes alone.
 
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::{
+    dtypes::{FrozenDtype, WeightsDtype},
+    kernels::quantized::QuantizedMatrix,
+};
 
 use super::config::QwenConfig;
 use coxswain_nn::lora::{Module, ModuleKind};
@@ -24,6 +27,15 @@ pub struct FrozenTensor {
     pub elements: usize,
     /// Matrices are kept in `model.weights_dtype`; biases and gains are always float32.
     pub is_matrix: bool,
+    /// Outputs and inputs of a linear layer that is quantized where that is asked for.
+    pub packs: Option<[usize; 2]>,
+}
+
+/// Whether the weight of this linear layer is quantized where that is asked for: the language model's, not
+/// the vision tower's and not a head. bitsandbytes leaves out what a user names; these are what is commonly
+/// named.
+pub fn packs(module: &str) -> bool {
+    !of_vision(module) && module != "lm_head"
 }
 
 impl FrozenTensor {
@@ -40,9 +52,18 @@ impl FrozenTensor {
     }
 
     /// Bytes of its elements where matrices are kept as `dtype`.
-    pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
-        let kept = if self.is_matrix { dtype } else { WeightsDtype::Float32 };
-        kept.bytes() * self.elements as u64
+    pub fn kept_bytes(&self, dtype: FrozenDtype) -> u64 {
+        self.packed_bytes(dtype).unwrap_or_else(|| self.dense_dtype(dtype).bytes() * self.elements as u64)
+    }
+
+    /// The same, if it is quantized then.
+    pub fn packed_bytes(&self, dtype: FrozenDtype) -> Option<u64> {
+        Some(QuantizedMatrix::bytes(dtype.packing()?, self.packs?))
+    }
+
+    /// Its type, unless it is quantized then.
+    pub fn dense_dtype(&self, dtype: FrozenDtype) -> WeightsDtype {
+        if self.is_matrix { dtype.dense() } else { WeightsDtype::Float32 }
     }
 }
 
@@ -107,26 +128,28 @@ impl FrozenBytes {
 pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
     let (vision, text) = (&config.vision, &config.text);
     let mut tensors = Vec::new();
-    let mut add =
-        |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
+    let mut add = |name: String, elements, is_matrix, packs| {
+        tensors.push(FrozenTensor { name, elements, is_matrix, packs })
+    };
     for Module { name, kind, .. } in modules(config) {
         match kind {
             ModuleKind::Linear { head: true, .. } => {}
             ModuleKind::Linear { inputs, outputs, .. } => {
-                add(format!("{name}.weight"), inputs * outputs, true);
+                let packs = packs(&name).then_some([outputs, inputs]);
+                add(format!("{name}.weight"), inputs * outputs, true, packs);
                 if has_bias(&name) {
-                    add(format!("{name}.bias"), outputs, false);
+                    add(format!("{name}.bias"), outputs, false, None);
                 }
             }
             ModuleKind::Convolution => {
-                add(format!("{name}.weight"), vision.hidden_size * vision.patch_values(), true);
+                add(format!("{name}.weight"), vision.hidden_size * vision.patch_values(), true, None);
             }
             ModuleKind::Embedding { .. } => {
-                add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true);
+                add(format!("{name}.weight"), text.vocab_size * text.hidden_size, true, None);
             }
             ModuleKind::Norm => {
                 let width = if of_vision(&name) { vision.hidden_size } else { text.hidden_size };
-                add(format!("{name}.weight"), width, false);
+                add(format!("{name}.weight"), width, false, None);
             }
             ModuleKind::Other => {}
         }
@@ -137,7 +160,7 @@ pub fn frozen_tensors(config: &QwenConfig) -> Vec<FrozenTensor> {
 /// The LM head's weight, where it is not the embedding table: for tasks that ask for logits.
 pub fn head_tensor(config: &QwenConfig) -> Option<FrozenTensor> {
     let elements = config.text.hidden_size * config.text.vocab_size;
-    let head = FrozenTensor { name: "lm_head.weight".into(), elements, is_matrix: true };
+    let head = FrozenTensor { name: "lm_head.weight".into(), elements, is_matrix: true, packs: None };
     (!config.tie_word_embeddings).then_some(head)
 }
 
@@ -152,13 +175,16 @@ pub struct FrozenPart {
     pub elements: usize,
     /// Bytes in memory; of what is streamed as many as are there at once.
     pub bytes: u64,
+    /// How its linear layers are kept, as run files spell it.
+    pub dtype: &'static str,
 }
 
 /// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, if
 /// any are.
-pub fn frozen_parts(tensors: &[FrozenTensor], dtype: WeightsDtype, streamed: bool) -> Vec<FrozenPart> {
-    let mut parts =
-        ["vision", "language", "streamed"].map(|name| FrozenPart { name, ..FrozenPart::default() });
+pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, streamed: bool) -> Vec<FrozenPart> {
+    let dense = dtype.dense().name();
+    let mut parts = [("vision", dense), ("language", dtype.name()), ("streamed", dense)]
+        .map(|(name, dtype)| FrozenPart { name, dtype, ..FrozenPart::default() });
     for tensor in tensors {
         let part = match tensor.block() {
             Some(_) if streamed => 2,

@@ -93,16 +93,19 @@ impl Stored for InFile<'_> {
     }
 }
 
+/// Elements of type `source` in float32.
+pub fn widened<S: Stored>(stored: &S, source: Dtype) -> Result<Vec<f32>, S::Fault> {
+    match source {
+        Dtype::F32 => stored.convert(f32::from_le_bytes),
+        Dtype::BF16 => stored.convert(|le| bf16::from_le_bytes(le).to_f32()),
+        _ => stored.convert(|le| f16::from_le_bytes(le).to_f32()),
+    }
+}
+
 /// Elements of type `source` as `wanted`, rounded to nearest even; what is beyond float16 becomes infinite.
 pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> Result<Bytes, S::Fault> {
     Ok(match (wanted, source) {
-        (WeightsDtype::Float32, Dtype::F32) => Bytes::from_elems(stored.convert(f32::from_le_bytes)?),
-        (WeightsDtype::Float32, Dtype::BF16) => {
-            Bytes::from_elems(stored.convert(|le| bf16::from_le_bytes(le).to_f32())?)
-        }
-        (WeightsDtype::Float32, _) => {
-            Bytes::from_elems(stored.convert(|le| f16::from_le_bytes(le).to_f32())?)
-        }
+        (WeightsDtype::Float32, _) => Bytes::from_elems(widened(stored, source)?),
         (WeightsDtype::Bfloat16, Dtype::F32) => {
             Bytes::from_elems(stored.convert(|le| bf16::from_f32(f32::from_le_bytes(le)))?)
         }

@@ -1,12 +1,12 @@
 //! What a run file says of the model: the section `model`.
 
 use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
+    dtypes::{ActivationsDtype, FrozenDtype},
     lora::check_train,
 };
 use coxswain_proto::{
     config::Findings,
-    run_spec::{Offload, Recompute, RunSpec},
+    run_spec::{DeviceChoice, Offload, Recompute, RunSpec},
 };
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct Model {
     pub path: String,
     /// How frozen weights are kept in memory.
     #[serde(default)]
-    pub weights_dtype: WeightsDtype,
+    pub weights_dtype: FrozenDtype,
     /// How precise the values are that blocks hand to each other, and that layer recompute keeps for the
     /// backward pass.
     #[serde(default)]
@@ -31,8 +31,26 @@ pub struct Model {
 
 impl Model {
     /// Its rules.
-    pub fn check(&self, f: &mut Findings) {
+    pub fn check(&self, spec: &RunSpec, f: &mut Findings) {
         f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL checkpoint");
+        f.require(
+            spec.memory.offload != Offload::Layers || self.weights_dtype.packing().is_none(),
+            "memory.offload",
+            format_args!(
+                "is `layers`, and `model.weights_dtype: {}` would quantize every block whenever it is read",
+                self.weights_dtype.name()
+            ),
+            "set `memory.offload: none`, or `model.weights_dtype: bfloat16`",
+        );
+        f.require(
+            spec.launch.device != DeviceChoice::Cuda || self.weights_dtype.packing().is_none(),
+            "model.weights_dtype",
+            format_args!(
+                "is `{}`, which is for CPUs, and `launch.device` is `cuda`",
+                self.weights_dtype.name()
+            ),
+            "set `model.weights_dtype: bfloat16`, or `launch.device: cpu`",
+        );
         check_train(&self.train, f);
     }
 }

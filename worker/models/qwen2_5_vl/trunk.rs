@@ -49,7 +49,7 @@ impl<B: Tape<Base = B>> VisionTrunk<B> {
         let checkpoint = &Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         let LoadOptions { dtype, streamed, .. } = options;
         if B::VALUES {
-            precision::follow(dtype);
+            precision::follow(dtype.dense());
         }
         let (layout, trains) = (&mut TrainableLayout::default(), Trains::default());
         let in_flight = Cell::default();

@@ -4,13 +4,18 @@ use std::{cell::Cell, path::Path, sync::Arc};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use coxswain_nn::{
-    dtypes::WeightsDtype,
+    dtypes::FrozenDtype,
     kernels::{ModelBackend, Tape, precision},
     params::{BaseWeight, ParamId, ParamScope, TrainableLayout, Trainables},
 };
 
 use super::{block::T5Block, buckets::Buckets, config::T5Config, context::PositionBias, modules::bias_table};
-use crate::qwen2_5_vl::{Trains, checkpoint::Checkpoint, error::ModelError, loader::Loader};
+use crate::qwen2_5_vl::{
+    Trains,
+    checkpoint::Checkpoint,
+    error::ModelError,
+    loader::{Loader, check_dtype},
+};
 
 /// Encoder or decoder.
 pub struct T5Stack<B: ModelBackend> {
@@ -83,18 +88,16 @@ impl<B: Tape<Base = B>> T5<B> {
     /// of modules.
     pub fn load(
         dir: &Path,
-        dtype: WeightsDtype,
+        dtype: impl Into<FrozenDtype>,
         trains: Trains<'_>,
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let config = T5Config::read(dir)?;
+        let (dtype, config) = (dtype.into(), T5Config::read(dir)?);
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         if B::VALUES {
-            if B::ON_HOST && dtype == WeightsDtype::Float16 {
-                return Err(ModelError::Float16OnHost);
-            }
-            precision::follow(dtype);
+            check_dtype::<B>(dtype)?;
+            precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight) = (&checkpoint, Cell::default());
         let mut loader = Loader { checkpoint, dtype, streamed: false, trains, layout, device, in_flight };

@@ -21,24 +21,25 @@ pub fn modules(config: &T5Config) -> Vec<Module> {
 /// All tensors of the checkpoint that training loads, in the order of modules, as if none trained.
 pub fn tensors(config: &T5Config) -> Vec<FrozenTensor> {
     let mut tensors = Vec::new();
-    let mut add =
-        |name: String, elements, is_matrix| tensors.push(FrozenTensor { name, elements, is_matrix });
+    let mut add = |name: String, elements, is_matrix, packs| {
+        tensors.push(FrozenTensor { name, elements, is_matrix, packs })
+    };
     let table = config.vocab_size * config.d_model;
-    add(config.table.clone(), table, true);
+    add(config.table.clone(), table, true, None);
     for stack in ["encoder", "decoder"] {
-        add(bias_table(stack), config.buckets[0] * config.heads, false);
+        add(bias_table(stack), config.buckets[0] * config.heads, false, None);
     }
     for Module { name, kind, .. } in modules(config) {
         match kind {
             ModuleKind::Linear { head: true, .. } => {}
             ModuleKind::Linear { inputs, outputs, .. } => {
-                add(format!("{name}.weight"), inputs * outputs, true);
+                add(format!("{name}.weight"), inputs * outputs, true, Some([outputs, inputs]));
             }
-            ModuleKind::Norm => add(format!("{name}.weight"), config.d_model, false),
+            ModuleKind::Norm => add(format!("{name}.weight"), config.d_model, false, None),
             ModuleKind::Embedding { .. } | ModuleKind::Convolution | ModuleKind::Other => {}
         }
     }
-    config.head.iter().for_each(|head| add(head.clone(), table, true));
+    config.head.iter().for_each(|head| add(head.clone(), table, true, None));
     tensors
 }
 

@@ -126,6 +126,6 @@ impl Dense {
     fn adapted<T: Tape>(&self, params: &ParamScope<'_, T>, adapter: &Adapter) -> NotedLinear<T> {
         let bias_o = self.bias.map(|bias| params.get::<1>(bias));
         let update = Some(adapter.update(params));
-        NotedLinear::from(LinearLayer { w_oi: params.get::<2>(self.weight), bias_o, update })
+        NotedLinear::from(LinearLayer { w_oi: params.get::<2>(self.weight).into(), bias_o, update })
     }
 }

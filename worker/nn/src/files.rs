@@ -91,15 +91,18 @@ pub fn write_tensors(
         let view = TensorView::new(Dtype::F32, param.shape.clone(), values);
         (param.name.clone(), view.expect("shape and values come from one layout"))
     });
-    write_views(path, views)
+    write_views(path, views, None)
 }
 
-/// Writes tensors as a safetensors file, without a copy of them.
+/// Writes tensors as a safetensors file, without a copy of them; `note` is a key and its value among the
+/// file's metadata.
 pub(crate) fn write_views<'a>(
     path: &Path,
     views: impl Iterator<Item = (String, TensorView<'a>)>,
+    note: Option<(&str, &str)>,
 ) -> io::Result<()> {
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    let metadata = [("format", "pt")].into_iter().chain(note);
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
         // As the system said it: of a full disk there is something to say.
         SafeTensorError::IoError(source) => source,

@@ -129,7 +129,7 @@ fn one_each<B: ModelBackend>(
         let found = B::cross_entropy(logits_cv, targets, gradient);
         rows.extend(found.rows);
         let Some(dlogits_cv) = found.dlogits_nv.map(scaled) else { continue };
-        let saved = LowRankSaved { x_ni: hidden_cd, down_nr, w_oi: w_vd.clone(), update };
+        let saved = LowRankSaved { x_ni: hidden_cd, down_nr, w_oi: w_vd.clone().into(), update };
         let found = B::lora_linear_backward(saved, dlogits_cv, true);
         gradients.extend(found.dx_ni);
         dupdate = Some(match dupdate {

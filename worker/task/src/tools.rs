@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 
 /// One forward pass from file to file: what to read, and where to write.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub struct ForwardJob<'a> {
     /// File of the results.
     pub out: &'a Path,
     /// How the model's matrices are kept.
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
 }
 
 /// A checkpoint with random weights and the shapes of another one.

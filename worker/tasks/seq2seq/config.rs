@@ -161,7 +161,7 @@ impl TaskSettings for Seq2SeqSettings {
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
-        self.model.check(f);
+        self.model.check(spec, f);
         if let Some(lora) = &self.lora {
             lora.check(f);
             f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");

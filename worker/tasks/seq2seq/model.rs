@@ -150,7 +150,12 @@ pub(super) fn tuned(settings: &Seq2SeqSettings) -> Result<Tuned, ModelError> {
 pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let Seq2SeqSettings { model, lora, .. } = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
     let modules = || modules_of(&model).map_err(TaskError::bad_input);
-    let here = Tuning { modules: &modules, lora: &|_| Ok(lora.clone()), train: &model.train };
+    let here = Tuning {
+        modules: &modules,
+        lora: &|_| Ok(lora.clone()),
+        train: &model.train,
+        weights: model.weights_dtype,
+    };
     pretrained::read(path, &[pretrained::BASE.path], &here)
 }
 

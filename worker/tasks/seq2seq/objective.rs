@@ -144,7 +144,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
                 tensors: of.len(),
                 parameters: of.iter().map(|tensor| tensor.elements).sum(),
                 trains: false,
-                dtype: dtype.name(),
+                dtype: if stack.ends_with("coder") { dtype.name() } else { dtype.dense().name() },
                 bytes: of.iter().map(|tensor| tensor.kept_bytes(dtype)).sum(),
             }
         });
@@ -175,7 +175,9 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
         let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on pairs of texts.");
         let config = self.model.config();
         let tied = config.head.is_none().then_some(config.table.as_str());
-        let origin = AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied };
+        let trained_above = Some(self.settings.model.weights_dtype);
+        let origin =
+            AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied, trained_above };
         pretrained::leave(dir, self.model.lora(), layout, values, &origin)
     }
 }

@@ -11,7 +11,7 @@ use coxswain_models::{
     qwen2_5_vl::forward::Job,
     t5::{T5Config, forward},
 };
-use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
+use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
     Built, Float16, ForwardJob, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn,
@@ -81,7 +81,7 @@ impl Task for Seq2Seq {
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
         let dtype = Seq2SeqSettings::of(spec).ok()?.model.weights_dtype;
-        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
+        (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {

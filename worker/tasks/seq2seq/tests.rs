@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::backend::Flex;
 use coxswain_data::DataError;
 use coxswain_nn::{
-    dtypes::WeightsDtype,
+    dtypes::FrozenDtype,
     params::{FlatGrads, Group, Trainables},
 };
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
@@ -347,7 +347,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
         adapter: None,
         inputs: &sample,
         out: &out,
-        dtype: WeightsDtype::Float32,
+        dtype: FrozenDtype::Float32,
     };
     TaskOn::<Flex>::forward(&Seq2Seq, &job, &Default::default()).expect("a T5").expect("sound");
     let loss = coxswain_nn::files::read_tensors(&out).expect("it was written");

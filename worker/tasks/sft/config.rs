@@ -119,7 +119,7 @@ impl TaskSettings for SftSettings {
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
-        self.model.check(f);
+        self.model.check(spec, f);
         if let Some(lora) = &self.lora {
             lora.check(f);
         }

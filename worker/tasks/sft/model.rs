@@ -206,7 +206,12 @@ pub(super) fn tuned(settings: &SftSettings) -> Result<Tuned, ModelError> {
 pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
     let modules = || modules_of(&model).map_err(TaskError::bad_input);
-    let here = Tuning { modules: &modules, lora: &|_| Ok(lora.clone()), train: &model.train };
+    let here = Tuning {
+        modules: &modules,
+        lora: &|_| Ok(lora.clone()),
+        train: &model.train,
+        weights: model.weights_dtype,
+    };
     pretrained::read(path, &[pretrained::BASE.path], &here)
 }
 

@@ -94,8 +94,8 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
         tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
         let frozen = frozen_parts(&tensors, dtype, self.model.streamed()).into_iter().map(|part| {
-            let FrozenPart { name, tensors, elements: parameters, bytes } = part;
-            Module { module: name.into(), tensors, parameters, trains: false, dtype: dtype.name(), bytes }
+            let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
+            Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
         });
         frozen.chain(pretrained::trained_rows(layout, &PARTS, part_of)).collect()
     }
@@ -122,7 +122,8 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         let base_model = &self.settings.model.path;
         let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on chats.");
         let tied = tied_to_head(self.model.config());
-        let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
+        let trained_above = Some(self.settings.model.weights_dtype);
+        let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied, trained_above };
         pretrained::leave(dir, self.model.lora(), layout, values, &origin)
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use coxswain_data::DataError;
-use coxswain_nn::{dtypes::WeightsDtype, files::StoredTensor, kernels::Tape, params::Group};
+use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec},
@@ -80,7 +80,7 @@ impl Task for Sft {
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
         let dtype = SftSettings::of(spec).ok()?.model.weights_dtype;
-        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
+        (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {

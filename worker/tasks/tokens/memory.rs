@@ -10,7 +10,7 @@ use coxswain_models::qwen2_5_vl::{
     settings::Model,
 };
 use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
+    dtypes::{ActivationsDtype, FrozenDtype},
     next_token::chunk_rows,
     params::{Group, TrainableLayout},
 };
@@ -135,7 +135,7 @@ impl TokenRun<'_> {
         model: fn(&mut S) -> &mut Model,
     ) -> Savings<'s> {
         let mut savings = Savings::of(subject, ask);
-        let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = WeightsDtype::Bfloat16);
+        let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = FrozenDtype::Bfloat16);
         let setting = "model.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);
         savings.add_recompute("runs blocks again in the backward pass");
@@ -184,7 +184,7 @@ pub fn frugal(model: &Model) -> Vec<String> {
     if model.activations_dtype == ActivationsDtype::Float32 {
         settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
     }
-    if model.weights_dtype == WeightsDtype::Float32 {
+    if model.weights_dtype == FrozenDtype::Float32 {
         settings.push("model.weights_dtype: bfloat16".into());
     }
     settings

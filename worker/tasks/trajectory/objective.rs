@@ -110,7 +110,7 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
             parameters: frozen.iter().map(|tensor| tensor.elements).sum(),
             trains: false,
             dtype,
-            bytes: frozen.iter().map(|tensor| tensor.kept_bytes(settings.weights_dtype)).sum(),
+            bytes: frozen.iter().map(|tensor| tensor.kept_bytes(settings.weights_dtype.into())).sum(),
         };
         let row = |group: Group, trains| {
             let of = if trains { layout.params() } else { layout.constants() };
@@ -155,8 +155,13 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
         replace(&path, |path| std::fs::write(path, &text)).map_err(|error| unwritten(&path, error))?;
         let mut written = vec![WEIGHTS, DESCRIPTION];
         if let Some(plan) = &self.model.plan {
-            let origin =
-                AdapterOrigin { base_model: WEIGHTS.path, task_type: None, readme: README, tied: None };
+            let origin = AdapterOrigin {
+                base_model: WEIGHTS.path,
+                task_type: None,
+                readme: README,
+                tied: None,
+                trained_above: None,
+            };
             write_adapter(&dir.join("adapter"), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);

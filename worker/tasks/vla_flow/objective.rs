@@ -200,7 +200,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
             let base_model = &self.settings.model.path;
             let tied = tied_to_head(&self.policy.model().config);
             let readme = readme(base_model, MODEL_CLASS, TRAINED);
-            let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied };
+            let trained_above = Some(self.settings.model.weights_dtype);
+            let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied, trained_above };
             write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
                 .map_err(|error: LoraError| TaskError::io(error))?;
             written.extend(ADAPTER);

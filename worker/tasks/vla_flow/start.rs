@@ -32,7 +32,8 @@ pub fn read(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError>
         let config = QwenConfig::read(&config).map_err(TaskError::bad_input)?;
         Ok(modules(&config))
     };
-    let here = Tuning { modules: &modules, lora: &lora, train: &vla.model.train };
+    let weights = vla.model.weights_dtype;
+    let here = Tuning { modules: &modules, lora: &lora, train: &vla.model.train, weights };
     pretrained::read(path, &RESULTS, &here)
 }
 

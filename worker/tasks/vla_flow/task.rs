@@ -15,7 +15,7 @@ use coxswain_models::{
     t5::T5Config,
 };
 use coxswain_nn::{
-    dtypes::{ActivationsDtype, WeightsDtype},
+    dtypes::{ActivationsDtype, FrozenDtype, WeightsDtype},
     files::StoredTensor,
     kernels::Tape,
     params::Group,
@@ -72,7 +72,7 @@ impl Task for VlaFlow {
         if vla.model.activations_dtype == ActivationsDtype::Float32 {
             settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
         }
-        if vla.model.weights_dtype == WeightsDtype::Float32 {
+        if vla.model.weights_dtype == FrozenDtype::Float32 {
             settings.push("model.weights_dtype: bfloat16".into());
         }
         if spec.memory.offload != Offload::Layers {
@@ -137,7 +137,7 @@ impl Task for VlaFlow {
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
         let dtype = VlaSettings::of(spec).ok()?.model.weights_dtype;
-        (dtype == WeightsDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
+        (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {

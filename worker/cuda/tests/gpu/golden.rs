@@ -2,7 +2,7 @@
 
 use coxswain_cuda::NVIDIA;
 use coxswain_integration_tests::golden::{CASES, Computer, IN_BFLOAT16, Tolerance, hold};
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_worker::device::Device;
 
 use crate::gpus;
@@ -11,7 +11,7 @@ const FLOAT32: Tolerance = Tolerance { values: 1e-3, gradients: 1e-3 };
 
 fn in_float32(device: Device) {
     for case in CASES {
-        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Float32 }, FLOAT32);
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: FrozenDtype::Float32 }, FLOAT32);
     }
 }
 
@@ -20,7 +20,7 @@ fn in_float32(device: Device) {
 fn in_bfloat16(device: Device) {
     for case in IN_BFLOAT16 {
         let tolerance = Tolerance { values: 2e-2, ..Tolerance::of_autocast(case) };
-        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 }, tolerance);
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: FrozenDtype::Bfloat16 }, tolerance);
     }
 }
 
@@ -30,7 +30,7 @@ fn in_float16(device: Device) {
     for case in IN_BFLOAT16 {
         let Tolerance { gradients, .. } = Tolerance::of_autocast(case);
         let tolerance = Tolerance { values: 5e-3, gradients: gradients / 4.0 };
-        hold(case, Computer { device, accelerator: &NVIDIA, dtype: WeightsDtype::Float16 }, tolerance);
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype: FrozenDtype::Float16 }, tolerance);
     }
 }
 
@@ -39,7 +39,7 @@ fn the_cpu_gives_the_fixtures_within_a_gpus_tolerances() {
     in_float32(Device::Cpu);
     // They are bfloat16 in the file, and a CPU computes in float32 with them.
     for case in IN_BFLOAT16 {
-        let computer = Computer { device: Device::Cpu, accelerator: &NVIDIA, dtype: WeightsDtype::Bfloat16 };
+        let computer = Computer { device: Device::Cpu, accelerator: &NVIDIA, dtype: FrozenDtype::Bfloat16 };
         hold(case, computer, FLOAT32);
     }
 }

@@ -215,7 +215,7 @@ fn wanted<B: ModelBackend>(loader: &Loader<'_, B>, manifest: &Manifest) -> Resul
     }
     for linear in &manifest.linears {
         let [inputs, outputs] = linear.features;
-        find(&format!("{}.weight", linear.module), &[outputs, inputs], loader.dtype)?;
+        find(&format!("{}.weight", linear.module), &[outputs, inputs], loader.dtype.dense())?;
         if linear.bias {
             find(&format!("{}.bias", linear.module), &[outputs], WeightsDtype::Float32)?;
         }

@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps,
+    ModelBackend, Residual, RowOps, Weight,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -215,30 +215,31 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
 impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
-        let (x, w, bias) = (tracked(x_ni), tracked(w_oi), bias_o.map(tracked));
-        let y_no = <B as LinearOps>::linear(plain(&x), plain(&w), bias.as_ref().map(plain));
-        linear_node(x, w, bias, y_no)
+        let (x, w_oi, bias) = (tracked(x_ni), w_oi.into(), bias_o.map(tracked));
+        let y_no = <B as LinearOps>::linear(plain(&x), w_oi.clone().inner(), bias.as_ref().map(plain));
+        linear_node(x, w_oi, bias, y_no)
     }
 
     fn linear_cached(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         y_no: Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
-        linear_node(tracked(x_ni), tracked(w_oi), bias_o.map(tracked), y_no.inner())
+        linear_node(tracked(x_ni), w_oi.into(), bias_o.map(tracked), y_no.inner())
     }
 
     fn lora_linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
-        if is_tracked(&w_oi) || bias_o.as_ref().is_some_and(is_tracked) {
+        let w_oi = w_oi.into();
+        if w_oi.is_tracked() || bias_o.as_ref().is_some_and(is_tracked) {
             // Rare: the weight trains beside its update.
             let read_ni = update.input(x_ni.clone());
             let down_nr = <Self as LinearOps>::linear(read_ni, update.a_ri, None) * update.scale;
@@ -254,12 +255,13 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
 
     fn lora_linear_cached(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         update: LowRank<Self>,
         (y_no, down_nr): (Tensor<Self, 2>, Tensor<Self, 2>),
     ) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into();
         assert!(
-            !is_tracked(&w_oi),
+            !w_oi.is_tracked(),
             "a weight that trains beside its update has no value known from elsewhere"
         );
         let inputs = [tracked(x_ni), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
@@ -269,7 +271,7 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn lora_linear_residual(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
@@ -279,7 +281,7 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn linears(x_ni: Tensor<Self, 2>, layers: Vec<LinearLayer<Self>>) -> Vec<Tensor<Self, 2>> {
         let trains_beside = |layer: &LinearLayer<Self>| {
             layer.update.is_some()
-                && (is_tracked(&layer.w_oi) || layer.bias_o.as_ref().is_some_and(is_tracked))
+                && (layer.w_oi.is_tracked() || layer.bias_o.as_ref().is_some_and(is_tracked))
         };
         if layers.iter().any(trains_beside) {
             let each = layers.into_iter().map(|LinearLayer { w_oi, bias_o, update }| match update {
@@ -302,7 +304,7 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
                     let inputs = [x.clone(), tracked(update.a_ri.clone()), tracked(update.b_or.clone())];
                     lora_linear_node(inputs, w_oi.inner(), inner(update), y_no, down_nr)
                 }
-                _ => linear_node(x.clone(), tracked(w_oi), bias_o.map(tracked), y_no),
+                _ => linear_node(x.clone(), w_oi, bias_o.map(tracked), y_no),
             }
         });
         nodes.collect()
@@ -314,6 +316,20 @@ impl<B: ModelBackend> FlatOps for Autodiff<B> {
 }
 
 impl<B: ModelBackend> ModelBackend for Autodiff<B> {}
+
+impl<B: ModelBackend> Weight<Autodiff<B>> {
+    /// Without its graph.
+    fn inner(self) -> Weight<B> {
+        match self {
+            Self::Dense(w_oi) => Weight::Dense(w_oi.inner()),
+            Self::Quantized(matrix) => Weight::Quantized(matrix),
+        }
+    }
+
+    fn is_tracked(&self) -> bool {
+        matches!(self, Self::Dense(w_oi) if is_tracked(w_oi))
+    }
+}
 
 /// An update without its graph.
 fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {

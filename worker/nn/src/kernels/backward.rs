@@ -92,7 +92,10 @@ pub fn lora_linear<B: Backend>(
     dy_no: Tensor<B, 2>,
     wants_dx: bool,
 ) -> LowRankGradients<B> {
-    let dense_ni = wants_dx.then(|| linear_input(dy_no.clone(), saved.w_oi.clone()));
+    let dense_ni = wants_dx.then(|| {
+        let w_oi = saved.w_oi.clone().into_tensor(&dy_no.device());
+        linear_input(dy_no.clone(), w_oi)
+    });
     low_rank(saved, dy_no, wants_dx).beside(dense_ni)
 }
 

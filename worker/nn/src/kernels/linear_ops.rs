@@ -8,6 +8,7 @@ use super::{
     operands::{GradientSlot, LinearLayer, LowRank, LowRankGradients, LowRankSaved, Residual},
     reference,
     row_ops::RowOps,
+    weight::Weight,
 };
 
 /// How a backend multiplies. What a product is added to may be rounded on the way: that is of the rows.
@@ -19,18 +20,20 @@ pub trait LinearOps: RowOps {
     }
 
     /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`;
-    /// returns `[n, o]`. `w` may be bf16 under an f32 `x`; the product is f32. Gradients reach every argument
-    /// that is tracked.
+    /// returns `[n, o]`. `w` may be bf16, or of few bits, under an f32 `x`; the product is f32. Gradients reach
+    /// every argument that is tracked.
     fn linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into().into_tensor(&x_ni.device());
         reference::linear(x_ni, w_oi, bias_o)
     }
 
     /// `dy w`: the gradient of `x` under [`linear`](Self::linear), in the type of `dy`.
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into().into_tensor(&dy_no.device());
         backward::linear_input(dy_no, w_oi)
     }
 
@@ -52,7 +55,7 @@ pub trait LinearOps: RowOps {
     /// o]`. Gradients reach `x`, `a` and `b`; `w` and `bias` as in `linear`.
     fn lora_linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
@@ -84,7 +87,7 @@ pub trait LinearOps: RowOps {
     fn linear_residual(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         residual.plus(<Self as LinearOps>::linear(x_ni, w_oi, bias_o))
@@ -94,7 +97,7 @@ pub trait LinearOps: RowOps {
     fn lora_linear_residual(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: LowRank<Self>,
     ) -> Tensor<Self, 2> {
@@ -105,7 +108,7 @@ pub trait LinearOps: RowOps {
     /// node is the same.
     fn linear_cached(
         _x_ni: Tensor<Self, 2>,
-        _w_oi: Tensor<Self, 2>,
+        _w_oi: impl Into<Weight<Self>>,
         _bias_o: Option<Tensor<Self, 1>>,
         y_no: Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
@@ -116,7 +119,7 @@ pub trait LinearOps: RowOps {
     /// [`lora_linear_saving`](Self::lora_linear_saving) returned.
     fn lora_linear_cached(
         _x_ni: Tensor<Self, 2>,
-        _w_oi: Tensor<Self, 2>,
+        _w_oi: impl Into<Weight<Self>>,
         _update: LowRank<Self>,
         known: (Tensor<Self, 2>, Tensor<Self, 2>),
     ) -> Tensor<Self, 2> {
@@ -126,7 +129,7 @@ pub trait LinearOps: RowOps {
     /// [`lora_linear`](Self::lora_linear), and `scale * x a^T`.
     fn lora_linear_saving(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
@@ -138,7 +141,7 @@ pub trait LinearOps: RowOps {
     fn lora_linear_residual_saving(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {

@@ -25,12 +25,14 @@ mod linear_ops;
 mod operands;
 pub mod pool;
 pub mod precision;
+pub mod quantized;
 pub mod reference;
 mod row_ops;
 pub mod sizes;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 pub use self::{
     attention_ops::AttentionOps,
@@ -46,4 +48,5 @@ pub use self::{
     },
     row_ops::RowOps,
     tape::Tape,
+    weight::Weight,
 };

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Tensor, backend::Backend};
 
-use super::dropout::Dropout;
+use super::{Weight, dropout::Dropout};
 
 /// Which keys a query may attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub struct AttentionSaved<B: Backend> {
 #[derive(Clone, Debug)]
 pub struct LinearLayer<B: Backend> {
     /// Weight, `[o, i]`.
-    pub w_oi: Tensor<B, 2>,
+    pub w_oi: Weight<B>,
     /// Bias, `[o]`.
     pub bias_o: Option<Tensor<B, 1>>,
     /// Low-rank update.
@@ -108,7 +108,7 @@ pub struct LowRankSaved<B: Backend> {
     /// `scale * x a^T`, of what was left of `x`.
     pub down_nr: Tensor<B, 2>,
     /// The weight.
-    pub w_oi: Tensor<B, 2>,
+    pub w_oi: Weight<B>,
     /// The update.
     pub update: LowRank<B>,
 }

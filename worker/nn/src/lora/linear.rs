@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::plan::{AdapterSpec, LoraPlan};
 use crate::{
-    kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, dropout::module_word},
+    kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, Weight, dropout::module_word},
     params::{
         BaseWeight, Group, Init, Keep, LinearInputs, NotedLinear, ParamId, ParamScope, TrainableLayout,
     },
@@ -107,9 +107,26 @@ impl Adapter {
     }
 }
 
+/// The weight of such a layer, `[out, in]`: frozen, of few bits or not, or one that trains.
+pub enum LinearWeight<B: ModelBackend> {
+    /// For good.
+    Frozen(Weight<B>),
+    /// It trains.
+    Trained(ParamId),
+}
+
+impl<B: ModelBackend> From<BaseWeight<B, 2>> for LinearWeight<B> {
+    fn from(weight_oi: BaseWeight<B, 2>) -> Self {
+        match weight_oi {
+            BaseWeight::Frozen(weight_oi) => Self::Frozen(weight_oi.into()),
+            BaseWeight::Trained(id) => Self::Trained(id),
+        }
+    }
+}
+
 /// `y = x W^T + b`, plus `s (x A^T) B^T` where the plan has an adapter for it.
 pub struct LoraLinear<B: ModelBackend> {
-    weight_oi: BaseWeight<B, 2>,
+    weight_oi: LinearWeight<B>,
     bias_o: Option<BaseWeight<B, 1>>,
     adapter: Option<Adapter>,
 }
@@ -117,22 +134,32 @@ pub struct LoraLinear<B: ModelBackend> {
 impl<B: ModelBackend> LoraLinear<B> {
     /// A weight `[out, in]` and bias, and the adapter of their module. A weight that trains has none.
     pub fn new(
-        weight_oi: BaseWeight<B, 2>,
+        weight_oi: impl Into<LinearWeight<B>>,
         bias_o: Option<BaseWeight<B, 1>>,
         adapter: Option<Adapter>,
     ) -> Self {
-        debug_assert!(!weight_oi.trains() || adapter.is_none(), "a weight that trains beside its update");
+        let weight_oi = weight_oi.into();
+        debug_assert!(
+            adapter.is_none() || matches!(weight_oi, LinearWeight::Frozen(_)),
+            "a weight that trains beside its update"
+        );
         Self { weight_oi, bias_o, adapter }
     }
 
     /// The weight without its adapter, `[out, in]`.
-    pub fn weight_on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Tensor<T, 2> {
-        self.weight_oi.on_tape(params)
+    pub fn weight_on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Weight<T> {
+        match &self.weight_oi {
+            LinearWeight::Frozen(weight_oi) => weight_oi.lifted(),
+            LinearWeight::Trained(id) => params.get::<2>(*id).into(),
+        }
     }
 
     /// The parameter that the weight is, if it trains.
     pub fn trained_weight(&self) -> Option<ParamId> {
-        self.weight_oi.trained()
+        match self.weight_oi {
+            LinearWeight::Frozen(_) => None,
+            LinearWeight::Trained(id) => Some(id),
+        }
     }
 
     /// Its adapter, if it has one.
@@ -143,15 +170,15 @@ impl<B: ModelBackend> LoraLinear<B> {
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.adapter.is_some()
-            || self.weight_oi.trains()
+            || self.trained_weight().is_some()
             || self.bias_o.as_ref().is_some_and(BaseWeight::trains)
     }
 
     /// What it reads of its input, on a backend that rounds at all: the type of its weight, if that is
     /// narrow and there is nothing beside it.
     pub fn rounds_input(&self) -> Option<DType> {
-        let narrow = self.weight_oi.frozen().map(|weight_oi| weight_oi.dtype());
-        narrow.filter(|dtype| self.adapter.is_none() && *dtype != DType::F32)
+        let LinearWeight::Frozen(weight_oi) = &self.weight_oi else { return None };
+        weight_oi.dtype().filter(|dtype| self.adapter.is_none() && *dtype != DType::F32)
     }
 
     /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may
@@ -187,13 +214,13 @@ impl<B: ModelBackend> LoraLinear<B> {
             if self.adapter.is_some() { T::lift(T::lower(bias_o)) } else { bias_o }
         };
         let layer = LinearLayer {
-            w_oi: self.weight_oi.on_tape(params),
+            w_oi: self.weight_on_tape(params),
             bias_o: self.bias_o.as_ref().map(bias),
             update: self.adapter.map(|adapter| adapter.update(params)),
         };
         let magnitude_o = self.adapter.and_then(|adapter| adapter.magnitude_o);
         let magnitude_o = magnitude_o.map(|id| params.get::<1>(id));
-        NotedLinear { layer, weight: self.weight_oi.trained(), magnitude_o }
+        NotedLinear { layer, weight: self.trained_weight(), magnitude_o }
     }
 }
 

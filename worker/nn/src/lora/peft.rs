@@ -27,6 +27,7 @@ use super::{
     plan::{AdapterSpec, LoraPlan},
 };
 use crate::{
+    dtypes::FrozenDtype,
     files::{self, StoredTensor},
     params::{Group, TrainableLayout},
 };
@@ -34,6 +35,10 @@ use crate::{
 /// File names, as PEFT knows them.
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Under which metadata of the tensors stands how the model's weights were kept while they trained; PEFT
+/// reads none.
+const TRAINED_ABOVE: &str = "base_weights_dtype";
 
 /// PEFT adds the base model's own embedding or head to an adapter that targets them.
 const BASE_COPY: &str = ".base_layer.weight";
@@ -47,6 +52,8 @@ pub struct PeftAdapter {
     path: PathBuf,
     /// By the name that a layout has for them.
     tensors: BTreeMap<String, StoredTensor>,
+    /// As a run file spells it, if its tensors say so.
+    trained_above: Option<String>,
 }
 
 impl PeftAdapter {
@@ -89,7 +96,9 @@ impl PeftAdapter {
             problem: format!("not a valid safetensors file ({error}): truncated or garbled; copy it again"),
         })?;
         let tensors = Weights { path: &path, file, modules }.read(&plan, &saved)?;
-        Ok(Self { plan, saved, path, tensors })
+        let note = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, header)| header.metadata().clone());
+        let trained_above = note.and_then(|mut note| note.remove(TRAINED_ABOVE));
+        Ok(Self { plan, saved, path, tensors, trained_above })
     }
 
     /// Which linears it adapts, and how.
@@ -108,6 +117,20 @@ impl PeftAdapter {
         Some(format!(
             "brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
         ))
+    }
+
+    /// That it trained above weights of other bits than a model's that is kept so, in words: nothing if it
+    /// does not say, or if neither was quantized.
+    pub fn trained_above_other(&self, here: FrozenDtype) -> Option<String> {
+        let there = self.trained_above.as_deref().filter(|there| *there != here.name())?;
+        let packed = FrozenDtype::ALL.into_iter().filter(|dtype| dtype.packing().is_some());
+        let packed = packed.map(FrozenDtype::name).any(|name| name == there || name == here.name());
+        packed.then(|| {
+            format!(
+                "was trained above weights in {there}, and here they are in {}: it corrects other errors than these have; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and name that as model.path",
+                here.name()
+            )
+        })
     }
 
     /// Its tensors under the names that a layout has for them.
@@ -288,6 +311,8 @@ pub struct AdapterOrigin<'a> {
     pub readme: &'a str,
     /// The tensor that is the LM head's weight as well, if the model has such a one.
     pub tied: Option<&'a str>,
+    /// How the model's weights were kept while it trained, if that is to be said.
+    pub trained_above: Option<FrozenDtype>,
 }
 
 /// Writes a directory that PEFT loads: the LoRA tensors of `values`, which has the layout's order, the biases
@@ -335,7 +360,8 @@ pub fn write_adapter(
     });
     // Straight to the file: with whole modules the tensors are too many to be held once more.
     let weights = dir.join(WEIGHTS);
-    files::replace(&weights, |path| files::write_views(path, params)).map_err(failed(weights))?;
+    let note = origin.trained_above.map(|dtype| (TRAINED_ABOVE, dtype.name()));
+    files::replace(&weights, |path| files::write_views(path, params, note)).map_err(failed(weights))?;
     let saved = whole().filter_map(|param| Some(param.name.rsplit_once('.')?.0)).collect();
     let config = peft_config::to_json(plan, &saved, tied.is_some(), origin.base_model, origin.task_type);
     let config = format!("{config:#}\n");

@@ -12,7 +12,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::kernels::{LinearLayer, LinearOps, LowRank, ModelBackend, Tape};
+use crate::kernels::{LinearLayer, LinearOps, LowRank, ModelBackend, Tape, Weight};
 
 /// The output of `layer`, which has an update, with magnitudes `m_o`.
 pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Tensor<T, 1>) -> Tensor<T, 2> {
@@ -22,9 +22,9 @@ pub(super) fn linear<T: Tape>(x_ni: Tensor<T, 2>, layer: LinearLayer<T>, m_o: Te
     let norms_o = row_norms::<T>(&w_oi, [&update.a_ri, &update.b_or], update.scale);
     let g_1o = (m_o / norms_o).reshape([1, outputs]);
     let read_ni = read(&update, x_ni.clone());
-    let plain = |x_ni, w_oi| <T as LinearOps>::linear(x_ni, w_oi, None);
-    let down_nr = plain(read_ni.clone(), update.a_ri) * update.scale;
-    let low_no = plain(down_nr, update.b_or);
+    let plain = |x_ni, w_oi: Weight<T>| <T as LinearOps>::linear(x_ni, w_oi, None);
+    let down_nr = plain(read_ni.clone(), update.a_ri.into()) * update.scale;
+    let low_no = plain(down_nr, update.b_or.into());
     if update.dropout.is_some() {
         let base_no = <T as LinearOps>::linear(x_ni, w_oi.clone(), bias_o);
         return base_no + plain(read_ni, w_oi) * (g_1o.clone() - 1.0) + low_no * g_1o;
@@ -47,7 +47,8 @@ fn read<T: Tape>(update: &LowRank<T>, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
 }
 
 /// `|W + s B A|` of each row, a constant.
-fn row_norms<T: Tape>(w_oi: &Tensor<T, 2>, [a_ri, b_or]: [&Tensor<T, 2>; 2], scale: f64) -> Tensor<T, 1> {
+fn row_norms<T: Tape>(w_oi: &Weight<T>, [a_ri, b_or]: [&Tensor<T, 2>; 2], scale: f64) -> Tensor<T, 1> {
+    let w_oi = &w_oi.clone().into_tensor(&a_ri.device());
     let [w_oi, a_ri, b_or] = [w_oi, a_ri, b_or].map(|tensor| T::lower(tensor.clone()));
     let w_oi = if w_oi.dtype() == DType::F32 { w_oi } else { w_oi.cast(DType::F32) };
     let composed_oi = w_oi + b_or.matmul(a_ri) * scale;

@@ -148,7 +148,10 @@ impl<T: Tape> LeavingLinear<T> {
     fn compute_alone(self, x_ni: Tensor<T, 2>) -> Tensor<T, 2> {
         let LinearLayer { w_oi, bias_o, update } = self.layer;
         match (self.leave, self.magnitude_o) {
-            (Some(leave), _) => T::linear_leaving_weight(x_ni, w_oi, bias_o, leave),
+            (Some(leave), _) => {
+                let w_oi = w_oi.into_tensor(&x_ni.device());
+                T::linear_leaving_weight(x_ni, w_oi, bias_o, leave)
+            }
             (None, Some(m_o)) => decomposed::linear(x_ni, LinearLayer { w_oi, bias_o, update }, m_o),
             (None, None) => <T as LinearOps>::linear(x_ni, w_oi, bias_o),
         }
@@ -161,7 +164,10 @@ impl<T: Tape> LeavingLinear<T> {
         }
         let LinearLayer { w_oi, bias_o, update } = self.layer;
         match (self.leave, update) {
-            (Some(leave), _) => T::linear_leaving_weight_residual(residual, x_ni, w_oi, bias_o, leave),
+            (Some(leave), _) => {
+                let w_oi = w_oi.into_tensor(&x_ni.device());
+                T::linear_leaving_weight_residual(residual, x_ni, w_oi, bias_o, leave)
+            }
             (None, Some(update)) => T::lora_linear_residual(residual, x_ni, w_oi, bias_o, update),
             (None, None) => T::linear_residual(residual, x_ni, w_oi, bias_o),
         }
@@ -176,6 +182,7 @@ impl<T: Tape> LeavingLinear<T> {
         let LinearLayer { w_oi, bias_o, update } = self.layer;
         let (sum_no, down_nr) = match (self.leave, update) {
             (Some(leave), _) => {
+                let w_oi = w_oi.into_tensor(&x_ni.device());
                 (T::linear_leaving_weight_residual(residual, x_ni, w_oi, bias_o, leave), None)
             }
             (None, Some(update)) => {
@@ -196,6 +203,7 @@ impl<T: Tape> LeavingLinear<T> {
     ) -> Tensor<T, 2> {
         let LinearLayer { w_oi, bias_o, update } = self.layer;
         if let Some(leave) = self.leave {
+            let w_oi = w_oi.into_tensor(&x_ni.device());
             return T::linear_leaving_weight_cached(y_no, x_ni, w_oi, bias_o, leave);
         }
         match (update, down_nr) {

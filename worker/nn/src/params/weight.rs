@@ -38,14 +38,6 @@ impl<B: ModelBackend, const D: usize> BaseWeight<B, D> {
     pub fn trains(&self) -> bool {
         self.trained().is_some()
     }
-
-    /// The frozen tensor, shared; none if it trains.
-    pub fn frozen(&self) -> Option<Tensor<B, D>> {
-        match self {
-            Self::Frozen(tensor) => Some(tensor.clone()),
-            Self::Trained(_) => None,
-        }
-    }
 }
 
 impl<B: ModelBackend, const D: usize> From<Tensor<B, D>> for BaseWeight<B, D> {

@@ -49,7 +49,7 @@ impl ToyBlock {
                 let (a, b) = adapters[half];
                 LowRank { a_ri: params.get(a), b_or: params.get(b), scale: 0.5, dropout: None }
             });
-            let w_oi = T::lift(self.frozen[half].clone());
+            let w_oi = T::lift(self.frozen[half].clone()).into();
             LinearLayer { w_oi, bias_o: None, update }
         };
         let [kept_nd, again_nd] =

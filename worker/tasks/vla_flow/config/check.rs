@@ -13,7 +13,7 @@ use coxswain_proto::{
 };
 
 pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
-    settings.model.check(f);
+    settings.model.check(spec, f);
     if let Some(lora) = &settings.lora {
         lora.check(f);
     }

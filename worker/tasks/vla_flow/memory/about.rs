@@ -14,7 +14,7 @@ use coxswain_models::{
     },
 };
 use coxswain_nn::{
-    dtypes::WeightsDtype,
+    dtypes::{FrozenDtype, WeightsDtype},
     lora::{LoraPlan, TrainedModules},
 };
 use coxswain_proto::{
@@ -81,13 +81,13 @@ pub struct Subject {
     pub(super) passes: Passes<(String, Kind)>,
 }
 
-/// Bytes of frozen weights, by type of matrices: fp32, bf16.
+/// Bytes of frozen weights, by how they are kept.
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen {
     /// On a device.
-    whole: [FrozenBytes; WeightsDtype::ALL.len()],
+    whole: [FrozenBytes; FrozenDtype::ALL.len()],
     /// On a host: what cannot be used in place in the files.
-    copied: [FrozenBytes; WeightsDtype::ALL.len()],
+    copied: [FrozenBytes; FrozenDtype::ALL.len()],
 }
 
 impl Subject {
@@ -175,27 +175,28 @@ impl Frozen {
         let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
         let copied = |dtype| {
             FrozenBytes::of(tensors, |tensor| {
-                let kept = if tensor.is_matrix { dtype } else { WeightsDtype::Float32 };
-                match &checkpoint {
-                    Some(checkpoint) => checkpoint.copied_bytes(&tensor.name, kept).unwrap_or(0),
-                    None if kept == WeightsDtype::Bfloat16 => 0,
-                    None => tensor.kept_bytes(kept),
+                let kept = tensor.dense_dtype(dtype);
+                match (tensor.packed_bytes(dtype), &checkpoint) {
+                    (Some(packed), _) => packed,
+                    (None, Some(checkpoint)) => checkpoint.copied_bytes(&tensor.name, kept).unwrap_or(0),
+                    (None, None) if kept == WeightsDtype::Bfloat16 => 0,
+                    (None, None) => tensor.kept_bytes(dtype),
                 }
             })
         };
         Ok(Self {
-            whole: WeightsDtype::ALL.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
-            copied: WeightsDtype::ALL.map(copied),
+            whole: FrozenDtype::ALL.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
+            copied: FrozenDtype::ALL.map(copied),
         })
     }
 
     /// Of matrices kept as `dtype`.
-    pub fn bytes(&self, place: Place, dtype: WeightsDtype) -> &FrozenBytes {
+    pub fn bytes(&self, place: Place, dtype: impl Into<FrozenDtype>) -> &FrozenBytes {
         let by_dtype = match place {
             Place::Gpu => &self.whole,
             Place::Host { .. } => &self.copied,
         };
-        &by_dtype[dtype as usize]
+        &by_dtype[dtype.into() as usize]
     }
 }
 

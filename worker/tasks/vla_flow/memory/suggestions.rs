@@ -5,7 +5,7 @@
 
 use crate::vla_flow::config::VlaSettings;
 use coxswain_nn::dtypes::ActivationsDtype;
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
 
 use super::{Ask, Place, Subject, Suggestion};
@@ -27,8 +27,8 @@ impl Subject {
         let with = |change: &dyn Fn(&mut VlaSettings)| {
             self.with(change).ok().map(|subject| subject.predict(ask).peak())
         };
-        if self.vla.model.weights_dtype == WeightsDtype::Float32 {
-            let peak = with(&|vla| vla.model.weights_dtype = WeightsDtype::Bfloat16);
+        if self.vla.model.weights_dtype == FrozenDtype::Float32 {
+            let peak = with(&|vla| vla.model.weights_dtype = FrozenDtype::Bfloat16);
             let setting = "model.weights_dtype=bfloat16".into();
             add("frozen weights in bf16", setting, "rounds the frozen weights", peak);
         }

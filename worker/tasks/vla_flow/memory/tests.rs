@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
 use coxswain_nn::dtypes::ActivationsDtype;
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_nn::lora::{Bias, LoraTargets};
 use coxswain_proto::{
     memory::Category,
@@ -116,7 +116,7 @@ fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
     let narrow = subject.predict(gpu(1, 1)).of(Category::FrozenWeights);
     assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
     let wide = subject
-        .changed(|spec| spec.vla_mut().model.weights_dtype = WeightsDtype::Float32)
+        .changed(|spec| spec.vla_mut().model.weights_dtype = FrozenDtype::Float32)
         .expect("no new names");
     assert_eq!(wide.predict(gpu(1, 1)).of(Category::FrozenWeights), 4 * 3_754_622_976);
 }
@@ -264,7 +264,7 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
         );
         less
     };
-    let (wide, narrow) = (saved(WeightsDtype::Float32), saved(WeightsDtype::Bfloat16));
+    let (wide, narrow) = (saved(FrozenDtype::Float32), saved(FrozenDtype::Bfloat16));
     assert!(wide > 2 << 20, "{wide}");
     assert!((0..256 << 10).contains(&narrow), "gains and biases alone: {narrow}");
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::qwen2_5_vl::QwenVl;
 use coxswain_nn::{
-    dtypes::WeightsDtype,
+    dtypes::FrozenDtype,
     kernels::{AttentionMask, Tape},
     lora::{LoraPlan, TrainedModules},
     recompute::Retention,
@@ -42,7 +42,7 @@ pub struct Policy<B: Tape<Base = B>> {
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub dir: PathBuf,
-    pub dtype: WeightsDtype,
+    pub dtype: FrozenDtype,
 }
 
 /// The run's settings that the policy acts on.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_nn::dtypes::WeightsDtype;
+use coxswain_nn::dtypes::FrozenDtype;
 
 use super::Policy;
 use coxswain_models::qwen2_5_vl::{
@@ -40,16 +40,15 @@ impl Tally {
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Rows of the start-up table: frozen parts first, then what trains.
-    pub fn trainable_report(&self, layout: &TrainableLayout, frozen: WeightsDtype) -> Vec<Module> {
-        let name = frozen.name();
+    pub fn trainable_report(&self, layout: &TrainableLayout, frozen: FrozenDtype) -> Vec<Module> {
         let mut tensors = frozen_tensors(&self.model.config);
         let trains = Trains { lora: self.lora(), full: Some(&self.full) };
         tensors.retain(|tensor| trains.group(&tensor.name).is_none());
         let parts = frozen_parts(&tensors, frozen, self.streamed);
         let mut rows: Vec<Module> = parts
             .into_iter()
-            .map(|FrozenPart { name: module, tensors, elements, bytes }| {
-                Tally { tensors, parameters: elements, bytes }.row(module, false, name)
+            .map(|FrozenPart { name, tensors, elements, bytes, dtype }| {
+                Tally { tensors, parameters: elements, bytes }.row(name, false, dtype)
             })
             .collect();
         let mut brought: BTreeMap<Group, Tally> = BTreeMap::new();

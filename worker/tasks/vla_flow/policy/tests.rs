@@ -26,6 +26,7 @@ mod bias;
 mod cached;
 mod dora;
 mod full;
+mod quantized;
 mod rounded;
 mod streamed;
 
@@ -249,8 +250,13 @@ fn training_starts_from_an_adapter_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
-    let origin =
-        coxswain_nn::lora::AdapterOrigin { base_model: MODEL, task_type: None, readme: "", tied: None };
+    let origin = coxswain_nn::lora::AdapterOrigin {
+        base_model: MODEL,
+        task_type: None,
+        readme: "",
+        tied: None,
+        trained_above: None,
+    };
     coxswain_nn::lora::write_adapter(dir.path(), plan, donor.trainables.layout(), &values, &origin)
         .expect("written");
 

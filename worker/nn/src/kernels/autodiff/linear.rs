@@ -3,7 +3,7 @@
 use burn::{backend::Autodiff, tensor::Tensor};
 
 use super::node::{Tracked, plain, primitive, record, record_residual, tracked};
-use crate::kernels::{LowRank, LowRankSaved, ModelBackend};
+use crate::kernels::{LowRank, LowRankSaved, ModelBackend, Weight};
 
 /// See [`Tape::linear_leaving_weight`](super::super::Tape::linear_leaving_weight), whose value is `y`. The
 /// leaf is a parent of the node, so that the node is recorded even if nothing else is tracked, and never gets
@@ -39,10 +39,14 @@ pub fn linear_leaving_weight<B: ModelBackend>(
 /// The node of [`LinearOps::linear`] with the value `y_no`.
 pub(super) fn linear_node<B: ModelBackend>(
     x: Tracked<B>,
-    w: Tracked<B>,
+    w_oi: Weight<Autodiff<B>>,
     bias: Option<Tracked<B>>,
     y_no: Tensor<B, 2>,
 ) -> Tensor<Autodiff<B>, 2> {
+    let w = match w_oi {
+        Weight::Dense(w_oi) => tracked(w_oi),
+        quantized @ Weight::Quantized(_) => return quantized_node(x, quantized.inner(), bias, y_no),
+    };
     let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
     let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
     let w_dtype = plain::<B, 2>(&w).dtype();
@@ -65,11 +69,32 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
+/// The same of a weight that has no tensor.
+fn quantized_node<B: ModelBackend>(
+    x: Tracked<B>,
+    w_oi: Weight<B>,
+    bias: Option<Tracked<B>>,
+    y_no: Tensor<B, 2>,
+) -> Tensor<Autodiff<B>, 2> {
+    let w_for_dx = x.is_tracked().then_some(w_oi);
+    let dx = move |dy_no| w_for_dx.map(|w_oi| primitive(B::linear_input_gradient(dy_no, w_oi)));
+    match bias {
+        None => record([&x], y_no, move |dy_no| [dx(dy_no)]),
+        Some(bias) => {
+            let wants_db = bias.is_tracked();
+            record([&x, &bias], y_no, move |dy_no: Tensor<B, 2>| {
+                let db = wants_db.then(|| primitive(B::linear_bias_gradient(dy_no.clone())));
+                [dx(dy_no), db]
+            })
+        }
+    }
+}
+
 /// The node of [`LinearOps::lora_linear`] under a frozen weight: inputs `x`, and `a` and `b` of `update`;
 /// values as `lora_linear_saving` returns them.
 pub(super) fn lora_linear_node<B: ModelBackend>(
     [x, a, b]: [Tracked<B>; 3],
-    w_oi: Tensor<B, 2>,
+    w_oi: Weight<B>,
     update: LowRank<B>,
     y_no: Tensor<B, 2>,
     down_nr: Tensor<B, 2>,

@@ -10,7 +10,7 @@ use super::{
     pointwise::{self, Finish},
 };
 use crate::kernels::{
-    LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual,
+    LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual, Weight,
 };
 
 /// Layers of one input, and the inner products of their updates: the input is reduced by all updates in one
@@ -30,8 +30,8 @@ where
     if layers.is_empty() {
         return Vec::new();
     }
-    let narrow = low_rank::narrow(layers[0].w_oi.dtype());
-    let narrow = narrow.filter(|dtype| layers.iter().all(|layer| layer.w_oi.dtype() == *dtype));
+    let narrow = layers[0].w_oi.dtype().and_then(low_rank::narrow);
+    let narrow = narrow.filter(|dtype| layers.iter().all(|layer| layer.w_oi.dtype() == Some(*dtype)));
     // Each update that drops reads an input of its own.
     let whole = |layer: &LinearLayer<B>| layer.update.as_ref().is_none_or(|update| update.dropout.is_none());
     let updates: Option<Vec<_>> = layers.iter().map(|layer| layer.update.clone()).collect();
@@ -57,6 +57,7 @@ where
         let LinearLayer { w_oi, bias_o, update } = layer;
         match (update, down) {
             (Some(update), Some(down)) => {
+                let w_oi = w_oi.into_tensor(&x_ni.device());
                 let y = primitive(rounded_like(x_ni.clone(), w_oi.transpose()));
                 let (b, finish) = (Factor::b(floats(update.b_or)), finish(None, bias_o));
                 (wrapped(low_rank::added(y, down.clone(), b, finish)), Some(wrapped(down)))
@@ -92,7 +93,7 @@ where
 /// A layer with its update, finished, and `scale * x a^T`.
 pub fn updated<B, R>(
     x_ni: Tensor<B, 2>,
-    w_oi: Tensor<B, 2>,
+    w_oi: Weight<B>,
     update: &LowRank<B>,
     finish: Finish<R>,
 ) -> (Tensor<B, 2>, Tensor<B, 2>)
@@ -105,6 +106,7 @@ where
     R: CubeRuntime,
 {
     let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
+    let w_oi = w_oi.into_tensor(&x_ni.device());
     let (w, x) = (primitive(w_oi.transpose()), floats(x_ni));
     if let Some(dropout) = &update.dropout {
         let read = dropout::dropped(x.clone(), dropout);
@@ -129,6 +131,7 @@ where
     R: CubeRuntime,
 {
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
+    let w_oi = w_oi.into_tensor(&x_ni.device());
     let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
     if let Some(dropout) = &update.dropout {
         let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None);

@@ -9,7 +9,7 @@ use super::{
     pointwise::Finish,
     product,
 };
-use crate::kernels::{LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, Residual};
+use crate::kernels::{LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, Residual, Weight};
 
 impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
 where
@@ -24,9 +24,10 @@ where
 
     fn linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into().into_tensor(&x_ni.device());
         let y_no = linear::rounded_like(x_ni, w_oi.transpose());
         linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
     }
@@ -34,13 +35,15 @@ where
     fn linear_residual(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into().into_tensor(&x_ni.device());
         linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(residual), bias_o))
     }
 
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into().into_tensor(&dy_no.device());
         linear::rounded_like(dy_no, w_oi)
     }
 
@@ -50,11 +53,11 @@ where
 
     fn lora_linear_saving(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        linear::updated(x_ni, w_oi, update, linear::finish(None, bias_o))
+        linear::updated(x_ni, w_oi.into(), update, linear::finish(None, bias_o))
     }
 
     fn linears_saving(
@@ -67,11 +70,11 @@ where
     fn lora_linear_residual_saving(
         residual: Residual<Self>,
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        linear::updated(x_ni, w_oi, update, linear::finish(Some(residual), bias_o))
+        linear::updated(x_ni, w_oi.into(), update, linear::finish(Some(residual), bias_o))
     }
 
     fn lora_linear_backward(

@@ -3,6 +3,8 @@
 //! Tensors that are already contiguous (nearly all) are read in place; attention reads strided ones in place,
 //! too.
 
+use std::sync::Arc;
+
 use burn::{
     backend::Flex,
     tensor::{DType, Element, Tensor, TensorData, TensorPrimitive},
@@ -11,7 +13,7 @@ use burn_flex::FlexTensor;
 use half::bf16;
 
 use super::{attention, linear};
-use crate::kernels::AttentionMask;
+use crate::kernels::{AttentionMask, Weight, quantized::QuantizedMatrix};
 
 /// Whether these values are computed on here.
 pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
@@ -19,8 +21,8 @@ pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
 }
 
 /// Whether a linear layer of these types is computed here.
-pub fn has_weight_path(x: &Tensor<Flex, 2>, w: &Tensor<Flex, 2>) -> bool {
-    is_f32(x) && matches!(w.dtype(), DType::F32 | DType::BF16)
+pub fn has_weight_path(x: &Tensor<Flex, 2>, w: &Weight<Flex>) -> bool {
+    is_f32(x) && matches!(w.dtype(), None | Some(DType::F32 | DType::BF16))
 }
 
 /// What a tensor consists of.
@@ -64,21 +66,24 @@ impl Values {
     }
 }
 
-/// The values of a weight, f32 or bf16.
+/// The values of a weight.
 pub enum WeightValues {
     /// Single precision.
     F32(Values),
     /// Half precision.
     Bf16(FlexTensor),
+    /// Few bits.
+    Quantized(Arc<QuantizedMatrix>),
 }
 
 impl WeightValues {
     /// Copied where it has to be, never converted.
-    pub fn of(w: Tensor<Flex, 2>) -> Self {
-        if is_f32(&w) {
-            return Self::F32(Values::of(w));
-        }
-        let w = primitive(w);
+    pub fn of(w: Weight<Flex>) -> Self {
+        let w = match w {
+            Weight::Quantized(matrix) => return Self::Quantized(matrix),
+            Weight::Dense(w) if is_f32(&w) => return Self::F32(Values::of(w)),
+            Weight::Dense(w) => primitive(w),
+        };
         Self::Bf16(if w.layout().contiguous_offsets().is_some() { w } else { w.to_contiguous() })
     }
 
@@ -89,6 +94,7 @@ impl WeightValues {
             Self::Bf16(w) => {
                 linear::Weight::Bf16(w.as_slice::<bf16>().expect("the constructor made it contiguous bf16"))
             }
+            Self::Quantized(matrix) => linear::Weight::Quantized(matrix),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Every output is made in panels of columns, one task each: a panel of `x w^T` reads `PANEL` rows of the
 //! weight, a panel of `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias,
 //! then low-rank update) while the panel is in its core's cache, always after the product and in this order.
-//! A bf16 weight is converted panel by panel and never kept as f32.
+//! A weight in bf16, or of few bits, is converted panel by panel and never kept as f32.
 //!
 //! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is
 //! contiguous along the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     bfloat16::widen,
-    kernels::{GradientSlot, dropout::Mask},
+    kernels::{GradientSlot, dropout::Mask, quantized::QuantizedMatrix},
 };
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a
@@ -49,6 +49,8 @@ pub enum Weight<'a> {
     F32(&'a [f32]),
     /// Half precision, converted in panels.
     Bf16(&'a [bf16]),
+    /// Few bits, converted in panels.
+    Quantized(&'a QuantizedMatrix),
 }
 
 /// A contiguous `[rows, cols]` matrix.
@@ -285,6 +287,7 @@ impl Weight<'_> {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
+            Self::Quantized(matrix) => matrix.shape().iter().product(),
         }
     }
 
@@ -302,11 +305,21 @@ impl Weight<'_> {
             Self::F32(w) => {
                 scratch::with(range.len() * width, |buffer| op(Mat::new(&w[values], shape, inputs), buffer))
             }
-            Self::Bf16(w) => scratch::with(values.len() + range.len() * width, |scratch| {
+            _ => scratch::with(values.len() + range.len() * width, |scratch| {
                 let (rows, buffer) = scratch.split_at_mut(values.len());
-                convert(&w[values], rows);
+                self.widen(values.start, rows);
                 op(Mat::new(rows, shape, inputs), buffer)
             }),
+        }
+    }
+
+    /// Its values from `first` on as f32.
+    fn widen(&self, first: usize, to: &mut [f32]) {
+        let last = first + to.len();
+        match self {
+            Self::F32(w) => to.copy_from_slice(&w[first..last]),
+            Self::Bf16(w) => to.iter_mut().zip(&w[first..last]).for_each(|(to, from)| *to = widen(*from)),
+            Self::Quantized(matrix) => matrix.dequantize(first, to),
         }
     }
 
@@ -333,24 +346,10 @@ impl Weight<'_> {
     ) -> R {
         let width = range.len();
         scratch::with(outputs * width, |scratch| {
-            let rows = scratch.chunks_exact_mut(width.max(1));
-            match self {
-                Self::F32(w) => {
-                    let from = w.chunks_exact(inputs.max(1));
-                    rows.zip(from).for_each(|(to, from)| to.copy_from_slice(&from[range.clone()]));
-                }
-                Self::Bf16(w) => {
-                    let from = w.chunks_exact(inputs.max(1));
-                    rows.zip(from).for_each(|(to, from)| convert(&from[range.clone()], to));
-                }
+            for (o, row) in scratch.chunks_exact_mut(width.max(1)).enumerate() {
+                self.widen(o * inputs + range.start, row);
             }
             op(Mat::new(scratch, [outputs, width], width))
         })
-    }
-}
-
-fn convert(from: &[bf16], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = widen(*from);
     }
 }

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, backward, reference,
+        Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight, backward,
+        reference,
     },
     profile,
 };
@@ -16,11 +17,13 @@ use crate::{
 impl LinearOps for Flex {
     fn linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         let _op = profile::operation("linear");
+        let w_oi = w_oi.into();
         if !has_weight_path(&x_ni, &w_oi) {
+            let w_oi = w_oi.into_tensor(&x_ni.device());
             return reference::linear(x_ni, w_oi, bias_o);
         }
         let ([tokens, inputs], [outputs, w_inputs]) = (x_ni.dims(), w_oi.dims());
@@ -30,9 +33,11 @@ impl LinearOps for Flex {
         tensor(y, [tokens, outputs])
     }
 
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
         let _op = profile::operation("linear, input gradient");
+        let w_oi = w_oi.into();
         if !has_weight_path(&dy_no, &w_oi) {
+            let w_oi = w_oi.into_tensor(&dy_no.device());
             return backward::linear_input(dy_no, w_oi);
         }
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
@@ -60,12 +65,14 @@ impl LinearOps for Flex {
 
     fn lora_linear_saving(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         let _op = profile::operation("LoRA linear");
+        let w_oi = w_oi.into();
         if !has_weight_path(&x_ni, &w_oi) {
+            let w_oi = w_oi.into_tensor(&x_ni.device());
             return reference::lora_linear_saving(x_ni, w_oi, bias_o, update);
         }
         let ([tokens, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());

@@ -155,9 +155,9 @@ impl RowOps for Flex {
 
     fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let _op = profile::operation("unpacking of 2 bytes");
-        match WeightValues::of(x_nd.clone()).get() {
+        match WeightValues::of(x_nd.clone().into()).get() {
             linear::Weight::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
-            linear::Weight::F32(_) => x_nd,
+            _ => x_nd,
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::kernels::{
     AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, DROPOUT_BLOCK, DropoutRows,
     FEW_TOKENS, FlatOps, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    PANEL_COLUMNS, QUERY_BLOCK, RowOps, Tape,
+    PANEL_COLUMNS, QUERY_BLOCK, RowOps, Tape, Weight,
 };
 
 type Raw = RouterTensor<Client>;
@@ -24,6 +24,14 @@ fn raw<const D: usize>(x: Tensor<Sizes, D>) -> Raw {
 
 fn cooked<const D: usize>(x: Raw) -> Tensor<Sizes, D> {
     Tensor::from_primitive(TensorPrimitive::Float(x))
+}
+
+/// The tensor that a weight is, if it is one.
+fn held(weight: Weight<Sizes>) -> Option<Raw> {
+    match weight {
+        Weight::Dense(w_oi) => Some(raw(w_oi)),
+        Weight::Quantized(_) => None,
+    }
 }
 
 /// A fused operation: what it reads, what it makes, what it needs meanwhile.
@@ -92,15 +100,15 @@ fn next<const D: usize>(made: &mut std::vec::IntoIter<Raw>) -> Tensor<Sizes, D> 
 }
 
 /// Panels of the weight that a thread transposes or converts.
-fn panels(rows: usize, weight: &Tensor<Sizes, 2>) -> u64 {
+fn panels(rows: usize, weight: &Weight<Sizes>) -> u64 {
     let [outputs, inputs] = weight.dims();
     let panel = PANEL_COLUMNS.min(outputs) * inputs;
     let buffer = if rows <= FEW_TOKENS { PANEL_COLUMNS.min(outputs) * rows } else { panel };
-    4 * (buffer + if weight.dtype() == DType::F32 { 0 } else { panel }) as u64
+    4 * (buffer + if weight.dtype() == Some(DType::F32) { 0 } else { panel }) as u64
 }
 
 /// The same for the gradient of its input.
-fn panels_back(weight: &Tensor<Sizes, 2>) -> u64 {
+fn panels_back(weight: &Weight<Sizes>) -> u64 {
     let [outputs, inputs] = weight.dims();
     4 * (PANEL_COLUMNS.min(inputs) * outputs) as u64
 }
@@ -286,12 +294,14 @@ impl AttentionOps for Sizes {
 impl LinearOps for Sizes {
     fn linear(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into();
         let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
         let scratch = panels(rows, &w_oi);
-        Fused::new([raw(x_ni), raw(w_oi)])
+        Fused::new([raw(x_ni)])
+            .and(held(w_oi))
             .and(bias_o.map(raw))
             .makes([rows, outputs])
             .computes(products::linear([rows, inputs, outputs]))
@@ -300,10 +310,12 @@ impl LinearOps for Sizes {
             .one()
     }
 
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
+        let w_oi = w_oi.into();
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
         let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
-        Fused::new([raw(dy_no), raw(w_oi)]).makes([rows, inputs]).computes(flops).needs(scratch).one()
+        let fused = Fused::new([raw(dy_no)]).and(held(w_oi));
+        fused.makes([rows, inputs]).computes(flops).needs(scratch).one()
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -319,14 +331,16 @@ impl LinearOps for Sizes {
 
     fn lora_linear_saving(
         x_ni: Tensor<Self, 2>,
-        w_oi: Tensor<Self, 2>,
+        w_oi: impl Into<Weight<Self>>,
         bias_o: Option<Tensor<Self, 1>>,
         update: &LowRank<Self>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let w_oi = w_oi.into();
         let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
         let scratch = panels(rows, &w_oi).max(dropped);
-        let mut made = Fused::new([raw(x_ni), raw(w_oi), raw(update.a_ri.clone()), raw(update.b_or.clone())])
+        let mut made = Fused::new([raw(x_ni), raw(update.a_ri.clone()), raw(update.b_or.clone())])
+            .and(held(w_oi))
             .and(bias_o.map(raw))
             .makes([rows, outputs])
             .makes([rows, rank])
@@ -350,7 +364,8 @@ impl LinearOps for Sizes {
         // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
         let [dense, down, up] =
             [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
-        let fused = Fused::new([x_ni, down_nr, w_oi, update.a_ri, update.b_or, dy_no].map(raw))
+        let fused = Fused::new([x_ni, down_nr, update.a_ri, update.b_or, dy_no].map(raw))
+            .and(held(w_oi))
             .makes([rank, inputs])
             .makes([outputs, rank])
             .computes(2 * up + down)

@@ -1,13 +1,19 @@
 //! Linear layers: plain, biased, half-precision weights, low-rank updates.
 
+use std::convert::Infallible;
+
 use burn::tensor::{DType, backend::Backend};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{
-    Dropout, DropoutRows, LinearOps, LowRank,
-    dropout::{module_word, row_word},
-    reference,
+use crate::{
+    dtypes::Packing,
+    kernels::{
+        Dropout, DropoutRows, LinearOps, LowRank, Weight,
+        dropout::{module_word, row_word},
+        quantized::QuantizedMatrix,
+        reference,
+    },
 };
 
 type Linear = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>) -> Tensor<A, 2>;
@@ -111,6 +117,52 @@ proptest! {
     #[test]
     fn lora_equals_its_reference(shape in [1usize..70, 1usize..150, 1usize..300], rank in 1usize..17, biased: bool, half: bool, drops: bool) {
         check_lora(shape, rank, biased, half, drops);
+    }
+}
+
+/// A matrix of few bits, and what it says.
+fn few_bits(packing: Packing, shape: [usize; 2]) -> (Weight<F>, Tensor<F, 2>) {
+    let dense = values(shape, 5, 1.0).to_data().to_vec::<f32>().expect("f32");
+    let read = |first: usize, to: &mut [f32]| -> Result<(), Infallible> {
+        to.copy_from_slice(&dense[first..first + to.len()]);
+        Ok(())
+    };
+    let Ok(matrix) = QuantizedMatrix::quantize(packing, shape, read);
+    let widened = matrix.tensor(&Default::default());
+    (matrix.into(), widened)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_weight_of_few_bits_counts_as_what_it_says(
+        [tokens, inputs, outputs] in [1usize..90, 1usize..150, 1usize..300],
+        rank in 1usize..17,
+        int8: bool,
+        drops: bool,
+    ) {
+        let (few, dense) = few_bits(if int8 { Packing::Int8 } else { Packing::Nf4 }, [outputs, inputs]);
+        let (x, bias) = (values([tokens, inputs], 4, 1.0), values([outputs], 6, 1.0));
+        let (a, b) = (values([rank, inputs], 7, 1.0), values([outputs, rank], 8, 1.0));
+        let run = |w: Weight<A>| {
+            let inputs = [leaf(&x), leaf(&a), leaf(&b)];
+            let [x, a_ri, b_or] = inputs.clone();
+            let bias = leaf(&bias);
+            let update = LowRank { a_ri, b_or, scale: 1.7, dropout: drops.then(|| dropout(tokens)) };
+            let plain = <A as LinearOps>::linear(x.clone(), w.clone(), Some(bias.clone()));
+            let adapted = A::lora_linear(x, w, None, update);
+            let sum = plain.clone() + adapted.clone();
+            let gradients = pull(sum);
+            let pulled = inputs.map(|input| gradient(&input, &gradients));
+            let [dx, da, db] = pulled;
+            (vec![plain.inner(), adapted.inner(), dx, da, db], gradient(&bias, &gradients))
+        };
+        let (found, expected) = (run(few.lifted()), run(Weight::<F>::from(dense).lifted()));
+        for (found, expected) in found.0.into_iter().zip(expected.0) {
+            assert_close("few bits", found, expected);
+        }
+        assert_close("bias", found.1, expected.1);
     }
 }
 

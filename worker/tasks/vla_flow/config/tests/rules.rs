@@ -168,6 +168,24 @@ fn images_that_change_are_not_kept() {
 }
 
 #[test]
+fn weights_of_few_bits_are_held_and_on_a_cpu() {
+    for packing in ["nf4", "int8"] {
+        let dtype = format!("model.weights_dtype={packing}");
+        small(&[&dtype, "model.activations_dtype=bfloat16", "lora.use_dora=true", "launch.device=cpu"]);
+        for (change, field) in
+            [("memory.offload=layers", "memory.offload"), ("launch.device=cuda", "model.weights_dtype")]
+        {
+            let error = read(SMALL, &[&dtype, change]).expect_err(change);
+            let [problem] = error.problems() else { panic!("{error}") };
+            assert_eq!(problem.path, field);
+            assert!(error.to_string().contains(packing), "{error}");
+        }
+    }
+    let error = read(SMALL, &["model.weights_dtype=int4"]).expect_err("no such type").to_string();
+    assert!(error.contains("model.weights_dtype") && error.contains("nf4"), "{error}");
+}
+
+#[test]
 fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
     let layers = "memory.offload=layers";
     for kept in ["train.recompute=none", "train.recompute={every: 2}"] {

@@ -70,8 +70,13 @@ fn they_go_out_to_peft_and_come_back() {
     for bias in ["lora_only", "all"] {
         let donor = shaken(&spec(&[lora(bias, false)]));
         let (dir, layout) = (tempfile::tempdir().expect("a directory"), donor.trainables.layout());
-        let origin =
-            coxswain_nn::lora::AdapterOrigin { base_model: "base", task_type: None, readme: "", tied: None };
+        let origin = coxswain_nn::lora::AdapterOrigin {
+            base_model: "base",
+            task_type: None,
+            readme: "",
+            tied: None,
+            trained_above: None,
+        };
         let plan = donor.policy.lora().expect("it has adapters");
         let values = donor.trainables.to_vec();
         coxswain_nn::lora::write_adapter(dir.path(), plan, layout, &values, &origin).expect("it is ours");

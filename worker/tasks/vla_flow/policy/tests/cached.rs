@@ -84,7 +84,8 @@ proptest! {
     fn features_depend_on_their_own_sample_alone(
         drawn in prop::collection::vec((0usize..90, prop::option::of((1u32..4, 1u32..5))), 1..5),
         extra_padding in prop_oneof![Just(0usize), 1usize..70],
-        dtypes in prop::array::uniform2(prop_oneof![Just("float32"), Just("bfloat16")]),
+        weights in prop_oneof![Just("float32"), Just("bfloat16"), Just("nf4"), Just("int8")],
+        activations in prop_oneof![Just("float32"), Just("bfloat16")],
         tap in prop_oneof![Just(Tap::Vision), Just(Tap::Layer(3)), Just(Tap::Final)],
     ) {
         let rows: Vec<(usize, Prompt)> = drawn
@@ -98,7 +99,6 @@ proptest! {
             Tap::Layer(layer) => (TOP, json!({"mode": "exact", "tap": {"layer": layer}})),
             Tap::Final => (EVERYWHERE, json!({"mode": "periodic"})),
         };
-        let [weights, activations] = dtypes;
         let model = json!({"path": MODEL, "weights_dtype": weights, "activations_dtype": activations});
         let fixture = shaken(&spec(&[("lora", lora(targets)), ("cache", cache), ("model", model)]));
         prop_assert_eq!(fixture.policy.tap(), Some(tap));

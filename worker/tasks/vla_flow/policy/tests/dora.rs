@@ -43,7 +43,7 @@ fn recompute_and_streaming_change_no_bit_under_dora() {
 
 #[test]
 fn a_new_adapter_with_magnitudes_leaves_the_model_as_it_was() {
-    for dtype in ["float32", "bfloat16"] {
+    for dtype in ["float32", "bfloat16", "nf4", "int8"] {
         let model = ("model", json!({"path": MODEL, "weights_dtype": dtype}));
         let hidden = |lora: (&'static str, Value)| {
             let fixture = load(&spec(&[lora, model.clone()]));
@@ -66,8 +66,13 @@ fn dropout_leaves_what_magnitudes_are_of_alone_outside_training() {
 fn magnitudes_go_out_to_peft_and_come_back() {
     let donor = shaken(&spec(&[lora(true, 0.0)]));
     let (dir, layout) = (tempfile::tempdir().expect("a directory"), donor.trainables.layout());
-    let origin =
-        coxswain_nn::lora::AdapterOrigin { base_model: "base", task_type: None, readme: "", tied: None };
+    let origin = coxswain_nn::lora::AdapterOrigin {
+        base_model: "base",
+        task_type: None,
+        readme: "",
+        tied: None,
+        trained_above: None,
+    };
     let plan = donor.policy.lora().expect("it has adapters");
     let values = donor.trainables.to_vec();
     coxswain_nn::lora::write_adapter(dir.path(), plan, layout, &values, &origin).expect("it is ours");

@@ -175,8 +175,13 @@ fn what_trains_in_full_goes_out_to_peft_and_comes_back() {
     let donor = shaken(&training(&train, &[]));
     let (dir, layout) = (tempfile::tempdir().expect("a directory"), donor.trainables.layout());
     let values = donor.trainables.to_vec();
-    let origin =
-        coxswain_nn::lora::AdapterOrigin { base_model: "base", task_type: None, readme: "", tied: None };
+    let origin = coxswain_nn::lora::AdapterOrigin {
+        base_model: "base",
+        task_type: None,
+        readme: "",
+        tied: None,
+        trained_above: None,
+    };
     let plan = donor.policy.lora().expect("it has adapters");
     coxswain_nn::lora::write_adapter(dir.path(), plan, layout, &values, &origin).expect("it is ours");
     let config = std::fs::read_to_string(dir.path().join("adapter_config.json")).expect("written");

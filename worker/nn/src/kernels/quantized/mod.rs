@@ -1,0 +1,112 @@
+//! Frozen weights in 4 and 8 bits, in the layouts of bitsandbytes.
+//!
+//! ```text
+//! nf4       two codes a byte, a scale for 64 weights, kept in 8 bits itself (`dynamic`)
+//! int8      a code a byte, a scale for a row
+//! ```
+//!
+//! A matrix is quantized while it is read, piece by piece: as numbers it is never whole in memory. The bits
+//! depend on its values alone, not on threads. Products widen a panel of it at a time (`flex::linear`).
+//!
+//! What this module does not do: outliers of activations in a precision of their own (LLM.int8's other half),
+//! and products of integers: what is multiplied is float32, and so is every sum.
+
+mod dynamic;
+mod int8;
+mod nf4;
+
+use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
+
+use self::{int8::Int8Codes, nf4::Nf4Codes};
+use crate::dtypes::Packing;
+
+/// Values that a thread reads and quantizes at a time: a multiple of every block.
+const PIECE: usize = 1 << 16;
+
+/// A matrix `[o, i]` of few bits.
+#[derive(Debug)]
+pub struct QuantizedMatrix {
+    shape: [usize; 2],
+    codes: Codes,
+}
+
+#[derive(Debug)]
+enum Codes {
+    Nf4(Nf4Codes),
+    Int8(Int8Codes),
+    /// Sizes are all there is.
+    Hollow,
+}
+
+impl QuantizedMatrix {
+    /// Quantizes a matrix. `read` puts as many of its values, row-major from the given one on, as there is
+    /// room for; any thread calls it.
+    pub fn quantize<E: Send>(
+        packing: Packing,
+        shape: [usize; 2],
+        read: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+    ) -> Result<Self, E> {
+        let codes = match packing {
+            Packing::Nf4 => Codes::Nf4(Nf4Codes::quantize(shape[0] * shape[1], read)?),
+            Packing::Int8 => Codes::Int8(Int8Codes::quantize(shape, read)?),
+        };
+        Ok(Self { shape, codes })
+    }
+
+    /// One without values, where sizes are all there is.
+    pub fn hollow(shape: [usize; 2]) -> Self {
+        Self { shape, codes: Codes::Hollow }
+    }
+
+    /// Outputs and inputs.
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Whether all that was quantized was finite.
+    pub fn is_finite(&self) -> bool {
+        match &self.codes {
+            Codes::Nf4(codes) => codes.is_finite(),
+            Codes::Int8(codes) => codes.is_finite(),
+            Codes::Hollow => true,
+        }
+    }
+
+    /// Its values, row-major from `first` on, as many as there is room for.
+    pub fn dequantize(&self, first: usize, to: &mut [f32]) {
+        match &self.codes {
+            Codes::Nf4(codes) => codes.dequantize(first, to),
+            Codes::Int8(codes) => codes.dequantize(first, to),
+            Codes::Hollow => {}
+        }
+    }
+
+    /// All of it in float32.
+    pub fn tensor<B: Backend>(&self, device: &B::Device) -> Tensor<B, 2> {
+        if matches!(self.codes, Codes::Hollow) {
+            return Tensor::zeros(self.shape, (device, DType::F32));
+        }
+        let mut values = vec![0.0f32; self.shape[0] * self.shape[1]];
+        self.dequantize(0, &mut values);
+        Tensor::from_data(TensorData::new(values, self.shape), (device, DType::F32))
+    }
+
+    /// Bytes that a matrix of `shape` takes.
+    pub fn bytes(packing: Packing, shape: [usize; 2]) -> u64 {
+        match packing {
+            Packing::Nf4 => Nf4Codes::bytes(shape[0] * shape[1]),
+            Packing::Int8 => Int8Codes::bytes(shape),
+        }
+    }
+}
+
+/// The largest magnitude; not finite if any value is not.
+#[inline(always)]
+fn absmax(values: &[f32]) -> f32 {
+    // As integers magnitudes have the order that they have as numbers, with infinity and NaN above them.
+    let magnitude = |value: &f32| value.to_bits() & 0x7fff_ffff;
+    f32::from_bits(values.iter().map(magnitude).max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests;
