@@ -119,7 +119,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::profile::{ProfiledSteps, tables};
+    use crate::profile::{tables, taken::ProfiledSteps};
 
     fn span(kind: SpanKind, name: &'static str, ms: u64, inner: Vec<SpanSum>) -> SpanSum {
         SpanSum { kind, name, count: 2, time: Duration::from_millis(ms), peak: 3 << 20, inner }

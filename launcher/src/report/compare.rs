@@ -1,6 +1,6 @@
 //! Several runs beside each other: losses in one chart, results and differences in columns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value;
 
@@ -55,11 +55,17 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     section("Comparison", html)
 }
 
-/// What runs are called beside each other: by their names, or where two have the same by their directories.
+/// What runs are called beside each other: by their names, or where two have the same by their directories,
+/// as much of them as tells them apart.
 pub fn labels(runs: &[ReportedRun]) -> Vec<String> {
-    let names: Vec<_> = runs.iter().map(ReportedRun::name).collect();
-    let is_unique = names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1);
-    if is_unique { names } else { runs.iter().map(|run| run.dir.dir.display().to_string()).collect() }
+    let path = |run: &ReportedRun| run.dir.dir.display().to_string();
+    let last = |run: &ReportedRun| {
+        run.dir.dir.file_name().map_or_else(|| path(run), |name| name.to_string_lossy().into_owned())
+    };
+    let each = |of: &dyn Fn(&ReportedRun) -> String| runs.iter().map(of).collect::<Vec<_>>();
+    let choices = [each(&ReportedRun::name), each(&last)];
+    let is_unique = |names: &Vec<String>| names.iter().collect::<HashSet<_>>().len() == names.len();
+    choices.into_iter().find(is_unique).unwrap_or_else(|| each(&path))
 }
 
 /// One row for each name, one column for each run.

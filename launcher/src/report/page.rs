@@ -13,7 +13,8 @@ const STYLE: &str = concat!("<style>\n", include_str!("style.css"), "</style>\n"
 
 /// The report of these runs, in this order.
 pub fn page(runs: &[ReportedRun]) -> String {
-    let title = runs.iter().map(ReportedRun::name).collect::<Vec<_>>().join(", ");
+    let labels = labels(runs);
+    let title = labels.join(", ");
     let mut html = Html::new();
     html.markup("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     html.markup("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
@@ -33,7 +34,7 @@ pub fn page(runs: &[ReportedRun]) -> String {
     if runs.len() > 1 {
         comparison(runs).into_iter().for_each(|part| html.push(part));
     }
-    for (run, label) in runs.iter().zip(labels(runs)) {
+    for (run, label) in runs.iter().zip(labels) {
         html.element("main", "", |html| one(html, run, Some(label).filter(|_| runs.len() > 1)));
     }
     html.markup("</body>\n</html>\n");

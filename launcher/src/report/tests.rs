@@ -51,6 +51,9 @@ fn what_others_have_written_runs_nowhere_and_what_cannot_be_read_is_a_line() {
         assert!(page.contains(part), "{part}");
     }
     assert_eq!(page.matches("<svg").count(), 1, "the sample's curve");
+    for unknown in ["steps", "faults"] {
+        assert!(!page.contains(&format!("<small>{unknown}</small>")), "{unknown} are not known, and not 0");
+    }
     assert!(
         !page.contains("http://") || page.matches("http://").count() == page.matches("www.w3.org").count()
     );
@@ -67,4 +70,20 @@ fn an_empty_directory_is_a_page_and_several_runs_are_compared() {
     let page = page(&dirs.map(|dir| read(dir.path())));
     assert!(page.contains("Comparison") && page.contains("optimizer.lr"), "{page}");
     assert_eq!(page.matches("<main>").count(), 2);
+}
+
+#[test]
+fn runs_of_one_name_are_called_by_as_much_of_their_directories_as_tells_them_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let title = |runs: [(&str, &str); 2]| {
+        let runs = runs.map(|(at, name)| {
+            write(&dir.path().join(at), "run.json", &json!({"name": name}).to_string());
+            read(&dir.path().join(at))
+        });
+        let page = page(&runs).replace(&dir.path().display().to_string(), "DIR");
+        page.split("<title>").nth(1).unwrap().split("</title>").next().unwrap().to_owned()
+    };
+    assert_eq!(title([("a", "one"), ("b", "other")]), "one, other");
+    assert_eq!(title([("a", "same"), ("b", "same")]), "a, b");
+    assert_eq!(title([("old/a", "same"), ("new/a", "same")]), "DIR/old/a, DIR/new/a");
 }

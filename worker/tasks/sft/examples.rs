@@ -58,8 +58,8 @@ fn first_exchange(chat: &Chat) -> Option<(Chat, String)> {
 
 /// What somebody says in a chat.
 fn text(chat: &Chat, role: Role) -> String {
-    let said = chat.messages.iter().filter(|message| message.role == role);
-    let pieces = said.flat_map(|message| &message.pieces).filter_map(|piece| match piece {
+    let turns = chat.messages.iter().filter(|message| message.role == role);
+    let pieces = turns.flat_map(|message| &message.pieces).filter_map(|piece| match piece {
         Piece::Text(text) => Some(text.as_str()),
         Piece::Image => None,
     });

@@ -42,24 +42,25 @@ pub fn results(run: &ReportedRun) -> Vec<RunResult> {
     {
         state.clone_from(&last.text);
     }
-    let committed = records.map_or(0, |records| records.steps.len());
-    let steps = match records.and_then(|records| records.total_steps) {
-        Some(total) => format!("{committed} of {total}"),
-        None => committed.to_string(),
+    let losses = run.losses();
+    let steps = match records.map(|records| (records.steps.len(), records.total_steps)) {
+        Some((committed, Some(total))) => format!("{committed} of {total}"),
+        Some((committed, None)) => committed.to_string(),
+        // Without a journal those are known that have left a loss.
+        None => losses.last().map_or_else(String::new, |(step, _)| step.to_string()),
     };
     let change = |first: &Value, last: &Value| match (first.as_f64(), last.as_f64()) {
         (Some(first), Some(last)) => format!("{} → {}", rounded(first), rounded(last)),
         (None, Some(last)) => rounded(last),
         _ => String::new(),
     };
-    let losses = run.losses();
     let loss = match change(&summary["loss_first"], &summary["loss_last"]) {
         known if !known.is_empty() => known,
         _ => losses.last().map_or_else(String::new, |(_, loss)| rounded(*loss)),
     };
     let (name, held_out) = measured(summary);
     let peak = summary["peak_memory"].as_array().into_iter().flatten().filter_map(peak_of).max();
-    let faults = records.map_or(0, |records| records.faults.len());
+    let faults = records.map_or_else(String::new, |records| records.faults.len().to_string());
     let results = [
         ("state", state),
         ("steps", steps),
@@ -69,7 +70,7 @@ pub fn results(run: &ReportedRun) -> Vec<RunResult> {
         ("training time", summary["train_seconds"].as_f64().map_or_else(String::new, human::seconds)),
         ("largest peak", peak.map_or_else(String::new, human::bytes)),
         ("ranks", summary["world_size"].as_u64().map_or_else(String::new, |ranks| ranks.to_string())),
-        ("faults", faults.to_string()),
+        ("faults", faults),
     ];
     results.map(|(name, value)| (name.to_owned(), value)).into()
 }

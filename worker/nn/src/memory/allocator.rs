@@ -38,8 +38,8 @@ pub fn restart_peak() {
     TAKEN.store(0, Relaxed);
 }
 
-/// Most bytes handed out since the last call, whoever restarts the peak in between; the peak goes on as if
-/// nothing was asked. For one caller, which a profile is.
+/// Most bytes handed out since the last call, also if the peak is restarted in between; the peak goes on
+/// as if nothing was asked. For one caller, which a profile is.
 pub fn take_mark() -> u64 {
     let peak = PEAK.swap(in_use(), Relaxed);
     TAKEN.fetch_max(peak, Relaxed);
