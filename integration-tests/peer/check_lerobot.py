@@ -4,8 +4,9 @@
     PYTHONPATH=launcher/python python check_lerobot.py RUN_DIR        # lerobot 0.6, transformers 5, peft
 
 Goes the way of `lerobot-eval`: the plugin by its package, the policy by its directory, LeRobot's pipelines from their files. Fails (exit
-1) if an action is not the very one of `coxswain_policy`.
+1) if an action is not the very one of `coxswain_policy`, or if a policy that takes rows of the past is not refused.
 """
+import json
 import os
 import shutil
 import sys
@@ -55,6 +56,16 @@ def main():
         assert action.shape == (1, *about["action"]["shape"]), action.shape
         np.testing.assert_array_equal(action[0].numpy(), wanted)
     print(f"{len(expected)} actions of two looks, as the loader's")
+    # LeRobot's programs give one row.
+    told = json.loads((place / "policy.json").read_text())
+    told["sensor"]["rows"] = told["sensor"]["shape"][0]
+    (place / "policy.json").write_text(json.dumps(told))
+    try:
+        get_policy_class(config.type).from_pretrained(place, config=config)
+    except ValueError as refusal:
+        assert f"rows of `{told['sensor']['name']}`" in str(refusal), refusal
+    else:
+        raise AssertionError("a window of rows is not refused")
 
 
 main()

@@ -1,5 +1,5 @@
-//! Training on a data set, and with a model, in an S3 bucket: `moto`'s server on loopback, with a proxy before it that is late,
-//! cuts answers off and refuses them.
+//! Training on a data set, and with a model, in an S3 bucket: `moto`'s server on loopback, with a proxy
+//! before it that is late, cuts answers off and refuses them.
 
 use std::{
     fs,

@@ -1,8 +1,8 @@
 //! A model's directory, wherever it lies: on a disk as it is, or a bucket's or server's files brought to one.
 //!
-//! Only what is read here is brought: the files beside the weights, and `model.safetensors` or the shards that
-//! the index names. Weights are mapped into memory, so they have to be files; where only their sizes matter,
-//! headers are brought, and files have holes where tensors would be.
+//! Only what is read here is brought: the files beside the weights, and `model.safetensors` or the shards
+//! that the index names. Weights are mapped into memory, so they have to be files; where only their sizes
+//! matter, headers are brought, and files have holes where tensors would be.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

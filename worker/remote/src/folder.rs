@@ -8,12 +8,13 @@
 //!     .lock                                    held by the process that brings them
 //! ```
 //!
-//! A folder is of one address, and holds one version of each object: a newer one takes the place of the older,
-//! which a process that has it open reads to its end. One process of a machine brings them; others wait for it.
-//! What has come of an object is gone on with after an interruption, if the object is still the same.
+//! A folder is of one address, and holds one version of each object: a newer one takes the place of the
+//! older, which a process that has it open reads to its end. One process of a machine brings them; others
+//! wait for it. What has come of an object is gone on with after an interruption, if the object is still the
+//! same.
 //!
-//! The folders are no part of the cache of blocks and its bound: they stay until somebody deletes them. Whether
-//! they fit on the disk is asked before anything is brought.
+//! The folders are no part of the cache of blocks and its bound: they stay until somebody deletes them.
+//! Whether they fit on the disk is asked before anything is brought.
 
 use std::{
     collections::BTreeMap,

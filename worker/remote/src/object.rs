@@ -141,8 +141,8 @@ impl Object {
         self.key
     }
 
-    /// The bytes of a range from the bucket, in pieces, of which none is kept on the local disk; all are asked
-    /// for at once, and none is under way any more when one has failed.
+    /// The bytes of a range from the bucket, in pieces, of which none is kept on the local disk; all are
+    /// asked for at once, and none is under way any more when one has failed.
     pub(crate) fn pieces(self: &Arc<Self>, range: Range<u64>) -> Result<Vec<Bytes>, RemoteError> {
         let object = self.clone();
         wait(async move {

@@ -14,8 +14,9 @@
 //!
 //! Samples that lie in a bucket are brought to the local disk from when their step is requested.
 //!
-//! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`), and
-//! a later epoch is not begun before the trainer begins it: what the present one computes is published at its end.
+//! Where features are kept, rows of micro-batches that wait can be completed before their turn (`upcoming`),
+//! and a later epoch is not begun before the trainer begins it: what the present one computes is published at
+//! its end.
 //!
 //! What it does not do: decide which positions a rank owns, or when a step ends.
 

@@ -106,8 +106,8 @@ impl State {
         request.kept.as_ref().map_or(0, |_| self.kept_ahead.div_ceil(size) as u64)
     }
 
-    /// Whether the features of this request may be under way: what an epoch computes is found from its end on,
-    /// and what is read before that is read in vain.
+    /// Whether the features of this request may be under way: what an epoch computes is found from its end
+    /// on, and what is read before that is read in vain.
     fn is_early(&self, request: &StepRequest) -> bool {
         let present = self.requests.front().map(|(_, present)| present);
         present.is_some_and(|present| present.kept.is_some() && present.epoch < request.epoch)

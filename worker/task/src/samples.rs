@@ -98,8 +98,8 @@ pub trait Samples: Any + Send + Sync {
     /// Sample `index`, as it was recorded: what is evaluated, compared and kept.
     fn read(&self, index: u64) -> Result<Box<dyn Sample>, DataError>;
 
-    /// What of a sample that can be read is probably not meant so, for people: a word for it, and where it lies
-    /// with what is there.
+    /// What of a sample that can be read is probably not meant so, for people: a word for it, and where it
+    /// lies with what is there.
     fn doubts(&self, _sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
         Vec::new()
     }

@@ -45,8 +45,8 @@ pub trait Task: Send + Sync {
     /// Opens the run's data: all metadata is read and checked against the run.
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError>;
 
-    /// All that [`Task::open`] refuses of the data's rows and files, where that would name the first alone: for
-    /// `cox data check`. Empty if there is nothing, or if the task has no more to say than `open`.
+    /// All that [`Task::open`] refuses of the data's rows and files, where that would name the first alone:
+    /// for `cox data check`. Empty if there is nothing, or if the task has no more to say than `open`.
     fn faults(&self, _spec: &RunSpec) -> Vec<DataError> {
         Vec::new()
     }

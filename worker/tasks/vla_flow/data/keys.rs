@@ -7,9 +7,9 @@
 //! task_index ──────────────── remembered by file ── prompt ─────┴─▶ SampleKey, by sample
 //! ```
 //!
-//! Of a set in a bucket nothing is read for that but task indices: an image is named by its object, the version
-//! that the bucket gives of it (its entity tag) and its row, a video by object and version. So the same images
-//! elsewhere have other names, and their features are computed there once more.
+//! Of a set in a bucket nothing is read for that but task indices: an image is named by its object, the
+//! version that the bucket gives of it (its entity tag) and its row, a video by object and version. So the
+//! same images elsewhere have other names, and their features are computed there once more.
 //!
 //! A frame of a video is named by the video's bytes, by where in it the metadata lets its episode begin, and
 //! by its number in the episode: what it shows is a function of these (`coxswain_data::lerobot::frames`).

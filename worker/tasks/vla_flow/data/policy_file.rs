@@ -95,8 +95,8 @@ pub struct NumericFeature {
     /// The data set's features that it is made of, side by side; absent where it is one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<FeaturePart>,
-    /// Rows of a recording that its window is made of, the present one the last; absent where a row has all of
-    /// it.
+    /// Rows of a recording that its window is made of, the present one the last; absent where a row has all
+    /// of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<usize>,
 }
