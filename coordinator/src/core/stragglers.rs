@@ -229,7 +229,7 @@ impl Watched {
         self.recent.iter().filter(move |step| step.slowness >= slowness)
     }
 
-    /// What takes the longest beyond the others' in the steps that are slow, of which the window's median, `factor`, is one.
+    /// What takes the longest beyond the others' in the steps that are slow; `factor` is the window's median.
     fn part(&self, factor: f64) -> Part {
         let steps: Vec<_> = self.above(factor.min(COUNTS)).collect();
         let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());
