@@ -161,7 +161,9 @@ fn a_rank_that_is_slowed_by_a_third_is_named_within_twenty_steps_with_what_is_sl
                 let told = go_on(&mut stragglers, &mut machines, from..from + 20, times);
                 let case = format!("{world} ranks, seed {seed}, {part}: {told:?}");
                 let [(_, Change { rank, slow: Some(slow) })] = told[..] else { panic!("{case}") };
-                assert_eq!((rank, slow.part), (Rank(who), part), "{case}");
+                assert_eq!(rank, Rank(who), "{case}");
+                // In the step that names it, a burst may be most of the window.
+                assert_eq!(stragglers.slow(rank).map(|slow| slow.part), Some(part), "{case}");
                 assert!((1.2..1.4).contains(&slow.factor), "{case}");
             }
         }
