@@ -11,12 +11,12 @@
 //! ```
 //!
 //! Ranks may have unequal work: slices that differ by a sample, longer prompts. So a rank is compared as it
-//! is, for each of its samples, and for each of its tokens, and the least of the three counts. A step that was
-//! tried again or left out, or for which some rank had features to compute, is none to compare.
+//! is, for each of its samples, and for each of its tokens, and the least of the three counts. A step that
+//! was tried again or left out, or for which some rank had features to compute, is none to compare.
 //!
-//! A window begins anew with each generation. Medians keep single steps from counting, and a rank that is slow
-//! from moving what it is compared with. That most steps must be slow keeps two bursts of a few steps each
-//! (a page cache that is written back, another job that starts) from making a median of their own.
+//! A window begins anew with each generation. Medians keep single steps from counting, and a rank that is
+//! slow from moving what it is compared with. That most steps must be slow keeps two bursts of a few steps
+//! each (a page cache that is written back, another job that starts) from making a median of their own.
 //!
 //! What this does not do: tell whose network is slow. All ranks of a ring wait for its slowest link alike.
 
@@ -229,7 +229,7 @@ impl Watched {
         self.recent.iter().filter(move |step| step.slowness >= slowness)
     }
 
-    /// What takes the longest beyond the others' in the steps that are slow, of which the window's median, `factor`, is one.
+    /// What takes the longest beyond the others' in the steps that are slow; `factor` is the window's median.
     fn part(&self, factor: f64) -> Part {
         let steps: Vec<_> = self.above(factor.min(COUNTS)).collect();
         let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());

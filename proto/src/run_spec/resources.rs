@@ -37,10 +37,10 @@ pub struct Faults {
     /// run back to its last checkpoint.
     #[serde(rename = "mirror")]
     pub replica: bool,
-    /// Steps between comparisons of what ranks hold: digests of the weights that train, and of every optimizer
-    /// shard and its replica. A rank that differs is named and gets its state anew; where it cannot be told
-    /// which one is wrong, the run goes back to its last checkpoint. Before every checkpoint they are compared,
-    /// too. 0: never.
+    /// Steps between comparisons of what ranks hold: digests of the weights that train, and of every
+    /// optimizer shard and its replica. A rank that differs is named and gets its state anew; where it
+    /// cannot be told which one is wrong, the run goes back to its last checkpoint. Before every checkpoint
+    /// they are compared, too. 0: never.
     pub verify_every: u64,
 }
 

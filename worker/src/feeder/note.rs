@@ -10,8 +10,8 @@
 //! words 8 i ...     entry i: 1 while it is being read, then generation, epoch, position, row, begin, end
 //! ```
 //!
-//! The launcher makes the memory, an anonymous file, and names it in `COX_READING_NOTE` by its own entry below
-//! `/proc`. It reads it after the process has ended ([`killing`]), and it is gone with the launcher.
+//! The launcher makes the memory, an anonymous file, and names it in `COX_READING_NOTE` by its own entry
+//! below `/proc`. It reads it after the process has ended ([`killing`]), and it is gone with the launcher.
 //!
 //! What this does not do: look into a thread that a decoder has started itself; then the sample is known only
 //! if it was the only one. A SIGKILL has no handler, and says nothing of any sample.
@@ -88,8 +88,8 @@ thread_local! {
 impl Note {
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < WORDS);
-        // SAFETY: the mapping has WORDS aligned words and lives as long as `self`; every access to it, in this
-        // process and in the launcher, is of whole words or after this process has ended.
+        // SAFETY: the mapping has WORDS aligned words and lives as long as `self`; every access to it, in
+        // this process and in the launcher, is of whole words or after this process has ended.
         unsafe { AtomicU64::from_ptr(self.memory.as_mut_ptr().cast::<u64>().add(at)) }
     }
 }

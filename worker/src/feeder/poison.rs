@@ -1,8 +1,8 @@
 //! A sample that ends the process that reads it, for tests of what happens then.
 //!
-//! `COX_FAULT_SAMPLE="index=123 how=stack"` exhausts the stack of the thread that reads sample 123 of the data
-//! set (SIGSEGV, then SIGABRT); `how=abort` aborts, as a refused allocation does. It is part of the program
-//! because the program is what is tested, as `COX_FAULT_LOSS` is.
+//! `COX_FAULT_SAMPLE="index=123 how=stack"` exhausts the stack of the thread that reads sample 123 of the
+//! data set (SIGSEGV, then SIGABRT); `how=abort` aborts, as a refused allocation does. It is part of the
+//! program because the program is what is tested, as `COX_FAULT_LOSS` is.
 
 use std::{hint::black_box, sync::LazyLock};
 

@@ -2,8 +2,8 @@
 //!
 //! | variable | what it does |
 //! |---|---|
-//! | `COX_FAULT_LOSS="rank=1 step=3 times=1"` | from step 3 on the loss of rank 1's next micro-batch is NaN, so many times |
-//! | `COX_FAULT_SLOW="rank=1 step=3 until=40 percent=130 part=compute"` | steps 3 to 39 take rank 1 1.3 times as long |
+//! | `COX_FAULT_LOSS="rank=1 step=3 times=1"` | from step 3 on rank 1's next loss is NaN, so many times |
+//! | `COX_FAULT_SLOW="rank=1 step=3 until=40 percent=130 part=compute"` | rank 1 is slower in steps 3 to 39 |
 //! | `COX_FAULT_WEIGHTS="rank=1 step=7 part=0"` | before step 7 one bit flips in rank 1's weights, once |
 //!
 //! With `times=1` a loss is a slip of the machine, which a second attempt does not repeat; with many times it

@@ -49,8 +49,8 @@ impl Run {
         self.lose_to(slot, failure, None);
     }
 
-    /// The same of a worker whose process a sample has ended, if one has: the quarantine bounds how often that
-    /// may be, so that it costs no restart.
+    /// The same of a worker whose process a sample has ended, if one has: the quarantine bounds how often
+    /// that may be, so that it costs no restart.
     pub(super) fn lose_to(&mut self, slot: Slot, failure: Failure, sample: Option<BadSample>) {
         self.fleet.lose(slot, &mut self.out);
         let loss = losing::judge(self, slot, failure.kind);

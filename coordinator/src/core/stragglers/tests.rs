@@ -130,6 +130,8 @@ fn machines(world: u64, seed: u64) -> Vec<Machine> {
     (0..world).map(|rank| Machine::new(1_000_003 * seed + rank)).collect()
 }
 
+/// Of these seeds: thresholds were chosen on them, and others name a rank now and then, by how often
+/// `docs/decisions/slow-ranks.md` says.
 #[test]
 fn ten_thousand_calm_steps_name_no_rank() {
     for (world, seeds) in [(2, 8), (3, 6), (8, 3), (64, 1)] {
@@ -159,7 +161,9 @@ fn a_rank_that_is_slowed_by_a_third_is_named_within_twenty_steps_with_what_is_sl
                 let told = go_on(&mut stragglers, &mut machines, from..from + 20, times);
                 let case = format!("{world} ranks, seed {seed}, {part}: {told:?}");
                 let [(_, Change { rank, slow: Some(slow) })] = told[..] else { panic!("{case}") };
-                assert_eq!((rank, slow.part), (Rank(who), part), "{case}");
+                assert_eq!(rank, Rank(who), "{case}");
+                // In the step that names it, a burst may be most of the window.
+                assert_eq!(stragglers.slow(rank).map(|slow| slow.part), Some(part), "{case}");
                 assert!((1.2..1.4).contains(&slow.factor), "{case}");
             }
         }

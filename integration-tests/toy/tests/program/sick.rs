@@ -1,4 +1,4 @@
-//! What is sick is found: weights that differ between ranks, and samples that end the process that reads them.
+//! What is sick is found: weights that differ between ranks, and samples that end their reader.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
