@@ -1,7 +1,7 @@
 //! How far predicted memory is from what training takes: real runs, measured by the counting allocator of
 //! real workers.
 //!
-//! Twenty-two configurations of two models: micro-batch, recompute, types of frozen weights and of
+//! Twenty-five configurations of two models: micro-batch, recompute, types of frozen weights and of
 //! activations, where weights are, adapters, world, image size. The analytic prediction must come within 10 %
 //! of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %. With
 //! `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).

@@ -75,7 +75,7 @@ impl Task for VlaFlow {
         if vla.model.weights_dtype == FrozenDtype::Float32 {
             settings.push("model.weights_dtype: bfloat16".into());
         }
-        if spec.memory.offload != Offload::Layers {
+        if spec.memory.offload != Offload::Layers && vla.model.weights_dtype.packing().is_none() {
             settings
                 .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
         }

@@ -95,7 +95,8 @@ impl Subject {
     /// what moments in host memory would.
     fn offloading(&self, ask: Ask) -> Vec<Suggestion> {
         let mut suggestions = Vec::new();
-        if self.spec.memory.offload != Offload::Layers {
+        let may_stream = self.vla.model.weights_dtype.packing().is_none();
+        if may_stream && self.spec.memory.offload != Offload::Layers {
             let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
             let needs_full = tape_holds && (self.vla.lora.is_some() || !self.full.is_empty());
             let peak = |offload| {

@@ -267,6 +267,11 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
     let (wide, narrow) = (saved(FrozenDtype::Float32), saved(FrozenDtype::Bfloat16));
     assert!(wide > 2 << 20, "{wide}");
     assert!((0..256 << 10).contains(&narrow), "gains and biases alone: {narrow}");
+    // What would be quantized anew whenever it is read is refused, so it is not offered.
+    let few =
+        subject("quickstart.yaml").changed(|spec| spec.vla_mut().model.weights_dtype = FrozenDtype::Nf4);
+    let offered = few.expect("no new names").suggestions(host);
+    assert!(offered.iter().all(|suggestion| suggestion.setting != "memory.offload=layers"));
 }
 
 #[test]

@@ -50,9 +50,7 @@ fn what_trains_in_full_begins_with_the_values_of_the_file() {
     let train = [r"layers\.2\.mlp", r"layers\.4\.self_attn\.q_proj"];
     let of = |dtype: &str| {
         let model = ("model", json!({"path": MODEL, "weights_dtype": dtype, "train": train}));
-        let rates =
-            ("optimizer", json!({"lr": {"lora": 1e-4, "base": 1e-5, "expert": 1e-4, "sensor": 1e-4}}));
-        load(&spec(&[model, ("lora", Value::Null), rates]))
+        load(&spec(&[model, ("lora", Value::Null)]))
     };
     let (few, whole) = (of("nf4"), of("float32"));
     assert_eq!(few.trainables.to_vec(), whole.trainables.to_vec());
