@@ -243,7 +243,7 @@ fn layers_of_one_input<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         all.extend(pulled::<B, 5, 2, 2>(&what, device, shapes, |[x, a, b, c, d]| {
             let y = RowOps::rms_norm(x.clone(), gain(), 1e-6);
             let layer = |seed, a_ri, b_or| LinearLayer {
-                w_oi: frozen(seed),
+                w_oi: frozen(seed).into(),
                 bias_o: Some(gain()),
                 update: Some(LowRank { a_ri, b_or, scale: 0.1 * seed as f64, dropout: None }),
             };
