@@ -1,6 +1,7 @@
 //! Files that appear whole or not at all, and trainables in them.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -101,8 +102,15 @@ pub(crate) fn write_views<'a>(
     views: impl Iterator<Item = (String, TensorView<'a>)>,
     note: Option<(&str, &str)>,
 ) -> io::Result<()> {
-    let metadata = [("format", "pt")].into_iter().chain(note);
-    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let pairs: Vec<_> = [("format", "pt")].into_iter().chain(note).collect();
+    // The file has the order of the map, which every map draws anew: equal tensors are to give equal files.
+    let metadata = loop {
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let drawn: HashMap<String, String> = pairs.collect();
+        if drawn.keys().is_sorted_by(|a, b| a > b) {
+            break drawn;
+        }
+    };
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
         // As the system said it: of a full disk there is something to say.
         SafeTensorError::IoError(source) => source,
