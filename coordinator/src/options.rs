@@ -32,8 +32,8 @@ pub struct Options {
     pub restarted: bool,
     /// The id of the launcher whose child this coordinator is, if it is one's.
     pub hosted_by: Option<String>,
-    /// The number of this coordinator's claim to the seat of its run, where launchers of other machines may
-    /// take it ([`Seat`](coxswain_identity::seat::Seat)).
+    /// The number of this coordinator's claim to the role of its run, where launchers of other machines may
+    /// take it ([`Claims`](coxswain_identity::claims::Claims)).
     pub claim: Option<u64>,
     /// The id of the launcher that hosted the coordinator before this one, and is gone with its machine.
     pub in_place_of: Option<String>,

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_identity::seat::Seat;
+use coxswain_identity::claims::Claims;
 use coxswain_proto::{
     VERSION, bounded, document,
     ids::{Bytes, Step},
@@ -161,8 +161,8 @@ fn open_journal(
             match options.claim {
                 None => (Box::new(journal), identity, memory),
                 Some(number) => {
-                    let seat = Seat::of_run(Path::new(&options.spec.run.output_dir));
-                    (Box::new(Fenced::new(journal, seat, number)), identity, memory)
+                    let claims = Claims::of_run(Path::new(&options.spec.run.output_dir));
+                    (Box::new(Fenced::new(journal, claims, number)), identity, memory)
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Worlds whose coordinator is lost with its machine: a launcher elsewhere starts another one.
 
-use coxswain_identity::seat::Seat;
+use coxswain_identity::claims::Claims;
 use nix::sys::signal::Signal;
 
 use crate::support::{
@@ -75,10 +75,10 @@ fn a_launcher_that_wakes_up_beside_its_coordinators_successor_ends() {
     let endpoint = free_endpoint();
     let mut first = node(&tiny, &endpoint, "1:2", 0);
     first.wait_for("2/100000");
-    let seat = Seat::of_run(&tiny.output());
-    let claim = seat.newest().expect("it has announced its coordinator");
+    let claims = Claims::of_run(&tiny.output());
+    let claim = claims.newest().expect("it has announced its coordinator");
     assert_eq!(claim.address, endpoint);
-    seat.succeed(claim.number, "127.0.0.1:1", "another").expect("a file").expect("nobody was faster");
+    claims.succeed(claim.number, "127.0.0.1:1", "another").expect("a file").expect("nobody was faster");
     let (status, printed) = first.finish();
     assert_eq!(status.code(), Some(6), "{printed}");
     assert!(printed.contains("has started a coordinator in place of ours"), "{printed}");

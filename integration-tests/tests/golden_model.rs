@@ -5,8 +5,9 @@ use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_worker::device::{Absent, Device};
 
 const FLOAT32: Tolerance = Tolerance { values: 1e-4, gradients: 1e-3 };
-/// Logits are off by 1.0e-4, ten times as far as where nothing is quantized; codes, scales and widened values of
-/// single matrices are equal, and why whole models differ more is not known (docs/decisions/quantized-bases.md).
+/// Logits are off by 1.0e-4, ten times as far as where nothing is quantized; codes, scales and widened
+/// values of single matrices are equal, and why whole models differ more is not known
+/// (docs/decisions/quantized-bases.md).
 const NF4: Tolerance = Tolerance { values: 2e-4, gradients: 1e-3 };
 
 fn cpu(dtype: FrozenDtype) -> Computer {

@@ -130,7 +130,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// Writes the file anew, whoever holds the old one: a launcher whose machine is gone, and whose lock a
+    /// Writes the file anew, even where another launcher holds the old one: a launcher whose machine is gone, and whose lock a
     /// server of files may still keep.
     pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
         // If it cannot be removed, it cannot be locked either, and that is reported.

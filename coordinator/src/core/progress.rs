@@ -33,7 +33,7 @@ use super::{
     refusal::{Refusal, Witness},
     report::{CommittedStep, Metric, StateSource, StepReport},
     status::{CacheStatus, Pace, Rhythm},
-    stragglers::{Change, Slowness, Stragglers},
+    stragglers::{Slowness, SlownessChange, Stragglers},
     time::Timestamp,
 };
 
@@ -233,7 +233,7 @@ impl Progress {
         id: WorkerId,
         slot: Slot,
         reports: &[StepReport],
-    ) -> Result<Vec<Change>, Box<(StepReport, Fault)>> {
+    ) -> Result<Vec<SlownessChange>, Box<(StepReport, Fault)>> {
         let mut changes = Vec::new();
         let Some(course) = &mut self.course else { return Ok(changes) };
         let Some(rank) = course.ledger.rank_of(id) else { return Ok(changes) };

@@ -96,7 +96,7 @@ impl fmt::Display for Slowness {
 
 /// A rank has become slow, or is well again.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Change {
+pub struct SlownessChange {
     /// Which.
     pub rank: Rank,
     /// How slow; none if it is well again.
@@ -165,7 +165,7 @@ impl Stragglers {
     }
 
     /// Takes what a rank reports of a step; what that changes. Repeated reports change nothing.
-    pub fn report(&mut self, rank: Rank, report: &StepReport) -> Vec<Change> {
+    pub fn report(&mut self, rank: Rank, report: &StepReport) -> Vec<SlownessChange> {
         let world = self.ranks.len();
         if world < 2 || report.generation != self.generation || report.step < self.from {
             return Vec::new();
@@ -184,7 +184,7 @@ impl Stragglers {
         self.ranks.get(rank.0 as usize)?.slow
     }
 
-    fn compare(&mut self, row: &[Work]) -> Vec<Change> {
+    fn compare(&mut self, row: &[Work]) -> Vec<SlownessChange> {
         let of_others = |value: &dyn Fn(&Work) -> f64| {
             let values: Vec<f64> = row.iter().map(value).collect();
             (medians_of_others(&values), values)
@@ -200,7 +200,7 @@ impl Stragglers {
             let ratios = slowness.iter().map(|(medians, values)| values[at] / medians[at].max(1e-9));
             let slowness = ratios.fold(f64::INFINITY, f64::min);
             let excess = excess.each_ref().map(|(medians, values)| values[at] - medians[at]);
-            watched.take(Compared { slowness, excess }).then_some(Change { rank, slow: watched.slow })
+            watched.take(Compared { slowness, excess }).then_some(SlownessChange { rank, slow: watched.slow })
         });
         changes.collect()
     }

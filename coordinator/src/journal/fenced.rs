@@ -1,37 +1,37 @@
-//! A journal that is written only as long as its coordinator has the seat.
+//! A journal that is written only as long as its coordinator has the role.
 //!
 //! A coordinator on a machine that was cut off, or stood still, may wake up after a launcher elsewhere has
 //! started another one. Nothing that it says from then on may count.
 
-use coxswain_identity::seat::Seat;
+use coxswain_identity::claims::Claims;
 use coxswain_proto::ids::Step;
 
 use super::{Journal, JournalError, LedgerEntry, history::History};
 use crate::core::action::Record;
 
-/// A journal behind a claim to the coordinator's seat.
+/// A journal behind a claim to the coordinator's role.
 pub struct Fenced<J> {
     journal: J,
-    seat: Seat,
+    claims: Claims,
     number: u64,
 }
 
 impl<J> Fenced<J> {
     /// Of the coordinator with this claim.
-    pub fn new(journal: J, seat: Seat, number: u64) -> Self {
-        Self { journal, seat, number }
+    pub fn new(journal: J, claims: Claims, number: u64) -> Self {
+        Self { journal, claims, number }
     }
 
     fn check(&self) -> Result<(), JournalError> {
-        match self.seat.is_lost(self.number) {
-            true => Err(JournalError::Unseated { number: self.number }),
+        match self.claims.is_lost(self.number) {
+            true => Err(JournalError::Superseded { number: self.number }),
             false => Ok(()),
         }
     }
 }
 
 impl<J: Journal> Journal for Fenced<J> {
-    /// Refused where the seat is lost; asked again afterwards, because nobody may be told what a successor
+    /// Refused where the role is lost; asked again afterwards, because nobody may be told what a successor
     /// that has read the journal meanwhile does not know.
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
         self.check()?;
@@ -54,14 +54,14 @@ mod tests {
     use crate::journal::Forgetful;
 
     #[test]
-    fn a_coordinator_that_has_lost_the_seat_records_nothing_more() {
+    fn a_coordinator_that_has_lost_the_role_records_nothing_more() {
         let dir = tempfile::tempdir().unwrap();
-        let seat = Seat::of_run(dir.path());
-        let claim = seat.take("node0:1", "a").unwrap();
-        let mut journal = Fenced::new(Forgetful::default(), seat.clone(), claim.number);
+        let claims = Claims::of_run(dir.path());
+        let claim = claims.take("node0:1", "a").unwrap();
+        let mut journal = Fenced::new(Forgetful::default(), claims.clone(), claim.number);
         journal.append(&[]).unwrap();
-        seat.succeed(claim.number, "node1:1", "b").unwrap().unwrap();
+        claims.succeed(claim.number, "node1:1", "b").unwrap().unwrap();
         let refused = journal.append(&[]).unwrap_err();
-        assert!(matches!(refused, JournalError::Unseated { number: 1 }), "{refused}");
+        assert!(matches!(refused, JournalError::Superseded { number: 1 }), "{refused}");
     }
 }

@@ -101,7 +101,7 @@ pub enum JournalError {
     #[error(
         "another coordinator has taken the place of this one (number {number} of its run): it writes nothing more"
     )]
-    Unseated {
+    Superseded {
         /// The number of this one's claim.
         number: u64,
     },

@@ -24,7 +24,7 @@ pub struct RunFacts {
     pub output_dir: String,
     /// The launcher whose child this coordinator is.
     pub hosted_by: Option<String>,
-    /// The number of its claim to the coordinator's seat.
+    /// The number of its claim to the coordinator's role.
     pub claim: Option<u64>,
 }
 

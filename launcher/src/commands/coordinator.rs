@@ -66,7 +66,7 @@ pub struct CoordinatorArgs {
     /// The id of the launcher whose child this is
     #[arg(long, hide = true, value_name = "ID")]
     hosted_by: Option<String>,
-    /// The number of this coordinator's claim to its seat, where other launchers may take it
+    /// The number of this coordinator's claim to its role, where other launchers may take it
     #[arg(long, hide = true, value_name = "N")]
     claim: Option<u64>,
     /// The id of the launcher whose machine is gone, and its coordinator with it
@@ -218,8 +218,8 @@ fn waiting(directory: &Path, patience: Duration) -> String {
 fn refused(error: ServeError, restarted: bool) -> Failed {
     let exit = match error {
         // Its launcher takes that for no death: it is not started again.
-        ServeError::Journal(JournalError::Unseated { .. })
-        | ServeError::Start(StartError::Journal(JournalError::Unseated { .. })) => Exit::Rendezvous,
+        ServeError::Journal(JournalError::Superseded { .. })
+        | ServeError::Start(StartError::Journal(JournalError::Superseded { .. })) => Exit::Rendezvous,
         ServeError::Unprotected { .. }
         | ServeError::Tokens(_)
         | ServeError::World { .. }

@@ -2,13 +2,13 @@
 
 mod coordinating;
 
-use std::{path::Path, sync::Arc};
+use std::{cell::RefCell, path::Path, sync::Arc};
 
 use clap::Args;
 use coxswain_coordinator::journal::{Fate, History};
 use coxswain_identity::{
     Address, Whereabouts,
-    seat::{Claim, Seat},
+    claims::{Claim, Claims},
 };
 use coxswain_proto::{
     run_spec::RunSpec,
@@ -35,6 +35,7 @@ use crate::{
     plan::check::{Forecast, refuse_float16_on_cpu},
     render::{self, summary},
     supervise::{
+        child::this_program,
         console::{Console, LogWriter, Terminal},
         console_mode::{ConsoleFlags, Mode},
         failure_file,
@@ -134,8 +135,8 @@ struct Met {
     coordinator: Option<Host>,
     whereabouts: Whereabouts,
     access: Access,
-    /// Its seat, if this launcher could take it.
-    seat: Option<Seat>,
+    /// Its role, if this launcher could take it.
+    claims: Option<Claims>,
 }
 
 impl Launch<'_> {
@@ -144,20 +145,22 @@ impl Launch<'_> {
         let unusable = |error| Failed::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
-        let (lost, unseated) = mpsc::channel(1);
+        let (lost, superseded) = mpsc::channel(1);
         let node_id = node_id();
-        let coordinating = Coordinating::new(self, node_id.clone(), lost);
-        let Met { place, request, coordinator, whereabouts, access, seat } =
+        let coordinating = self.coordinating(&node_id, lost);
+        let Met { place, request, coordinator, whereabouts, access, claims } =
             self.meet(&coordinating, &node_id, &mut signals).await?;
         self.announce(&place, &access, coordinator.is_some());
         let take_over = |last: &Claim| coordinating.take_over(last);
         let number = place.claim;
-        let standby = seat.map(|seat| Standby { seat, number, launcher: node_id, take_over: &take_over });
+        let standby =
+            claims.map(|claims| Standby { claims, number, launcher: node_id, take_over: &take_over });
         let group = self.group(place, whereabouts, request);
         // One word for a run: that of the launcher with its coordinator.
         let notifier = coordinator.is_some().then(|| self.notifier(&access)).flatten();
         let terminal = Arc::clone(&self.terminal);
-        let contacts = Contacts { access: access.clone(), coordinator, standby, unseated, signals, terminal };
+        let contacts =
+            Contacts { access: access.clone(), coordinator, standby, superseded, signals, terminal };
         let mut report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
@@ -183,6 +186,20 @@ impl Launch<'_> {
         self.conclude(&report, Some(report.success_text(stopped))).await
     }
 
+    fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<()>) -> Coordinating<'_> {
+        Coordinating {
+            spec: &self.spec,
+            plan: &self.plan,
+            log: self.log,
+            machine: &self.machine,
+            credentials: &self.credentials,
+            terminal: &self.terminal,
+            node_id: node_id.to_owned(),
+            superseded,
+            signs: RefCell::default(),
+        }
+    }
+
     /// Starts the coordinator, or finds it, and is given a place.
     async fn meet(
         &self,
@@ -190,9 +207,9 @@ impl Launch<'_> {
         node_id: &str,
         signals: &mut Signals,
     ) -> Result<Met, Failed> {
-        let seat = Seat::of_run(Path::new(&self.spec.run.output_dir));
+        let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
-        let living = if alone { None } else { standby::living(&seat).await };
+        let living = if alone { None } else { standby::living(&claims).await };
         let role = match &living {
             // The run goes on without the machine that is called the coordinator's.
             Some(_) => Role::Guest,
@@ -205,11 +222,12 @@ impl Launch<'_> {
             }
             Role::Guest => (self.plan.endpoint.port, None),
         };
-        let first = living.map_or_else(|| self.coordinator(port), |claim| Address::parse(&claim.address));
-        let newest = seat.newest().filter(|_| coordinator.is_none() && !alone);
+        let first =
+            living.map_or_else(|| self.plan.coordinator(port), |claim| Address::parse(&claim.address));
+        let newest = claims.newest().filter(|_| coordinator.is_none() && !alone);
         let whereabouts = match newest {
             None => Whereabouts::fixed(first),
-            Some(claim) => Whereabouts::until_moved(first, seat.clone(), claim.number),
+            Some(claim) => Whereabouts::until_moved(first, claims.clone(), claim.number),
         };
         let credentials = &self.credentials.credentials;
         let access = Access::to(&whereabouts, credentials)?;
@@ -224,22 +242,17 @@ impl Launch<'_> {
         };
         // From now on this place and no other.
         let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
-        if coordinator.is_some() || seat.newest_from(place.claim).is_none() {
-            return Ok(Met { place, request, coordinator, whereabouts, access, seat: None });
+        if coordinator.is_some() || claims.newest_from(place.claim).is_none() {
+            return Ok(Met { place, request, coordinator, whereabouts, access, claims: None });
         }
-        let whereabouts = Whereabouts::until_moved(whereabouts.now(), seat.clone(), place.claim);
+        let whereabouts = Whereabouts::until_moved(whereabouts.now(), claims.clone(), place.claim);
         let access = Access::to(&whereabouts, credentials)?;
-        Ok(Met { place, request, coordinator, whereabouts, access, seat: Some(seat) })
+        Ok(Met { place, request, coordinator, whereabouts, access, claims: Some(claims) })
     }
 
     fn notifier(&self, access: &Access) -> Option<Notifier> {
         let about = [self.spec.run.name.as_str(), &self.spec.run.output_dir];
         Notifier::start(self.notify, process_env("COX_NOTIFY"), access.clone(), about, &self.terminal)
-    }
-
-    /// Where the coordinator is called.
-    fn coordinator(&self, port: u16) -> Address {
-        Address::parse(&format!("{}:{port}", self.plan.endpoint.host)).plaintext(self.plan.plaintext)
     }
 
     fn logs(&self) -> String {
@@ -352,11 +365,6 @@ async fn ended(coordinator: &mut Option<Host>) -> Ended {
         Some(host) => host.ended().await,
         None => std::future::pending().await,
     }
-}
-
-fn this_program() -> Result<std::path::PathBuf, Failed> {
-    std::env::current_exe()
-        .map_err(|error| Failed::new(Exit::Internal, format!("cannot find this program: {error}")))
 }
 
 /// Unique among launchers that are alive at the same time, and stable over one launcher's retries.

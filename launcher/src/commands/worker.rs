@@ -8,7 +8,7 @@ mod solo;
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use coxswain_identity::{Address, Whereabouts, seat::Seat};
+use coxswain_identity::{Address, Whereabouts, claims::Claims};
 use coxswain_proto::{
     ids::{Bytes, Rank},
     run_spec::DeviceChoice,
@@ -30,7 +30,7 @@ use crate::{
     launch::{
         inputs::{Env, Given, process_env},
         machine::LocalMachine,
-        worker_env::SEAT,
+        worker_env::CLAIMS,
     },
     tasks::{accelerator, tasks},
 };
@@ -116,7 +116,7 @@ fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
 struct Slot {
     coordinator: String,
     /// Where its successors are announced, and the number that it has itself.
-    seat: Option<(PathBuf, u64)>,
+    claims: Option<(PathBuf, u64)>,
     rank: u32,
     local_rank: u32,
     node_rank: u32,
@@ -152,10 +152,10 @@ impl Slot {
             first => port(u64::from(first), local_rank, "COX_DATA_PORT")?,
         };
         let advertise = env("COX_ADVERTISE").map(|text| advertised(&text, local_rank)).transpose()?;
-        let seat = env(SEAT).map(|text| announced(&text)).transpose()?;
+        let claims = env(CLAIMS).map(|text| announced(&text)).transpose()?;
         Ok(Self {
             coordinator,
-            seat,
+            claims,
             rank,
             local_rank,
             node_rank: number("GROUP_RANK", 0)?,
@@ -171,9 +171,9 @@ impl Slot {
     /// Where this worker calls the coordinator.
     fn whereabouts(&self) -> Whereabouts {
         let address = Address::parse(&self.coordinator);
-        match &self.seat {
+        match &self.claims {
             None => Whereabouts::fixed(address),
-            Some((dir, number)) => Whereabouts::until_moved(address, Seat::at(dir.clone()), *number),
+            Some((dir, number)) => Whereabouts::until_moved(address, Claims::at(dir.clone()), *number),
         }
     }
 }
@@ -181,7 +181,7 @@ impl Slot {
 /// The number of a coordinator and the directory of its successors, from `NUMBER:DIR`.
 fn announced(text: &str) -> Result<(PathBuf, u64), Failed> {
     let parts = text.split_once(':').and_then(|(number, dir)| Some((dir.into(), number.parse().ok()?)));
-    parts.ok_or_else(|| Failed::usage(format!("{SEAT} {text}: expected NUMBER:DIR, as launchers set it")))
+    parts.ok_or_else(|| Failed::usage(format!("{CLAIMS} {text}: expected NUMBER:DIR, as launchers set it")))
 }
 
 /// The port of a worker, by its number on its machine.
@@ -222,7 +222,7 @@ mod tests {
         ];
         let expected = Slot {
             coordinator: "n3:29400".into(),
-            seat: None,
+            claims: None,
             rank: 3,
             local_rank: 1,
             node_rank: 1,
@@ -258,8 +258,8 @@ mod tests {
         assert!(slot(&[]).unwrap_err().starts_with("no coordinator"));
         let beyond = slot(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
         assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
-        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_COORDINATOR_SEAT", "here")]).unwrap_err();
-        assert!(text.starts_with("COX_COORDINATOR_SEAT here: expected NUMBER:DIR"), "{text}");
+        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_COORDINATOR_CLAIMS", "here")]).unwrap_err();
+        assert!(text.starts_with("COX_COORDINATOR_CLAIMS here: expected NUMBER:DIR"), "{text}");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
         assert_eq!(text, "WORLD_SIZE two: expected a whole number");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use coxswain_identity::Address;
 use coxswain_proto::{
     limits,
     run_spec::{DeviceChoice, RunSpec},
@@ -115,6 +116,11 @@ pub struct Sources<'a> {
 }
 
 impl Plan {
+    /// Where the coordinator is called that this plan names, if it listens at `port`.
+    pub fn coordinator(&self, port: u16) -> Address {
+        Address::parse(&format!("{}:{port}", self.endpoint.host)).plaintext(self.plaintext)
+    }
+
     /// Resolves every setting.
     pub fn resolve(from: &Sources<'_>) -> Result<Self, Failed> {
         from.refuse_what_has_no_effect()?;

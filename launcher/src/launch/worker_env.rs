@@ -6,7 +6,7 @@ use coxswain_proto::run_spec::DeviceChoice;
 use super::inputs::Env;
 
 /// Tells workers where newer coordinators than theirs are announced: `NUMBER:DIR`.
-pub const SEAT: &str = "COX_COORDINATOR_SEAT";
+pub const CLAIMS: &str = "COX_COORDINATOR_CLAIMS";
 
 /// A launcher's place in the world, as the coordinator gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Place {
     pub local_world_size: u32,
     /// The run's id.
     pub run_id: String,
-    /// The number of the coordinator's claim to its seat; 0 where nobody else may take it.
+    /// The number of the coordinator's claim to its role; 0 where nobody else may take it.
     pub claim: u64,
 }
 
@@ -84,9 +84,10 @@ impl Common {
             ("COX_LOCAL_ADDR", self.local_addr.clone()),
             ("COX_DEVICE", self.device.to_string()),
         ];
-        let seat = self.coordinator.seat();
-        variables
-            .extend(seat.map(|(seat, number)| (SEAT, format!("{number}:{}", seat.directory().display()))));
+        let claims = self.coordinator.claims();
+        variables.extend(
+            claims.map(|(claims, number)| (CLAIMS, format!("{number}:{}", claims.directory().display()))),
+        );
         variables.extend(self.credentials.iter().cloned());
         variables
     }
@@ -112,7 +113,7 @@ pub fn purge_delay(env: Env<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_identity::{Address, seat::Seat};
+    use coxswain_identity::{Address, claims::Claims};
 
     use super::*;
 
@@ -135,7 +136,7 @@ mod tests {
             master_port: 29400,
             coordinator: Whereabouts::until_moved(
                 Address::parse("http://n3:29400"),
-                Seat::of_run("/runs/a".as_ref()),
+                Claims::of_run("/runs/a".as_ref()),
                 3,
             ),
             credentials: vec![("COX_TOKEN_FILE", "/runs/a/logs/token".into())],
@@ -163,7 +164,7 @@ mod tests {
             ("OMP_NUM_THREADS", "2"),
             ("MIMALLOC_PURGE_DELAY", "-1"),
             ("COX_COORDINATOR", "http://n3:29400"),
-            ("COX_COORDINATOR_SEAT", "3:/runs/a/coordinator/seat"),
+            ("COX_COORDINATOR_CLAIMS", "3:/runs/a/coordinator/claims"),
             ("COX_TOKEN_FILE", "/runs/a/logs/token"),
         ] {
             assert_eq!(get(name), Some(value), "{name}");

@@ -11,7 +11,7 @@
 //!
 //! This is the launcher's only file with `unsafe` code.
 
-use std::{io, process::Stdio};
+use std::{io, path::PathBuf, process::Stdio};
 
 use nix::{
     sys::{prctl, signal},
@@ -20,6 +20,7 @@ use nix::{
 use tokio::process::{Child, Command};
 
 use super::signals;
+use crate::exit::{Exit, Failed};
 
 /// What to start.
 #[derive(Debug)]
@@ -88,6 +89,12 @@ pub fn kill_leftovers(leader: Option<u32>) {
     let Some(id) = leader.and_then(|id| i32::try_from(id).ok()) else { return };
     // Nothing is left, as a rule.
     let _ = signal::killpg(Pid::from_raw(id), signal::Signal::SIGKILL);
+}
+
+/// The file of this program, which its children run.
+pub fn this_program() -> Result<PathBuf, Failed> {
+    std::env::current_exe()
+        .map_err(|error| Failed::new(Exit::Internal, format!("cannot find this program: {error}")))
 }
 
 #[cfg(test)]

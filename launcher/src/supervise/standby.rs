@@ -2,13 +2,13 @@
 //!
 //! It is gone if its launcher shows no sign in the run's directory, and its port takes no connections. A
 //! launcher that was only stopped keeps its socket open; a machine that was only cut off goes on writing. One
-//! that stood still as a whole will find, when it wakes up, that its seat is taken.
+//! that stood still as a whole will find, when it wakes up, that its role is taken.
 
 use std::time::Duration;
 
 use coxswain_identity::{
     Address,
-    seat::{BEAT, Claim, Seat, Watch},
+    claims::{BEAT, Claim, Claims, Watch},
 };
 use tokio::{net::TcpStream, sync::mpsc, task::JoinHandle, time::timeout};
 
@@ -25,7 +25,7 @@ const PROBE: Duration = Duration::from_secs(1);
 /// How a launcher takes the coordinator over.
 pub struct Standby<'a> {
     /// Where claims are announced.
-    pub seat: Seat,
+    pub claims: Claims,
     /// The claim of the coordinator that this launcher has joined.
     pub number: u64,
     /// This launcher's id.
@@ -45,9 +45,9 @@ impl Drop for Looking {
 }
 
 /// Starts to look. Claims whose coordinator's machine is gone arrive at `vacant`, again and again until
-/// somebody else has the seat.
+/// somebody else has the role.
 pub fn look(standby: &Standby<'_>, vacant: mpsc::Sender<Claim>) -> Looking {
-    let mut watch = Watch::from(standby.seat.clone(), standby.number);
+    let mut watch = Watch::from(standby.claims.clone(), standby.number);
     let launcher = standby.launcher.clone();
     Looking(tokio::spawn(async move {
         loop {
@@ -68,19 +68,19 @@ pub fn look(standby: &Standby<'_>, vacant: mpsc::Sender<Claim>) -> Looking {
     }))
 }
 
-/// The coordinator that another launcher of the run has now: its port takes connections, and its launcher shows
-/// signs of life.
-pub async fn living(seat: &Seat) -> Option<Claim> {
-    let claim = seat.newest()?;
+/// The coordinator that another launcher of the run has now: its port takes connections, and its launcher
+/// shows signs of life.
+pub async fn living(claims: &Claims) -> Option<Claim> {
+    let claim = claims.newest()?;
     if !answers(&claim.address).await {
         return None;
     }
-    let (mut watch, begin) = (Watch::from(seat.clone(), claim.number), clock::now());
+    let (mut watch, begin) = (Watch::from(claims.clone(), claim.number), clock::now());
     watch.look(begin)?;
     while begin.elapsed() < SILENT {
         tokio::time::sleep(LOOK).await;
         if watch.look(clock::now())?.1.is_zero() {
-            return seat.newest_from(claim.number);
+            return claims.newest_from(claim.number);
         }
     }
     None
@@ -97,30 +97,30 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_seat_is_vacant_when_its_holder_shows_no_sign_and_takes_no_connections() {
+    async fn a_role_is_vacant_when_its_holder_shows_no_sign_and_takes_no_connections() {
         let dir = tempfile::tempdir().unwrap();
-        let seat = Seat::of_run(dir.path());
+        let claims = Claims::of_run(dir.path());
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = port.local_addr().unwrap().to_string();
-        let claim = seat.take(&address, "theirs").unwrap();
+        let claim = claims.take(&address, "theirs").unwrap();
         let (vacant, mut vacancies) = mpsc::channel(1);
         let take_over = |_: &Claim| Ok(None);
         let standby =
-            Standby { seat: seat.clone(), number: 1, launcher: "ours".into(), take_over: &take_over };
+            Standby { claims: claims.clone(), number: 1, launcher: "ours".into(), take_over: &take_over };
         let _looking = look(&standby, vacant);
         // A launcher that was stopped shows no sign for longer than any patience; its port is still there.
         let stopped = timeout(SILENT + LOOK * 4, vacancies.recv()).await;
         assert!(stopped.is_err(), "{stopped:?}");
         drop(port);
         assert_eq!(vacancies.recv().await, Some(claim));
-        assert_eq!(living(&seat).await, None);
-        let ours = seat.take(&address, "ours").unwrap();
+        assert_eq!(living(&claims).await, None);
+        let ours = claims.take(&address, "ours").unwrap();
         while let Ok(claim) = timeout(SILENT + PROBE, vacancies.recv()).await {
             assert_eq!(claim.unwrap().launcher, "theirs", "nobody takes the place of their own coordinator");
         }
         let _port = std::net::TcpListener::bind(&address).unwrap();
-        assert_eq!(living(&seat).await, None, "something else may listen there");
-        let _held = seat.hold(ours.number, || ()).unwrap();
-        assert_eq!(living(&seat).await, Some(ours));
+        assert_eq!(living(&claims).await, None, "something else may listen there");
+        let _held = claims.hold(ours.number, || ()).unwrap();
+        assert_eq!(living(&claims).await, Some(ours));
     }
 }

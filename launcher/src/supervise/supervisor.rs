@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_identity::seat::Claim;
+use coxswain_identity::claims::Claim;
 use coxswain_proto::v1::{RunPhase, WatchEvent, watch_event::Kind};
 use coxswain_worker::feeder::note;
 use tokio::sync::mpsc;
@@ -44,8 +44,8 @@ pub struct Contacts<'a> {
     pub coordinator: Option<Host>,
     /// How it would become ours, if it can.
     pub standby: Option<Standby<'a>>,
-    /// Says that another launcher has taken the seat of our coordinator.
-    pub unseated: mpsc::Receiver<()>,
+    /// Says that another launcher has taken the role of our coordinator.
+    pub superseded: mpsc::Receiver<()>,
     /// Signals to the launcher.
     pub signals: Signals,
     /// The user.
@@ -57,7 +57,7 @@ enum News {
     Worker(u32, Ended),
     Coordinator(Ended),
     Vacant(Claim),
-    Unseated,
+    Superseded,
     Ordered(Order),
     Signal(i32),
     Watched(Box<WatchEvent>),
@@ -155,7 +155,7 @@ impl Supervisor<'_> {
             Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
             how = coordinator => News::Coordinator(how),
             Some(claim) = self.vacancies.recv() => News::Vacant(claim),
-            Some(()) = self.contacts.unseated.recv() => News::Unseated,
+            Some(()) = self.contacts.superseded.recv() => News::Superseded,
             Some(order) = self.orders.recv() => News::Ordered(order),
             signal = self.contacts.signals.next() => News::Signal(signal),
             Some(event) = self.events.recv() => News::Watched(Box::new(event)),
@@ -172,7 +172,7 @@ impl Supervisor<'_> {
                 self.take_over(&claim);
                 None
             }
-            News::Unseated => Some(self.unseated()),
+            News::Superseded => Some(self.superseded()),
             News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
@@ -230,7 +230,7 @@ impl Supervisor<'_> {
     }
 
     /// Our coordinator is one too many.
-    fn unseated(&mut self) -> Event {
+    fn superseded(&mut self) -> Event {
         if let Some(host) = &mut self.contacts.coordinator {
             host.dismiss();
         }

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use crate::seat::Seat;
+use crate::claims::Claims;
 
 /// Whether TLS is spoken at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,23 +65,24 @@ impl Address {
     }
 }
 
-/// Where the coordinator of a run is called now: at an address, until a newer claim to its seat names another.
+/// Where the coordinator of a run is called now: at an address, until a newer claim to its role names
+/// another.
 #[derive(Clone, Debug)]
 pub struct Whereabouts {
     first: Address,
     /// And the number of the claim that `first` belongs to.
-    seat: Option<(Seat, u64)>,
+    claims: Option<(Claims, u64)>,
 }
 
 impl Whereabouts {
     /// Here, as long as the run lasts.
     pub fn fixed(address: Address) -> Self {
-        Self { first: address, seat: None }
+        Self { first: address, claims: None }
     }
 
-    /// Here, unless the seat is claimed with a number above `number`.
-    pub fn until_moved(address: Address, seat: Seat, number: u64) -> Self {
-        Self { first: address, seat: Some((seat, number)) }
+    /// Here, unless the role is claimed with a number above `number`.
+    pub fn until_moved(address: Address, claims: Claims, number: u64) -> Self {
+        Self { first: address, claims: Some((claims, number)) }
     }
 
     /// Where it was called at first.
@@ -90,16 +91,16 @@ impl Whereabouts {
     }
 
     /// Where its successors are announced, and its own number; nothing if there are none.
-    pub fn seat(&self) -> Option<(&Seat, u64)> {
-        self.seat.as_ref().map(|(seat, number)| (seat, *number))
+    pub fn claims(&self) -> Option<(&Claims, u64)> {
+        self.claims.as_ref().map(|(claims, number)| (claims, *number))
     }
 
     /// Where it is called now. Reads a directory if it can move.
     pub fn now(&self) -> Address {
         let newest = self
-            .seat
+            .claims
             .as_ref()
-            .and_then(|(seat, number)| seat.newest_from(*number).filter(|claim| claim.number > *number));
+            .and_then(|(claims, number)| claims.newest_from(*number).filter(|claim| claim.number > *number));
         newest.map_or_else(|| self.first.clone(), |claim| Address::parse(&claim.address))
     }
 }
@@ -146,12 +147,12 @@ mod tests {
     #[test]
     fn a_coordinator_is_called_where_the_newest_claim_says() {
         let dir = tempfile::tempdir().unwrap();
-        let seat = Seat::of_run(dir.path());
+        let claims = Claims::of_run(dir.path());
         let here = Address::parse("node0:1");
-        let number = seat.take("node0:1", "a").unwrap().number;
-        let whereabouts = Whereabouts::until_moved(here.clone(), seat.clone(), number);
+        let number = claims.take("node0:1", "a").unwrap().number;
+        let whereabouts = Whereabouts::until_moved(here.clone(), claims.clone(), number);
         assert_eq!(whereabouts.now(), here);
-        seat.take("http://node1:2", "b").unwrap();
+        claims.take("http://node1:2", "b").unwrap();
         assert_eq!(whereabouts.now().to_string(), "http://node1:2");
         assert_eq!(Whereabouts::fixed(here.clone()).now(), here);
     }

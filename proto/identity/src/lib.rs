@@ -7,7 +7,7 @@
 //! address   HOST:PORT, and whether TLS is spoken there
 //! dial      a caller's connections: TLS wherever they leave the machine      ┐ one trust:
 //! door      a coordinator's: TLS for those who come from elsewhere           ┘ the token, or certificates
-//! seat      which coordinator of a run is the newest, where all machines see it
+//! role      which coordinator of a run is the newest, where all machines see it
 //! tls       rustls; a key and a certificate that follow from a token
 //! ```
 //!
@@ -24,12 +24,12 @@
 
 mod address;
 mod certificates;
+pub mod claims;
 mod dial;
 mod door;
 mod error;
 mod file;
 mod scope;
-pub mod seat;
 mod stream;
 #[cfg(feature = "tls")]
 mod tls;

@@ -14,8 +14,8 @@ pub enum FrozenDtype {
     /// The same where a GPU multiplies no bfloat16 (V100, T4): more exact, and of a smaller range, so that
     /// the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
     Float16,
-    /// Linear layers of the language model in 4 bits and a bit of scales (QLoRA, arXiv 2305.14314), everything
-    /// else in bfloat16. On CPUs.
+    /// Linear layers of the language model in 4 bits and a bit of scales (QLoRA, arXiv 2305.14314),
+    /// everything else in bfloat16. On CPUs.
     Nf4,
     /// The same linear layers in 8 bits (LLM.int8's layout of weights, arXiv 2208.07339), everything else in
     /// bfloat16. On CPUs.

@@ -252,7 +252,7 @@ mod tests {
             }
             stage("language");
             drop(operation("linear"));
-            stage("expert");
+            stage("head");
             drop(part("between"));
             phase("optimizer");
             closed("counting", || {
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(names(&all), [(SpanKind::Phase, "forward", 2), (SpanKind::Phase, "optimizer", 2)]);
         let forward = &all.inner[0];
         let stages =
-            [(SpanKind::Stage, "language", 2), (SpanKind::Stage, "expert", 2), (SpanKind::Stage, "", 2)];
+            [(SpanKind::Stage, "language", 2), (SpanKind::Stage, "head", 2), (SpanKind::Stage, "", 2)];
         assert_eq!(names(forward), stages);
         let layers = [(SpanKind::Layer(0), "layer", 2), (SpanKind::Layer(1), "layer", 4)];
         assert_eq!(names(&forward.inner[0]), layers);

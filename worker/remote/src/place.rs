@@ -70,11 +70,11 @@ impl Remote for Buckets {
     }
 
     fn pin(&self, root: &Path, file: &Path) -> Result<(), DataError> {
-        pinned::pin(address(root)?, file).map_err(|fault| of(root, fault))
+        pinned::pin(address(root)?, file).map_err(|(object, error)| of(root, &object, error))
     }
 
     fn folder(&self, root: &Path, pieces: &[Piece]) -> Result<PathBuf, DataError> {
-        folder::folder(address(root)?, pieces).map_err(|fault| of(root, fault))
+        folder::folder(address(root)?, pieces).map_err(|(object, error)| of(root, &object, error))
     }
 
     fn version(&self, path: &Path) -> Result<[u8; 16], DataError> {
@@ -83,7 +83,7 @@ impl Remote for Buckets {
 }
 
 /// What is wrong below an address: with the object of this path, or with no particular one.
-fn of(root: &Path, (object, error): (String, RemoteError)) -> DataError {
+fn of(root: &Path, object: &str, error: RemoteError) -> DataError {
     match object.is_empty() {
         true => fault(root)(error),
         false => fault(&root.join(object))(error),

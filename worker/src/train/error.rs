@@ -7,10 +7,10 @@ use coxswain_task::{Fault, TaskError};
 
 use super::{
     checkpoint::{CheckpointError, remedy},
+    finding::Finding,
     gradient_watch::SilentTrainables,
     init_from::InitError,
     unknown_task::UnknownTask,
-    verify::Finding,
 };
 use crate::{
     collective::CollectiveError, feeder::DataError, link::LinkError, memory::OutOfMemory,

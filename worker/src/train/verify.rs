@@ -21,47 +21,18 @@
 //! What this does not do: look at frozen weights and at data, or find a rank whose arithmetic is wrong while
 //! its memory is sound.
 
-use std::fmt;
-
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     ids::{Rank, Step},
     run_spec::RunSpec,
 };
 
-use super::{TrainError, training::Training};
+use super::{TrainError, finding::Finding, training::Training};
 use crate::{
     collective::{Buf, BufMut, Computes},
     link::{Phase, Report},
     zero::{Digests, PartDigests},
 };
-
-/// What ranks find when they compare.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// All agree.
-    Sound,
-    /// These ranks are wrong; the others are not.
-    Wrong(Vec<Rank>),
-    /// A rank's part and the replica of it on the next rank differ, or all ranks do, and it cannot be told
-    /// which is right.
-    Unclear(Rank, Rank),
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Sound => f.write_str("all ranks hold the same"),
-            Self::Wrong(ranks) => {
-                let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
-                write!(f, "other weights on rank {} than on the others", ranks.join(", "))
-            }
-            Self::Unclear(one, other) => {
-                write!(f, "ranks {one} and {other} hold different states of one part")
-            }
-        }
-    }
-}
 
 /// Whether ranks compare in this step.
 pub(super) fn is_due(spec: &RunSpec, step: Step) -> bool {
@@ -94,10 +65,10 @@ pub(super) fn compare<B: Tape<Base = B>>(
             ranks.contains(&own),
             "its weights are not those of the other ranks: it gets them anew".to_owned(),
         ),
-        Finding::Unclear(owner, keeper) => (
+        Finding::Unclear(owner, holder) => (
             own == *owner,
             format!(
-                "what it holds and what rank {keeper} holds of the same differ, and it cannot be told which is \
+                "what it holds and what rank {holder} holds of the same differ, and it cannot be told which is \
                  right: all ranks go back to the last checkpoint"
             ),
         ),
@@ -147,7 +118,7 @@ fn decode(table: &[f64]) -> Vec<Digests> {
 fn judge(ranks: &[Digests]) -> Finding {
     let world = ranks.len();
     let next = |rank: usize| (rank + 1) % world;
-    // Pairs of an owner and the keeper of its replica.
+    // Pairs of an owner and the holder of its replica.
     let pairs = || (0..world).filter_map(|owner| Some((owner, next(owner), ranks[next(owner)].replica?)));
     let differing = || pairs().filter(|(owner, _, replica)| ranks[*owner].own != *replica);
     let unclear = |owner: usize| Finding::Unclear(Rank(owner as u32), Rank(next(owner) as u32));
@@ -158,14 +129,14 @@ fn judge(ranks: &[Digests]) -> Finding {
     let majority = ranks.iter().find(|rank| 2 * agree(rank) > world);
     let mut wrong: Vec<usize> = match majority {
         Some(majority) => (0..world).filter(|rank| ranks[*rank].weights != majority.weights).collect(),
-        // Of three copies of a part, on the owner, in the replica, and with the keeper, two agree.
+        // Of three copies of a part, on the owner, in the replica, and with the holder, two agree.
         None => pairs()
-            .filter_map(|(owner, keeper, replica)| {
+            .filter_map(|(owner, holder, replica)| {
                 let owners = ranks[owner].own.weights == replica.weights;
-                let keepers = ranks[keeper].before == replica.weights;
-                match (owners, keepers) {
+                let holders = ranks[holder].before == replica.weights;
+                match (owners, holders) {
                     (false, true) => Some(owner),
-                    (true, false) => Some(keeper),
+                    (true, false) => Some(holder),
                     _ => None,
                 }
             })
@@ -173,12 +144,12 @@ fn judge(ranks: &[Digests]) -> Finding {
     };
     wrong.sort_unstable();
     wrong.dedup();
-    // A wrong owner's part comes from the replica, which has to be what its keeper computes with.
-    let doubtful = pairs().find(|(owner, keeper, replica)| {
-        let explained = wrong.contains(owner) || wrong.contains(keeper);
-        let replaced = wrong.contains(owner) && !wrong.contains(keeper);
+    // A wrong owner's part comes from the replica, which has to be what its holder computes with.
+    let doubtful = pairs().find(|(owner, holder, replica)| {
+        let explained = wrong.contains(owner) || wrong.contains(holder);
+        let replaced = wrong.contains(owner) && !wrong.contains(holder);
         (!explained && ranks[*owner].own != *replica)
-            || (replaced && ranks[*keeper].before != replica.weights)
+            || (replaced && ranks[*holder].before != replica.weights)
     });
     match doubtful {
         Some((owner, ..)) => unclear(owner),
@@ -199,7 +170,7 @@ mod tests {
         /// What each rank computes with, part by part.
         weights: Vec<Vec<u64>>,
         own_moments: Vec<u64>,
-        /// Of the rank before, by keeper.
+        /// Of the rank before, by holder.
         replicas: Option<Vec<PartDigests>>,
     }
 
@@ -261,23 +232,23 @@ mod tests {
             let owner = (owner % world) as usize;
             let mut ranks = World::sound(world, true);
             ranks.weights.iter_mut().for_each(|weights| weights[owner] ^= FLIPPED);
-            let keeper = (owner + 1) % world as usize;
-            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(keeper as u32)));
+            let holder = (owner + 1) % world as usize;
+            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(holder as u32)));
         }
 
         /// Moments are there twice.
         #[test]
         fn moments_or_a_replica_that_are_wrong_are_found(world in 2u64..7, owner in 0u64..7, what in 0u8..3) {
             let owner = (owner % world) as usize;
-            let keeper = (owner + 1) % world as usize;
+            let holder = (owner + 1) % world as usize;
             let mut ranks = World::sound(world, true);
-            let replica = &mut ranks.replicas.as_mut().expect("there are some")[keeper];
+            let replica = &mut ranks.replicas.as_mut().expect("there are some")[holder];
             match what {
                 0 => ranks.own_moments[owner] ^= FLIPPED,
                 1 => replica.moments ^= FLIPPED,
                 _ => replica.weights ^= FLIPPED,
             }
-            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(keeper as u32)));
+            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(holder as u32)));
         }
     }
 

@@ -377,6 +377,23 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let redundancy = self.replica.as_ref().map_or(0, |replica| 4 * buffers * replica.range().len());
         ZeroBytes { redundancy: Bytes(redundancy as u64), ..self.own.bytes(comm) }
     }
+
+    /// Digests of the state behind the last step; `weights` are full length, as this rank computes with them.
+    pub fn digests(&self, weights: &F) -> Digests {
+        let world = self.world();
+        let parts: Vec<u64> =
+            (0..world).map(|rank| digests::digest([(weights, self.part_in(world, rank))])).collect();
+        let rank = self.rank().0 as usize;
+        Digests {
+            weights: digests::joined(&parts),
+            own: PartDigests { weights: parts[rank], moments: digests::moments(&self.own) },
+            before: parts[(rank + world - 1) % world],
+            replica: self.replica.as_ref().map(|replica| PartDigests {
+                weights: digests::digest([(&replica.weights, 0..replica.weights.len())]),
+                moments: digests::moments(&replica.shard),
+            }),
+        }
+    }
 }
 
 fn snapshot<F: Flat>(shard: &ShardedAdamW<F>, weights: Vec<f32>) -> ShardState {

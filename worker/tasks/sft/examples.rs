@@ -46,8 +46,8 @@ pub(super) fn examples<B: Tape<Base = B>>(
 
 /// A chat up to its first answer, and that answer; none if nobody asks.
 fn first_exchange(chat: &Chat) -> Option<(Chat, String)> {
-    let turn = chat.messages.iter().position(|message| message.role == Role::Assistant)?;
-    let (before, rest) = chat.messages.split_at(turn);
+    let answered = chat.messages.iter().position(|message| message.role == Role::Assistant)?;
+    let (before, rest) = chat.messages.split_at(answered);
     before.iter().find(|message| message.role == Role::User)?;
     let places = before.iter().flat_map(|message| &message.pieces);
     let images = places.filter(|piece| **piece == Piece::Image).count();
@@ -58,8 +58,8 @@ fn first_exchange(chat: &Chat) -> Option<(Chat, String)> {
 
 /// What somebody says in a chat.
 fn text(chat: &Chat, role: Role) -> String {
-    let turns = chat.messages.iter().filter(|message| message.role == role);
-    let pieces = turns.flat_map(|message| &message.pieces).filter_map(|piece| match piece {
+    let spoken = chat.messages.iter().filter(|message| message.role == role);
+    let pieces = spoken.flat_map(|message| &message.pieces).filter_map(|piece| match piece {
         Piece::Text(text) => Some(text.as_str()),
         Piece::Image => None,
     });

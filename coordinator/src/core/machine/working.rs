@@ -18,7 +18,7 @@ use crate::{
         reason::Reason,
         refusal::Refusal,
         report::{StepReport, WorkerPhase},
-        stragglers::Change,
+        stragglers::SlownessChange,
     },
     options::CauseKind,
 };

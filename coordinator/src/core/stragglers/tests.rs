@@ -104,7 +104,7 @@ fn run(
     machines: &mut [Machine],
     steps: std::ops::Range<u64>,
     times: impl Fn(u32) -> Times,
-) -> Vec<(u64, Change)> {
+) -> Vec<(u64, SlownessChange)> {
     let mut stragglers = Stragglers::new(Generation(1), machines.len(), Step(steps.start));
     go_on(&mut stragglers, machines, steps, times)
 }
@@ -114,7 +114,7 @@ fn go_on(
     machines: &mut [Machine],
     steps: std::ops::Range<u64>,
     times: impl Fn(u32) -> Times,
-) -> Vec<(u64, Change)> {
+) -> Vec<(u64, SlownessChange)> {
     let mut told = Vec::new();
     for step in steps {
         for (rank, machine) in (0..).zip(machines.iter_mut()) {
@@ -160,7 +160,7 @@ fn a_rank_that_is_slowed_by_a_third_is_named_within_twenty_steps_with_what_is_sl
                 let times = |rank: u32| if rank == who { times } else { CALM };
                 let told = go_on(&mut stragglers, &mut machines, from..from + 20, times);
                 let case = format!("{world} ranks, seed {seed}, {part}: {told:?}");
-                let [(_, Change { rank, slow: Some(slow) })] = told[..] else { panic!("{case}") };
+                let [(_, SlownessChange { rank, slow: Some(slow) })] = told[..] else { panic!("{case}") };
                 assert_eq!(rank, Rank(who), "{case}");
                 // In the step that names it, a burst may be most of the window.
                 assert_eq!(stragglers.slow(rank).map(|slow| slow.part), Some(part), "{case}");
@@ -175,7 +175,10 @@ fn a_rank_that_was_slow_from_the_beginning_is_named_within_twenty_steps() {
     let times = |rank: u32| if rank == 1 { scaled(CALM, 1.3) } else { CALM };
     for seed in 0..50 {
         let told = run(&mut machines(4, seed), 0..20, times);
-        assert!(matches!(told[..], [(_, Change { rank: Rank(1), slow: Some(_) })]), "seed {seed}: {told:?}");
+        assert!(
+            matches!(told[..], [(_, SlownessChange { rank: Rank(1), slow: Some(_) })]),
+            "seed {seed}: {told:?}"
+        );
     }
 }
 
@@ -188,7 +191,10 @@ fn a_rank_that_keeps_up_again_is_told_once() {
         go_on(&mut stragglers, &mut machines, 0..200, slow);
         assert!(stragglers.slow(Rank(2)).is_some());
         let told = go_on(&mut stragglers, &mut machines, 200..220, |_| CALM);
-        assert!(matches!(told[..], [(_, Change { rank: Rank(2), slow: None })]), "seed {seed}: {told:?}");
+        assert!(
+            matches!(told[..], [(_, SlownessChange { rank: Rank(2), slow: None })]),
+            "seed {seed}: {told:?}"
+        );
         assert_eq!(stragglers.slow(Rank(2)), None);
     }
 }

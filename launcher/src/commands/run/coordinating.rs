@@ -10,45 +10,54 @@ use std::{
 use coxswain_coordinator::journal::{self, History};
 use coxswain_identity::{
     Address, Door,
-    seat::{Claim, Held, Seat},
+    claims::{Claim, Claims, Held},
 };
-use coxswain_proto::v1::RunSpecDocument;
+use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
 
-use super::Launch;
 use crate::{
+    credentials::OfLaunch,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
-    launch::rendezvous,
+    launch::{machine::LocalMachine, plan::Plan, rendezvous},
     supervise::{
-        child::Program,
-        console::Console,
+        child::{Program, this_program},
+        console::{Console, Terminal},
         failure_file,
         host::{Host, HostConfig},
     },
+    telemetry::LogFlags,
 };
 
 /// What this launcher has to do with its run's coordinator.
-pub(super) struct Coordinating<'a> {
-    launch: &'a Launch<'a>,
-    node_id: String,
-    signs: RefCell<Option<Signs>>,
-    /// Hears when another launcher takes the seat.
-    unseated: mpsc::Sender<()>,
+pub struct Coordinating<'a> {
+    /// The run.
+    pub spec: &'a RunSpec,
+    /// How it is launched.
+    pub plan: &'a Plan,
+    /// Which log a coordinator writes.
+    pub log: &'a LogFlags,
+    /// Where it would run.
+    pub machine: &'a LocalMachine,
+    /// What it is shown.
+    pub credentials: &'a OfLaunch,
+    /// Where its lines are shown.
+    pub terminal: &'a Arc<Terminal>,
+    /// This launcher's id.
+    pub node_id: String,
+    /// Hears when another launcher takes the role.
+    pub superseded: mpsc::Sender<()>,
+    /// Nothing until a coordinator is started here.
+    pub signs: RefCell<Option<Signs>>,
 }
 
 /// What says to others that the coordinator is here, until the launch is over.
-struct Signs {
+pub struct Signs {
     _published: Published,
     _held: Option<Held>,
 }
 
-impl<'a> Coordinating<'a> {
-    /// Of the launcher with this id.
-    pub fn new(launch: &'a Launch<'a>, node_id: String, unseated: mpsc::Sender<()>) -> Self {
-        Self { launch, node_id, signs: RefCell::new(None), unseated }
-    }
-
+impl Coordinating<'_> {
     /// Whether the coordinator is, or was, this launcher's.
     pub fn is_here(&self) -> bool {
         self.signs.borrow().is_some()
@@ -57,12 +66,12 @@ impl<'a> Coordinating<'a> {
     /// Starts the coordinator of this launch.
     pub fn begin(&self, listener: TcpListener, port: u16) -> Result<Host, Failed> {
         self.refuse_without_tls(&listener)?;
-        let address = self.launch.coordinator(port);
+        let address = self.plan.coordinator(port);
         let published = Published::write(self.output_dir(), &address.to_string())?;
         failure_file::remove(self.output_dir());
         // Nobody else could take the place of a launcher that is alone.
-        let seat = (self.launch.plan.nnodes.max > 1).then(|| self.seat());
-        let claim = seat.map(|seat| seat.take(&address.to_string(), &self.node_id)).transpose();
+        let claims = (self.plan.nnodes.max > 1).then(|| self.claims());
+        let claim = claims.map(|claims| claims.take(&address.to_string(), &self.node_id)).transpose();
         let claim = claim.map_err(|error| self.unannounced(&error))?;
         self.start(listener, published, claim.as_ref(), Vec::new())
     }
@@ -70,14 +79,13 @@ impl<'a> Coordinating<'a> {
     /// Starts a coordinator in place of the one with the claim `last`, whose machine is gone. Nothing if
     /// another launcher was faster.
     pub fn take_over(&self, last: &Claim) -> Result<Option<Host>, Failed> {
-        let launch = self.launch;
-        let listener = rendezvous::listen_instead(&launch.plan)
+        let listener = rendezvous::listen_instead(self.plan)
             .map_err(|error| Failed::new(Exit::Rendezvous, format!("cannot listen: {error}")))?;
         self.refuse_without_tls(&listener)?;
         let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
-        let host = rendezvous::local_addr(&launch.plan, &launch.machine, port);
-        let address = Address::parse(&format!("{host}:{port}")).plaintext(launch.plan.plaintext).to_string();
-        let claimed = self.seat().succeed(last.number, &address, &self.node_id);
+        let host = rendezvous::local_addr(self.plan, self.machine, port);
+        let address = Address::parse(&format!("{host}:{port}")).plaintext(self.plan.plaintext).to_string();
+        let claimed = self.claims().succeed(last.number, &address, &self.node_id);
         let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
         let published = Published::instead(self.output_dir(), &address)?;
         let flags = vec!["--restarted".to_owned(), format!("--in-place-of={}", last.launcher)];
@@ -97,19 +105,18 @@ impl<'a> Coordinating<'a> {
         claim: Option<&Claim>,
         mut flags: Vec<String>,
     ) -> Result<Host, Failed> {
-        let launch = self.launch;
         flags.extend(claim.map(|claim| format!("--claim={}", claim.number)));
         let args = [self.arguments()?, flags].concat();
-        let program = Program { path: super::this_program()?, args, env: launch.credentials.variables() };
-        let console = Arc::clone(&launch.terminal) as Arc<dyn Console>;
-        let log_dir = launch.plan.output.log_dir.clone();
+        let program = Program { path: this_program()?, args, env: self.credentials.variables() };
+        let console = Arc::clone(self.terminal) as Arc<dyn Console>;
+        let log_dir = self.plan.output.log_dir.clone();
         let host = Host::start(HostConfig { program, listener, log_dir, console })
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
         let hold = |claim: &Claim| {
-            let unseated = self.unseated.clone();
+            let superseded = self.superseded.clone();
             // A launcher that no longer listens is ending.
-            self.seat().hold(claim.number, move || {
-                let _ = unseated.blocking_send(());
+            self.claims().hold(claim.number, move || {
+                let _ = superseded.blocking_send(());
             })
         };
         let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
@@ -119,18 +126,18 @@ impl<'a> Coordinating<'a> {
 
     /// What the coordinator would refuse, before it is started.
     fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
-        let (launch, plan) = (self.launch, &self.launch.plan);
+        let plan = self.plan;
         let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
-        let door = Door::new(&launch.credentials.credentials, plan.plaintext)?;
+        let door = Door::new(&self.credentials.credentials, plan.plaintext)?;
         door.check(address).map_err(|problem| {
             Failed::usage(format!("{}: it can be reached from other machines: {problem}", plan.endpoint))
         })
     }
 
     fn arguments(&self) -> Result<Vec<String>, Failed> {
-        let (spec, plan) = (self.keep_spec()?, &self.launch.plan);
+        let (spec, plan) = (self.keep_spec()?, self.plan);
         let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
-        args.extend(self.launch.log.as_args());
+        args.extend(self.log.as_args());
         args.extend([
             "--listen-stdin".to_owned(),
             format!("--nnodes={}", plan.nnodes),
@@ -149,25 +156,25 @@ impl<'a> Coordinating<'a> {
     /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file
     /// may be edited meanwhile.
     fn keep_spec(&self) -> Result<PathBuf, Failed> {
-        let path = self.launch.plan.output.log_dir.join(endpoint::SPEC_FILE);
-        let document = RunSpecDocument::from(&self.launch.spec);
+        let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
+        let document = RunSpecDocument::from(self.spec);
         std::fs::write(&path, document.json)
             .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
         Ok(path)
     }
 
-    fn seat(&self) -> Seat {
-        Seat::of_run(self.output_dir())
+    fn claims(&self) -> Claims {
+        Claims::of_run(self.output_dir())
     }
 
     fn output_dir(&self) -> &Path {
-        Path::new(&self.launch.spec.run.output_dir)
+        Path::new(self.spec.run.output_dir)
     }
 
     fn unannounced(&self, error: &std::io::Error) -> Failed {
         Failed::usage(format!(
             "{}: the coordinator cannot be announced: {error}",
-            self.seat().directory().display()
+            self.claims().directory().display()
         ))
     }
 }

@@ -20,8 +20,8 @@ pub trait LinearOps: RowOps {
     }
 
     /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`;
-    /// returns `[n, o]`. `w` may be bf16, or of few bits, under an f32 `x`; the product is f32. Gradients reach
-    /// every argument that is tracked.
+    /// returns `[n, o]`. `w` may be bf16, or of few bits, under an f32 `x`; the product is f32. Gradients
+    /// reach every argument that is tracked.
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: impl Into<Weight<Self>>,

@@ -4,12 +4,14 @@
 //! recompute (which runs a block without one first, and with one later) and evaluation share their code. What
 //! this file does not do: operations ([`super::ModelBackend`]), and their derivatives ([`super::autodiff`]).
 
+use std::sync::Arc;
+
 use burn::{
     backend::{Autodiff, Flex},
-    tensor::Tensor,
+    tensor::{Tensor, backend::Backend},
 };
 
-use super::{DropoutRows, LinearOps, ModelBackend, Residual, autodiff};
+use super::{DropoutRows, LinearOps, ModelBackend, Residual, Weight, autodiff};
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of
 /// one.
@@ -128,5 +130,15 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<B, D> {
         tensor.inner()
+    }
+}
+
+impl<B: Backend> Weight<B> {
+    /// As a constant of a tape.
+    pub fn lifted<T: Tape<Base = B>>(&self) -> Weight<T> {
+        match self {
+            Self::Dense(w_oi) => Weight::Dense(T::lift(w_oi.clone())),
+            Self::Quantized(matrix) => Weight::Quantized(Arc::clone(matrix)),
+        }
     }
 }

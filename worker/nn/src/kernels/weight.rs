@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, backend::Backend};
 
-use super::{Tape, quantized::QuantizedMatrix};
+use super::quantized::QuantizedMatrix;
 
 /// A linear layer's weight, `[o, i]`.
 #[derive(Clone, Debug)]
@@ -37,14 +37,6 @@ impl<B: Backend> Weight<B> {
         match self {
             Self::Dense(w_oi) => w_oi,
             Self::Quantized(matrix) => matrix.tensor(device),
-        }
-    }
-
-    /// As a constant of a tape.
-    pub fn lifted<T: Tape<Base = B>>(&self) -> Weight<T> {
-        match self {
-            Self::Dense(w_oi) => Weight::Dense(T::lift(w_oi.clone())),
-            Self::Quantized(matrix) => Weight::Quantized(Arc::clone(matrix)),
         }
     }
 }

@@ -40,7 +40,7 @@ fn at_server(len: usize) -> (tempfile::TempDir, Vec<u8>, Server) {
 }
 
 #[test]
-fn files_are_brought_once_by_whoever_is_first() {
+fn files_are_brought_once_by_the_first_that_asks() {
     let (_dir, bytes, server) = at_server(3 * BLOCK_BYTES as usize + 7);
     let folders: Vec<_> = thread::scope(|scope| {
         let asking: Vec<_> = (0..4).map(|_| scope.spawn(|| folder(&server, None).unwrap())).collect();

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use coxswain_nn::{kernels::flat::Flat, pulse};
 
-use super::ReplicatedAdamW;
 use crate::zero::optimizer::ShardedAdamW;
 
 /// Elements that are brought to the host at once.
@@ -36,33 +35,13 @@ pub struct PartDigests {
     pub moments: u64,
 }
 
-impl<F: Flat> ReplicatedAdamW<F> {
-    /// Of the state behind the last step; `weights` are full length, as this rank computes with them.
-    pub fn digests(&self, weights: &F) -> Digests {
-        let world = self.world();
-        let parts: Vec<u64> = (0..world).map(|rank| digest([(weights, self.part_in(world, rank))])).collect();
-        let mut all = blake3::Hasher::new();
-        for part in &parts {
-            all.update(&part.to_le_bytes());
-        }
-        let rank = self.rank().0 as usize;
-        Digests {
-            weights: first_bytes(&all),
-            own: PartDigests { weights: parts[rank], moments: moments(&self.own) },
-            before: parts[(rank + world - 1) % world],
-            replica: self.replica.as_ref().map(|replica| PartDigests {
-                weights: digest([(&replica.weights, 0..replica.weights.len())]),
-                moments: moments(&replica.shard),
-            }),
-        }
-    }
-}
-
-fn moments<F: Flat>(shard: &ShardedAdamW<F>) -> u64 {
+/// Of the moments of a shard, and of the average of its weights where one is kept.
+pub(super) fn moments<F: Flat>(shard: &ShardedAdamW<F>) -> u64 {
     digest(shard.buffers().map(|buffer| (buffer, 0..buffer.len())))
 }
 
-fn digest<'f, F: Flat + 'f>(buffers: impl IntoIterator<Item = (&'f F, Range<usize>)>) -> u64 {
+/// Of parts of buffers, one after another.
+pub(super) fn digest<'f, F: Flat + 'f>(buffers: impl IntoIterator<Item = (&'f F, Range<usize>)>) -> u64 {
     let mut hash = blake3::Hasher::new();
     for (buffer, range) in buffers {
         for begin in range.clone().step_by(CHUNK) {
@@ -72,6 +51,15 @@ fn digest<'f, F: Flat + 'f>(buffers: impl IntoIterator<Item = (&'f F, Range<usiz
         }
     }
     first_bytes(&hash)
+}
+
+/// Of all parts together.
+pub(super) fn joined(parts: &[u64]) -> u64 {
+    let mut all = blake3::Hasher::new();
+    for part in parts {
+        all.update(&part.to_le_bytes());
+    }
+    first_bytes(&all)
 }
 
 /// Eight of them: two states that differ have the same once in 2^64 times.

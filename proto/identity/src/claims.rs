@@ -1,13 +1,13 @@
 //! Which coordinator of a run is the newest: numbered claims in a directory that all machines of the run see.
 //!
 //! ```text
-//! OUTPUT_DIR/coordinator/seat/00000003        where the third one is called, and whose launcher has it;
+//! OUTPUT_DIR/coordinator/claims/00000003        where the third one is called, and whose launcher has it;
 //!                                             one more line when there is a fourth
 //!                             00000003.beat   a counter that its launcher rewrites twice a second
 //! ```
 //!
 //! A claim is a file that did not exist before: of several launchers that want the same number one gets it.
-//! The highest number is the coordinator; whoever finds a number above their own has lost the seat and must
+//! The highest number is the coordinator; one that finds a number above its own has lost the role and must
 //! write nothing more. Numbers are never used twice.
 //!
 //! Whether a claim has a successor stands in the claim itself. Network file systems may show a new file to
@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two beats of a seat's holder.
+/// Between two beats of a role's holder.
 pub const BEAT: Duration = Duration::from_millis(500);
 /// Claims that are kept, for those who look while newer ones come.
 const KEPT: u64 = 16;
@@ -31,9 +31,9 @@ const DIGITS: usize = 8;
 /// What a claim says that has a successor.
 const LOST: &str = "lost\n";
 
-/// The seat of one run.
+/// The role of one run.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct Claims {
     directory: PathBuf,
 }
 
@@ -48,13 +48,13 @@ pub struct Claim {
     pub launcher: String,
 }
 
-impl Seat {
-    /// The seat of the run in this output directory.
+impl Claims {
+    /// The role of the run in this output directory.
     pub fn of_run(output_dir: &Path) -> Self {
-        Self::at(output_dir.join("coordinator/seat"))
+        Self::at(output_dir.join("coordinator/claims"))
     }
 
-    /// The seat whose claims lie here.
+    /// The role whose claims lie here.
     pub fn at(directory: PathBuf) -> Self {
         Self { directory }
     }
@@ -85,12 +85,12 @@ impl Seat {
         numbers.into_iter().rev().find_map(|number| self.newest_from(number))
     }
 
-    /// Whether the holder of this number has lost the seat.
+    /// Whether the holder of this number has lost the role.
     pub fn is_lost(&self, number: u64) -> bool {
         self.read(number).is_some_and(|(_, lost)| lost)
     }
 
-    /// Claims the seat under the next number, whatever it is: for a launch, which is a user's wish.
+    /// Claims the role under the next number, whatever it is: for a launch, which is a user's wish.
     pub fn take(&self, address: &str, launcher: &str) -> io::Result<Claim> {
         fs::create_dir_all(&self.directory)?;
         let mut last = self.numbers()?.into_iter().max().unwrap_or(0);
@@ -102,7 +102,7 @@ impl Seat {
         }
     }
 
-    /// Claims the seat after the claim of this number; nothing if another launcher has done so.
+    /// Claims the role after the claim of this number; nothing if another launcher has done so.
     pub fn succeed(&self, last: u64, address: &str, launcher: &str) -> io::Result<Option<Claim>> {
         let claim = Claim { number: last + 1, address: address.to_owned(), launcher: launcher.to_owned() };
         let opened = fs::OpenOptions::new().write(true).create_new(true).open(self.path(claim.number));
@@ -129,15 +129,15 @@ impl Seat {
     }
 
     /// Shows others twice a second that this claim's launcher lives, until the value is dropped. `lost` is
-    /// called once if somebody else takes the seat.
+    /// called once if somebody else takes the role.
     pub fn hold(&self, number: u64, lost: impl FnOnce() + Send + 'static) -> io::Result<Held> {
         let (alive, dropped) = mpsc::channel::<()>();
-        let seat = self.clone();
+        let claims = self.clone();
         let beating = move || {
             for count in 0_u64.. {
                 // A disk that cannot be written now is tried again.
-                let _ = fs::write(seat.beat_path(number), count.to_string());
-                if seat.is_lost(number) {
+                let _ = fs::write(claims.beat_path(number), count.to_string());
+                if claims.is_lost(number) {
                     return lost();
                 }
                 match dropped.recv_timeout(BEAT) {
@@ -146,7 +146,7 @@ impl Seat {
                 }
             }
         };
-        thread::Builder::new().name("seat".into()).spawn(beating)?;
+        thread::Builder::new().name("claims".into()).spawn(beating)?;
         Ok(Held { _alive: alive })
     }
 
@@ -178,16 +178,16 @@ impl Seat {
     }
 }
 
-/// A seat that is held; given up when this is dropped.
+/// A role that is held; given up when this is dropped.
 #[derive(Debug)]
 pub struct Held {
     _alive: mpsc::Sender<()>,
 }
 
-/// Looks at the seat from elsewhere.
+/// Looks at the role from elsewhere.
 #[derive(Debug)]
 pub struct Watch {
-    seat: Seat,
+    claims: Claims,
     /// The newest claim that is known.
     number: u64,
     /// The counter of its launcher, and since when it is what it is.
@@ -196,15 +196,15 @@ pub struct Watch {
 
 impl Watch {
     /// Looks from this claim on.
-    pub fn from(seat: Seat, number: u64) -> Self {
-        Self { seat, number, beat: None }
+    pub fn from(claims: Claims, number: u64) -> Self {
+        Self { claims, number, beat: None }
     }
 
-    /// Who has the seat, and for how long there was no sign of their launcher. To be asked a few times a
+    /// Who has the role, and for how long there was no sign of their launcher. To be asked a few times a
     /// second. Nothing where no claim is seen.
     pub fn look(&mut self, now: Instant) -> Option<(Claim, Duration)> {
-        let claim = self.seat.newest_from(self.number)?;
-        let count = fs::read_to_string(self.seat.beat_path(claim.number)).unwrap_or_default();
+        let claim = self.claims.newest_from(self.number)?;
+        let count = fs::read_to_string(self.claims.beat_path(claim.number)).unwrap_or_default();
         let unchanged =
             self.beat.as_ref().filter(|(known, _)| claim.number == self.number && *known == count);
         let since = unchanged.map_or(now, |(_, since)| *since);
@@ -217,62 +217,62 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn seat() -> (tempfile::TempDir, Seat) {
+    fn claims() -> (tempfile::TempDir, Claims) {
         let dir = tempfile::tempdir().unwrap();
-        let seat = Seat::at(dir.path().to_owned());
-        (dir, seat)
+        let claims = Claims::at(dir.path().to_owned());
+        (dir, claims)
     }
 
     #[test]
     fn one_of_many_gets_a_number_and_the_highest_is_the_coordinator() {
-        let (_dir, seat) = seat();
-        assert_eq!((seat.newest_from(1), seat.newest()), (None, None));
-        let first = seat.take("node0:1", "a").unwrap();
-        assert_eq!((first.number, seat.newest_from(1)), (1, Some(first.clone())));
-        let claims: Vec<_> = thread::scope(|scope| {
-            let seat = &seat;
-            let succeed = |who: usize| seat.succeed(1, &format!("node{who}:1"), "b").unwrap();
+        let (_dir, claims) = claims();
+        assert_eq!((claims.newest_from(1), claims.newest()), (None, None));
+        let first = claims.take("node0:1", "a").unwrap();
+        assert_eq!((first.number, claims.newest_from(1)), (1, Some(first.clone())));
+        let made: Vec<_> = thread::scope(|scope| {
+            let claims = &claims;
+            let succeed = |who: usize| claims.succeed(1, &format!("node{who}:1"), "b").unwrap();
             let threads: Vec<_> = (0..8).map(|who| scope.spawn(move || succeed(who))).collect();
             threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
         });
-        assert_eq!(claims.len(), 1, "{claims:?}");
-        assert_eq!(seat.newest_from(1).as_ref(), claims.first());
-        assert!(seat.is_lost(1) && !seat.is_lost(2));
-        assert_eq!(seat.take("node0:1", "a").unwrap().number, 3, "another launch");
-        assert_eq!(seat.newest_from(1).unwrap().number, 3);
-        assert_eq!(seat.newest().unwrap().number, 3);
+        assert_eq!(made.len(), 1, "{made:?}");
+        assert_eq!(claims.newest_from(1).as_ref(), made.first());
+        assert!(claims.is_lost(1) && !claims.is_lost(2));
+        assert_eq!(claims.take("node0:1", "a").unwrap().number, 3, "another launch");
+        assert_eq!(claims.newest_from(1).unwrap().number, 3);
+        assert_eq!(claims.newest().unwrap().number, 3);
     }
 
     #[test]
     fn a_claim_that_is_being_written_counts_against_its_predecessor_and_leads_nobody_astray() {
-        let (dir, seat) = seat();
-        let first = seat.take("node0:1", "a").unwrap();
+        let (dir, claims) = claims();
+        let first = claims.take("node0:1", "a").unwrap();
         for half in ["", "node1", "node1:1\n"] {
-            fs::write(seat.path(2), half).unwrap();
-            assert_eq!(seat.newest_from(1).as_ref(), Some(&first), "{half:?}");
+            fs::write(claims.path(2), half).unwrap();
+            assert_eq!(claims.newest_from(1).as_ref(), Some(&first), "{half:?}");
             // Its launcher has died before it could say so in the first.
-            assert_eq!(seat.succeed(1, "node2:1", "c").unwrap(), None);
-            assert!(seat.is_lost(1));
+            assert_eq!(claims.succeed(1, "node2:1", "c").unwrap(), None);
+            assert!(claims.is_lost(1));
         }
         fs::write(dir.path().join("notes.txt"), "of a person").unwrap();
-        let third = seat.take("node2:1", "c").unwrap();
+        let third = claims.take("node2:1", "c").unwrap();
         assert_eq!(third.number, 3);
     }
 
     #[test]
     fn old_claims_go_and_numbers_do_not_come_back() {
-        let (_dir, seat) = seat();
-        (1..=KEPT + 5).for_each(|number| assert_eq!(seat.take("a:1", "a").unwrap().number, number));
-        assert_eq!(seat.numbers().unwrap().len() as u64, KEPT + 1);
+        let (_dir, claims) = claims();
+        (1..=KEPT + 5).for_each(|number| assert_eq!(claims.take("a:1", "a").unwrap().number, number));
+        assert_eq!(claims.numbers().unwrap().len() as u64, KEPT + 1);
     }
 
     #[test]
     fn a_holder_is_seen_to_live_and_hears_that_it_has_lost() {
-        let (_dir, seat) = seat();
-        let claim = seat.take("node0:1", "a").unwrap();
+        let (_dir, claims) = claims();
+        let claim = claims.take("node0:1", "a").unwrap();
         let (told, lost) = mpsc::channel();
-        let held = seat.hold(claim.number, move || told.send(()).unwrap()).unwrap();
-        let (mut watch, start) = (Watch::from(seat.clone(), claim.number), Instant::now());
+        let held = claims.hold(claim.number, move || told.send(()).unwrap()).unwrap();
+        let (mut watch, start) = (Watch::from(claims.clone(), claim.number), Instant::now());
         let mut counted = 0;
         while counted < 3 {
             let (_, quiet) = watch.look(Instant::now()).unwrap();
@@ -281,7 +281,7 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(60), "no beat is seen");
         }
         assert!(lost.try_recv().is_err());
-        seat.take("node1:1", "b").unwrap();
+        claims.take("node1:1", "b").unwrap();
         lost.recv_timeout(Duration::from_secs(60)).expect("its thread looks");
         drop(held);
         let (holder, quiet) = watch.look(start).unwrap();

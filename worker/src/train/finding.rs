@@ -1,0 +1,32 @@
+//! What ranks find when they compare what they hold.
+
+use std::fmt;
+
+use coxswain_proto::ids::Rank;
+
+/// What ranks find when they compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// All agree.
+    Sound,
+    /// These ranks are wrong; the others are not.
+    Wrong(Vec<Rank>),
+    /// A rank's part and the replica of it on the next rank differ, or all ranks do, and it cannot be told
+    /// which is right.
+    Unclear(Rank, Rank),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sound => f.write_str("all ranks hold the same"),
+            Self::Wrong(ranks) => {
+                let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
+                write!(f, "other weights on rank {} than on the others", ranks.join(", "))
+            }
+            Self::Unclear(one, other) => {
+                write!(f, "ranks {one} and {other} hold different states of one part")
+            }
+        }
+    }
+}
