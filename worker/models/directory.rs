@@ -31,7 +31,7 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// What is wanted of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Wanted {
+enum Wish {
     Headers,
     Values,
 }
@@ -43,25 +43,25 @@ struct Index {
 
 /// A directory with configuration, tokenizer and the headers of the weights: for sizes.
 pub fn outline(path: &str) -> Result<PathBuf, DataError> {
-    at_hand(path, Wanted::Headers)
+    at_hand(path, Wish::Headers)
 }
 
 /// A directory with all that is read of the model.
 pub fn whole(path: &str) -> Result<PathBuf, DataError> {
-    at_hand(path, Wanted::Values)
+    at_hand(path, Wish::Values)
 }
 
-fn at_hand(path: &str, wanted: Wanted) -> Result<PathBuf, DataError> {
+fn at_hand(path: &str, wanted: Wish) -> Result<PathBuf, DataError> {
     /// What this process has asked for before: a model is one version for as long as it runs.
-    static KNOWN: Mutex<BTreeMap<(String, Wanted), PathBuf>> = Mutex::new(BTreeMap::new());
+    static KNOWN: Mutex<BTreeMap<(String, Wish), PathBuf>> = Mutex::new(BTreeMap::new());
     let root = Path::new(path);
     if !place::is_remote(root) {
         return Ok(root.to_path_buf());
     }
     // Held while files are brought: other threads want the same ones.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Whoever has the values has the headers.
-    let found = [wanted, Wanted::Values].into_iter().find_map(|had| known.get(&(path.to_owned(), had)));
+    // Where the values are, the headers are, too.
+    let found = [wanted, Wish::Values].into_iter().find_map(|had| known.get(&(path.to_owned(), had)));
     if let Some(dir) = found {
         return Ok(dir.clone());
     }
@@ -70,7 +70,7 @@ fn at_hand(path: &str, wanted: Wanted) -> Result<PathBuf, DataError> {
     Ok(dir)
 }
 
-fn pieces(root: &Path, wanted: Wanted) -> Result<Vec<Piece>, DataError> {
+fn pieces(root: &Path, wanted: Wish) -> Result<Vec<Piece>, DataError> {
     place::enter(root)?;
     // What has none is no model, or no directory at all.
     place::open(&root.join(BESIDE[0]))?;
@@ -87,7 +87,7 @@ fn pieces(root: &Path, wanted: Wanted) -> Result<Vec<Piece>, DataError> {
             pieces.push(Piece { name: INDEX.to_owned(), head: None });
             shards(&root.join(INDEX))?
         }
-        false if wanted == Wanted::Values => {
+        false if wanted == Wish::Values => {
             let found = format!("neither {WEIGHTS} nor {INDEX} is there");
             let remedy = "copy the checkpoint's safetensors files there";
             return Err(DataError::invalid(root, "(directory)", found, remedy));
@@ -96,8 +96,8 @@ fn pieces(root: &Path, wanted: Wanted) -> Result<Vec<Piece>, DataError> {
     };
     for name in shards {
         let head = match wanted {
-            Wanted::Headers => Some(header(&root.join(&name))?),
-            Wanted::Values => None,
+            Wish::Headers => Some(header(&root.join(&name))?),
+            Wish::Values => None,
         };
         pieces.push(Piece { name, head });
     }

@@ -130,7 +130,7 @@ impl Claims {
 
     /// Shows others twice a second that this claim's launcher lives, until the value is dropped. `lost` is
     /// called once if somebody else takes the role.
-    pub fn hold(&self, number: u64, lost: impl FnOnce() + Send + 'static) -> io::Result<Held> {
+    pub fn hold(&self, number: u64, lost: impl FnOnce() + Send + 'static) -> io::Result<HeldClaim> {
         let (alive, dropped) = mpsc::channel::<()>();
         let claims = self.clone();
         let beating = move || {
@@ -147,7 +147,7 @@ impl Claims {
             }
         };
         thread::Builder::new().name("claims".into()).spawn(beating)?;
-        Ok(Held { _alive: alive })
+        Ok(HeldClaim { _alive: alive })
     }
 
     fn numbers(&self) -> io::Result<Vec<u64>> {
@@ -180,7 +180,7 @@ impl Claims {
 
 /// A role that is held; given up when this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldClaim {
     _alive: mpsc::Sender<()>,
 }
 

@@ -7,7 +7,7 @@ use coxswain_task::{Fault, TaskError};
 
 use super::{
     checkpoint::{CheckpointError, remedy},
-    finding::Finding,
+    finding::Comparison,
     gradient_watch::SilentTrainables,
     init_from::InitError,
     unknown_task::UnknownTask,
@@ -129,7 +129,7 @@ pub enum TrainError {
         /// When they compared.
         step: Step,
         /// Which, as far as it can be told.
-        finding: Finding,
+        finding: Comparison,
     },
     /// Something that should train does not.
     #[error(transparent)]

@@ -22,7 +22,7 @@ const WEIGHTS: &str = "COX_FAULT_WEIGHTS";
 
 /// The faults that this process was given, as far as they are still to come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Injected {
+pub(super) struct InjectedFaults {
     loss: Option<Loss>,
     slow: Option<Slow>,
     flip: Option<Flip>,
@@ -52,7 +52,7 @@ struct Flip {
     part: usize,
 }
 
-impl Injected {
+impl InjectedFaults {
     /// What the variables say. A value that cannot be read is said so and ignored.
     pub fn from_environment() -> Self {
         Self {
@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_loss_is_spoilt_for_one_rank_and_later_steps_and_so_many_times() {
-        let mut fault = Injected { loss: Loss::parse("times=2 rank=1 step=3"), ..Injected::default() };
+        let mut fault =
+            InjectedFaults { loss: Loss::parse("times=2 rank=1 step=3"), ..InjectedFaults::default() };
         assert_eq!(fault.loss(ONE, Step(2), 0.5), 0.5);
         assert_eq!(fault.loss(TWO, Step(3), 0.5), 0.5);
         assert!(fault.loss(ONE, Step(3), 0.5).is_nan() && fault.loss(ONE, Step(9), 0.5).is_nan());
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn a_rank_is_slow_for_some_steps_in_what_is_named() {
         let slow = Slow::parse("rank=1 step=3 until=5 percent=150 part=data");
-        let fault = Injected { slow, ..Injected::default() };
+        let fault = InjectedFaults { slow, ..InjectedFaults::default() };
         let waited = |rank, step| {
             let mut data = Duration::ZERO;
             fault.slow_down(rank, Step(step), Duration::from_micros(2), &mut data);
@@ -172,7 +173,8 @@ mod tests {
 
     #[test]
     fn a_bit_flips_once() {
-        let mut fault = Injected { flip: Flip::parse("rank=1 step=7 part=0"), ..Injected::default() };
+        let mut fault =
+            InjectedFaults { flip: Flip::parse("rank=1 step=7 part=0"), ..InjectedFaults::default() };
         assert_eq!([fault.flip(ONE, Step(6)), fault.flip(TWO, Step(7))], [None; 2]);
         assert_eq!([fault.flip(ONE, Step(7)), fault.flip(ONE, Step(7))], [Some(0), None]);
     }

@@ -6,7 +6,7 @@ use coxswain_proto::ids::Rank;
 
 /// What ranks find when they compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum Comparison {
     /// All agree.
     Sound,
     /// These ranks are wrong; the others are not.
@@ -16,7 +16,7 @@ pub enum Finding {
     Unclear(Rank, Rank),
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sound => f.write_str("all ranks hold the same"),

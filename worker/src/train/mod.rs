@@ -78,7 +78,7 @@ pub use error::TrainError;
 pub use evaluate::evaluate_run;
 pub use export_run::{ExportJob, Exported, WhichCheckpoint, export_run};
 pub use features::{CacheSummary, DriftRecord, FeatureVersion, Mark};
-pub use finding::Finding;
+pub use finding::Comparison;
 pub use gradient_watch::{GradientWatch, SilentTrainables};
 pub use held_out::{HeldOutError, MAX_MEASURES};
 pub use init_from::{InitError, check_brought, content_digest};

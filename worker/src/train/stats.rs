@@ -1,6 +1,6 @@
 //! What is kept of a run's memory and speed, for tables, predictions and its summary.
 
-use super::{fault::Injected, summary::Summary, warm_up::WarmUp};
+use super::{fault::InjectedFaults, summary::Summary, warm_up::WarmUp};
 use crate::memory::{Meter, prediction::outcome::MemorySnapshots};
 
 /// Steps after which every buffer that steps keep has been made.
@@ -18,5 +18,5 @@ pub(super) struct RunStats {
     /// Steps that the run was to have when the checkpoint was written that it goes on from.
     pub planned_before: Option<u64>,
     /// What this process was told to get wrong, for tests.
-    pub injected: Injected,
+    pub injected: InjectedFaults,
 }

@@ -19,7 +19,7 @@ use coxswain_nn::{
 use coxswain_task::{Built, Samples, Task, TaskOn};
 
 use super::{
-    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::Injected, features::Features,
+    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedFaults, features::Features,
     feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from, learner::Learner,
     members::Members, stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
 };
@@ -203,7 +203,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
                 summary,
                 warm_up,
                 planned_before: None,
-                injected: Injected::from_environment(),
+                injected: InjectedFaults::from_environment(),
             },
             next: Step(0),
             obeyed: Commands::default(),

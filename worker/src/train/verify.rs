@@ -27,7 +27,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 
-use super::{TrainError, finding::Finding, training::Training};
+use super::{TrainError, finding::Comparison, training::Training};
 use crate::{
     collective::{Buf, BufMut, Computes},
     link::{Phase, Report},
@@ -60,12 +60,12 @@ pub(super) fn compare<B: Tape<Base = B>>(
     let finding = judge(&decode(&table));
     let own = training.members.rank();
     let (suspect, line) = match &finding {
-        Finding::Sound => return Ok(()),
-        Finding::Wrong(ranks) => (
+        Comparison::Sound => return Ok(()),
+        Comparison::Wrong(ranks) => (
             ranks.contains(&own),
             "its weights are not those of the other ranks: it gets them anew".to_owned(),
         ),
-        Finding::Unclear(owner, holder) => (
+        Comparison::Unclear(owner, holder) => (
             own == *owner,
             format!(
                 "what it holds and what rank {holder} holds of the same differ, and it cannot be told which is \
@@ -77,7 +77,7 @@ pub(super) fn compare<B: Tape<Base = B>>(
         let line = format!("step {step}: {line}. If this comes back, look at its memory and its device");
         training.members.link.report(Report::Note(line))?;
     }
-    if suspect || matches!(finding, Finding::Unclear(..)) {
+    if suspect || matches!(finding, Comparison::Unclear(..)) {
         training.learner.distrust();
     }
     Err(TrainError::Differ { step, finding })
@@ -115,16 +115,16 @@ fn decode(table: &[f64]) -> Vec<Digests> {
 }
 
 /// What follows from what all ranks hold, in rank order.
-fn judge(ranks: &[Digests]) -> Finding {
+fn judge(ranks: &[Digests]) -> Comparison {
     let world = ranks.len();
     let next = |rank: usize| (rank + 1) % world;
     // Pairs of an owner and the holder of its replica.
     let pairs = || (0..world).filter_map(|owner| Some((owner, next(owner), ranks[next(owner)].replica?)));
     let differing = || pairs().filter(|(owner, _, replica)| ranks[*owner].own != *replica);
-    let unclear = |owner: usize| Finding::Unclear(Rank(owner as u32), Rank(next(owner) as u32));
+    let unclear = |owner: usize| Comparison::Unclear(Rank(owner as u32), Rank(next(owner) as u32));
     let agree = |with: &Digests| ranks.iter().filter(|other| other.weights == with.weights).count();
     if agree(&ranks[0]) == world {
-        return differing().next().map_or(Finding::Sound, |(owner, ..)| unclear(owner));
+        return differing().next().map_or(Comparison::Sound, |(owner, ..)| unclear(owner));
     }
     let majority = ranks.iter().find(|rank| 2 * agree(rank) > world);
     let mut wrong: Vec<usize> = match majority {
@@ -154,7 +154,7 @@ fn judge(ranks: &[Digests]) -> Finding {
     match doubtful {
         Some((owner, ..)) => unclear(owner),
         None if wrong.is_empty() || wrong.len() == world => unclear(0),
-        None => Finding::Wrong(wrong.into_iter().map(|rank| Rank(rank as u32)).collect()),
+        None => Comparison::Wrong(wrong.into_iter().map(|rank| Rank(rank as u32)).collect()),
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
             }
         }
 
-        fn judge(&self) -> Finding {
+        fn judge(&self) -> Comparison {
             let world = self.weights.len();
             let of_rank = |rank: usize| {
                 let weights = self.weights[rank].iter().fold(7, |sum: u64, part| sum.wrapping_mul(31) + part);
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn ranks_that_agree_are_sound() {
         for world in 2..6 {
-            assert_eq!(World::sound(world, true).judge(), Finding::Sound);
-            assert_eq!(World::sound(world, false).judge(), Finding::Sound);
+            assert_eq!(World::sound(world, true).judge(), Comparison::Sound);
+            assert_eq!(World::sound(world, false).judge(), Comparison::Sound);
         }
     }
 
@@ -217,9 +217,9 @@ mod tests {
                 let mut ranks = World::sound(world, replicated);
                 ranks.weights[rank][part] ^= FLIPPED;
                 if !replicated && world == 2 {
-                    prop_assert!(matches!(ranks.judge(), Finding::Unclear(..)));
+                    prop_assert!(matches!(ranks.judge(), Comparison::Unclear(..)));
                 } else {
-                    prop_assert_eq!(ranks.judge(), Finding::Wrong(vec![Rank(rank as u32)]));
+                    prop_assert_eq!(ranks.judge(), Comparison::Wrong(vec![Rank(rank as u32)]));
                 }
             }
         }
@@ -233,7 +233,7 @@ mod tests {
             let mut ranks = World::sound(world, true);
             ranks.weights.iter_mut().for_each(|weights| weights[owner] ^= FLIPPED);
             let holder = (owner + 1) % world as usize;
-            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(holder as u32)));
+            prop_assert_eq!(ranks.judge(), Comparison::Unclear(Rank(owner as u32), Rank(holder as u32)));
         }
 
         /// Moments are there twice.
@@ -248,7 +248,7 @@ mod tests {
                 1 => replica.moments ^= FLIPPED,
                 _ => replica.weights ^= FLIPPED,
             }
-            prop_assert_eq!(ranks.judge(), Finding::Unclear(Rank(owner as u32), Rank(holder as u32)));
+            prop_assert_eq!(ranks.judge(), Comparison::Unclear(Rank(owner as u32), Rank(holder as u32)));
         }
     }
 
@@ -257,7 +257,7 @@ mod tests {
         let mut ranks = World::sound(4, true);
         ranks.weights[1][1] ^= FLIPPED;
         ranks.replicas.as_mut().expect("there are some")[2].weights ^= FLIPPED << 1;
-        assert_eq!(ranks.judge(), Finding::Unclear(Rank(1), Rank(2)));
+        assert_eq!(ranks.judge(), Comparison::Unclear(Rank(1), Rank(2)));
     }
 
     #[test]
@@ -269,8 +269,8 @@ mod tests {
             replica: Some(PartDigests { weights: 2, moments: replica }),
         };
         let rows = |second| [encode(&digests(3), Computes::OnCpu), encode(&digests(9), second)].concat();
-        assert_eq!(judge(&decode(&rows(Computes::OnGpu))), Finding::Sound);
-        assert_ne!(judge(&decode(&rows(Computes::OnCpu))), Finding::Sound);
+        assert_eq!(judge(&decode(&rows(Computes::OnGpu))), Comparison::Sound);
+        assert_ne!(judge(&decode(&rows(Computes::OnCpu))), Comparison::Sound);
     }
 
     #[test]

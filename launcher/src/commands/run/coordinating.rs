@@ -10,7 +10,7 @@ use std::{
 use coxswain_coordinator::journal::{self, History};
 use coxswain_identity::{
     Address, Door,
-    claims::{Claim, Claims, Held},
+    claims::{Claim, Claims, HeldClaim},
 };
 use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
@@ -54,7 +54,7 @@ pub struct Coordinating<'a> {
 /// What says to others that the coordinator is here, until the launch is over.
 pub struct Signs {
     _published: Published,
-    _held: Option<Held>,
+    _held: Option<HeldClaim>,
 }
 
 impl Coordinating<'_> {

@@ -88,13 +88,13 @@ impl WeightValues {
     }
 
     /// As a layer takes it.
-    pub fn get(&self) -> linear::Weight<'_> {
+    pub fn get(&self) -> linear::WeightView<'_> {
         match self {
-            Self::F32(values) => linear::Weight::F32(values.get()),
-            Self::Bf16(w) => {
-                linear::Weight::Bf16(w.as_slice::<bf16>().expect("the constructor made it contiguous bf16"))
-            }
-            Self::Quantized(matrix) => linear::Weight::Quantized(matrix),
+            Self::F32(values) => linear::WeightView::F32(values.get()),
+            Self::Bf16(w) => linear::WeightView::Bf16(
+                w.as_slice::<bf16>().expect("the constructor made it contiguous bf16"),
+            ),
+            Self::Quantized(matrix) => linear::WeightView::Quantized(matrix),
         }
     }
 }

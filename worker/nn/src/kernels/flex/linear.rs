@@ -44,7 +44,7 @@ pub const DROPOUT_BLOCK: [usize; 2] = [ROWS, GRADIENT_PANEL];
 
 /// A weight, `[o, i]`, contiguous.
 #[derive(Clone, Copy)]
-pub enum Weight<'a> {
+pub enum WeightView<'a> {
     /// Single precision.
     F32(&'a [f32]),
     /// Half precision, converted in panels.
@@ -84,7 +84,7 @@ pub struct Update<'a> {
 /// computed.
 pub fn forward(
     x_ni: DenseView<'_>,
-    w_oi: Weight<'_>,
+    w_oi: WeightView<'_>,
     bias_o: Option<&[f32]>,
     update: Option<Update<'_>>,
 ) -> Vec<f32> {
@@ -166,13 +166,13 @@ fn transposed(x: DenseView<'_>, columns: usize) -> Vec<f32> {
 }
 
 /// `g w (+ update)`, `[n, i]`: the gradient of the input.
-pub fn input_gradient(g_no: DenseView<'_>, w_oi: Weight<'_>, update: Option<Update<'_>>) -> Vec<f32> {
+pub fn input_gradient(g_no: DenseView<'_>, w_oi: WeightView<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
     matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
         let mut out = match w_oi {
             // A copy pays when it is read many times.
-            Weight::F32(w) if tokens <= FEW => {
+            WeightView::F32(w) if tokens <= FEW => {
                 out.panel_product(g_no.mat(), Mat::new(w, [outputs, inputs], inputs).cols(panel.clone()))
             }
             _ => w_oi.with_cols(panel.clone(), [outputs, inputs], |w| out.panel_product(g_no.mat(), w)),
@@ -282,7 +282,7 @@ fn by_rows(
     buffer
 }
 
-impl Weight<'_> {
+impl WeightView<'_> {
     fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),

@@ -156,7 +156,7 @@ impl RowOps for Flex {
     fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let _op = profile::operation("unpacking of 2 bytes");
         match WeightValues::of(x_nd.clone().into()).get() {
-            linear::Weight::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
+            linear::WeightView::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
             _ => x_nd,
         }
     }

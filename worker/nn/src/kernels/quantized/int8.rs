@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::{PIECE, absmax};
+use super::{absmax, pieces::PIECE};
 use crate::kernels::vectorised;
 
 /// The largest code.

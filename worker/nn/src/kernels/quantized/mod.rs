@@ -14,14 +14,12 @@
 mod dynamic;
 mod int8;
 mod nf4;
+mod pieces;
 
 use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
 
 use self::{int8::Int8Codes, nf4::Nf4Codes};
 use crate::dtypes::Packing;
-
-/// Values that a thread reads and quantizes at a time: a multiple of every block.
-const PIECE: usize = 1 << 16;
 
 /// A matrix `[o, i]` of few bits.
 #[derive(Debug)]

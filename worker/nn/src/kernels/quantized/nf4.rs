@@ -9,7 +9,7 @@
 
 use rayon::prelude::*;
 
-use super::{PIECE, absmax, dynamic};
+use super::{absmax, dynamic, pieces::PIECE};
 use crate::kernels::vectorised;
 
 /// Weights that share a scale.
