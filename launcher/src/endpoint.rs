@@ -130,8 +130,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Writes the file anew, even where a launcher whose machine is gone holds the old one: a server of files may
-    /// still keep its lock.
+    /// Writes the file anew, even where a launcher whose machine is gone holds the old one, whose lock a server
+    /// of files may still keep.
     pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
         // If it cannot be removed, it cannot be locked either, and that is reported.
         let _ = fs::remove_file(file(output_dir));

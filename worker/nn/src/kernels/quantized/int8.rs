@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::{absmax, pieces::PIECE};
+use super::pieces::{PIECE, absmax};
 use crate::kernels::vectorised;
 
 /// The largest code.

@@ -100,11 +100,5 @@ impl QuantizedMatrix {
 
 /// The largest magnitude; not finite if any value is not.
 #[inline(always)]
-fn absmax(values: &[f32]) -> f32 {
-    // As integers magnitudes have the order that they have as numbers, with infinity and NaN above them.
-    let magnitude = |value: &f32| value.to_bits() & 0x7fff_ffff;
-    f32::from_bits(values.iter().map(magnitude).max().unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,10 @@
 
 use rayon::prelude::*;
 
-use super::{absmax, dynamic, pieces::PIECE};
+use super::{
+    dynamic,
+    pieces::{PIECE, absmax},
+};
 use crate::kernels::vectorised;
 
 /// Weights that share a scale.
