@@ -98,7 +98,5 @@ impl QuantizedMatrix {
     }
 }
 
-/// The largest magnitude; not finite if any value is not.
-#[inline(always)]
 #[cfg(test)]
 mod tests;
