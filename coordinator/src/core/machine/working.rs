@@ -175,9 +175,9 @@ impl Reports<'_> {
     }
 
     /// Names ranks that have become slow, or are well again.
-    fn tell_slow(&mut self, changes: &[Change]) {
+    fn tell_slow(&mut self, changes: &[SlownessChange]) {
         let Some(running) = self.run.phase.running() else { return };
-        let member = |change: &Change| running.assignment.members.get(change.rank.0 as usize);
+        let member = |change: &SlownessChange| running.assignment.members.get(change.rank.0 as usize);
         let news = changes.iter().filter_map(|change| Some(News::Slow(member(change)?.slot, change.slow)));
         news.collect::<Vec<_>>().into_iter().for_each(|news| self.run.publish(news));
     }
