@@ -130,8 +130,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Writes the file anew, even where a launcher whose machine is gone holds the old one, whose lock a server
-    /// of files may still keep.
+    /// Writes the file anew, though a launcher whose machine is gone may hold the old one: a server of files
+    /// keeps its lock for a while.
     pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
         // If it cannot be removed, it cannot be locked either, and that is reported.
         let _ = fs::remove_file(file(output_dir));
