@@ -168,7 +168,7 @@ impl Coordinating<'_> {
     }
 
     fn output_dir(&self) -> &Path {
-        Path::new(self.spec.run.output_dir)
+        Path::new(&self.spec.run.output_dir)
     }
 
     fn unannounced(&self, error: &std::io::Error) -> Failed {
