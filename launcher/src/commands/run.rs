@@ -27,7 +27,7 @@ use crate::{
         flags::LaunchFlags,
         inputs::process_env,
         machine::LocalMachine,
-        plan::{Plan, Sources},
+        plan::{Hosting, Plan, Sources},
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
@@ -209,7 +209,11 @@ impl Launch<'_> {
     ) -> Result<Met, Failed> {
         let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
-        let living = if alone { None } else { standby::living(&claims).await };
+        // A launcher that is to start the coordinator may come back to a run that goes on without its machine; any
+        // other calls where it was told to, as long as somebody answers there.
+        let own = self.plan.hosting == Hosting::Yes;
+        let lost = !alone && (own || !standby::answers(&self.plan.endpoint.to_string()).await);
+        let living = if lost { standby::living(&claims).await } else { None };
         let role = match &living {
             // The run goes on without the machine that is called the coordinator's.
             Some(_) => Role::Guest,

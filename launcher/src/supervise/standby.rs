@@ -87,7 +87,7 @@ pub async fn living(claims: &Claims) -> Option<Claim> {
 }
 
 /// Whether a port takes connections.
-async fn answers(address: &str) -> bool {
+pub async fn answers(address: &str) -> bool {
     let address = Address::parse(address);
     matches!(timeout(PROBE, TcpStream::connect(address.host_port())).await, Ok(Ok(_)))
 }
