@@ -39,7 +39,7 @@ struct Remembering(Mutex<Option<Arc<dyn Samples>>>);
 impl Remembering {
     /// Frames that the decoders of its data were asked for.
     fn asked(&self) -> u64 {
-        let samples = self.0.lock().unwrap().clone().expect("it was opened");
+        let samples = self.0.lock().expect("no panic").clone().expect("it was opened");
         let samples: &dyn Any = &*samples;
         samples.downcast_ref::<Dataset>().expect("one data set").decoding().shown
     }
@@ -56,7 +56,7 @@ impl Task for Remembering {
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
         let samples = VlaFlow.open(spec)?;
-        *self.0.lock().unwrap() = Some(samples.clone());
+        *self.0.lock().expect("no panic") = Some(samples.clone());
         Ok(samples)
     }
 
@@ -81,8 +81,8 @@ impl TaskOn<Flex> for Remembering {
 }
 
 fn copy(from: PathBuf, to: PathBuf) {
-    fs::create_dir_all(to.parent().unwrap()).unwrap();
-    fs::copy(from, to).unwrap();
+    fs::create_dir_all(to.parent().expect("a file in a folder")).expect("a folder");
+    fs::copy(&from, to).unwrap_or_else(|why| panic!("{}: {why}", from.display()));
 }
 
 /// The v3.0 set of `worker/data`'s tests, with its videos.
