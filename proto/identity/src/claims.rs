@@ -228,7 +228,7 @@ mod tests {
         let (_dir, claims) = claims();
         assert_eq!((claims.newest_from(1), claims.newest()), (None, None));
         let first = claims.take("node0:1", "a").unwrap();
-        assert_eq!((first.number, claims.newest_from(1)), (1, Some(first.clone())));
+        assert_eq!((first.number, claims.newest_from(1)), (1, Some(first)));
         let made: Vec<_> = thread::scope(|scope| {
             let claims = &claims;
             let succeed = |who: usize| claims.succeed(1, &format!("node{who}:1"), "b").unwrap();
