@@ -64,7 +64,9 @@ fn the_quickstart_learns_and_leaves_everything_a_user_needs() {
     let log = std::fs::read_to_string(output.join("logs/coordinator.log")).expect("the coordinator's log");
     assert!(log.contains("150/150"), "one line a step:\n{log}");
     let page = std::fs::read_to_string(output.join("report.html")).expect("the run's report");
-    for part in ["Training loss", "held-out error", "Time of a step", "Held-out samples", "0 missing"] {
+    for part in
+        ["Training loss", "held-out mse normalized", "Time of a step", "Held-out samples", "0 missing"]
+    {
         assert!(page.contains(part), "{part} in the report");
     }
     assert!(page.matches("data:image/png;base64,").count() >= 4, "a picture of each sample");

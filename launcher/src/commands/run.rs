@@ -209,8 +209,8 @@ impl Launch<'_> {
     ) -> Result<Met, Failed> {
         let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
-        // A launcher that is to start the coordinator may come back to a run that goes on without its machine; any
-        // other calls where it was told to, as long as somebody answers there.
+        // A launcher that is to start the coordinator may come back to a run that goes on without its
+        // machine; any other calls where it was told to, as long as somebody answers there.
         let own = self.plan.hosting == Hosting::Yes;
         let lost = !alone && (own || !standby::answers(&self.plan.endpoint.to_string()).await);
         let living = if lost { standby::living(&claims).await } else { None };
