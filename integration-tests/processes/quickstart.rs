@@ -30,6 +30,7 @@ mod stages;
 mod standby;
 mod standstill;
 mod support;
+mod traces;
 mod trajectories;
 
 use nix::sys::signal::Signal;

@@ -28,11 +28,11 @@ pub(super) static VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| {
     values.try_into().expect("127 of each sign, nothing and one")
 });
 
-/// The code of the nearest value, and of two that are as near the lesser. Distances are compared as they are
-/// rounded, as bitsandbytes' kernel for CPUs does.
+/// What lies between each value and the next.
+static BORDERS: LazyLock<[f32; 255]> =
+    LazyLock::new(|| std::array::from_fn(|at| (VALUES[at] + VALUES[at + 1]) / 2.0));
+
+/// The code of the nearest value.
 pub(super) fn nearest(value: f32) -> u8 {
-    let above = VALUES.partition_point(|other| *other <= value).min(255);
-    let below = above.saturating_sub(1);
-    let is_above = (VALUES[above] - value).abs() < (value - VALUES[below]).abs();
-    if is_above { above as u8 } else { below as u8 }
+    BORDERS.partition_point(|border| *border < value) as u8
 }

@@ -92,7 +92,8 @@ impl Nf4Codes {
         let (mut quantized, mut ranges) = (Vec::with_capacity(scales.len()), Vec::new());
         for group in scales.chunks(GROUP) {
             let range = group.iter().map(|scale| (scale - mean).abs()).fold(0.0, f32::max);
-            quantized.extend(group.iter().map(|scale| dynamic::nearest((scale - mean) / range.max(LEAST))));
+            let to_one = 1.0 / range.max(LEAST);
+            quantized.extend(group.iter().map(|scale| dynamic::nearest((scale - mean) * to_one)));
             ranges.push(range);
         }
         ranges.shrink_to_fit();

@@ -1,16 +1,24 @@
-//! How a process logs: to standard error, as text for people or JSON for collectors.
+//! How a process logs: to standard error, as text for people or JSON for collectors; and where a collector of
+//! traces is named, training's spans to it.
+
+mod traces;
 
 use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use coxswain_coordinator::log::{Human, WithMetrics};
 use coxswain_proto::human::escaped;
+use tracing::{Subscriber, warn};
 use tracing_subscriber::{
-    EnvFilter, fmt,
+    EnvFilter, Layer, fmt,
     fmt::{
         time::{FormatTime, SystemTime},
         writer::BoxMakeWriter,
     },
+    layer::SubscriberExt,
+    registry,
+    registry::LookupSpan,
+    util::SubscriberInitExt,
 };
 
 use crate::{launch::inputs::process_env, supervise::console::LogWriter};
@@ -86,6 +94,7 @@ pub enum Destination {
 pub struct Logging {
     format: LogFormat,
     log_writer: Option<LogWriter>,
+    traces: Option<traces::Exporter>,
 }
 
 impl Logging {
@@ -119,6 +128,8 @@ fn error_record(message: &str) -> String {
 
 impl Drop for Logging {
     fn drop(&mut self) {
+        // First, for it may have something to say.
+        drop(self.traces.take());
         if let Some(log_writer) = &self.log_writer {
             log_writer.flush();
         }
@@ -137,15 +148,40 @@ pub fn start(flags: &LogFlags, destination: Destination) -> Logging {
         None if destination == Destination::Nowhere => BoxMakeWriter::new(std::io::sink),
         None => BoxMakeWriter::new(std::io::stderr),
     };
+    let (traces, exporter, problem) = match traces::to_collector(&process_env) {
+        Ok(Some((layer, exporter))) => (Some(layer), Some(exporter), None),
+        Ok(None) => (None, None, None),
+        Err(problem) => (None, None, Some(problem)),
+    };
+    let lines = match flags.log_format {
+        LogFormat::Text => text(writer, colours, steers),
+        LogFormat::Json => json(writer),
+    };
+    registry().with(lines.with_filter(filter)).with(traces).init();
+    if let Some(problem) = problem {
+        warn!("{problem}");
+    }
+    Logging { format: flags.log_format, log_writer, traces: exporter }
+}
+
+/// Lines for people.
+fn text<S>(writer: BoxMakeWriter, colours: bool, steers: bool) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
     // A line that cannot be written (a full disk, a pipe without a reader) is lost; telling standard error
     // about it would be a panic.
-    let lines =
-        fmt().with_env_filter(filter).with_writer(writer).with_target(false).log_internal_errors(false);
-    match flags.log_format {
-        LogFormat::Text => lines.with_ansi(colours).event_format(Human::new(steers && !colours)).init(),
-        LogFormat::Json => lines.json().flatten_event(true).map_event_format(WithMetrics).init(),
-    }
-    Logging { format: flags.log_format, log_writer }
+    let lines = fmt::layer().with_writer(writer).with_target(false).log_internal_errors(false);
+    lines.with_ansi(colours).event_format(Human::new(steers && !colours)).boxed()
+}
+
+/// Lines for collectors.
+fn json<S>(writer: BoxMakeWriter) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let lines = fmt::layer().with_writer(writer).with_target(false).log_internal_errors(false);
+    lines.json().flatten_event(true).map_event_format(WithMetrics).boxed()
 }
 
 #[cfg(test)]
