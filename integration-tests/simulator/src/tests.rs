@@ -123,14 +123,14 @@ fn a_whole_node_lost_costs_no_step_whatever_it_was_doing() {
     for (nodes, workers, fewest) in worlds {
         for moment in 0..40u32 {
             let mut script = quiet(u64::from(moment), nodes, workers, 60);
-            script.min_nodes = fewest;
+            (script.min_nodes, script.verbose) = (fewest, true);
             let (node, at_s) = (moment % nodes, 3.0 + 0.043 * f64::from(moment));
             script.faults = vec![Fault { node, for_s: 2.0, ..fault(at_s, Kind::KillLauncher, 0) }];
             let report = play(&script);
             assert!(report.violations.is_empty(), "{report}");
             assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
             assert_eq!(report.repeated, 0, "node {node} of {nodes} at {at_s} s:\n{report}");
-            assert!(report.lines.iter().any(|(_, line)| line.contains("(state: replica)")), "{report}");
+            assert!(report.lines.iter().any(|(_, line)| line.contains("(replica)")), "{report}");
         }
     }
 }

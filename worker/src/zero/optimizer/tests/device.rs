@@ -95,7 +95,7 @@ proptest! {
         // On one device all ranks have the same bits, and a replica has its owner's.
         for (rank, (_, device)) in pairs.iter().enumerate() {
             prop_assert!(device.1 == pairs[0].1.1);
-            prop_assert!(device.3.as_ref().is_none_or(|replica| *replica == pairs[(rank + world - 1) % world].1.2));
+            prop_assert!(device.3.as_ref().is_none_or(|replica| *replica == pairs[(rank + 1) % world].1.2));
         }
     }
 }
