@@ -7,7 +7,7 @@
 //! rank   0 1 2 3 4 5 6 7     distance 4: if node a is lost, the shards 0..4 are with ranks 4..8
 //! node   a a a a b b b b
 //!
-//! rank   0 1 2 3 4 5         distance 2: more ranks on node a than elsewhere, so that two replicas stay there
+//! rank   0 1 2 3 4 5         distance 2: most ranks are on node a, so that two replicas have to stay there
 //! node   a a a a b b
 //! ```
 
@@ -81,7 +81,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_shard_has_one_replica_and_no_other_distance_is_better(
-            nodes in prop::collection::vec(0u32..4, 2..14), turned in 0usize..14,
+            nodes in prop::collection::vec(0u32..4, 2..14), rotation in 0usize..14,
         ) {
             let world = nodes.len();
             let Placement { distance, at_home } = Placement::of(&nodes);
@@ -98,7 +98,7 @@ mod tests {
             prop_assert!(holders.into_iter().eq(0..world), "a rank has two replicas, and another none");
             // Which rank is the first does not matter.
             let mut rotated = nodes;
-            rotated.rotate_left(turned % world);
+            rotated.rotate_left(rotation % world);
             prop_assert_eq!(Placement::of(&rotated), Placement { distance, at_home });
         }
     }

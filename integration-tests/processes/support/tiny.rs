@@ -1,4 +1,4 @@
-//! A run small enough to be broken many times: the quickstart's model and data, a few ranks, a few small steps.
+//! A run small enough to be broken many times: the quickstart's model and data, a few ranks and small steps.
 
 use std::{
     collections::HashMap,

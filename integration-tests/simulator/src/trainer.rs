@@ -5,8 +5,8 @@
 //! exchange ─ choose ─ move ─ settle ─ start ─┬─ lease ─ compute ─ vote ─ shift ─ gather ─ report ─┐
 //!                                            └────────────────── checkpoint, now and then ◀───────┘
 //! vote       all have finished the step before: replica and undo hold one version
-//! shift      the reduced gradient is where its replica is: the replica holds the next version, too, and so does
-//!            the owner
+//! shift      the reduced gradient is where its replica is, which holds the next version, too, and so does the
+//!            owner
 //! gather     everyone has the new weights
 //! ```
 

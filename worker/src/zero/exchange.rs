@@ -54,7 +54,7 @@ impl<F: Flat> Exchange<F> {
         Ok(())
     }
 
-    /// After [`Self::reduce_scatter`]: the part of `grads` that is that of the rank `distance` before this one
+    /// After [`Self::reduce_scatter`]: the part of `grads` that belongs to the rank `distance` before this one
     /// becomes the sum that it has.
     pub fn shift(
         &mut self,

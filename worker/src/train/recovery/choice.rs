@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_has_a_replica_of_is_said_by_itself() {
+    fn a_holding_names_whose_part_its_replica_is_of() {
         // Two nodes of two ranks, of which the second is lost, and a newcomer in its place.
         let far = |rank| Some(Holding { distance: 2, ..held(rank, 4, 8, 8).unwrap() });
         let choice = choose(&[far(0), far(1), None]).unwrap();
@@ -311,11 +311,11 @@ mod tests {
         #[test]
         fn a_lost_node_loses_no_finished_step(
             sizes in prop::collection::vec(1usize..4, 2..5), lost in 0u32..5, step in 1u64..50,
-            stages in prop::collection::vec(0u8..4, 16), turned in 0usize..16,
+            stages in prop::collection::vec(0u8..4, 16), rotation in 0usize..16,
         ) {
             let mut nodes: Vec<u32> = (0..).zip(&sizes).flat_map(|(node, size)| vec![node; *size]).collect();
             let (world, lost) = (nodes.len(), lost % sizes.len() as u32);
-            nodes.rotate_left(turned % world);
+            nodes.rotate_left(rotation % world);
             let Placement { distance, at_home } = Placement::of(&nodes);
             let largest = sizes.iter().max().expect("there are nodes");
             prop_assert_eq!(at_home > 0, 2 * largest > world);
