@@ -8,8 +8,8 @@
 //!
 //! With `--replica D` every rank also keeps what the loss of the rank D before it would need, as training on
 //! nodes of D ranks does by default. Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not
-//! set. Prints JSON: milliseconds of each step on the slowest rank, their split on rank 0, and the peak resident
-//! set of the largest rank.
+//! set. Prints JSON: milliseconds of each step on the slowest rank, their split on rank 0, and the peak
+//! resident set of the largest rank.
 
 use std::{
     io::{BufRead, BufReader, Write},

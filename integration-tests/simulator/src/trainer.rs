@@ -5,7 +5,7 @@
 //! exchange ─ choose ─ move ─ settle ─ start ─┬─ lease ─ compute ─ vote ─ shift ─ gather ─ report ─┐
 //!                                            └────────────────── checkpoint, now and then ◀───────┘
 //! vote       all have finished the step before: replica and undo hold one version
-//! shift      the reduced gradient is where its replica is, which holds the next version, too, and so does the
+//! shift      the reduced gradient is with its replica: that holds the next version, too, and so does the
 //!            owner
 //! gather     everyone has the new weights
 //! ```

@@ -54,8 +54,8 @@ impl<F: Flat> Exchange<F> {
         Ok(())
     }
 
-    /// After [`Self::reduce_scatter`]: the part of `grads` that belongs to the rank `distance` before this one
-    /// becomes the sum that it has.
+    /// After [`Self::reduce_scatter`]: the part of the rank `distance` before this one becomes the sum that
+    /// it has.
     pub fn shift(
         &mut self,
         grads: &mut F,
