@@ -126,6 +126,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         version: VERSION.to_owned(),
         train: options.spec.train.clone(),
         cache: options.spec.cache.clone(),
+        replica: options.spec.faults.replica,
         world: options.world,
         patience: options.patience,
         budgets: options.budgets,

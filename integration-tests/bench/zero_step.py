@@ -19,7 +19,7 @@ import sys
 import time
 
 # One thread each; `ddp-fused` is torch's fastest AdamW on a CPU.
-OURS = {"ours": [], "replicated": ["--replica"]}
+OURS = {"ours": [], "replicated": ["--replica", "1"]}
 SIDES = ["ddp", "ddp-fused", "zero2", "plain"]
 
 

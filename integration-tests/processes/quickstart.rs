@@ -16,6 +16,7 @@ mod limits;
 mod memory;
 mod mixture;
 mod network;
+mod nodes;
 mod pairs;
 mod prediction;
 mod profile;

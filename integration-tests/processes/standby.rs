@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{
     Running, free_endpoint,
-    processes::{children, signal, wait_until_gone},
+    processes::signal,
     tiny::{Tiny, audit},
 };
 
@@ -19,14 +19,6 @@ fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> Running {
     tiny.start(&[&[nnodes.as_str(), &node_rank], &flags[..]].concat())
 }
 
-/// The machine of a launcher is gone, and all its processes.
-fn lose(machine: Running) {
-    let processes = children(machine.pid());
-    signal(machine.pid() as i32, Signal::SIGKILL);
-    machine.finish();
-    wait_until_gone(&processes);
-}
-
 #[test]
 fn an_elastic_world_trains_on_without_the_machine_of_its_coordinator() {
     let tiny = Tiny::new(100_000, 0);
@@ -36,7 +28,7 @@ fn an_elastic_world_trains_on_without_the_machine_of_its_coordinator() {
     let mut second = node(&tiny, &endpoint, "1:2", 1);
     first.wait_for("generation 2: 2 of 2 workers");
     first.wait_for("/100000");
-    lose(first);
+    first.lose();
     second.wait_for(TAKEN_OVER);
     second.wait_for("generation 3: 1 of 2 workers");
     second.wait_for("/100000");
@@ -59,7 +51,7 @@ fn a_fixed_world_waits_for_another_machine_and_learns_the_same() {
     let first = node(&tiny, &endpoint, "2", 0);
     let mut second = node(&tiny, &endpoint, "2", 1);
     held.wait(&mut second);
-    lose(first);
+    first.lose();
     second.wait_for(TAKEN_OVER);
     held.release();
     // Called to where the coordinator was, it finds it where it is.

@@ -15,6 +15,7 @@ pub mod limits;
 pub mod memory;
 pub mod order;
 pub mod plan;
+pub mod replicas;
 pub mod report;
 pub mod rng;
 pub mod run_spec;

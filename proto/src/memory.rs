@@ -21,7 +21,7 @@ pub enum Category {
     Gradients,
     /// AdamW's two moments, this rank's part.
     OptimizerShard,
-    /// A copy of the neighbour's part of weights and moments, so that losing a rank costs no rollback.
+    /// A copy of another rank's part of weights and moments, so that losing that one costs no rollback.
     #[serde(rename = "mirror")]
     Replica,
     /// What forward and backward of one micro-batch hold at their worst moment.
@@ -59,7 +59,7 @@ impl fmt::Display for Category {
             Self::Trainables => "trainables",
             Self::Gradients => "gradients",
             Self::OptimizerShard => "optimizer shard",
-            Self::Replica => "replica of the neighbour",
+            Self::Replica => "replica of another rank",
             Self::Activations => "activations",
             Self::CollectiveBuffers => "collective buffers",
             Self::Input => "input",

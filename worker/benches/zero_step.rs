@@ -2,14 +2,14 @@
 //! norm, AdamW, all-gather.
 //!
 //! ```text
-//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5 [--replica]
+//! cargo bench --bench zero_step -- --world 2 --elements 100000000 --steps 5 [--replica 1]
 //! python integration-tests/bench/zero_step.py        the same next to DDP + AdamW and DeepSpeed ZeRO-2
 //! ```
 //!
-//! With `--replica` every rank also keeps what the loss of its neighbour would need, as training does by
-//! default. Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not set. Prints JSON:
-//! milliseconds of each step on the slowest rank, their split on rank 0, and the peak resident set of the
-//! largest rank.
+//! With `--replica D` every rank also keeps what the loss of the rank D before it would need, as training on
+//! nodes of D ranks does by default. Each rank computes with `RAYON_NUM_THREADS` threads, one if that is not
+//! set. Prints JSON: milliseconds of each step on the slowest rank, their split on rank 0, and the peak
+//! resident set of the largest rank.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
         world: world.parse()?,
         elements: elements.parse()?,
         steps: value("--steps", "5").parse()?,
-        replica: given("--replica"),
+        replica: given("--replica").then(|| value("--replica", "1").parse()).transpose()?,
     };
     match given("--rank") {
         true => bench.be_a_rank(value("--rank", "0").parse()?),
@@ -52,7 +52,7 @@ struct Bench {
     world: usize,
     elements: usize,
     steps: usize,
-    replica: bool,
+    replica: Option<u32>,
 }
 
 impl Bench {
@@ -63,8 +63,8 @@ impl Bench {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["--rank", &rank.to_string(), "--world", &self.world.to_string()]);
             command.args(["--elements", &self.elements.to_string(), "--steps", &self.steps.to_string()]);
-            if self.replica {
-                command.arg("--replica");
+            if let Some(distance) = self.replica {
+                command.args(["--replica", &distance.to_string()]);
             }
             if std::env::var_os("RAYON_NUM_THREADS").is_none() {
                 command.env("RAYON_NUM_THREADS", "1");

@@ -9,6 +9,7 @@ use coxswain_proto::{
     cache_plan::Decided,
     ids::{Generation, Rank, Slot, Step, WorkerId},
     order::DamagedRow,
+    replicas::Placement,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,7 @@ pub use super::{
     failure::Spent,
     leases::{CacheKey, Lease, LeaseCachePhase},
 };
+use crate::options::World;
 
 /// One decision. The driver carries out all [`Action::Record`]s of a batch before anything else of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,6 +143,8 @@ pub struct Assignment {
     pub left_out: Vec<DamagedRow>,
     /// The run's last one: it writes a checkpoint, and trains no step.
     pub closing: bool,
+    /// Where the replicas of its optimizer shards lie.
+    pub replicas: Placement,
     /// Positions by worker: of `members`, the other way round.
     pub ranks: BTreeMap<WorkerId, Rank>,
 }
@@ -159,16 +163,19 @@ pub struct Member {
 }
 
 impl Assignment {
-    /// A membership of these, in rank order.
+    /// A membership of these, in rank order, who have slots of this world.
     pub fn new(
         generation: Generation,
         checkpoint: Step,
         members: Vec<Member>,
         quarantine: &Quarantine,
+        world: World,
     ) -> Self {
         let ranks = members.iter().map(|member| member.worker).zip((0..).map(Rank)).collect();
         let left_out = quarantine.left_out().copied().collect();
-        Self { generation, checkpoint, members, left_out, closing: false, ranks }
+        let nodes: Vec<_> = members.iter().map(|member| world.node_of(member.slot)).collect();
+        let replicas = Placement::of(&nodes);
+        Self { generation, checkpoint, members, left_out, closing: false, replicas, ranks }
     }
 
     /// A worker's position, if it is a member.

@@ -22,6 +22,8 @@ pub struct Config {
     pub train: Train,
     /// Where features come from.
     pub cache: Cache,
+    /// Whether ranks keep replicas of each other's optimizer shards.
+    pub replica: bool,
     /// How many workers.
     pub world: World,
     /// Bounds on waiting.

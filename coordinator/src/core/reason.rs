@@ -59,6 +59,8 @@ pub enum Reason {
         generation: Generation,
         /// Its workers.
         workers: u32,
+        /// Those whose shard has its replica on their own node, though there are others.
+        at_home: u32,
     },
     /// A generation's ranks agreed where to start.
     Started {
@@ -124,8 +126,16 @@ impl fmt::Display for Reason {
                 write!(f, "{present} of {world} workers are there")?;
                 if enough < world { write!(f, "; {enough} are enough to begin") } else { Ok(()) }
             }
-            Self::Formed { generation, workers } => {
-                write!(f, "generation {generation} of {workers} workers connects")
+            Self::Formed { generation, workers, at_home } => {
+                write!(f, "generation {generation} of {workers} workers connects")?;
+                match at_home {
+                    0 => Ok(()),
+                    _ => write!(
+                        f,
+                        "; most are on one node, where the replicas of {at_home} of its shards have to be: losing all \
+                         of it costs the steps since the last checkpoint"
+                    ),
+                }
             }
             Self::Started { generation, first_step, source } => {
                 write!(f, "generation {generation} starts at step {first_step} ({source})")

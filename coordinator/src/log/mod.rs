@@ -131,7 +131,8 @@ impl Log {
     fn phase(&mut self, phase: RunPhase, reason: &Reason) {
         let routine = match reason {
             Reason::Committing => std::mem::replace(&mut self.trained, true),
-            Reason::Formed { .. } | Reason::Regathering { .. } => true,
+            Reason::Formed { at_home, .. } => *at_home == 0,
+            Reason::Regathering { .. } => true,
             Reason::Started { .. } => self.trained || self.recovering,
             _ => false,
         };

@@ -89,6 +89,7 @@ pub fn directive(directive: Directive) -> v1::Directive {
             checkpoint_step: assignment.checkpoint.0,
             quarantined: assignment.left_out.iter().map(damaged_row).collect(),
             closing: assignment.closing,
+            replica_distance: assignment.replicas.distance,
         }),
         Directive::Lease(lease) => Kind::Lease(v1::ShardLease {
             lease_id: lease.id.0,

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 pub mod killed;
@@ -103,6 +104,14 @@ impl Running {
         }
         let status = self.child.wait().expect("a child can be waited for");
         (status, std::mem::take(&mut self.seen).join("\n"))
+    }
+
+    /// The machine of the launcher is gone, and all its processes.
+    pub fn lose(self) {
+        let processes = processes::children(self.pid());
+        processes::signal(self.pid() as i32, Signal::SIGKILL);
+        self.finish();
+        processes::wait_until_gone(&processes);
     }
 
     /// The launcher's process id.

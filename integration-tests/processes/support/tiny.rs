@@ -1,4 +1,4 @@
-//! A run small enough to be broken many times: the quickstart's model and data, two ranks, a few small steps.
+//! A run small enough to be broken many times: the quickstart's model and data, a few ranks and small steps.
 
 use std::{
     collections::HashMap,
@@ -18,14 +18,31 @@ const RESULTS: [&str; 3] = ["adapter/adapter_model.safetensors", "expert.safeten
 pub struct Tiny {
     /// Removed with the test.
     dir: tempfile::TempDir,
+    plan: Plan,
+}
+
+/// What decides what a run learns, besides its file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Plan {
     steps: u64,
     checkpoint_every: u64,
+    workers: u32,
 }
 
 impl Tiny {
     /// A run of so many steps with a checkpoint every so many.
     pub fn new(steps: u64, checkpoint_every: u64) -> Self {
-        Self { dir: tempfile::tempdir().expect("a directory"), steps, checkpoint_every }
+        Self::of(Plan { steps, checkpoint_every, workers: 2 })
+    }
+
+    /// A run of so many steps without checkpoints but the last one; its launchers are to start so many
+    /// workers together.
+    pub fn of_workers(workers: u32, steps: u64) -> Self {
+        Self::of(Plan { steps, checkpoint_every: 0, workers })
+    }
+
+    fn of(plan: Plan) -> Self {
+        Self { dir: tempfile::tempdir().expect("a directory"), plan }
     }
 
     /// The run's output directory.
@@ -59,8 +76,8 @@ impl Tiny {
     pub fn command_of(&self, config: &str, flags: &[&str]) -> Command {
         let output_dir = format!("run.output_dir={}", self.output().display());
         let (steps, every) = (
-            format!("train.steps={}", self.steps),
-            format!("train.checkpoint_every={}", self.checkpoint_every),
+            format!("train.steps={}", self.plan.steps),
+            format!("train.checkpoint_every={}", self.plan.checkpoint_every),
         );
         let mut arguments = vec!["run", config, &output_dir, &steps, &every];
         arguments.extend(["train.global_batch=4", "eval.samples=2", "optimizer.warmup_steps=2"]);
@@ -81,14 +98,14 @@ impl Tiny {
         let (status, printed) = running.finish();
         assert!(status.success(), "{what}: {status}\n{printed}");
         let results = results(&self.output());
-        let undisturbed = undisturbed(self.steps, self.checkpoint_every);
+        let undisturbed = undisturbed(self.plan);
         for (name, (ours, theirs)) in RESULTS.iter().zip(results.iter().zip(&undisturbed)) {
             assert!(ours == theirs, "{what}: {name} is not the undisturbed run's\n{printed}");
         }
         let audit = audit(&self.output());
         assert_eq!(audit["missing"], 0, "{what}: {audit:#}\n{printed}");
         assert_eq!(audit["duplicate"], 0, "{what}: {audit:#}\n{printed}");
-        assert_eq!(audit["committed_steps"], self.steps, "{what}: {audit:#}\n{printed}");
+        assert_eq!(audit["committed_steps"], self.plan.steps, "{what}: {audit:#}\n{printed}");
         audit
     }
 }
@@ -140,17 +157,17 @@ pub fn results(output: &Path) -> Vec<Vec<u8>> {
 /// Contents of the files that a run leaves.
 type Results = Vec<Vec<u8>>;
 
-/// Results of the run without faults; trained once for all tests of this process.
-fn undisturbed(steps: u64, checkpoint_every: u64) -> Results {
-    static TRAINED: Mutex<Option<HashMap<(u64, u64), Results>>> = Mutex::new(None);
+/// Results of the run without faults, of one launcher; trained once for all tests of this process.
+fn undisturbed(plan: Plan) -> Results {
+    static TRAINED: Mutex<Option<HashMap<Plan, Results>>> = Mutex::new(None);
     // A test that failed while it trained leaves nothing half done.
     let mut trained = TRAINED.lock().unwrap_or_else(PoisonError::into_inner);
     let trained = trained.get_or_insert_default();
     let train = || {
-        let tiny = Tiny::new(steps, checkpoint_every);
-        let (status, printed) = tiny.start(&[]).finish();
+        let tiny = Tiny::of(plan);
+        let (status, printed) = tiny.start(&[&format!("--nproc-per-node={}", plan.workers)]).finish();
         assert!(status.success(), "{printed}");
         results(&tiny.output())
     };
-    trained.entry((steps, checkpoint_every)).or_insert_with(train).clone()
+    trained.entry(plan).or_insert_with(train).clone()
 }

@@ -30,7 +30,7 @@ const KEPT: usize = 8;
 #[derive(Clone, Debug)]
 pub struct Checker {
     pub plan: Plan,
-    /// Steps whose every gradient reached its neighbour, by generation: they were executed, even if no rank
+    /// Steps whose every gradient reached its replica, by generation: they were executed, even if no rank
     /// could say so.
     executed: BTreeSet<(Generation, u64)>,
     /// The last generations of runs that have failed.

@@ -122,6 +122,7 @@ fn config(script: &Script) -> Config {
             base_digest: None,
         },
         cache: script.cache.map_or_else(Cache::default, cache),
+        replica: script.replica,
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,

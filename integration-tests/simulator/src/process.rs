@@ -8,7 +8,7 @@ use coxswain_coordinator::core::{
     event::{Ended, StreamId},
     report::WorkerPhase,
 };
-use coxswain_proto::ids::{Generation, Rank, Slot, WorkerId};
+use coxswain_proto::ids::{Slot, WorkerId};
 use coxswain_worker::{
     link::{Assignment, CacheNamespace, CachePhase, LinkError},
     session::standing::{Lease, Standing, Told},
@@ -64,8 +64,8 @@ pub struct Process {
     /// The collective it waits in, or will enter next.
     pub collective: u64,
     pub entered: u64,
-    /// Generation, ranks and rank of the partition that its state follows.
-    pub held: Option<(Generation, u32, Rank)>,
+    /// The state that it began its generation with; which versions it has by now is beside it.
+    pub held: Option<Holding>,
     pub own: Versions,
     pub replica: Option<Versions>,
     /// The state that it was taking over when it was disturbed in the last moment: some may have it by now,
@@ -172,7 +172,7 @@ impl Process {
 
     /// This is its state from now on.
     pub fn hold(&mut self, state: Holding) {
-        self.held = Some((state.generation, state.world, state.rank));
+        self.held = Some(state);
         (self.own, self.replica) = (state.own, state.replica);
     }
 
@@ -314,6 +314,7 @@ impl World {
                 quarantined: Vec::new(),
                 checkpoint_step: assignment.checkpoint,
                 closing: assignment.closing,
+                replica_distance: assignment.replicas.distance,
             }),
             Directive::Lease(lease) => Told::Grant(Lease {
                 generation: lease.generation,

@@ -49,7 +49,7 @@ pub struct Script {
     /// Faults that may be survived.
     #[serde(default = "max_restarts")]
     pub max_restarts: u32,
-    /// Whether ranks replica their neighbour's state.
+    /// Whether ranks keep replicas of each other's state.
     #[serde(default = "yes")]
     #[serde(rename = "mirror")]
     pub replica: bool,

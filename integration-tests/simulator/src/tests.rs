@@ -116,6 +116,25 @@ fn a_killed_worker_costs_its_loading_and_no_step() {
     assert!(report.recoveries[0].as_secs_f64() < 0.8, "{report}");
 }
 
+/// Nobody has written a checkpoint: what has no replica elsewhere begins anew.
+#[test]
+fn a_whole_node_lost_costs_no_step_whatever_it_was_doing() {
+    let worlds = [(2, 4, None), (3, 2, None), (2, 3, Some(1)), (3, 3, Some(1))];
+    for (nodes, workers, fewest) in worlds {
+        for moment in 0..40u32 {
+            let mut script = quiet(u64::from(moment), nodes, workers, 60);
+            (script.min_nodes, script.verbose) = (fewest, true);
+            let (node, at_s) = (moment % nodes, 3.0 + 0.043 * f64::from(moment));
+            script.faults = vec![Fault { node, for_s: 2.0, ..fault(at_s, Kind::KillLauncher, 0) }];
+            let report = play(&script);
+            assert!(report.violations.is_empty(), "{report}");
+            assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+            assert_eq!(report.repeated, 0, "node {node} of {nodes} at {at_s} s:\n{report}");
+            assert!(report.lines.iter().any(|(_, line)| line.contains("(replica)")), "{report}");
+        }
+    }
+}
+
 #[test]
 fn a_frozen_worker_is_missed_within_three_seconds() {
     let mut script = quiet(3, 1, 3, 60);
@@ -284,6 +303,7 @@ fn every_script_in_configs_can_be_played() {
         let path = entry.unwrap().path();
         let report = play(&Script::load(&path).unwrap_or_else(|error| panic!("{error}")));
         assert!(report.violations.is_empty(), "{}:\n{report}", path.display());
+        assert_eq!(report.repeated, 0, "{}:\n{report}", path.display());
         played += 1;
     }
     assert!(played > 0);

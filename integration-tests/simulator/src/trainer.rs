@@ -5,8 +5,8 @@
 //! exchange ─ choose ─ move ─ settle ─ start ─┬─ lease ─ compute ─ vote ─ shift ─ gather ─ report ─┐
 //!                                            └────────────────── checkpoint, now and then ◀───────┘
 //! vote       all have finished the step before: replica and undo hold one version
-//! shift      the reduced gradient is at the neighbour: the replica holds the next version, too, and so does
-//!            the owner
+//! shift      the reduced gradient is with its replica: that holds the next version, too, and so does the
+//!            owner
 //! gather     everyone has the new weights
 //! ```
 
@@ -114,16 +114,8 @@ impl World {
 
     fn connect(&mut self, pid: usize, assignment: Assignment) {
         let process = &mut self.processes[pid];
-        let held = process.held.map(|(generation, world, rank)| Holding {
-            generation,
-            world,
-            rank,
-            own: process.own,
-            replica: process.replica,
-            skipped: 0,
-            left_out: false,
-            loss_scale: None,
-        });
+        let (own, replica) = (process.own, process.replica);
+        let held = process.held.map(|held| Holding { own, replica, ..held });
         let (generation, rank, saved) = (assignment.generation, assignment.rank, process.saved);
         process.assignment = Some(assignment);
         (process.collective, process.entered) = (0, 0);
@@ -267,11 +259,18 @@ impl World {
         };
         let own = Versions { newest: version, older: false };
         let replica = (self.script.replica && assignment.world > 1).then_some(own);
-        let (generation, world, rank) = (assignment.generation, assignment.world, assignment.rank);
-        Some((
-            Holding { generation, world, rank, own, replica, skipped: 0, left_out: false, loss_scale: None },
-            source,
-        ))
+        let holding = Holding {
+            generation: assignment.generation,
+            world: assignment.world,
+            rank: assignment.rank,
+            own,
+            replica,
+            distance: assignment.replica_distance,
+            skipped: 0,
+            left_out: false,
+            loss_scale: None,
+        };
+        Some((holding, source))
     }
 
     /// Takes over the state that all ranks have chosen, and says where that is.

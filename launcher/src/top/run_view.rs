@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use coxswain_coordinator::log::time_of_day;
-use coxswain_proto::v1::{
-    GetMemoryResponse, GetStatusResponse, RankStatus, RunPhase, StepCommitted, WatchEvent, WorkerPhase,
-    watch_event::Kind,
+use coxswain_proto::{
+    replicas::Placement,
+    v1::{
+        GetMemoryResponse, GetStatusResponse, RankStatus, RunPhase, StepCommitted, WatchEvent, WorkerPhase,
+        watch_event::Kind,
+    },
 };
 
 use super::series::Series;
@@ -195,9 +198,11 @@ impl RunView {
         }
     }
 
-    /// Where the copy of a rank's optimizer state is: with the rank after it, if that lives.
+    /// Where the copy of a rank's optimizer state is: with a rank of another node where there is one, if that
+    /// lives.
     pub fn replica(&self, rank: &RankStatus) -> String {
-        let next = (rank.rank + 1) % self.status.world_size.max(1);
+        let nodes: Vec<_> = self.status.ranks.iter().map(|rank| rank.node_rank).collect();
+        let next = (rank.rank + Placement::of(&nodes).distance) % self.status.world_size.max(1);
         let holder = self.status.ranks.iter().find(|other| other.rank == next && next != rank.rank);
         match holder {
             Some(holder) if holder.phase == i32::from(WorkerPhase::Done) => "-".to_owned(),
@@ -245,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_replica_of_a_rank_is_with_the_next_one() {
+    fn the_replica_of_a_rank_is_with_the_next_one_or_on_another_node() {
         let rank = |rank, gone| RankStatus { rank, gone, ..RankStatus::default() };
         let ranks = vec![rank(0, false), rank(1, true), rank(2, false)];
         let status = GetStatusResponse { world_size: 3, ranks, ..GetStatusResponse::default() };
@@ -254,5 +259,10 @@ mod tests {
         assert_eq!(told, ["lost", "on 2", "on 0"]);
         view.status = GetStatusResponse { world_size: 1, ranks: vec![rank(0, false)], ..Default::default() };
         assert_eq!(view.replica(&view.status.ranks[0]), "-");
+        let on_nodes = |number| RankStatus { node_rank: number / 2, ..rank(number, false) };
+        let ranks = (0..4).map(on_nodes).collect();
+        view.status = GetStatusResponse { world_size: 4, ranks, ..GetStatusResponse::default() };
+        let told: Vec<_> = view.status.ranks.iter().map(|rank| view.replica(rank)).collect();
+        assert_eq!(told, ["on 2", "on 3", "on 0", "on 1"]);
     }
 }

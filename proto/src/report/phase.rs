@@ -107,7 +107,7 @@ pub enum StateSource {
     Fresh,
     /// Living ranks had all of it.
     Carried,
-    /// A lost rank's part came from its neighbour's replica.
+    /// A lost rank's part came from its replica on another rank.
     #[serde(rename = "Mirror")]
     Replica,
     /// Read from the newest checkpoint.

@@ -32,9 +32,9 @@ pub enum Offload {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
-    /// Whether every rank keeps a replica of its neighbour's optimizer shard, so that losing one worker loses
-    /// no step. Costs 12 bytes on each rank for each trainable of a shard; without it a lost worker takes the
-    /// run back to its last checkpoint.
+    /// Whether every rank keeps a replica of another's optimizer shard, on another node where there is one:
+    /// losing one worker, or one node, loses no step. Costs 12 bytes on each rank for each trainable of a
+    /// shard; without it a lost worker takes the run back to its last checkpoint.
     #[serde(rename = "mirror")]
     pub replica: bool,
     /// Steps between comparisons of what ranks hold: digests of the weights that train, and of every

@@ -39,9 +39,10 @@ pub trait Collective {
     fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
 
     /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with the
-    /// chunk of the rank before it in its place, too (rank 0 with that of the last). The first round of an
-    /// all-gather: one neighbour's copy, not everyone's.
-    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
+    /// chunk of the rank `distance` before it in its place, too, counted around the ring: one rank's copy,
+    /// not everyone's. The other chunks are scratch afterwards. The distance is at least 1, and less than the
+    /// world.
+    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError>;
 
     /// Every rank ends with `root`'s `buffer`.
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError>;
@@ -64,6 +65,15 @@ pub trait Collective {
     /// Bytes of memory that this communicator holds for itself, in the process (what the kernel keeps for
     /// sockets not counted).
     fn buffer_bytes(&self) -> usize;
+}
+
+/// Refuses a distance at which there is no other rank; in a world of one a shift does nothing.
+pub(super) fn check_distance(distance: usize, world: usize) -> Result<(), CollectiveError> {
+    if (1..world.max(2)).contains(&distance) {
+        return Ok(());
+    }
+    let detail = format!("by {distance} in a world of {world}");
+    Err(CollectiveError::Size { operation: "shift", detail })
 }
 
 /// Refuses a root that is no rank.

@@ -30,7 +30,7 @@ use half::bf16;
 use super::{
     AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Offer, Place, Progress, Reduce,
     Ring, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId, TransportSource,
-    check_root, chunk,
+    check_distance, check_root, chunk,
     mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
     through_host,
@@ -236,7 +236,7 @@ impl HybridCollective {
             TransferKind::AllReduce(reduce) => (Operation::AllReduce, Some(reduce), 0),
             TransferKind::ReduceScatter(reduce) => (Operation::ReduceScatter, Some(reduce), 0),
             TransferKind::AllGather => (Operation::AllGather, None, 0),
-            TransferKind::Shift => (Operation::Shift, None, 0),
+            TransferKind::Shift(distance) => (Operation::Shift, None, distance as u32),
             TransferKind::Broadcast(root) => (Operation::Broadcast, None, root.0),
         };
         let entered = self.ring.announce::<T>(&Call { operation, reduce, root, length })?;
@@ -359,9 +359,10 @@ impl Collective for HybridCollective {
         either_way!(self, buffer, TransferKind::AllGather, small)
     }
 
-    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.shift_in_place(buffer);
-        either_way!(self, buffer, TransferKind::Shift, small)
+    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+        check_distance(distance, self.world())?;
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.shift_in_place(buffer, distance);
+        either_way!(self, buffer, TransferKind::Shift(distance), small)
     }
 
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {

@@ -29,7 +29,7 @@ mod transport;
 pub use buffer::{Buf, BufMut, Reduce};
 use buffer::{size_error, through_host};
 pub use communicator::Collective;
-use communicator::check_root;
+use communicator::{check_distance, check_root};
 pub use coxswain_nn::params::chunk;
 pub use error::{CollectiveError, JoinError};
 pub use handles::{AbortHandle, Progress};

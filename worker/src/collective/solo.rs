@@ -78,7 +78,8 @@ impl Collective for Solo {
         self.pass("all_gather")
     }
 
-    fn shift_in_place(&mut self, _buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+    fn shift_in_place(&mut self, _buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+        super::check_distance(distance, 1)?;
         self.pass("shift")
     }
 

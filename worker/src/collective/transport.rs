@@ -22,8 +22,8 @@ pub enum TransferKind {
     ReduceScatter(Reduce),
     /// Rank `r` brings chunk `r`; every rank ends with all.
     AllGather,
-    /// Rank `r` brings chunk `r`; every rank ends with the chunk of the rank before it, too.
-    Shift,
+    /// Rank `r` brings chunk `r`; every rank ends with the chunk of the rank so many before it, too.
+    Shift(usize),
     /// Every rank ends with the buffer of this rank.
     Broadcast(Rank),
 }

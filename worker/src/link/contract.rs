@@ -30,6 +30,9 @@ pub struct Assignment {
     pub checkpoint_step: Step,
     /// The run has failed: this generation writes a checkpoint and trains no step.
     pub closing: bool,
+    /// This rank keeps the replica of the shard of the rank so many before it on the ring: at least 1, and
+    /// less than the world where that is more than one.
+    pub replica_distance: u32,
 }
 
 /// A sample that cannot be used, on a rank that is well.

@@ -74,6 +74,7 @@ impl Link for SoloLink {
             quarantined: Vec::new(),
             checkpoint_step: self.first_step,
             closing: false,
+            replica_distance: 1,
         })
     }
 

@@ -32,7 +32,7 @@ const OPERATIONS: [(&str, Operation); 5] = [
     ("all_reduce", |comm, buffer| comm.all_reduce(BufMut::F32(buffer), Reduce::Sum)),
     ("reduce_scatter", |comm, buffer| comm.reduce_scatter_in_place(BufMut::F32(buffer), Reduce::Sum)),
     ("all_gather", |comm, buffer| comm.all_gather_in_place(BufMut::F32(buffer))),
-    ("shift", |comm, buffer| comm.shift_in_place(BufMut::F32(buffer))),
+    ("shift", |comm, buffer| comm.shift_in_place(BufMut::F32(buffer), 1)),
     ("broadcast", |comm, buffer| comm.broadcast(BufMut::F32(buffer), Rank(0))),
 ];
 

@@ -237,6 +237,7 @@ mod tests {
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
             closing: false,
+            replica_distance: 1,
         }));
     }
 

@@ -37,6 +37,11 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
             return Err(format!("assignment.peers: rank {next}, which is next to rank {rank}, is missing"));
         }
     };
+    // A coordinator that names none means the next rank.
+    let replica_distance = wire.replica_distance.max(1);
+    if replica_distance >= world.max(2) {
+        return Err(format!("assignment.replica_distance: {replica_distance} in a world of {world}"));
+    }
     Ok(Assignment {
         generation: Generation(wire.generation),
         rank: Rank(rank),
@@ -45,6 +50,7 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
         quarantined: wire.quarantined.into_iter().map(damaged_row).collect(),
         checkpoint_step: Step(wire.checkpoint_step),
         closing: wire.closing,
+        replica_distance,
     })
 }
 
@@ -241,6 +247,11 @@ mod tests {
         let wire = |rank, peers| v1::Assignment { rank, world_size: 3, peers, ..Default::default() };
         assert_eq!(assignment(wire(0, vec![peer(2), peer(1)])).expect("complete").next, "h:1");
         assert_eq!(assignment(wire(2, vec![peer(1), peer(0)])).expect("complete").next, "h:0");
+        assert_eq!(
+            assignment(wire(0, vec![peer(1)])).expect("complete").replica_distance,
+            1,
+            "none is named"
+        );
         let alone = v1::Assignment { world_size: 1, ..Default::default() };
         assert_eq!(assignment(alone).expect("nobody is next").next, "");
     }
@@ -248,10 +259,12 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_its_field() {
         let hole = v1::Assignment { world_size: 2, peers: vec![peer(0)], ..Default::default() };
-        let error = assignment(hole).unwrap_err();
+        let error = assignment(hole.clone()).unwrap_err();
         assert_eq!(error, "assignment.peers: rank 1, which is next to rank 0, is missing");
         let outside = v1::Assignment { rank: 1, world_size: 1, ..Default::default() };
         assert_eq!(assignment(outside).unwrap_err(), "assignment.rank: 1 in a world of 1");
+        let far = v1::Assignment { world_size: 2, peers: vec![peer(1)], replica_distance: 2, ..hole };
+        assert_eq!(assignment(far).unwrap_err(), "assignment.replica_distance: 2 in a world of 2");
         let lost = v1::ShardLease { slice: 2, slices: 2, end_step: 1, ..Default::default() };
         assert!(lease(lost).unwrap_err().starts_with("lease.slice"));
     }

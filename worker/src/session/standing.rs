@@ -211,6 +211,7 @@ mod tests {
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
             closing: false,
+            replica_distance: 1,
         }
     }
 

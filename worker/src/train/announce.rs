@@ -54,7 +54,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
-                "replica of the neighbour's shard {} a rank: losing one worker loses no step (faults.mirror)",
+                "replica of another rank's shard {} a rank: losing one worker loses no step (faults.mirror)",
                 human::bytes(bytes.redundancy.0)
             ));
         }

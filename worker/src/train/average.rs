@@ -101,7 +101,7 @@ impl<B: Tape<Base = B>> Learner<B> {
     }
 
     /// Waits for the device: refused now, memory is missing where weights should be, and what this rank holds
-    /// is its neighbour's replica's to give ([`Learner::update`]).
+    /// is its replica's to give ([`Learner::update`]).
     fn settled(&self, step: Step) -> Result<(), TrainError> {
         let settled = B::sync(&self.trainables.device()).map_err(|error| error.to_string());
         match memory::refused().or(settled.err()) {

@@ -11,7 +11,7 @@ pub enum Comparison {
     Sound,
     /// These ranks are wrong; the others are not.
     Wrong(Vec<Rank>),
-    /// A rank's part and the replica of it on the next rank differ, or all ranks do, and it cannot be told
+    /// A rank's part and the replica of it on another rank differ, or all ranks do, and it cannot be told
     /// which is right.
     Unclear(Rank, Rank),
 }

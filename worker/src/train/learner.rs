@@ -53,8 +53,8 @@ impl<F: Flat> Held<F> {
         let (skipped, left_out) = self.optimizer.skipped();
         let (world, rank) = (self.optimizer.world() as u32, self.optimizer.rank());
         let loss_scale = self.optimizer.loss_scales();
-        let generation = self.generation;
-        let held = Holding { generation, world, rank, own, replica, skipped, left_out, loss_scale };
+        let (generation, distance) = (self.generation, self.optimizer.distance());
+        let held = Holding { generation, world, rank, own, replica, distance, skipped, left_out, loss_scale };
         self.trusted.then_some(held)
     }
 }
@@ -70,7 +70,8 @@ impl<B: Tape<Base = B>> Learner<B> {
         let offloaded = spec.memory.offload == Offload::Optimizer;
         let (place, layout) = (B::Flat::place(&self.trainables.device()), self.trainables.layout());
         let partition = Partition::new(layout.len(), members.comm.world(), members.rank());
-        let keeps = Keeps { replica: spec.faults.replica, offloaded };
+        let replica = spec.faults.replica.then_some(members.assignment.replica_distance);
+        let keeps = Keeps { replica, offloaded };
         let settings = Optimizer { loss_scale: self.loss_scale, ..spec.optimizer.clone() };
         ReplicatedAdamW::at(&place, layout, partition, &settings, keeps)
     }

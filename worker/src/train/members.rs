@@ -48,6 +48,7 @@ impl Members {
             quarantined: Vec::new(),
             checkpoint_step: Step(0),
             closing: false,
+            replica_distance: 1,
         };
         Self { assignment, link, comm: Box::new(Solo::default()), computes, transport }
     }

@@ -223,7 +223,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         times.communication += communication;
         times.optimizer += updating.elapsed().saturating_sub(communication);
         // Refused here, memory is missing in the middle of a step that others may have taken: what this rank
-        // holds is not to be trusted, and its part is its neighbour's replica's to give.
+        // holds is not to be trusted, and its part is its replica's to give.
         match memory::refused() {
             Some(detail) => Err(TrainError::Device { step, detail }),
             None => {

@@ -1,7 +1,7 @@
 //! Ranks compare what they hold, every `faults.verify_every` steps and before every checkpoint.
 //!
 //! After a step's vote, and before any gradient moves, all ranks have the same weights, and every part of the
-//! optimizer's state is on its owner and in the replica on the owner's neighbour, bit for bit. Memory, a
+//! optimizer's state is on its owner and in its replica on another rank, bit for bit. Memory, a
 //! device or a link that is not sound can make one of these copies another one without any error. So ranks
 //! gather digests of all of them, and each comes to the same finding:
 //!
@@ -57,7 +57,7 @@ pub(super) fn compare<B: Tape<Base = B>>(
     let row = encode(&digests, training.members.computes);
     let mut table = vec![0.0; FIELDS * world];
     training.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
-    let finding = judge(&decode(&table));
+    let finding = judge(&decode(&table), training.members.assignment.replica_distance as usize);
     let own = training.members.rank();
     let (suspect, line) = match &finding {
         Comparison::Sound => return Ok(()),
@@ -88,9 +88,9 @@ pub(super) fn compare<B: Tape<Base = B>>(
 const FIELDS: usize = 14;
 
 fn encode(digests: &Digests, computes: Computes) -> [f64; FIELDS] {
-    let Digests { weights, own, before, replica } = digests;
+    let Digests { weights, own, replicated, replica } = digests;
     let kept = replica.unwrap_or(PartDigests { weights: 0, moments: 0 });
-    let values = [*weights, own.weights, own.moments, *before, kept.weights, kept.moments];
+    let values = [*weights, own.weights, own.moments, *replicated, kept.weights, kept.moments];
     let mut row = [0.0; FIELDS];
     for (fields, value) in row.chunks_exact_mut(2).zip(values) {
         (fields[0], fields[1]) = (f64::from(value as u32), f64::from((value >> 32) as u32));
@@ -109,19 +109,20 @@ fn decode(table: &[f64]) -> Vec<Digests> {
         let value = |at: usize| u64::from(row[2 * at] as u32) | u64::from(row[2 * at + 1] as u32) << 32;
         let part = |at: usize| PartDigests { weights: value(at), moments: value(at + 1) };
         let replica = (row[12] != 0.0 && !mixed).then(|| part(4));
-        Digests { weights: value(0), own: part(1), before: value(3), replica }
+        Digests { weights: value(0), own: part(1), replicated: value(3), replica }
     };
     rows().map(of_row).collect()
 }
 
-/// What follows from what all ranks hold, in rank order.
-fn judge(ranks: &[Digests]) -> Comparison {
+/// What follows from what all ranks hold, in rank order; each has the replica of the rank `distance` before
+/// it.
+fn judge(ranks: &[Digests], distance: usize) -> Comparison {
     let world = ranks.len();
-    let next = |rank: usize| (rank + 1) % world;
+    let holder = |owner: usize| (owner + distance) % world;
     // Pairs of an owner and the holder of its replica.
-    let pairs = || (0..world).filter_map(|owner| Some((owner, next(owner), ranks[next(owner)].replica?)));
+    let pairs = || (0..world).filter_map(|owner| Some((owner, holder(owner), ranks[holder(owner)].replica?)));
     let differing = || pairs().filter(|(owner, _, replica)| ranks[*owner].own != *replica);
-    let unclear = |owner: usize| Comparison::Unclear(Rank(owner as u32), Rank(next(owner) as u32));
+    let unclear = |owner: usize| Comparison::Unclear(Rank(owner as u32), Rank(holder(owner) as u32));
     let agree = |with: &Digests| ranks.iter().filter(|other| other.weights == with.weights).count();
     if agree(&ranks[0]) == world {
         return differing().next().map_or(Comparison::Sound, |(owner, ..)| unclear(owner));
@@ -133,7 +134,7 @@ fn judge(ranks: &[Digests]) -> Comparison {
         None => pairs()
             .filter_map(|(owner, holder, replica)| {
                 let owners = ranks[owner].own.weights == replica.weights;
-                let holders = ranks[holder].before == replica.weights;
+                let holders = ranks[holder].replicated == replica.weights;
                 match (owners, holders) {
                     (false, true) => Some(owner),
                     (true, false) => Some(holder),
@@ -149,7 +150,7 @@ fn judge(ranks: &[Digests]) -> Comparison {
         let explained = wrong.contains(owner) || wrong.contains(holder);
         let replaced = wrong.contains(owner) && !wrong.contains(holder);
         (!explained && ranks[*owner].own != *replica)
-            || (replaced && ranks[*holder].before != replica.weights)
+            || (replaced && ranks[*holder].replicated != replica.weights)
     });
     match doubtful {
         Some((owner, ..)) => unclear(owner),
@@ -170,18 +171,20 @@ mod tests {
         /// What each rank computes with, part by part.
         weights: Vec<Vec<u64>>,
         own_moments: Vec<u64>,
-        /// Of the rank before, by holder.
+        /// By holder.
         replicas: Option<Vec<PartDigests>>,
+        distance: usize,
     }
 
     impl World {
-        fn sound(world: u64, replicated: bool) -> Self {
+        fn sound(world: u64, distance: u64, replicated: bool) -> Self {
             let part = |of: u64| PartDigests { weights: of, moments: 100 + of };
             Self {
                 weights: vec![(0..world).collect(); world as usize],
                 own_moments: (100..100 + world).collect(),
                 replicas: replicated
-                    .then(|| (0..world).map(|rank| part((rank + world - 1) % world)).collect()),
+                    .then(|| (0..world).map(|rank| part((rank + world - distance) % world)).collect()),
+                distance: distance as usize,
             }
         }
 
@@ -191,30 +194,37 @@ mod tests {
                 let weights = self.weights[rank].iter().fold(7, |sum: u64, part| sum.wrapping_mul(31) + part);
                 let own = PartDigests { weights: self.weights[rank][rank], moments: self.own_moments[rank] };
                 let replica = self.replicas.as_ref().map(|replicas| replicas[rank]);
-                let before = self.weights[rank][(rank + world - 1) % world];
-                encode(&Digests { weights, own, before, replica }, Computes::OnCpu)
+                let replicated = self.weights[rank][(rank + world - self.distance) % world];
+                encode(&Digests { weights, own, replicated, replica }, Computes::OnCpu)
             };
-            judge(&decode(&(0..world).flat_map(of_rank).collect::<Vec<_>>()))
+            judge(&decode(&(0..world).flat_map(of_rank).collect::<Vec<_>>()), self.distance)
         }
     }
 
     const FLIPPED: u64 = 1 << 40;
 
+    /// Sizes, and how far replicas are from their owners.
+    fn worlds() -> impl Strategy<Value = (u64, u64)> {
+        (2u64..7).prop_flat_map(|world| (Just(world), 1..world))
+    }
+
     #[test]
     fn ranks_that_agree_are_sound() {
-        for world in 2..6 {
-            assert_eq!(World::sound(world, true).judge(), Comparison::Sound);
-            assert_eq!(World::sound(world, false).judge(), Comparison::Sound);
+        for (world, distance) in (2..6).flat_map(|world| (1..world).map(move |by| (world, by))) {
+            assert_eq!(World::sound(world, distance, true).judge(), Comparison::Sound);
+            assert_eq!(World::sound(world, distance, false).judge(), Comparison::Sound);
         }
     }
 
     proptest! {
         /// Whichever rank's weights are wrong, in whichever part: with a replica two ranks suffice.
         #[test]
-        fn a_rank_with_wrong_weights_is_named(world in 2u64..7, rank in 0u64..7, part in 0u64..7) {
+        fn a_rank_with_wrong_weights_is_named(
+            (world, distance) in worlds(), rank in 0u64..7, part in 0u64..7,
+        ) {
             let (rank, part) = ((rank % world) as usize, (part % world) as usize);
             for replicated in [true, false] {
-                let mut ranks = World::sound(world, replicated);
+                let mut ranks = World::sound(world, distance, replicated);
                 ranks.weights[rank][part] ^= FLIPPED;
                 if !replicated && world == 2 {
                     prop_assert!(matches!(ranks.judge(), Comparison::Unclear(..)));
@@ -227,21 +237,23 @@ mod tests {
         /// Gathered since, an owner's wrong weights are everybody's.
         #[test]
         fn weights_that_were_wrong_before_they_were_gathered_are_found_and_not_blamed(
-            world in 2u64..7, owner in 0u64..7,
+            (world, distance) in worlds(), owner in 0u64..7,
         ) {
             let owner = (owner % world) as usize;
-            let mut ranks = World::sound(world, true);
+            let mut ranks = World::sound(world, distance, true);
             ranks.weights.iter_mut().for_each(|weights| weights[owner] ^= FLIPPED);
-            let holder = (owner + 1) % world as usize;
+            let holder = (owner + distance as usize) % world as usize;
             prop_assert_eq!(ranks.judge(), Comparison::Unclear(Rank(owner as u32), Rank(holder as u32)));
         }
 
         /// Moments are there twice.
         #[test]
-        fn moments_or_a_replica_that_are_wrong_are_found(world in 2u64..7, owner in 0u64..7, what in 0u8..3) {
+        fn moments_or_a_replica_that_are_wrong_are_found(
+            (world, distance) in worlds(), owner in 0u64..7, what in 0u8..3,
+        ) {
             let owner = (owner % world) as usize;
-            let holder = (owner + 1) % world as usize;
-            let mut ranks = World::sound(world, true);
+            let holder = (owner + distance as usize) % world as usize;
+            let mut ranks = World::sound(world, distance, true);
             let replica = &mut ranks.replicas.as_mut().expect("there are some")[holder];
             match what {
                 0 => ranks.own_moments[owner] ^= FLIPPED,
@@ -254,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_wrong_rank_whose_replica_is_wrong_too_has_nobody_to_get_its_part_from() {
-        let mut ranks = World::sound(4, true);
+        let mut ranks = World::sound(4, 1, true);
         ranks.weights[1][1] ^= FLIPPED;
         ranks.replicas.as_mut().expect("there are some")[2].weights ^= FLIPPED << 1;
         assert_eq!(ranks.judge(), Comparison::Unclear(Rank(1), Rank(2)));
@@ -265,18 +277,18 @@ mod tests {
         let digests = |replica: u64| Digests {
             weights: 1,
             own: PartDigests { weights: 2, moments: 3 },
-            before: 2,
+            replicated: 2,
             replica: Some(PartDigests { weights: 2, moments: replica }),
         };
         let rows = |second| [encode(&digests(3), Computes::OnCpu), encode(&digests(9), second)].concat();
-        assert_eq!(judge(&decode(&rows(Computes::OnGpu))), Comparison::Sound);
-        assert_ne!(judge(&decode(&rows(Computes::OnCpu))), Comparison::Sound);
+        assert_eq!(judge(&decode(&rows(Computes::OnGpu)), 1), Comparison::Sound);
+        assert_ne!(judge(&decode(&rows(Computes::OnCpu)), 1), Comparison::Sound);
     }
 
     #[test]
     fn digests_travel_whole() {
         let part = PartDigests { weights: u64::MAX, moments: 1 << 63 };
-        let digests = Digests { weights: u64::MAX - 1, own: part, before: 1 << 32, replica: Some(part) };
+        let digests = Digests { weights: u64::MAX - 1, own: part, replicated: 1 << 32, replica: Some(part) };
         let bare = Digests { replica: None, ..digests };
         let table = [encode(&digests, Computes::OnCpu), encode(&bare, Computes::OnCpu)].concat();
         assert_eq!(decode(&table), [digests, bare]);

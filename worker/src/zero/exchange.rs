@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use coxswain_proto::run_spec::ReduceDtype;
 
+use super::partition::Partition;
 use crate::collective::{Collective, CollectiveError, Reduce};
 use coxswain_nn::kernels::flat::{Flat, Halves};
 
@@ -53,19 +54,20 @@ impl<F: Flat> Exchange<F> {
         Ok(())
     }
 
-    /// After [`Self::reduce_scatter`]: the elements `previous` of `grads` become the sum that the rank before
-    /// this one has.
+    /// After [`Self::reduce_scatter`]: the part of the rank `distance` before this one becomes the sum that
+    /// it has.
     pub fn shift(
         &mut self,
         grads: &mut F,
-        previous: Range<usize>,
+        distance: usize,
         comm: &mut dyn Collective,
     ) -> Result<(), CollectiveError> {
         if !self.rounds(comm) {
-            return comm.shift_in_place(grads.lend().into());
+            return comm.shift_in_place(grads.lend().into(), distance);
         }
-        comm.shift_in_place(self.halves.lend().into())?;
-        grads.widen(&self.halves, previous);
+        comm.shift_in_place(self.halves.lend().into(), distance)?;
+        let part = Partition::new(grads.len(), comm.world(), comm.rank()).before(distance);
+        grads.widen(&self.halves, part.own());
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 //! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
 //! exchange    what gradients travel in
 //! outcome     what a step did, or why it was not taken
-//! replica     a copy of the neighbour's part, so that one lost rank loses no step
+//! replica     a copy of another rank's part, so that a lost rank, or a lost node, loses no step
 //! average     the average of the weights, where a run keeps one
 //! loss_scale  what the loss is multiplied by where products are of float16
 //! schedule    the learning rate of a step, as a pure function

@@ -34,6 +34,11 @@ impl Partition {
         Self { len, world, rank }
     }
 
+    /// That of the rank `distance` before this one, around the ring.
+    pub fn before(&self, distance: usize) -> Self {
+        Self { rank: (self.rank + self.world - distance % self.world) % self.world, ..*self }
+    }
+
     /// Elements of the whole buffer.
     pub fn whole_len(&self) -> usize {
         self.len

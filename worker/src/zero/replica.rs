@@ -8,9 +8,9 @@
 //!
 //! ```text
 //! reduce-scatter, norm
-//! shift        each rank's reduced chunk goes to the next rank, too: a rank that has both chunks and the
-//!              norm is *prepared*: it can take the step on its own part and on its replica without any other
-//!              rank's help
+//! shift        each rank's reduced chunk goes to the rank that keeps its replica, too: a rank that has both
+//!              chunks and the norm is *prepared*: it can take the step on its own part and on its replica
+//!              without any other rank's help
 //! barrier      passed: everybody is prepared
 //! AdamW        on the own part and on the replica, in place
 //! all-gather   of the new weights
@@ -23,10 +23,13 @@
 //! an element instead of 12. It costs 12 bytes an element of one part (16 with an average), and a barrier a
 //! step.
 //!
-//! It survives the loss of any ranks no two of which are neighbours on the ring. Choosing the version and
-//! moving the parts is [`train::recovery`](crate::train::recovery)'s affair.
+//! It survives the loss of any ranks of which none keeps another's replica: those of a node, since the
+//! replicas are so far along the ring ([`Placement`](coxswain_proto::replicas::Placement)) that they are on
+//! another one. Choosing the version and moving the parts is [`train::recovery`](crate::train::recovery)'s
+//! affair.
 
 mod digests;
+mod parts;
 
 use std::{borrow::Cow, io::Write, ops::Range};
 
@@ -35,7 +38,10 @@ use coxswain_proto::{
     run_spec::Optimizer,
 };
 
-pub use self::digests::{Digests, PartDigests};
+pub use self::{
+    digests::{Digests, PartDigests},
+    parts::{Copy, ShardState, Versions},
+};
 use super::{
     loss_scale::ScaleState,
     optimizer::{ShardedAdamW, StepInput, Update, ZeroBytes},
@@ -46,58 +52,6 @@ use super::{
 use crate::clock;
 use crate::collective::{Collective, chunk};
 use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout, tensor_file::ReadAt};
-
-/// One part of the flat parameter buffer in one version.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ShardState {
-    /// Weights.
-    pub weights: Vec<f32>,
-    /// First moments.
-    pub exp_avg: Vec<f32>,
-    /// Second moments.
-    pub exp_avg_sq: Vec<f32>,
-    /// The average of the weights; empty if none is kept.
-    pub average: Vec<f32>,
-}
-
-impl ShardState {
-    /// Zeros for a part of `len` elements, with an average of the weights or without one.
-    pub fn zeros(len: usize, averaged: bool) -> Self {
-        let zeros = || vec![0.0; len];
-        let average = if averaged { zeros() } else { Vec::new() };
-        Self { weights: zeros(), exp_avg: zeros(), exp_avg_sq: zeros(), average }
-    }
-
-    /// All of it, in one order.
-    pub fn buffers(&mut self) -> [&mut Vec<f32>; 4] {
-        [&mut self.weights, &mut self.exp_avg, &mut self.exp_avg_sq, &mut self.average]
-    }
-}
-
-/// Which versions of a part a rank can give: the newest, and perhaps the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Versions {
-    /// Steps taken in the newest.
-    pub newest: u64,
-    /// Whether the version one step older is there, too: the newest is then prepared, not taken.
-    pub older: bool,
-}
-
-impl Versions {
-    /// Whether this version is there.
-    pub fn contain(&self, version: u64) -> bool {
-        version == self.newest || (self.older && version + 1 == self.newest)
-    }
-}
-
-/// Which of its two parts a rank is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// Its own.
-    Own,
-    /// That of the rank before it.
-    Replica,
-}
 
 /// [`ShardedAdamW`], and what is kept in store for a lost rank.
 #[derive(Debug)]
@@ -115,15 +69,17 @@ pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
 /// What a rank keeps beside the weights that train, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keeps {
-    /// A replica, if there is another rank.
-    pub replica: bool,
+    /// If there is another rank, a replica of the part of the rank so many before this one.
+    pub replica: Option<u32>,
     /// Moments and replica in host memory between steps, wherever the weights are.
     pub offloaded: bool,
 }
 
-/// The part of the rank before this one.
+/// The part of another rank.
 #[derive(Debug)]
 struct Replica<F: Flat> {
+    /// Of the rank so many before this one.
+    distance: usize,
     shard: ShardedAdamW<F>,
     weights: F,
 }
@@ -135,16 +91,16 @@ impl<F: Flat> Replica<F> {
 }
 
 impl ReplicatedAdamW {
-    /// Moments of zero, in host memory, for `rank`'s part in a world of `world`; with a replica if
-    /// `replicated` and there is another rank.
+    /// Moments of zero, in host memory, for `rank`'s part in a world of `world`; with a
+    /// [`replica`](Keeps::replica) or without.
     pub fn new(
         layout: &TrainableLayout,
         world: usize,
         rank: Rank,
         settings: &Optimizer,
-        replicated: bool,
+        replica: Option<u32>,
     ) -> Self {
-        let keeps = Keeps { replica: replicated, offloaded: false };
+        let keeps = Keeps { replica, offloaded: false };
         Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, keeps)
     }
 }
@@ -160,13 +116,11 @@ impl<F: Flat> ReplicatedAdamW<F> {
     ) -> Self {
         let Keeps { replica, offloaded } = keeps;
         let zeros = if offloaded { F::offloaded } else { F::zeros };
-        let world = partition.world();
-        let previous = Rank(((partition.rank().0 as usize + world - 1) % world) as u32);
-        let replica = (replica && world > 1).then(|| {
-            let before = Partition::new(layout.len(), world, previous);
-            let shard = ShardedAdamW::at(place, layout, before, settings, offloaded);
+        let replica = replica.filter(|_| partition.world() > 1).map(|distance| {
+            let distance = distance as usize;
+            let shard = ShardedAdamW::at(place, layout, partition.before(distance), settings, offloaded);
             let len = shard.partition().own().len();
-            Replica { shard, weights: zeros(place, len) }
+            Replica { distance, shard, weights: zeros(place, len) }
         });
         let own = ShardedAdamW::at(place, layout, partition, settings, offloaded);
         Self { own, replica, prepared: None, left_out: false }
@@ -261,7 +215,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let Some(replica) = &mut self.replica else { return self.own.step(grads, weights, input, comm) };
         let begin = clock::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
-        self.own.exchange.shift(grads, replica.range(), comm)?;
+        self.own.exchange.shift(grads, replica.distance, comm)?;
         self.prepared = Some(reduced.update.clone());
         comm.barrier()?;
         let (updating, own) = (clock::now(), self.own.partition().own());
@@ -311,7 +265,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         (self.own.skipped, self.left_out)
     }
 
-    /// Which versions of its own part and of its neighbour's this rank can give.
+    /// Which versions of its own part and of its replica this rank can give.
     pub fn versions(&self) -> (Versions, Option<Versions>) {
         let prepared = self.prepared.is_some();
         let of = |shard: &ShardedAdamW<F>| Versions {
@@ -327,7 +281,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let (shard, weights) = match copy {
             Copy::Own => (&self.own, Cow::Borrowed(&weights[self.own.partition().own()])),
             Copy::Replica => {
-                let Replica { shard, weights } = self.replica.as_ref()?;
+                let Replica { shard, weights, .. } = self.replica.as_ref()?;
                 (shard, weights.read(0..weights.len()))
             }
         };
@@ -353,6 +307,11 @@ impl<F: Flat> ReplicatedAdamW<F> {
     /// This rank.
     pub fn rank(&self) -> Rank {
         self.own.partition().rank()
+    }
+
+    /// How many ranks before it the rank is whose part its replica is of; 1 without one.
+    pub fn distance(&self) -> u32 {
+        self.replica.as_ref().map_or(1, |replica| replica.distance as u32)
     }
 
     /// Steps taken.
@@ -383,11 +342,11 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let world = self.world();
         let parts: Vec<u64> =
             (0..world).map(|rank| digests::digest([(weights, self.part_in(world, rank))])).collect();
-        let rank = self.rank().0 as usize;
+        let of = |rank: Rank| parts[rank.0 as usize];
         Digests {
             weights: digests::joined(&parts),
-            own: PartDigests { weights: parts[rank], moments: digests::moments(&self.own) },
-            before: parts[(rank + world - 1) % world],
+            own: PartDigests { weights: of(self.rank()), moments: digests::moments(&self.own) },
+            replicated: self.replica.as_ref().map_or(0, |replica| of(replica.shard.partition().rank())),
             replica: self.replica.as_ref().map(|replica| PartDigests {
                 weights: digests::digest([(&replica.weights, 0..replica.weights.len())]),
                 moments: digests::moments(&replica.shard),

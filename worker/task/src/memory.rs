@@ -19,7 +19,7 @@ pub fn shard_bytes(spec: &RunSpec) -> u64 {
     8 + if spec.optimizer.ema_decay.is_some() { 4 } else { 0 }
 }
 
-/// Bytes for each element of a shard that the replica of the neighbour's takes: its weights and its state.
+/// Bytes for each element of a shard that the replica of another rank's takes: its weights and its state.
 pub fn replica_bytes(spec: &RunSpec) -> u64 {
     4 + shard_bytes(spec)
 }
@@ -137,7 +137,7 @@ impl Prediction {
     }
 }
 
-/// This rank's part of the optimizer's state, and its copy of the neighbour's part.
+/// This rank's part of the optimizer's state, and its copy of another rank's.
 fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
     let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
     let replicated = ask.world > 1 && spec.faults.replica;

@@ -119,7 +119,7 @@ impl People<'_> {
     ///                                                               └──▶ the others form the next one
     /// ```
     ///
-    /// Replicas alone would not do: neighbours on one node hold each other's. So the checkpoint of that
+    /// Replicas alone would not do: there may be none, or a node may have its own. So the checkpoint of that
     /// boundary is there whatever happens. No worker is let go in the middle of a recovery: each that holds a
     /// part of the state is a member of the next generation first. A node stays marked until another launcher
     /// takes its place, or its own is gone. Losing a worker of such a node costs no restart, and no successor

@@ -51,12 +51,13 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     }
     let Some(members) = members else { return recall_gathering(run, generation) };
     let checkpoint = run.progress.checkpoints.newest_complete();
-    let assignment = Assignment::new(generation, checkpoint, members, &run.progress.quarantine);
+    let world = run.config.world;
+    let assignment = Assignment::new(generation, checkpoint, members, &run.progress.quarantine, world);
     let assignment = Assignment { closing: run.faults.closing().is_some(), ..assignment };
     // Those who were to go still are.
     let leaving = assignment.members.iter().any(|member| run.drained(member.slot));
     run.voice.reason = match &run.orders.stop {
-        _ if !trains => Reason::Formed { generation, workers: assignment.world() },
+        _ if !trains => run.formed(&assignment),
         _ if run.progress.done() => Reason::StepsDone,
         Some(reason) => Reason::StopAsked(reason.clone()),
         None if run.orders.pause => Reason::Pausing,

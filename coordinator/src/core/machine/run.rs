@@ -108,6 +108,15 @@ impl Run {
         }
     }
 
+    /// A generation is formed: with whom, and whether a node could be lost with shards and replicas.
+    pub(super) fn formed(&self, assignment: &Assignment) -> Reason {
+        let (generation, workers) = (assignment.generation, assignment.world());
+        // On a single node all of them are at home, which is nothing to tell.
+        let at_home =
+            Some(assignment.replicas.at_home).filter(|count| self.config.replica && *count < workers);
+        Reason::Formed { generation, workers, at_home: at_home.unwrap_or(0) }
+    }
+
     /// Whether a slot's worker is in the generation that runs.
     pub(super) fn is_member(&self, slot: Slot) -> bool {
         let Some(running) = self.phase.running() else { return false };

@@ -208,7 +208,8 @@ impl Run {
         progress.quarantine.rotate(&mut slots);
         let members = self.fleet.members(&slots);
         let checkpoint = progress.checkpoints.newest_complete();
-        let assignment = Assignment::new(generation, checkpoint, members, &progress.quarantine);
+        let world = self.config.world;
+        let assignment = Assignment::new(generation, checkpoint, members, &progress.quarantine, world);
         let assignment = Arc::new(Assignment { closing: self.faults.closing().is_some(), ..assignment });
         for member in &assignment.members {
             if let Ok(worker) = self.fleet.roster.get_mut(member.worker) {
@@ -220,7 +221,7 @@ impl Run {
         let members = assignment.members.iter().map(|member| (member.slot, member.worker)).collect();
         self.out.push(Action::Record(Record::Generation { generation, members }));
         self.phase = Phase::Running(Box::new(Running::new(assignment.clone())));
-        self.say(Reason::Formed { generation, workers: assignment.world() });
+        self.say(self.formed(&assignment));
         for worker in self.fleet.roster.living() {
             if let (Some(stream), Some(rank)) = (worker.line.stream, assignment.rank_of(worker.id)) {
                 self.out.push(Action::Tell(stream, Directive::Assignment(assignment.clone(), rank)));

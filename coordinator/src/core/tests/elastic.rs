@@ -91,6 +91,35 @@ fn a_full_world_begins_at_once() {
 }
 
 #[test]
+fn replicas_are_on_another_node_as_far_as_there_is_room() {
+    let placed = |run: &Run| {
+        let running = run.machine.run.phase.running().expect("a generation");
+        (running.assignment.replicas.distance, run.machine.run.voice.reason.to_string())
+    };
+    let mut run = elastic();
+    join(&mut run, 0);
+    join(&mut run, 1);
+    (0..4).for_each(|rank| drop(come(&mut run, rank)));
+    assert_eq!(placed(&run), (2, "generation 1 of 4 workers connects".into()));
+    // Slot 3 does not come back: three are left, of which one node has two.
+    run.start_all(4, 0, StateSource::Fresh);
+    run.event(Event::LineClosed(id(3), StreamId(3)));
+    pass(&mut run, 1);
+    (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
+    pass(&mut run, 6);
+    let told = "generation 2 of 3 workers connects; most are on one node, where the replicas of 1 of its shards \
+                have to be: losing all of it costs the steps since the last checkpoint";
+    assert_eq!(placed(&run), (1, told.into()));
+    // On one node there is no other, and without replicas there is nothing to tell.
+    for replica in [true, false] {
+        let mut run = Run::new(Config { replica, ..config(2) });
+        run.gather(2);
+        (0..2).for_each(|rank| drop(run.get_ready(rank, 0, "")));
+        assert_eq!(placed(&run), (1, "generation 1 of 2 workers connects".into()));
+    }
+}
+
+#[test]
 fn people_are_told_how_many_are_enough() {
     let mut run = elastic();
     come(&mut run, 0);

@@ -80,6 +80,7 @@ pub(crate) fn config(world: u32) -> Config {
         version: VERSION.into(),
         train: train(),
         cache: Cache::default(),
+        replica: true,
         world: World::fixed(1, world),
         patience: Patience {
             rendezvous: Duration::from_secs(60),

@@ -213,8 +213,8 @@ pub enum Call {
     AllGather { chunk: usize },
     /// On `0..count`.
     Broadcast { count: usize, root: usize },
-    /// Sends one range to the next rank and fills another from the previous one.
-    Shift { send: Range<usize>, receive: Range<usize> },
+    /// Sends one range to a rank and fills another from a rank.
+    Shift { send: Range<usize>, to: usize, receive: Range<usize>, from: usize },
 }
 
 /// Memory on the GPU that an operation works on.
@@ -301,7 +301,7 @@ impl Communicator {
         let reach = match call {
             Call::AllReduce { count, .. } | Call::Broadcast { count, .. } => *count,
             Call::ReduceScatter { chunk, .. } | Call::AllGather { chunk } => chunk * world,
-            Call::Shift { send, receive } => send.end.max(receive.end),
+            Call::Shift { send, receive, .. } => send.end.max(receive.end),
         };
         // What is held is held until the operation is enqueued.
         let (start, bytes, _held) = match memory {
@@ -335,12 +335,11 @@ impl Communicator {
                 Call::Broadcast { count, root } => {
                     (f.broadcast)(at(0), at(0), *count, data, *root as c_int, comm, stream)
                 }
-                Call::Shift { send, receive } => {
-                    let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+                Call::Shift { send, to, receive, from } => {
                     let begun = (f.group_start)();
-                    let sent = (f.send)(at(send.start), send.len(), data, next as c_int, comm, stream);
+                    let sent = (f.send)(at(send.start), send.len(), data, *to as c_int, comm, stream);
                     let got =
-                        (f.receive)(at(receive.start), receive.len(), data, previous as c_int, comm, stream);
+                        (f.receive)(at(receive.start), receive.len(), data, *from as c_int, comm, stream);
                     let ended = (f.group_end)();
                     let codes = [begun, sent, got, ended];
                     codes.into_iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code)).unwrap_or(ended)

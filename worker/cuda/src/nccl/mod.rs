@@ -184,10 +184,11 @@ impl OnGpu {
             TransferKind::Broadcast(root) => {
                 Call::Broadcast { count: transfer.length, root: root.0 as usize }
             }
-            TransferKind::Shift => Call::Shift {
-                send: whole(self.rank),
-                receive: whole((self.rank + self.world - 1) % self.world),
-            },
+            TransferKind::Shift(distance) => {
+                let [to, from] =
+                    [self.rank + distance, self.rank + self.world - distance].map(|rank| rank % self.world);
+                Call::Shift { send: whole(self.rank), to, receive: whole(from), from }
+            }
         }
     }
 }
@@ -202,7 +203,7 @@ fn brought(transfer: &Transfer, rank: usize, world: usize) -> Range<usize> {
     let own = chunk(transfer.length, world, rank);
     let elements = match transfer.kind {
         TransferKind::AllReduce(_) | TransferKind::ReduceScatter(_) => 0..transfer.length,
-        TransferKind::AllGather | TransferKind::Shift => own,
+        TransferKind::AllGather | TransferKind::Shift(_) => own,
         TransferKind::Broadcast(root) if root.0 as usize == rank => 0..transfer.length,
         TransferKind::Broadcast(_) => 0..0,
     };
@@ -214,7 +215,7 @@ fn received(transfer: &Transfer, rank: usize, world: usize) -> Range<usize> {
     let elements = match transfer.kind {
         TransferKind::AllReduce(_) | TransferKind::AllGather => 0..transfer.length,
         TransferKind::ReduceScatter(_) => chunk(transfer.length, world, rank),
-        TransferKind::Shift => chunk(transfer.length, world, (rank + world - 1) % world),
+        TransferKind::Shift(distance) => chunk(transfer.length, world, (rank + world - distance) % world),
         TransferKind::Broadcast(root) if root.0 as usize == rank => 0..0,
         TransferKind::Broadcast(_) => 0..transfer.length,
     };

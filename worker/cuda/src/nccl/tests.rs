@@ -29,7 +29,9 @@ fn a_rank_copies_only_what_it_brings_and_only_what_it_receives() {
         (TransferKind::AllReduce(Reduce::Sum), 1, 0..40, 0..40),
         (TransferKind::ReduceScatter(Reduce::Sum), 3, 0..40, 36..40),
         (TransferKind::AllGather, 3, 36..40, 0..40),
-        (TransferKind::Shift, 0, 0..12, 36..40),
+        (TransferKind::Shift(1), 0, 0..12, 36..40),
+        (TransferKind::Shift(2), 0, 0..12, 24..36),
+        (TransferKind::Shift(3), 3, 36..40, 0..12),
         (TransferKind::Broadcast(Rank(2)), 2, 0..40, 0..0),
         (TransferKind::Broadcast(Rank(2)), 0, 0..0, 0..40),
     ] {

@@ -37,7 +37,9 @@ fn same<F: Flat>(flat: &F, due: &[f32], range: Range<usize>) -> bool {
 
 fn as_floats<F: Flat>(comm: &mut dyn Collective, at: &F::Place, len: usize) -> Result<(), Violation> {
     let (rank, world) = place(comm);
-    let [own, before] = [rank, (rank + world - 1) % world].map(|owner| chunk(len, world, owner));
+    // As far as may be.
+    let distance = world.max(2) - 1;
+    let [own, before] = [rank, (rank + world - distance) % world].map(|owner| chunk(len, world, owner));
     let all = of_all(world, len);
     let sum = reduced(&all, |a, b| a + b);
     let mut flat = F::of(at, all[rank].clone());
@@ -46,7 +48,7 @@ fn as_floats<F: Flat>(comm: &mut dyn Collective, at: &F::Place, len: usize) -> R
     let mut flat = F::of(at, all[rank].clone());
     comm.reduce_scatter_in_place(flat.lend().into(), Reduce::Sum)?;
     hold!(same(&flat, &sum, own.clone()), "reduce-scatter of {len}");
-    comm.shift_in_place(flat.lend().into())?;
+    comm.shift_in_place(flat.lend().into(), distance)?;
     hold!(same(&flat, &sum, own.clone()) && same(&flat, &sum, before), "shift of {len}");
     // What the others are about to overwrite.
     flat.clear(0..own.start);
@@ -73,7 +75,7 @@ fn as_halves<F: Flat>(comm: &mut dyn Collective, at: &F::Place, len: usize) -> R
     comm.reduce_scatter_in_place(halves.lend().into(), Reduce::Sum)?;
     flat.widen(&halves, own.clone());
     hold!(same(&flat, &sum, own), "bfloat16 reduce-scatter of {len}");
-    comm.shift_in_place(halves.lend().into())?;
+    comm.shift_in_place(halves.lend().into(), 1)?;
     flat.widen(&halves, before.clone());
     hold!(same(&flat, &sum, before), "bfloat16 shift of {len}");
     Ok(())

@@ -79,6 +79,13 @@ pub(super) fn large_against_sum(comm: &mut dyn Collective) -> Seen {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F32(&mut vec![0.0; 1 << 20]), Reduce::Sum))
 }
 
+/// Rank 0 shifts farther than the others. Those to whom no wrong header comes may get what they wait for.
+pub(super) fn farther_against_near(comm: &mut dyn Collective) -> Seen {
+    let distance = if comm.rank().0 == 0 { 2 } else { 1 };
+    let outcome = comm.shift_in_place(BufMut::F32(&mut [0.0; 8]), distance);
+    Ok(matches!(outcome, Err(CollectiveError::Mismatch { .. })))
+}
+
 /// Rank 0 does something else than the sum of eight numbers that everybody else is in. All fail; one at least
 /// is told why.
 fn against_sum(comm: &mut dyn Collective, other: Step) -> Seen {

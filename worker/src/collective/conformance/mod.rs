@@ -60,6 +60,10 @@ impl Behaviour {
         Self { least_world: 2, ..Self::new(name, run) }
     }
 
+    const fn of_three(name: &'static str, run: Program) -> Self {
+        Self { least_world: 3, ..Self::new(name, run) }
+    }
+
     const fn in_rank_order(name: &'static str, run: Program) -> Self {
         Self { in_rank_order: true, ..Self::new(name, run) }
     }
@@ -74,7 +78,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::new("in-place operations cut any length", values::in_place),
     Behaviour::new("bfloat16 goes every way that float32 goes", values::halves),
     Behaviour::new("buffers of a device go every way that the optimizer sends them", device::on_flex),
-    Behaviour::new("a shift brings the chunk of the rank before", values::shift),
+    Behaviour::new("a shift brings the chunk of a rank before", values::shift),
     Behaviour::new("broadcast works from every root", values::broadcast),
     Behaviour::new("no rank leaves a barrier before all have come", values::barrier),
     Behaviour::new("a repeated reduction gives the same bits on all ranks", values::repeated),
@@ -88,5 +92,6 @@ const ALL: &[Behaviour] = &[
     Behaviour::of_several("a maximum is no sum", endings::maximum_against_sum),
     Behaviour::of_several("a longer buffer is told", endings::longer_against_sum),
     Behaviour::of_several("another element is told", endings::doubles_against_sum),
+    Behaviour::of_three("a shift by another distance is told", endings::farther_against_near),
     Behaviour::of_several("a large buffer against a small one is told", endings::large_against_sum),
 ];

@@ -66,7 +66,7 @@ const ABOUT_VALUES: [&str; 8] = [
     "reduce-scatter leaves each rank its chunk",
     "all-gather gives every rank all shards",
     "in-place operations cut any length",
-    "a shift brings the chunk of the rank before",
+    "a shift brings the chunk of a rank before",
     "buffers of a device go every way that the optimizer sends them",
     "broadcast works from every root",
 ];

@@ -198,7 +198,7 @@ pub(super) fn halves(comm: &mut dyn Collective) -> Seen {
         comm.reduce_scatter_in_place(BufMut::Bf16(&mut buffer), Reduce::Sum)?;
         let (own, before) = (chunk(len, world, rank), chunk(len, world, (rank + world - 1) % world));
         hold!(buffer[own.clone()] == sum[own], "reduce-scatter of {len}");
-        comm.shift_in_place(BufMut::Bf16(&mut buffer))?;
+        comm.shift_in_place(BufMut::Bf16(&mut buffer), 1)?;
         hold!(buffer[before.clone()] == sum[before], "shift of {len}");
         comm.all_gather_in_place(BufMut::Bf16(&mut buffer))?;
         hold!(buffer == sum, "all-gather of {len}");
@@ -216,19 +216,14 @@ pub(super) fn halves(comm: &mut dyn Collective) -> Seen {
 
 pub(super) fn shift(comm: &mut dyn Collective) -> Seen {
     let (rank, world) = place(comm);
-    let previous = (rank + world - 1) % world;
-    for len in LENGTHS {
+    for (len, distance) in LENGTHS.into_iter().flat_map(|len| (1..world.max(2)).map(move |by| (len, by))) {
+        let [own, before] = [rank, (rank + world - distance) % world].map(|owner| chunk(len, world, owner));
         let mut buffer = vec![f32::NAN; len];
-        let mut due = buffer.clone();
-        for owner in [rank, previous] {
-            let part = chunk(len, world, owner);
-            due[part.clone()].copy_from_slice(&values(owner, len)[part]);
-        }
-        let own = chunk(len, world, rank);
-        buffer[own.clone()].copy_from_slice(&due[own]);
-        comm.shift_in_place(BufMut::F32(&mut buffer))?;
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        hold!(bits(&buffer) == bits(&due), "{len}");
+        buffer[own.clone()].copy_from_slice(&values(rank, len)[own.clone()]);
+        comm.shift_in_place(BufMut::F32(&mut buffer), distance)?;
+        let due = values((rank + world - distance) % world, len);
+        hold!(buffer[before.clone()] == due[before], "{len} by {distance}");
+        hold!(buffer[own.clone()] == values(rank, len)[own], "{len} by {distance}: its own is another");
     }
     Ok(true)
 }

@@ -54,7 +54,7 @@ fn run<T: Element>(
         TransferKind::AllReduce(reduce) => ring.all_reduce(buffer, reduce),
         TransferKind::ReduceScatter(reduce) => ring.reduce_scatter_in_place(buffer, reduce),
         TransferKind::AllGather => ring.all_gather_in_place(buffer),
-        TransferKind::Shift => ring.shift_in_place(buffer),
+        TransferKind::Shift(distance) => ring.shift_in_place(buffer, distance),
         TransferKind::Broadcast(root) => ring.broadcast(buffer, root),
     }?;
     Ok(bytemuck::cast_slice(&values).to_vec())

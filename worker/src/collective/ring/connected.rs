@@ -29,6 +29,7 @@ use crate::collective::{CollectiveError, JoinError, Progress, Reduce};
 pub(in crate::collective) struct Call {
     pub operation: Operation,
     pub reduce: Option<Reduce>,
+    /// Of a shift, how far.
     pub root: u32,
     /// Elements of the whole buffer.
     pub length: usize,

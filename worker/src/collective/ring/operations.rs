@@ -12,8 +12,8 @@ use super::{
     wire::Operation,
 };
 use crate::collective::{
-    AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_root, chunk, size_error,
-    through_host,
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_distance, check_root,
+    chunk, size_error, through_host,
 };
 
 /// An all-reduce is small if everybody's values together have at most this many bytes.
@@ -63,10 +63,10 @@ impl Ring {
         self.run(&call, &mut plan::all_gather(buffer, world, rank))
     }
 
-    fn shift_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
+    fn shift_of<T: Element>(&mut self, buffer: &mut [T], distance: usize) -> Result<(), CollectiveError> {
         let (rank, world, length) = (self.rank, self.world, buffer.len());
-        let call = Call { operation: Operation::Shift, reduce: None, root: 0, length };
-        self.run(&call, &mut plan::shift(buffer, world, rank))
+        let call = Call { operation: Operation::Shift, reduce: None, root: distance as u32, length };
+        self.run(&call, &mut plan::shift(buffer, world, rank, distance))
     }
 
     fn broadcast_of<T: Element>(&mut self, buffer: &mut [T], root: Rank) -> Result<(), CollectiveError> {
@@ -146,8 +146,9 @@ impl Collective for Ring {
         of_elements!(self.all_gather_in_place(buffer) => all_gather_of())
     }
 
-    fn shift_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        of_elements!(self.shift_in_place(buffer) => shift_of())
+    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+        check_distance(distance, self.world)?;
+        of_elements!(self.shift_in_place(buffer, distance) => shift_of(distance))
     }
 
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {

@@ -6,7 +6,7 @@
 //! reduce-scatter   sends r-1, r-2, .., r+1        receives r-2, r-3, .., r     and adds
 //! all-gather       sends r, r-1, .., r+2          receives r-1, r-2, .., r+1   and keeps
 //! all-reduce       the first, then the second
-//! shift            sends r                        receives r-1                 and keeps
+//! shift by d       sends r, r-1, .., r-d+1        receives r-1, r-2, .., r-d   and keeps
 //! broadcast        one span: the root sends, the rank before the root receives, all others do both
 //! ```
 //!
@@ -66,11 +66,12 @@ pub(super) fn all_gather<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan
     Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
 }
 
-/// `buffer` is cut by [`chunk`]; this rank brings its own and takes that of the rank before it.
-pub(super) fn shift<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan<'_, T> {
+/// `buffer` is cut by [`chunk`]; this rank brings its own and takes that of the rank `distance` before it,
+/// after those in between, which it passes on.
+pub(super) fn shift<T>(buffer: &mut [T], world: usize, rank: usize, distance: usize) -> Plan<'_, T> {
     let (mut send, mut receive) = gather_rounds(buffer.len(), world, rank);
-    send.truncate(1);
-    receive.truncate(1);
+    send.truncate(distance);
+    receive.truncate(distance);
     let head = send.first().map_or(0, Range::len);
     Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
 }
@@ -126,12 +127,12 @@ mod tests {
         for world in 1..=6 {
             for rank in 0..world {
                 let mut buffer = vec![0.0f32; 29];
-                let plans = [
+                let mut plans = vec![
                     reduce_scatter(&mut buffer.clone(), &mut [], world, rank).spans(),
                     all_gather(&mut buffer.clone(), world, rank).spans(),
-                    shift(&mut buffer.clone(), world, rank).spans(),
                     all_reduce(&mut buffer, world, rank).spans(),
                 ];
+                plans.extend((1..world).map(|distance| shift(&mut buffer, world, rank, distance).spans()));
                 for (send, receive) in plans {
                     assert_eq!(send.len(), receive.len());
                     assert!(send.iter().skip(1).zip(&receive).all(|(sent, received)| sent == received));

@@ -56,7 +56,7 @@ pub(super) struct Header {
     pub kind: Kind,
     /// None for operations that combine nothing.
     pub reduce: Option<Reduce>,
-    /// 0 where there is no root.
+    /// Of a shift, how far; 0 where there is no root.
     pub root: u32,
     pub world: u32,
     pub sequence: u64,
@@ -129,8 +129,10 @@ impl fmt::Display for Header {
             Some(Reduce::Max) => f.write_str(" (max)")?,
             None => {}
         }
-        if self.operation == Operation::Broadcast {
-            write!(f, " from rank {}", self.root)?;
+        match self.operation {
+            Operation::Broadcast => write!(f, " from rank {}", self.root)?,
+            Operation::Shift => write!(f, " by {}", self.root)?,
+            _ => {}
         }
         Ok(())
     }

@@ -21,8 +21,10 @@ pub struct Holding {
     pub rank: Rank,
     /// Versions of its own part.
     pub own: Versions,
-    /// Versions of the part of the rank before it; none without a replica.
+    /// Versions of the part that it has a replica of; none without one.
     pub replica: Option<Versions>,
+    /// How many ranks before it on the ring the rank is whose part that is: at least 1.
+    pub distance: u32,
     /// Steps that were left out, in the newest version.
     pub skipped: u64,
     /// Whether the newest version differs from the one before it by such a step alone.
@@ -34,7 +36,7 @@ pub struct Holding {
 impl Holding {
     /// The rank whose part its replica is of.
     fn replicated(&self) -> u32 {
-        (self.rank.0 + self.world - 1) % self.world
+        (self.rank.0 + self.world - self.distance % self.world) % self.world
     }
 
     /// Whether it has any part in this version.
@@ -129,6 +131,7 @@ fn newest_of(holdings: &[(Rank, Holding)], partition: (Generation, u32)) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::replicas::Placement;
     use proptest::prelude::*;
 
     use super::*;
@@ -143,6 +146,7 @@ mod tests {
             rank,
             own,
             replica,
+            distance: 1,
             skipped: 0,
             left_out: false,
             loss_scale: None,
@@ -245,6 +249,18 @@ mod tests {
     }
 
     #[test]
+    fn a_holding_names_whose_part_its_replica_is_of() {
+        // Two nodes of two ranks, of which the second is lost, and a newcomer in its place.
+        let far = |rank| Some(Holding { distance: 2, ..held(rank, 4, 8, 8).unwrap() });
+        let choice = choose(&[far(0), far(1), None]).unwrap();
+        let from = |from, copy| Source { from: Rank(from), copy };
+        let own = [from(0, Copy::Own), from(1, Copy::Own)];
+        assert_eq!(choice.sources, [own, [from(0, Copy::Replica), from(1, Copy::Replica)]].concat());
+        // Of a generation in which all were on one node, the same ranks have too little.
+        assert_eq!(choose(&[held(0, 4, 8, 8), held(1, 4, 8, 8), None]), None);
+    }
+
+    #[test]
     fn holdings_of_different_partitions_are_not_mixed() {
         let old = held(0, 2, 8, 8);
         let new = Some(Holding { generation: Generation(4), world: 3, ..held(1, 3, 9, 9).unwrap() });
@@ -256,31 +272,64 @@ mod tests {
         );
     }
 
+    /// What the ranks of a generation hold whose replicas are at this distance, each so far in a step, and
+    /// the version that all of them have: stages are 0 nothing yet, 1 shifted, 2 updated, 3 gathered. A rank
+    /// that has gathered proves that all have updated.
+    fn in_a_step(distance: u32, step: u64, stages: &[u8]) -> Vec<Option<Holding>> {
+        let world = stages.len() as u32;
+        let gathered = stages.contains(&3);
+        let stage = |rank: u32| stages[rank as usize].max(if gathered { 2 } else { 0 });
+        // A gradient has arrived only if all ranks on its way have got to the shift.
+        let logged = |rank: u32| (0..=distance).all(|back| stage((rank + world - back) % world) >= 1);
+        let held = |rank: u32| {
+            let own = Versions { newest: step + u64::from(stage(rank) >= 2), older: stage(rank) >= 2 };
+            let replica = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
+            Some(Holding { own, replica: Some(replica), distance, ..held(rank, world, 0, 0)? })
+        };
+        (0..world).map(held).collect()
+    }
+
     proptest! {
         /// Whichever rank dies, and at whatever moment of a step, the others hold a version no older than
         /// what all had finished.
         #[test]
         fn one_lost_rank_loses_no_finished_step(
-            world in 2u32..7, lost in 0u32..7, step in 1u64..50, stages in prop::collection::vec(0u8..4, 7),
+            lost in 0usize..7, distance in 0u32..7, step in 1u64..50,
+            stages in prop::collection::vec(0u8..4, 2..7),
         ) {
-            let lost = lost % world;
-            // Stages of step `step`: 0 nothing yet, 1 shifted, 2 updated, 3 gathered. A rank that has
-            // gathered proves that all have updated.
-            let gathered = stages.iter().take(world as usize).any(|&stage| stage == 3);
-            let stage = |rank: u32| stages[rank as usize].max(if gathered { 2 } else { 0 });
-            // A rank's log has arrived only if the rank before it has got to the shift.
-            let logged = |rank: u32| stage(rank) >= 1 && stage((rank + world - 1) % world) >= 1;
-            let mut holdings: Vec<_> = (0..world).map(|rank| {
-                let own = Versions { newest: step + u64::from(stage(rank) >= 2), older: stage(rank) >= 2 };
-                let replica = Versions { newest: step + u64::from(logged(rank)), older: logged(rank) };
-                let (rank, replica) = (Rank(rank), Some(replica));
-                Some(Holding { own, replica, rank, ..held(rank.0, world, 0, 0).unwrap() })
-            }).collect();
-            let survivor_gathered = (0..world).any(|rank| rank != lost && stage(rank) == 3);
-            holdings[lost as usize] = None;
-            holdings.iter_mut().flatten().for_each(|held| held.generation = Generation(1));
+            let world = stages.len();
+            let (lost, distance) = (lost % world, 1 + distance % (world as u32 - 1));
+            let mut holdings = in_a_step(distance, step, &stages);
+            let survivor_gathered = (0..world).any(|rank| rank != lost && stages[rank] == 3);
+            holdings[lost] = None;
             let choice = choose(&holdings).expect("one lost rank is no loss");
             prop_assert!(choice.version >= step + u64::from(survivor_gathered));
+        }
+
+        /// The same of all ranks of a node, wherever it can be: where no node has more ranks than all others
+        /// together. Otherwise of any other node.
+        #[test]
+        fn a_lost_node_loses_no_finished_step(
+            sizes in prop::collection::vec(1usize..4, 2..5), lost in 0u32..5, step in 1u64..50,
+            stages in prop::collection::vec(0u8..4, 16), rotation in 0usize..16,
+        ) {
+            let mut nodes: Vec<u32> = (0..).zip(&sizes).flat_map(|(node, size)| vec![node; *size]).collect();
+            let (world, lost) = (nodes.len(), lost % sizes.len() as u32);
+            nodes.rotate_left(rotation % world);
+            let Placement { distance, at_home } = Placement::of(&nodes);
+            let largest = sizes.iter().max().expect("there are nodes");
+            prop_assert_eq!(at_home > 0, 2 * largest > world);
+            let mut holdings = in_a_step(distance, step, &stages[..world]);
+            let gone = |rank: &usize| nodes[*rank] == lost;
+            let survivor_gathered = (0..world).any(|rank| !gone(&rank) && stages[rank] == 3);
+            (0..world).filter(gone).for_each(|rank| holdings[rank] = None);
+            if 2 * sizes[lost as usize] > world {
+                // Its own replicas are lost with it.
+                prop_assert_eq!(choose(&holdings), None);
+            } else {
+                let choice = choose(&holdings).expect("its replicas are elsewhere");
+                prop_assert!(choice.version >= step + u64::from(survivor_gathered));
+            }
         }
     }
 }

@@ -74,7 +74,7 @@ impl Carried {
 /// Where the holding of a rank stands in a row.
 const HELD: usize = 0;
 /// Numbers of a holding.
-const HOLDING: usize = 13;
+const HOLDING: usize = 14;
 /// Where what is carried over begins in a row.
 const CARRIED: usize = HELD + HOLDING;
 /// Where the newest generation of kept features stands in a row.
@@ -185,7 +185,8 @@ fn encode_holding(held: &Holding, fields: &mut [f64]) {
     fields[3..5].copy_from_slice(&versions(Some(held.own)));
     fields[5..7].copy_from_slice(&versions(held.replica));
     (fields[7], fields[8]) = (held.skipped as f64, f64::from(u8::from(held.left_out)));
-    for (fields, state) in fields[9..].chunks_exact_mut(2).zip(held.loss_scale.iter().flatten()) {
+    fields[13] = f64::from(held.distance);
+    for (fields, state) in fields[9..13].chunks_exact_mut(2).zip(held.loss_scale.iter().flatten()) {
         (fields[0], fields[1]) = (f64::from(state.exponent), f64::from(state.good));
     }
 }
@@ -195,6 +196,10 @@ fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
     let (world, rank) = (small("world", fields[1])?, small("rank", fields[2])?);
     if !(1..=MAX_WORLD as u32).contains(&world) || rank >= world {
         return Err(format!("it was rank {rank} of a world of {world}"));
+    }
+    let distance = small("distance", fields[13])?;
+    if !(1..world.max(2)).contains(&distance) {
+        return Err(format!("its replica was of the rank {distance} before it, in a world of {world}"));
     }
     let versions = |newest: u64, older: f64| Versions { newest, older: older > 0.0 };
     let (skipped, left_out) = (count("skipped", fields[7])?, fields[8] > 0.0);
@@ -207,6 +212,7 @@ fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
         rank: Rank(rank),
         own: versions(count("version", fields[3])?, fields[4]),
         replica: optional("replica", fields[5])?.map(|newest| versions(newest, fields[6])),
+        distance,
         skipped,
         left_out,
         loss_scale: decode_scale(&fields[9..11])?.zip(decode_scale(&fields[11..13])?).map(Into::into),

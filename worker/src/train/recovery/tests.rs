@@ -1,5 +1,5 @@
-//! A rank dies at every point of a step, on a real ring; what the others hold is put together and compared
-//! with a run in which no rank died, bit by bit.
+//! A rank, or all ranks of a node, die at every point of a step, on a real ring; what the others hold is put
+//! together and compared with a run in which no rank died, bit by bit.
 
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
@@ -77,7 +77,7 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
     let version = |version: usize| {
         let files: Vec<&[u8]> = ranks.iter().map(|states| states[version].1.as_slice()).collect();
         let weights = ranks[0][version].0.clone();
-        let mut whole = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), false);
+        let mut whole = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), None);
         whole.import(&files, &weights).expect("what was exported");
         whole.state(crate::zero::Copy::Own, version as u64, &weights, &Vec::new()).expect("its own version")
     };
@@ -87,10 +87,12 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
 /// What a rank has when the step that somebody died in is over for it; none for the dead.
 type Left = Option<(ReplicatedAdamW, Vec<f32>, Vec<f32>)>;
 
-/// Everyone takes [`BEFORE`] steps; in the next one `lost` dies after `collectives` of its five collectives.
-fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
+/// Everyone takes [`BEFORE`] steps; in the next one those of `lost` die after so many of its five
+/// collectives. Replicas are `distance` along the ring.
+fn lose(world: usize, distance: usize, lost: &[usize], collectives: usize) -> Vec<Left> {
     on_ring(world, |rank, mut ring| {
-        let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+        let (own, replica) = (Rank(rank as u32), Some(distance as u32));
+        let mut optimizer = ReplicatedAdamW::new(&layout(), world, own, &settings(), replica);
         let mut weights = noise(layout().len(), 0);
         optimizer.begin_average(&weights);
         optimizer.begin(0, 0, &weights);
@@ -98,10 +100,11 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
             optimizer.step(&mut gradients(rank, step), &mut weights, &input(), &mut ring).expect("a step");
         }
         let mut grads = gradients(rank, BEFORE);
-        if rank != lost || collectives == 5 {
+        let dies = lost.contains(&rank);
+        if !dies || collectives == 5 {
             // Whether it succeeds depends on which rank died, and when.
             let _ = optimizer.step(&mut grads, &mut weights, &input(), &mut ring);
-            return (rank != lost).then_some((optimizer, weights, grads));
+            return (!dies).then_some((optimizer, weights, grads));
         }
         // The whole's and each group's.
         let mut squares = vec![0.0; 1 + layout().groups().len()];
@@ -113,7 +116,7 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
                     squares[0] = grads[own].iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
                     ring.all_reduce(BufMut::F64(&mut squares), Reduce::Sum)
                 }
-                2 => ring.shift_in_place(BufMut::F32(&mut grads)),
+                2 => ring.shift_in_place(BufMut::F32(&mut grads), distance),
                 _ => ring.barrier(),
             };
             done.expect("the others are alive");
@@ -125,24 +128,31 @@ fn lose(world: usize, lost: usize, collectives: usize) -> Vec<Left> {
 fn holding(rank: usize, world: usize, optimizer: &ReplicatedAdamW) -> Holding {
     let ((own, replica), (skipped, left_out)) = (optimizer.versions(), optimizer.skipped());
     let (world, rank) = (world as u32, Rank(rank as u32));
-    let loss_scale = optimizer.loss_scales();
-    Holding { generation: Generation(1), world, rank, own, replica, skipped, left_out, loss_scale }
+    let (loss_scale, distance) = (optimizer.loss_scales(), optimizer.distance());
+    Holding { generation: Generation(1), world, rank, own, replica, distance, skipped, left_out, loss_scale }
 }
 
 #[test]
 fn after_any_rank_dies_anywhere_in_a_step_the_others_hold_the_undisturbed_state() {
-    for world in 2..=4 {
+    let one = (2..=4).map(|world| (world, 1, (0..world).map(|rank| vec![rank]).collect::<Vec<_>>()));
+    // Nodes of two ranks; the last case has ranks that begin in the middle of a node.
+    let nodes = [
+        (4, 2, vec![vec![0, 1], vec![2, 3]]),
+        (6, 2, vec![vec![0, 1], vec![2, 3], vec![4, 5]]),
+        (6, 3, vec![vec![0, 1, 2], vec![5, 0, 1]]),
+    ];
+    for (world, distance, losses) in one.chain(nodes) {
         let reference = undisturbed(world, BEFORE + 1);
-        for lost in 0..world {
+        for lost in &losses {
             for collectives in 0..=5 {
-                let left = lose(world, lost, collectives);
+                let left = lose(world, distance, lost, collectives);
                 let holdings: Vec<_> = (0..world)
                     .filter_map(|rank| {
                         let (optimizer, ..) = left[rank].as_ref()?;
                         Some((Rank(rank as u32), holding(rank, world, optimizer)))
                     })
                     .collect();
-                let what = format!("rank {lost} of {world} died after {collectives} collectives");
+                let what = format!("of {world} ranks {lost:?} died after {collectives} collectives");
                 let choice =
                     choose(&holdings, Step(0)).unwrap_or_else(|| panic!("{what}: nothing to go on with"));
                 let finished = holdings.iter().any(|(_, held)| held.own.newest > BEFORE) && collectives == 5;
@@ -174,7 +184,9 @@ fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happen
     let whole = &reference[BEFORE as usize];
     let train_on = |world: usize| {
         let ranks = on_ring(world, |rank, mut ring| {
-            let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            let replica = Some((world as u32 / 2).max(1));
+            let mut optimizer =
+                ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), replica);
             for part in 0..3 {
                 let range = chunk(layout().len(), 3, part);
                 let cut = |of: &[f32]| of[range.clone()].to_vec();

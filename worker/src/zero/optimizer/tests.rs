@@ -125,9 +125,10 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
 fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
     let len = layout().len();
     let settings = Optimizer { reduce_dtype: ReduceDtype::Bfloat16, ..settings() };
-    for world in 2..=4 {
+    for (world, distance) in (2..=4).flat_map(|world| (1..world).map(move |by| (world, by))) {
         let partitioned = on_ring(world, |rank, comm| {
-            let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings, true);
+            let (rank_of, replica) = (Rank(rank as u32), Some(distance as u32));
+            let mut optimizer = ReplicatedAdamW::new(&layout(), world, rank_of, &settings, replica);
             let mut weights = noise(len, 0);
             optimizer.begin(0, 0, &weights);
             for step in 0..3 {
@@ -157,8 +158,11 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
         }
         for (rank, (replica, theirs)) in partitioned.iter().enumerate() {
             assert!(*theirs == weights, "rank {rank} of {world}");
-            let previous = chunk(len, world, (rank + world - 1) % world);
-            assert!(replica[..] == weights[previous], "what rank {rank} of {world} keeps");
+            let before = chunk(len, world, (rank + world - distance) % world);
+            assert!(
+                replica[..] == weights[before],
+                "what rank {rank} of {world} keeps of the rank {distance} before"
+            );
         }
     }
 }
@@ -183,7 +187,8 @@ fn what_rests_keeps_its_bits_on_owner_and_replica_and_a_bad_gradient_of_it_harms
     for world in 1..=4 {
         on_ring(world, |rank, comm| {
             let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
-            let mut replicated = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), true);
+            let mut replicated =
+                ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), Some(1));
             let mut weights = noise(layout().len(), 0);
             let mut again = weights.clone();
             replicated.begin(0, 0, &again);

@@ -1,7 +1,7 @@
 //! Digests of what a rank holds, bit for bit: what ranks compare to find out that one of them is wrong.
 //!
-//! A part of the flat parameter buffer is there more than once: on its owner, in the replica on the owner's
-//! neighbour, and among the weights that every rank computes with. All of these are equal, bit for bit, or
+//! A part of the flat parameter buffer is there more than once: on its owner, in its replica on another rank,
+//! and among the weights that every rank computes with. All of these are equal, bit for bit, or
 //! something is wrong.
 
 use std::ops::Range;
@@ -20,8 +20,8 @@ pub struct Digests {
     pub weights: u64,
     /// This rank's part.
     pub own: PartDigests,
-    /// The weights of the part of the rank before it, as this rank computes with them.
-    pub before: u64,
+    /// The weights of the part that it has a replica of, as this rank computes with them; 0 without one.
+    pub replicated: u64,
     /// The replica of that part; none where none is kept.
     pub replica: Option<PartDigests>,
 }

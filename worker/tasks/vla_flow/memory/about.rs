@@ -162,7 +162,7 @@ impl Subject {
         (self.spec.memory.offload == Offload::Layers).then(|| self.frozen(place))
     }
 
-    /// Whether ranks keep a copy of their neighbour's shard.
+    /// Whether ranks keep a copy of another's shard.
     pub(super) fn replicated(&self, world: u64) -> bool {
         world > 1 && self.spec.faults.replica
     }

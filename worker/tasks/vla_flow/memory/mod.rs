@@ -19,7 +19,7 @@
 //! - trainables and gradients: `4 n` each
 //! - optimizer shard: `8 n / W`, 12 with an average of the weights; beside a GPU in host memory with
 //!   `memory.offload: optimizer`
-//! - replica: 4 more than that when a neighbour's shard is kept, see
+//! - replica: 4 more than that when another rank's shard is kept, see
 //!   [`replica_bytes`](coxswain_task::memory::replica_bytes); in host memory as the shard is
 //! - activations: the peak of those passes
 //! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as

@@ -32,14 +32,14 @@ impl Subject {
         prediction
     }
 
-    /// What is held in host memory beside a GPU: this rank's optimizer state and its copy of the
-    /// neighbour's part where they are offloaded, and what kept features take.
+    /// What is held in host memory beside a GPU: this rank's optimizer state and its copy of
+    /// another's where they are offloaded, and what kept features take.
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let shards: u64 = self.shards(ask).into_iter().map(|(_, bytes)| bytes).sum();
         self.cache_bytes(ask) + if self.offloaded(ask.place) { shards } else { 0 }
     }
 
-    /// This rank's part of the optimizer's state, and its copy of the neighbour's part.
+    /// This rank's part of the optimizer's state, and its copy of another rank's.
     pub(super) fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
         let n = self.counts.trainable() as usize;
         let shard = chunk(n, ask.world.max(1) as usize, ask.rank as usize).len() as u64;

@@ -149,7 +149,7 @@ impl Subject {
             }];
             if now.of(Category::Replica) > 0 {
                 suggestions.push(Suggestion {
-                    what: "no replica of the neighbour".into(),
+                    what: "no replica of another rank".into(),
                     setting: "faults.mirror=false".into(),
                     saves: now.of(Category::Replica) as i64,
                     remark: "a lost worker takes the run back to its last checkpoint".into(),
@@ -164,7 +164,7 @@ impl Subject {
             saves: now.peak() as i64 - eight.peak() as i64,
             remark: match ask.place {
                 _ if self.offloaded(ask.place) => "moments and replica are in host memory",
-                _ if eight.of(Category::Replica) > 0 => "a replica of the neighbour's part comes with it",
+                _ if eight.of(Category::Replica) > 0 => "a replica of another rank's part comes with it",
                 _ => "moments only; gradients and weights stay whole",
             }
             .into(),

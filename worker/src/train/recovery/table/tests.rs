@@ -24,6 +24,7 @@ fn a_row_says_everything() {
         rank: Rank(4),
         own: Versions { newest: 1 << 40, older: true },
         replica: None,
+        distance: 3,
         skipped: 3,
         left_out: true,
         loss_scale: Some([(16, 3), (17, 1999)].map(|(exponent, good)| ScaleState { exponent, good })),
@@ -63,6 +64,7 @@ fn hostile_rows_are_refused_or_read() {
         rank: Rank(4),
         own: Versions { newest: 5, older: true },
         replica: Some(Versions { newest: 4, older: false }),
+        distance: 1,
         skipped: 3,
         left_out: true,
         loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
@@ -104,6 +106,7 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
         rank: Rank(4),
         own,
         replica: Some(own),
+        distance: 4,
         skipped: 3,
         left_out: true,
         loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
@@ -129,6 +132,10 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
     assert_eq!(with(HELD + 1, 0.0).unwrap_err(), "it was rank 4 of a world of 0");
     assert_eq!(with(COMING + 1, 4.0).unwrap_err(), "it was rank 4 of a world of 4");
     assert_eq!(with(HELD + 1, 1e9).unwrap_err(), "it was rank 4 of a world of 1000000000");
+    for wrong in [0.0, 5.0] {
+        let told = format!("its replica was of the rank {wrong} before it, in a world of 5");
+        assert_eq!(with(COMING + 13, wrong).unwrap_err(), told);
+    }
     assert_eq!(with(HELD + 3, 0.5).unwrap_err(), "version is 0.5");
     assert_eq!(with(HELD + 7, 0.0).unwrap_err(), "its last step was left out, and none has been");
     assert_eq!(with(HELD + 9, 127.0).unwrap_err(), "loss scale is 2^127");

@@ -127,7 +127,7 @@ fn a_rank_needs_only_the_files_that_have_of_its_parts() {
     let weights = vec![0.25; layout().len()];
     for world in [2, 3, 4] {
         for rank in 0..world as u32 {
-            let fresh = || ReplicatedAdamW::new(&layout(), world, Rank(rank), &settings(), true);
+            let fresh = || ReplicatedAdamW::new(&layout(), world, Rank(rank), &settings(), Some(1));
             let import = |files: &[&[u8]]| {
                 let mut optimizer = fresh();
                 optimizer.import(files, &weights).expect("its parts are there");
