@@ -1,8 +1,9 @@
 //! Copies of the journal that belong to checkpoints: what a run needs beside one to go on elsewhere.
 //!
-//! A copy is made by the thread that writes the journal, between two transactions, so it is whole. It is made
-//! when every step before the checkpoint is committed; later ones that it knows of are rolled back where it is
-//! gone on from, as those after any checkpoint are. There is one copy, that of the newest checkpoint.
+//! A copy is made by the thread that writes the journal, between two transactions, so it is whole. It is
+//! made when every step before the checkpoint is committed; later ones that it knows of are rolled back
+//! where it is gone on from, as those after any checkpoint are. There is one copy, that of the newest
+//! checkpoint.
 
 use std::{
     fs, io,
@@ -11,8 +12,8 @@ use std::{
 
 use coxswain_proto::ids::Step;
 
-use super::durable::FILE;
-
+/// The journal's name in its state directory.
+pub(super) const FILE: &str = "journal.redb";
 /// What a copy's name begins with; the step follows, and the ending.
 const PREFIX: &str = "journal-at-";
 const ENDING: &str = ".redb";

@@ -19,13 +19,12 @@ use coxswain_proto::{
 use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction};
 
 use super::{
-    Change, History, Identity, Journal, JournalError, LedgerEntry, copies,
+    Change, History, Identity, Journal, JournalError, LedgerEntry,
+    copies::{self, FILE},
     reading::{Contents, Reader},
     rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
-
-pub(super) const FILE: &str = "journal.redb";
 
 /// A journal on disk.
 pub struct Durable {

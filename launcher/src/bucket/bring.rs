@@ -1,8 +1,8 @@
 //! A run is brought from its bucket to the disk of this machine, and goes on as from a checkpoint of its own.
 //!
-//! All of a set is brought to a directory beside, each file compared with its length and digest there; then it
-//! takes its places by renames. What lay there is set aside, not removed: it is of an earlier launch, after
-//! which the run has gone on elsewhere.
+//! All of a set is brought to a directory beside, each file compared with its length and digest there; then
+//! it takes its places by renames. What lay there is set aside, not removed: it is of an earlier launch,
+//! after which the run has gone on elsewhere.
 
 use std::{
     fmt,

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     error::{BucketError, disk},
-    owner::Source,
+    owner::OpenFile,
 };
 use crate::endpoint::SPEC_FILE;
 
@@ -66,7 +66,7 @@ pub fn newest(output: &Path) -> Option<Local> {
 
 impl Local {
     /// Its files, opened. None if it is gone: a newer one has taken its place.
-    pub fn open(&self) -> Result<Option<Vec<Source>>, BucketError> {
+    pub fn open(&self) -> Result<Option<Vec<OpenFile>>, BucketError> {
         let store = Store::new(&self.output);
         let Ok(checkpoint) = store.open(self.step) else { return Ok(None) };
         let best = Best::read(&self.output);
@@ -95,11 +95,11 @@ impl Local {
         }
     }
 
-    fn open_checkpoint(&self, checkpoint: &Found, sources: &mut Vec<Source>) -> io::Result<()> {
+    fn open_checkpoint(&self, checkpoint: &Found, sources: &mut Vec<OpenFile>) -> io::Result<()> {
         let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
         for (name, entry) in &checkpoint.manifest.files {
             let file = File::open(checkpoint.path.join(name))?;
-            sources.push(Source { path: format!("{dir}/{name}"), file, entry: entry.clone() });
+            sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
         }
         let name = Manifest::FILE;
         sources.push(source(&format!("{dir}/{name}"), &checkpoint.path.join(name))?);
@@ -116,7 +116,7 @@ fn beside(output: &Path) -> io::Result<Vec<String>> {
 }
 
 /// What the run has left at its end: the artifacts that its manifest names, and what is there beside them.
-pub fn results(output: &Path) -> Result<Vec<Source>, BucketError> {
+pub fn results(output: &Path) -> Result<Vec<OpenFile>, BucketError> {
     #[derive(Deserialize)]
     struct Artifacts {
         files: Vec<Artifact>,
@@ -144,7 +144,7 @@ pub fn results(output: &Path) -> Result<Vec<Source>, BucketError> {
 }
 
 /// A file, or all files of a directory.
-fn open_below(output: &Path, name: &str, sources: &mut Vec<Source>) -> io::Result<()> {
+fn open_below(output: &Path, name: &str, sources: &mut Vec<OpenFile>) -> io::Result<()> {
     let path = output.join(name);
     if !path.is_dir() {
         sources.push(source(name, &path)?);
@@ -157,11 +157,11 @@ fn open_below(output: &Path, name: &str, sources: &mut Vec<Source>) -> io::Resul
     Ok(())
 }
 
-fn source(path: &str, at: &Path) -> io::Result<Source> {
+fn source(path: &str, at: &Path) -> io::Result<OpenFile> {
     let file = File::open(at)?;
     // The file that is open, whatever has taken its name meanwhile.
     let entry = FileEntry::of(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
-    Ok(Source { path: path.to_owned(), file, entry })
+    Ok(OpenFile { path: path.to_owned(), file, entry })
 }
 
 /// `bucket.json`: what a launch of this directory had in the bucket last.

@@ -8,9 +8,9 @@
 //! leave   results, index
 //! ```
 //!
-//! After any of these writes the index names sets whose objects are all there. Another launch that takes the run
-//! changes the index, so that every later write of ours to it is refused: the last launch counts, as it does
-//! where a scheduler starts a job again whose machine it has given up.
+//! After any of these writes the index names sets whose objects are all there. Another launch that takes
+//! the run changes the index, so that every later write of ours to it is refused: the last launch counts,
+//! as it does where a scheduler starts a job again whose machine it has given up.
 
 use std::{
     fs::File,
@@ -33,7 +33,7 @@ pub const AT_ONCE: usize = 4;
 const TRIES: usize = 4;
 
 /// A file that is to go to the bucket, open so that it stays what it is.
-pub struct Source {
+pub struct OpenFile {
     /// Relative to the output directory.
     pub path: String,
     /// Its content.
@@ -111,10 +111,10 @@ impl Owner {
     }
 
     /// Keeps a set, and no more than `keep` of them.
-    pub fn keep(&mut self, step: u64, sources: &[Source], keep: usize) -> Result<(), BucketError> {
+    pub fn keep(&mut self, step: u64, sources: &[OpenFile], keep: usize) -> Result<(), BucketError> {
         self.begun += 1;
         let place = place(self.known.index.launch, self.begun);
-        let object = |source: &Source| match self.known.index.object_of(&source.path, &source.entry) {
+        let object = |source: &OpenFile| match self.known.index.object_of(&source.path, &source.entry) {
             Some(object) => object.to_owned(),
             None => format!("{place}/{}", source.path),
         };
@@ -128,7 +128,7 @@ impl Owner {
     }
 
     /// Keeps what the run has left, under its own names.
-    pub fn leave(&mut self, results: &[Source]) -> Result<(), BucketError> {
+    pub fn leave(&mut self, results: &[OpenFile]) -> Result<(), BucketError> {
         let results = self.upload(results, |source| source.path.clone())?;
         let index = self.known.index.leaving(results);
         self.write(index)
@@ -137,8 +137,8 @@ impl Owner {
     /// Uploads what is not there yet.
     fn upload(
         &self,
-        sources: &[Source],
-        object: impl Fn(&Source) -> String,
+        sources: &[OpenFile],
+        object: impl Fn(&OpenFile) -> String,
     ) -> Result<Vec<Kept>, BucketError> {
         let kept: Vec<_> = sources
             .iter()
@@ -194,8 +194,8 @@ impl Owner {
         self.remove(&gone);
     }
 
-    /// Removes what this launch and those before it have left unfinished; not what one has begun that took the
-    /// run a moment ago.
+    /// Removes what this launch and those before it have left unfinished; not what one has begun that took
+    /// the run a moment ago.
     pub(super) fn sweep(&self) {
         let later = place(self.known.index.launch + 1, 0);
         match self.storage.list(SETS) {
@@ -215,8 +215,8 @@ impl Owner {
     }
 }
 
-/// Tries to make the index that is there: a server that does so knows no conditions, and would let two launches
-/// have one run.
+/// Tries to make the index that is there: a server that does so knows no conditions, and would let two
+/// launches have one run.
 fn heeds_conditions(storage: &dyn Storage, address: &str, index: &Index) -> Result<(), BucketError> {
     match storage.swap(INDEX, &index.bytes(), None)? {
         None => Ok(()),

@@ -26,7 +26,7 @@ pub struct CheckArgs {
 /// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load_to_launch()?;
-    if let Some(place) = bucket::Place::look(&spec)? {
+    if let Some(place) = bucket::BucketPlace::look(&spec)? {
         place.check(&spec)?;
     }
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;

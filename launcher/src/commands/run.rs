@@ -7,14 +7,18 @@ mod keeping;
 use std::{cell::RefCell, path::Path, sync::Arc};
 
 use clap::Args;
+use coxswain_coordinator::journal::{Fate, History};
 use coxswain_identity::{
     Address, Whereabouts,
     claims::{Claim, Claims},
 };
-use coxswain_proto::{run_spec::RunSpec, v1::JoinNodeRequest};
+use coxswain_proto::{
+    run_spec::RunSpec,
+    v1::{Failure, JoinNodeRequest},
+};
 use tokio::sync::mpsc;
 
-use self::coordinating::Coordinating;
+use self::{concluding::Concluding, coordinating::Coordinating};
 use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
@@ -39,6 +43,7 @@ use crate::{
         group::WorkerGroup,
         host::{self, Host},
         machine::Ended,
+        report::Report,
         signals::{self, Signals},
         standby::{self, Standby},
         supervisor::{self, Contacts},
@@ -164,13 +169,49 @@ impl Launch<'_> {
         if !coordinating.is_here() {
             return self.conclude(&report, None).await;
         }
-        let mirror = coordinating.mirrors().filter(|_| !report.displaced);
-        let until = report.signalled.map(|at| at + self.plan.shutdown_timeout);
+        let uploader = coordinating.uploader().filter(|_| !report.displaced);
+        let end = keeping::KeptEnd {
+            spec: &self.spec,
+            terminal: &self.terminal,
+            patience: self.plan.shutdown_timeout,
+            signalled: report.signalled,
+        };
         let ended = self.end(&coordinating, report, notifier, &access).await;
-        match mirror {
-            Some(mirror) => ended.and(keeping::keep_end(self, &mirror, until).await),
+        match uploader {
+            Some(uploader) => ended.and(end.keep(&uploader).await),
             None => ended,
         }
+    }
+
+    /// What the launcher with the coordinator says at the end.
+    async fn end(
+        &self,
+        coordinating: &Coordinating<'_>,
+        mut report: Report,
+        notifier: Option<Notifier>,
+        access: &Access,
+    ) -> Outcome {
+        let history = coordinating.history();
+        if report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
+            report.first_cause = history.as_ref().and_then(recorded_end).or(report.first_cause);
+        }
+        let stopped = history.is_some_and(|history| history.fate == Fate::Stopped);
+        // A launcher that has taken the coordinator over speaks of the end alone.
+        if let Some(notifier) = notifier.or_else(|| self.notifier(access)) {
+            let exit = report.exit();
+            let (state, text) = match exit {
+                Exit::Done if stopped => ("stopped", report.success_text(true)),
+                Exit::Done => ("finished", report.success_text(false)),
+                Exit::Signal(_) => ("interrupted", report.failure_text(&self.spec.run.name)),
+                _ => ("failed", report.failure_text(&self.spec.run.name)),
+            };
+            notifier.end(state, exit.code(), &text).await;
+        }
+        self.conclude(&report, Some(report.success_text(stopped))).await
+    }
+
+    async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
+        Concluding { spec: &self.spec, terminal: &self.terminal }.conclude(report, success).await
     }
 
     fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<String>) -> Coordinating<'_> {
@@ -196,8 +237,8 @@ impl Launch<'_> {
     ) -> Result<Met, Failed> {
         let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
-        // A launcher that is to start the coordinator may come back to a run that goes on without its machine; any
-        // other calls where it was told to, as long as somebody answers there.
+        // A launcher that is to start the coordinator may come back to a run that goes on without its
+        // machine; any other calls where it was told to, as long as somebody answers there.
         let own = self.plan.hosting == Hosting::Yes;
         let lost = !alone && (own || !standby::answers(&self.plan.endpoint.to_string()).await);
         let living = if lost { standby::living(&claims).await } else { None };
@@ -315,6 +356,11 @@ fn coordinator_ended_early(how: Ended, log_dir: &Path) -> Failed {
             ),
         ),
     }
+}
+
+/// The failure that ended the run.
+fn recorded_end(history: &History) -> Option<Failure> {
+    history.failures.last().filter(|failure| failure.fatal).map(Failure::from)
 }
 
 /// Waits for the end of a coordinator of ours; for ever if there is none.

@@ -1,9 +1,9 @@
 //! A folder of a bucket that is written: what keeps a run beside its disk. Names are paths below the folder's
 //! address.
 //!
-//! One object at a time is written whole or not at all, and [`Storage::swap`] writes one only over the version
-//! that the caller knows: two who both believe that a folder is theirs find out by it. What several objects
-//! mean together is for the caller.
+//! One object at a time is written whole or not at all, and [`Storage::swap`] writes one only over the
+//! version that the caller knows: two who both believe that a folder is theirs find out by it. What several
+//! objects mean together is for the caller.
 
 use std::{fmt, fs::File};
 
@@ -21,9 +21,9 @@ pub trait Storage: Send + Sync {
     /// A small object and its version; `None` if it is not there.
     fn get(&self, name: &str) -> Result<Option<(Vec<u8>, Version)>, StorageError>;
 
-    /// Writes a small object if it is still of the version `before`, or not there if that is absent. `None` if
-    /// it is not: nothing is written then. An attempt whose answer was lost may have been carried out, so
-    /// the caller reads what is there.
+    /// Writes a small object if it is still of the version `before`, or not there if that is absent. `None`
+    /// if it is not: nothing is written then. An attempt whose answer was lost may have been carried out,
+    /// so the caller reads what is there.
     fn swap(
         &self,
         name: &str,

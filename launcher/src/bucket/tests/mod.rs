@@ -17,7 +17,7 @@ use coxswain_worker::train::checkpoint::FileEntry;
 
 use super::{
     index::{INDEX, Index},
-    owner::{Owner, Source},
+    owner::{OpenFile, Owner},
 };
 
 const AT: &str = "s3://bucket/run";
@@ -168,15 +168,15 @@ fn entry(bytes: &[u8]) -> FileEntry {
     FileEntry::of(file.path()).unwrap()
 }
 
-fn source(path: &str, content: &str) -> Source {
+fn source(path: &str, content: &str) -> OpenFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(content.as_bytes()).unwrap();
     let entry = FileEntry::of(file.path()).unwrap();
-    Source { path: path.to_owned(), file: file.reopen().unwrap(), entry }
+    OpenFile { path: path.to_owned(), file: file.reopen().unwrap(), entry }
 }
 
 /// A checkpoint with its journal.
-fn set(step: u64) -> Vec<Source> {
+fn set(step: u64) -> Vec<OpenFile> {
     let dir = format!("checkpoints/step-{step:08}");
     vec![
         source(&format!("{dir}/trainables.safetensors"), &format!("weights after {step}")),

@@ -3,7 +3,8 @@
 use super::*;
 use crate::bucket::error::BucketError;
 
-/// A launch that keeps three checkpoints, two of them at a time, and leaves its results; steps that were kept.
+/// A launch that keeps three checkpoints, two of them at a time, and leaves its results; steps that were
+/// kept.
 fn launch(fake: &Fake) -> (Vec<u64>, Result<(), BucketError>) {
     let mut kept = Vec::new();
     let mut go = || {

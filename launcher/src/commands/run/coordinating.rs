@@ -17,7 +17,7 @@ use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
 
 use crate::{
-    bucket::{self, Mirror, Mirrored, Owner},
+    bucket::{self, Owner, Uploader, Uploading},
     credentials::OfLaunch,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
@@ -57,7 +57,7 @@ pub struct Coordinating<'a> {
 pub struct Signs {
     _published: Published,
     _held: Option<HeldClaim>,
-    mirror: Option<Rc<Mirror>>,
+    uploader: Option<Rc<Uploader>>,
 }
 
 /// What is said where another launcher has the role.
@@ -82,7 +82,7 @@ impl Coordinating<'_> {
         let take = |address: String| bucket::take(self.spec, &address, &self.node_id);
         let owner = bucket::address(self.spec).map(take).transpose()?;
         let host = self.start(listener, published, claim.as_ref(), Vec::new())?;
-        self.mirror(owner)?;
+        self.upload(owner)?;
         Ok(host)
     }
 
@@ -101,30 +101,30 @@ impl Coordinating<'_> {
         let flags = vec!["--restarted".to_owned(), format!("--in-place-of={}", last.launcher)];
         let host = self.start(listener, published, Some(&claim), flags)?;
         // Nothing waits for the bucket here: the thread takes the run when it answers.
-        self.mirror(None)?;
+        self.upload(None)?;
         Ok(Some(host))
     }
 
     /// Begins to keep the run in its bucket, if it has one.
-    fn mirror(&self, owner: Option<Owner>) -> Outcome {
+    fn upload(&self, owner: Option<Owner>) -> Outcome {
         let Some(address) = bucket::address(self.spec) else { return Ok(()) };
-        let of = Mirrored {
+        let of = Uploading {
             spec: self.spec.clone(),
             address,
             launcher: self.node_id.clone(),
             terminal: Arc::clone(self.terminal),
             superseded: self.superseded.clone(),
         };
-        let mirror = Mirror::start(of, owner).map_err(|error| Failed::new(Exit::Internal, error))?;
+        let uploader = Uploader::start(of, owner).map_err(|error| Failed::new(Exit::Internal, error))?;
         if let Some(signs) = self.signs.borrow_mut().as_mut() {
-            signs.mirror = Some(Rc::new(mirror));
+            signs.uploader = Some(Rc::new(uploader));
         }
         Ok(())
     }
 
     /// What keeps the run in its bucket, if this launcher does.
-    pub fn mirrors(&self) -> Option<Rc<Mirror>> {
-        self.signs.borrow().as_ref().and_then(|signs| signs.mirror.clone())
+    pub fn uploader(&self) -> Option<Rc<Uploader>> {
+        self.signs.borrow().as_ref().and_then(|signs| signs.uploader.clone())
     }
 
     /// What has become of the run, as our coordinator wrote it down: what it said last may not have been
@@ -155,7 +155,7 @@ impl Coordinating<'_> {
             })
         };
         let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
-        *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held, mirror: None });
+        *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held, uploader: None });
         Ok(host)
     }
 

@@ -148,7 +148,7 @@ impl Shared {
                 status("403 Forbidden", "", b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
             }
             Some(Fault::Silent) => {
-                // Until whoever asks has had enough.
+                // Until the client has had enough.
                 let _ = connection.read(&mut [0]);
                 return Ok(());
             }

@@ -16,8 +16,10 @@ use tokio::sync::oneshot;
 
 use super::{
     error::BucketError,
+    index::Set,
     local::{self, Local, Record},
     owner::Owner,
+    place,
 };
 use crate::{
     clock,
@@ -29,8 +31,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Before what failed is tried again, beside the attempts of each request.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What a mirror works for.
-pub struct Mirrored {
+/// What an uploader works for.
+pub struct Uploading {
     /// The run, as it is launched.
     pub spec: RunSpec,
     /// Its address.
@@ -44,7 +46,7 @@ pub struct Mirrored {
 }
 
 /// The thread, which ends with this value or when it is told to finish.
-pub struct Mirror {
+pub struct Uploader {
     finish: mpsc::Sender<oneshot::Sender<Result<(), BucketError>>>,
 }
 
@@ -52,7 +54,7 @@ pub struct Mirror {
 type Copy = (u64, i64, i64);
 
 struct Thread {
-    of: Mirrored,
+    of: Uploading,
     /// Absent where the run is still to be taken.
     owner: Option<Owner>,
     /// The copy that was uploaded last, or was tried.
@@ -63,9 +65,9 @@ struct Thread {
     superseded: bool,
 }
 
-impl Mirror {
+impl Uploader {
     /// Starts to look. Without an `owner` the run is taken by the thread, as soon as the bucket answers.
-    pub fn start(of: Mirrored, owner: Option<Owner>) -> std::io::Result<Self> {
+    pub fn start(of: Uploading, owner: Option<Owner>) -> std::io::Result<Self> {
         let (finish, orders) = mpsc::channel::<oneshot::Sender<_>>();
         let mut thread = Thread { of, owner, seen: None, again: None, failing: false, superseded: false };
         std::thread::Builder::new().name("bucket".into()).spawn(move || {
@@ -166,7 +168,7 @@ impl Thread {
     fn record(&mut self) -> Result<(), BucketError> {
         let output = self.output();
         let newest = self.owner()?.index().newest();
-        let (step, bytes) = (newest.map(|set| set.step), newest.map_or(0, super::index::Set::bytes));
+        let (step, bytes) = (newest.map(|set| set.step), newest.map_or(0, Set::bytes));
         let record = Record::read(&output).unwrap_or_default();
         Record { step, bytes, ..record }.write(&output)
     }
@@ -175,7 +177,7 @@ impl Thread {
         let of = &self.of;
         let owner = match self.owner.take() {
             Some(owner) => owner,
-            None => super::take(&of.spec, &of.address, &of.launcher)?,
+            None => place::take(&of.spec, &of.address, &of.launcher)?,
         };
         Ok(self.owner.insert(owner))
     }
