@@ -138,7 +138,7 @@ fn of_two_launches_with_one_bucket_the_earlier_one_ends_and_says_why() {
     held.wait(&mut earlier);
     let mut later = bucket.launch(&second, &[]);
     later.wait_for("the run after step 2 was brought from its bucket");
-    later.wait_for("checkpoint of step 4 is in");
+    later.wait_for(" is in s3://runs/tiny");
     held.release();
     earlier.wait_for("another launch of this run has taken s3://runs/tiny over");
     let (status, printed) = earlier.finish();
