@@ -27,6 +27,7 @@ use std::{
 use coxswain_proto::{
     ids::{Step, WorkerId},
     limits::{DIRECTIVE_QUEUE, HEARTBEAT_INTERVAL, INBOX_QUEUE, WATCH_QUEUE},
+    report::CheckpointState,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::Stream;
@@ -204,6 +205,8 @@ pub struct Driver {
     lines: HashMap<StreamId, mpsc::Sender<Directive>>,
     node_lines: HashMap<StreamId, mpsc::Sender<Respawn>>,
     last_ticket: u64,
+    /// The newest complete checkpoint, until the journal has been copied for it.
+    uncopied: Option<Step>,
 }
 
 impl Driver {
@@ -217,6 +220,7 @@ impl Driver {
         let clock = Clock::start();
         let handle =
             Handle { calls, news: news.downgrade(), journal: journal.clone(), last_stream: Arc::default() };
+        let found = config.checkpoints.iter().map(|found| found.step).max();
         let driver = Self {
             machine: Machine::new(clock.now(), config),
             clock,
@@ -228,6 +232,7 @@ impl Driver {
             lines: HashMap::new(),
             node_lines: HashMap::new(),
             last_ticket: 0,
+            uncopied: found,
         };
         (driver, handle)
     }
@@ -334,6 +339,11 @@ impl Driver {
             self.journal.append(records).await?;
         }
         for action in rest {
+            if let Action::Publish(News::Checkpoint(of)) = &action
+                && of.state == CheckpointState::Complete
+            {
+                self.uncopied = Some(of.step);
+            }
             match action {
                 Action::Record(_) => {}
                 Action::Reply(ticket, reply) => self.reply(ticket, reply),
@@ -342,6 +352,11 @@ impl Driver {
                 Action::Close(stream) => self.close(stream),
                 Action::Publish(news) => self.publish(news),
             }
+        }
+        if let Some(step) = self.uncopied.take_if(|step| *step <= self.machine.committed())
+            && let Err(error) = self.journal.copy_for(step).await
+        {
+            tracing::warn!(%error, "the checkpoint of step {step} does not go to the bucket; the next one is tried as usual");
         }
         Ok(())
     }

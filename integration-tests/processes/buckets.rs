@@ -3,8 +3,6 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -24,29 +22,13 @@ use crate::support::{
 
 const MINI: &str = "configs/assets/metaworld-mini";
 const MODEL: &str = "configs/assets/tiny-vla";
-const WHO: &str =
-    "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
-
-/// `PUT`s bytes into the server, which looks at no signature.
-fn put(server: SocketAddr, path: &str, body: &[u8]) {
-    let mut connection = TcpStream::connect(server).expect("it listens");
-    let len = body.len();
-    let head = format!(
-        "PUT /{path} HTTP/1.1\r\nHost: {server}\r\nAuthorization: {WHO}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
-    );
-    connection.write_all(&[head.as_bytes(), body].concat()).expect("it reads");
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).expect("it answers");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
-}
-
 /// A directory's files below `to`.
-fn upload(server: SocketAddr, dir: &Path, to: &str) {
+fn upload(server: &Moto, dir: &Path, to: &str) {
     for entry in fs::read_dir(dir).expect("the data set is there").flatten() {
         let (path, to) = (entry.path(), format!("{to}/{}", entry.file_name().to_string_lossy()));
         match path.is_dir() {
             true => upload(server, &path, &to),
-            false => put(server, &to, &fs::read(&path).expect("a file")),
+            false => server.put(&to, &fs::read(&path).expect("a file")),
         }
     }
 }
@@ -62,8 +44,8 @@ impl Bucket {
     /// `None` where there is no such server.
     fn with_mini(latency: Duration) -> Option<Self> {
         let moto = Moto::start()?;
-        put(moto.address, "sets", b"");
-        upload(moto.address, &root().join(MINI), "sets/mini");
+        moto.put("sets", b"");
+        upload(&moto, &root().join(MINI), "sets/mini");
         let proxy = Server::start(Answers::Of(moto.address), latency);
         Some(Self { moto, proxy, cache: tempfile::tempdir().expect("a directory") })
     }
@@ -169,7 +151,7 @@ fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
     let mut bytes = fs::read(root().join(MINI).join(data)).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    put(bucket.moto.address, &format!("sets/mini/{data}"), &bytes);
+    bucket.moto.put(&format!("sets/mini/{data}"), &bytes);
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let line = running.wait_for("changed under way");
     assert!(line.contains(&format!("s3://sets/mini/{data}: changed under way")), "{line}");
@@ -178,7 +160,7 @@ fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
 #[test]
 fn a_model_in_a_bucket_is_brought_once_and_teaches_what_it_does_on_the_disk() {
     let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
-    upload(bucket.moto.address, &root().join(MODEL), "sets/models/tiny-vla");
+    upload(&bucket.moto, &root().join(MODEL), "sets/models/tiny-vla");
     let dir = tempfile::tempdir().unwrap();
     let on_disk = train(&dir.path().join("disk"), &SHORT);
     let model = "model.path=s3://sets/models/tiny-vla";
@@ -211,13 +193,13 @@ fn a_model_in_a_bucket_is_brought_once_and_teaches_what_it_does_on_the_disk() {
 #[test]
 fn what_is_wrong_with_a_model_in_a_bucket_is_reported_before_anything_starts() {
     let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
-    upload(bucket.moto.address, &root().join(MODEL), "sets/models/tiny-vla");
+    upload(&bucket.moto, &root().join(MODEL), "sets/models/tiny-vla");
     let index = br#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#;
-    put(bucket.moto.address, "sets/models/half/config.json", b"{}");
-    put(bucket.moto.address, "sets/models/half/model.safetensors.index.json", index);
-    put(bucket.moto.address, "sets/models/outside/config.json", b"{}");
+    bucket.moto.put("sets/models/half/config.json", b"{}");
+    bucket.moto.put("sets/models/half/model.safetensors.index.json", index);
+    bucket.moto.put("sets/models/outside/config.json", b"{}");
     let index = br#"{"weight_map": {"a": "../../../model.safetensors"}}"#;
-    put(bucket.moto.address, "sets/models/outside/model.safetensors.index.json", index);
+    bucket.moto.put("sets/models/outside/model.safetensors.index.json", index);
     let dir = tempfile::tempdir().unwrap();
     for (address, parts) in [
         ("s3://nowhere/tiny-vla", ["s3://nowhere/tiny-vla", "no bucket `s3://nowhere`"]),

@@ -11,6 +11,7 @@ mod elastic;
 mod faults;
 mod frozen;
 mod identity;
+mod kept;
 mod launch;
 mod limits;
 mod memory;

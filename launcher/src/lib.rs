@@ -1,6 +1,7 @@
 //! `cox`: launches, coordinates, trains, and answers questions about runs.
 
 mod audit;
+mod bucket;
 mod clock;
 mod commands;
 mod control;

@@ -45,6 +45,7 @@ pub const BASE_DIGEST: &str = "train.base_digest";
 pub const ENGINE: &Classes = &[
     ("run.name", Outside("a label")),
     ("run.output_dir", Outside("a run directory may be moved")),
+    ("run.bucket", Outside("where a copy is kept")),
     ("run.seed", Learned),
     ("task.type", LearnedSince("\"vla_flow\"")),
     ("data.path", LearnedUntilChanged),
@@ -124,6 +125,7 @@ pub(crate) fn may_change(key: &str) -> bool {
 /// how long it trains, what it leaves out, what is looked at, and places.
 pub(crate) const TOLD: &[&str] = &[
     "run.output_dir",
+    "run.bucket",
     "train.steps",
     "train.epochs",
     "train.skip_steps",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coxswain_proto::{order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
-use super::{History, JournalError, LedgerEntry, durable, reading::Contents};
+use super::{History, JournalError, LedgerEntry, copies, durable, reading::Contents};
 use crate::core::event::DataSet;
 
 /// Everything that a run has committed, and what it survived.
@@ -39,9 +39,9 @@ pub struct Chronicle {
 pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let failed =
         |reason: String| JournalError::Store { action: "read", directory: directory.to_path_buf(), reason };
-    let path = directory.join(durable::FILE);
+    let path = directory.join(copies::FILE);
     if !path.is_file() {
-        return Err(failed(format!("there is no {}", durable::FILE)));
+        return Err(failed(format!("there is no {}", copies::FILE)));
     }
     // Held by a coordinator: its own lock says so.
     drop(lock(&path, directory)?);
@@ -49,7 +49,7 @@ pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let copy =
         std::env::temp_dir().join(format!("coxswain-journal-{}-{:016x}", std::process::id(), random()));
     std::fs::create_dir(&copy).map_err(|error| failed(format!("{}: {error}", copy.display())))?;
-    let contents = std::fs::copy(&path, copy.join(durable::FILE))
+    let contents = std::fs::copy(&path, copy.join(copies::FILE))
         .map_err(|error| failed(error.to_string()))
         .and_then(|_| durable::open_whole(&copy));
     // What is left of a copy in the temporary directory does no harm.

@@ -20,17 +20,18 @@ use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction}
 
 use super::{
     Change, History, Identity, Journal, JournalError, LedgerEntry,
+    copies::{self, FILE},
     reading::{Contents, Reader},
     rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
 
-pub(super) const FILE: &str = "journal.redb";
-
 /// A journal on disk.
 pub struct Durable {
     database: Database,
     directory: PathBuf,
+    /// Whether checkpoints go to a bucket, and the journal with them.
+    copies: bool,
 }
 
 impl Durable {
@@ -54,7 +55,8 @@ impl Durable {
         };
         std::fs::create_dir_all(directory).map_err(|error| store(error.to_string()))?;
         let (database, contents) = open_whole(directory)?;
-        let mut journal = Self { database, directory: directory.to_path_buf() };
+        let copies = spec.run.bucket.is_some();
+        let mut journal = Self { database, directory: directory.to_path_buf(), copies };
         let known = contents.identity.as_ref().map(|identity| identity.run_id.as_str());
         let ours = Identity::new(spec, run_id.or(known).unwrap_or(fresh).to_owned());
         let (lives, past) = (contents.lives, contents.past);
@@ -173,6 +175,13 @@ impl Journal for Durable {
     fn history(&self) -> Result<History, JournalError> {
         let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
         Reader::new(&read, &self.directory).history()
+    }
+
+    fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
+        match self.copies {
+            true => copies::make(&self.directory, checkpoint).map_err(|error| self.failed("copy", error)),
+            false => Ok(()),
+        }
     }
 }
 

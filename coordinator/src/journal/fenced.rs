@@ -46,6 +46,10 @@ impl<J: Journal> Journal for Fenced<J> {
     fn history(&self) -> Result<History, JournalError> {
         self.journal.history()
     }
+
+    fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
+        self.journal.copy_for(checkpoint)
+    }
 }
 
 #[cfg(test)]

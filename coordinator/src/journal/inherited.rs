@@ -6,10 +6,7 @@
 
 use std::{fs, io, path::Path, thread, time::Duration};
 
-use super::{
-    JournalError,
-    durable::{FILE, open_whole},
-};
+use super::{JournalError, copies::FILE, durable::open_whole};
 
 /// How often a copy is made that turns out torn: a predecessor that lives writes at most one more record.
 const TRIES: u32 = 10;

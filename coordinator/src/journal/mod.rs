@@ -6,6 +6,7 @@
 //! never holds up the runtime.
 
 mod chronicle;
+pub mod copies;
 mod durable;
 mod entry;
 mod fenced;

@@ -16,6 +16,11 @@ pub trait Journal: Send {
 
     /// What there is beside the ledger.
     fn history(&self) -> Result<History, JournalError>;
+
+    /// Leaves a copy as it is now, which belongs to the checkpoint of this step, if copies are wanted.
+    fn copy_for(&self, _checkpoint: Step) -> Result<(), JournalError> {
+        Ok(())
+    }
 }
 
 /// The journal's thread, seen from the driver.
@@ -29,6 +34,7 @@ enum Call {
     Append(Vec<Record>, oneshot::Sender<Result<(), JournalError>>),
     Ledger(Step, usize, oneshot::Sender<Result<Vec<LedgerEntry>, JournalError>>),
     History(oneshot::Sender<Result<History, JournalError>>),
+    CopyFor(Step, oneshot::Sender<Result<(), JournalError>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -46,6 +52,7 @@ impl JournalThread {
                     Call::Append(records, reply) => drop(reply.send(journal.append(&records))),
                     Call::Ledger(first, limit, reply) => drop(reply.send(journal.ledger(first, limit))),
                     Call::History(reply) => drop(reply.send(journal.history())),
+                    Call::CopyFor(step, reply) => drop(reply.send(journal.copy_for(step))),
                     Call::Close(closed) => {
                         drop(journal);
                         let _ = closed.send(());
@@ -84,6 +91,13 @@ impl JournalThread {
     pub async fn history(&self) -> Result<History, JournalError> {
         let (reply, answer) = oneshot::channel();
         self.calls.send(Call::History(reply)).await.map_err(|_| JournalError::Gone)?;
+        answer.await.map_err(|_| JournalError::Gone)?
+    }
+
+    /// Leaves a copy that belongs to the checkpoint of this step, where those are wanted.
+    pub async fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
+        let (reply, answer) = oneshot::channel();
+        self.calls.send(Call::CopyFor(checkpoint, reply)).await.map_err(|_| JournalError::Gone)?;
         answer.await.map_err(|_| JournalError::Gone)?
     }
 }

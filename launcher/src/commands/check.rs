@@ -6,6 +6,7 @@ use coxswain_worker::train;
 
 use super::spec_args::SpecArgs;
 use crate::{
+    bucket,
     exit::{Exit, Failed, Outcome},
     plan::check::{Forecast, refuse_float16_on_cpu},
     render::say,
@@ -25,6 +26,9 @@ pub struct CheckArgs {
 /// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load_to_launch()?;
+    if let Some(place) = bucket::BucketPlace::look(&spec)? {
+        place.check(&spec)?;
+    }
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     refuse_float16_on_cpu(&spec, spec.launch.device)?;
     let report = train::check(task, &spec, &Default::default())?;

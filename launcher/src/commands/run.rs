@@ -1,6 +1,8 @@
 //! `cox run`: from a configuration to a trained adapter.
 
+mod concluding;
 mod coordinating;
+mod keeping;
 
 use std::{cell::RefCell, path::Path, sync::Arc};
 
@@ -16,8 +18,8 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
-use self::coordinating::Coordinating;
-use super::{ending, runtime::block_on, same_inputs, spec_args::SpecArgs};
+use self::{concluding::Concluding, coordinating::Coordinating};
+use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
 use crate::{
     clock,
     control::Access,
@@ -33,12 +35,11 @@ use crate::{
     },
     notify::{Notifier, NotifyFlags},
     plan::check::{Forecast, refuse_float16_on_cpu},
-    render::{self, summary},
+    render,
     supervise::{
         child::this_program,
         console::{Console, LogWriter, Terminal},
         console_mode::{ConsoleFlags, Mode},
-        failure_file,
         group::WorkerGroup,
         host::{self, Host},
         machine::Ended,
@@ -77,8 +78,7 @@ struct Launch<'a> {
 
 /// Launches a run on this machine and stays with it to its end.
 pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
-    let spec = args.spec.load_to_launch()?;
-    same_inputs::check(&spec)?;
+    let mut spec = args.spec.load()?;
     let machine = LocalMachine::this();
     let plan = Plan::resolve(&Sources {
         flags: &args.launch,
@@ -87,6 +87,8 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         machine: &machine,
         gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
+    let brought = keeping::pin_and_bring(&mut spec, &plan)?;
+    same_inputs::check(&spec)?;
     let forecast = forecast(&spec, &plan)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
@@ -98,7 +100,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     };
     let terminal = Arc::new(Terminal::new(mode, writer));
     let told = forecast.map(|forecast| render::plan::at_start(&forecast.question, &forecast.outlooks));
-    for line in told.iter().flat_map(|told| told.lines()) {
+    for line in told.iter().flat_map(|told| told.lines()).chain(brought.as_deref()) {
         terminal.line(line);
     }
     let launch = Launch { log, notify: &args.notify, spec, plan, machine, credentials, terminal };
@@ -161,19 +163,41 @@ impl Launch<'_> {
         let terminal = Arc::clone(&self.terminal);
         let contacts =
             Contacts { access: access.clone(), coordinator, standby, superseded, signals, terminal };
-        let mut report = supervisor::run(&group, contacts)
+        let report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
         if !coordinating.is_here() {
             return self.conclude(&report, None).await;
         }
+        let uploader = coordinating.uploader().filter(|_| !report.displaced);
+        let end = keeping::KeptEnd {
+            spec: &self.spec,
+            terminal: &self.terminal,
+            patience: self.plan.shutdown_timeout,
+            signalled: report.signalled,
+        };
+        let ended = self.end(&coordinating, report, notifier, &access).await;
+        match uploader {
+            Some(uploader) => ended.and(end.keep(&uploader).await),
+            None => ended,
+        }
+    }
+
+    /// What the launcher with the coordinator says at the end.
+    async fn end(
+        &self,
+        coordinating: &Coordinating<'_>,
+        mut report: Report,
+        notifier: Option<Notifier>,
+        access: &Access,
+    ) -> Outcome {
         let history = coordinating.history();
         if report.first_cause.as_ref().is_none_or(|cause| !cause.fatal) {
             report.first_cause = history.as_ref().and_then(recorded_end).or(report.first_cause);
         }
         let stopped = history.is_some_and(|history| history.fate == Fate::Stopped);
         // A launcher that has taken the coordinator over speaks of the end alone.
-        if let Some(notifier) = notifier.or_else(|| self.notifier(&access)) {
+        if let Some(notifier) = notifier.or_else(|| self.notifier(access)) {
             let exit = report.exit();
             let (state, text) = match exit {
                 Exit::Done if stopped => ("stopped", report.success_text(true)),
@@ -186,7 +210,11 @@ impl Launch<'_> {
         self.conclude(&report, Some(report.success_text(stopped))).await
     }
 
-    fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<()>) -> Coordinating<'_> {
+    async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
+        Concluding { spec: &self.spec, terminal: &self.terminal }.conclude(report, success).await
+    }
+
+    fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<String>) -> Coordinating<'_> {
         Coordinating {
             spec: &self.spec,
             plan: &self.plan,
@@ -312,34 +340,6 @@ impl Launch<'_> {
             access.address(),
             self.logs(),
         ));
-    }
-
-    /// Says how it ended. `success` is what the launcher with the coordinator says if all went well.
-    async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
-        let hosting = success.is_some();
-        match report.exit() {
-            Exit::Done => {
-                if let Some(told) = success {
-                    let summary =
-                        summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
-                    let page = ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
-                    let page = page
-                        .map_or_else(String::new, |page| format!("\n  {:<26}{}", "report", page.display()));
-                    ending::hand_over(format!("{told}\n{}{page}", summary.trim_end())).await;
-                } else {
-                    self.terminal.line(&report.left_text(&self.spec.run.name));
-                }
-                Ok(())
-            }
-            exit => {
-                self.terminal.line(&report.failure_text(&self.spec.run.name));
-                if hosting {
-                    failure_file::write(Path::new(&self.spec.run.output_dir), report);
-                    ending::leave_page(&self.spec.run.output_dir, &self.terminal).await;
-                }
-                Err(Failed::silent(exit))
-            }
-        }
     }
 }
 

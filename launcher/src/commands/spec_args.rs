@@ -62,8 +62,13 @@ pub fn choice(section: &str) -> String {
 
 /// Finds `train.init_digest` and `train.base_digest` where the run file leaves them to the launch.
 pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
-    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     let before = launched_before(spec);
+    pin_as(spec, before)
+}
+
+/// The same for a run that was launched like this before, if it is to go on.
+pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), Failed> {
+    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     if spec.train.init_from.is_some() {
         // A run that goes on has its own: what it once started from need not be there any more.
         let known = before.as_ref().filter(|before| before.train.init_from == spec.train.init_from);
@@ -100,7 +105,7 @@ pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
 }
 
 /// The run in this output directory as it was launched, if it is to go on.
-fn launched_before(spec: &RunSpec) -> Option<RunSpec> {
+pub fn launched_before(spec: &RunSpec) -> Option<RunSpec> {
     let file = Path::new(&spec.run.output_dir).join(endpoint::SPEC_FILE);
     serde_json::from_slice(&std::fs::read(file).ok().filter(|_| spec.train.resume)?).ok()
 }

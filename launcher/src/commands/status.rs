@@ -1,6 +1,6 @@
 //! `cox status` and `cox memory`: one question, one answer, as text or JSON.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use clap::Args;
 use coxswain_proto::{
@@ -10,6 +10,7 @@ use coxswain_proto::{
 
 use super::runtime::block_on;
 use crate::{
+    bucket::Record,
     control::{prompt, unhurried},
     endpoint::Target,
     exit::Outcome,
@@ -48,9 +49,11 @@ pub fn status(args: &StatusArgs) -> Outcome {
         let access = args.target.access().await?;
         let request = prompt(GetStatusRequest {});
         let answer = access.answer(async |mut people| people.get_status(request).await).await?;
-        match args.json {
-            true => say(json::status(&answer)),
-            false => say(text::status(&answer)),
+        let kept = Record::read(Path::new(&answer.output_dir));
+        match (args.json, kept) {
+            (true, kept) => say(json::status(&answer, kept.as_ref())),
+            (false, None) => say(text::status(&answer)),
+            (false, Some(kept)) => say(format_args!("{}\n\n{kept}", text::status(&answer))),
         };
         Ok(())
     })

@@ -11,10 +11,12 @@ use coxswain_proto::{
 use serde_json::{Value, json};
 
 use super::{cache, names};
+use crate::bucket::Record;
 
-/// A run's status.
-pub fn status(status: &GetStatusResponse) -> Value {
+/// A run's status, and what is kept of it in a bucket.
+pub fn status(status: &GetStatusResponse, kept: Option<&Record>) -> Value {
     json!({
+        "bucket": kept.map(|kept| json!({"address": kept.address, "step": kept.step, "bytes": kept.bytes})),
         "run_id": status.run_id,
         "run_name": status.run_name,
         "spec_digest": status.spec_digest,
@@ -181,7 +183,7 @@ fn step(step: &StepCommitted) -> Value {
 /// One event: `{"unix_ms": .., "<kind>": {..}}`.
 pub fn event(event: &WatchEvent) -> Value {
     let (kind, value) = match &event.kind {
-        Some(Kind::Status(now)) => ("status", status(now)),
+        Some(Kind::Status(now)) => ("status", status(now, None)),
         Some(Kind::Step(done)) => ("step", step(done)),
         Some(Kind::Checkpoint(record)) => ("checkpoint", checkpoint(record)),
         Some(Kind::Phase(changed)) => {
@@ -228,7 +230,7 @@ mod tests {
         assert_eq!(step(&done)["metrics"], wanted);
         let there = RankStatus { metrics: vec![made_up.clone()], ..Default::default() };
         let now = GetStatusResponse { metrics: vec![made_up], ranks: vec![there], ..Default::default() };
-        let shown = status(&now);
+        let shown = status(&now, None);
         assert_eq!((&shown["metrics"], &shown["ranks"][0]["metrics"]), (&wanted, &wanted));
     }
 
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_status_without_a_failure_says_null() {
-        let shown = status(&GetStatusResponse::default());
+        let shown = status(&GetStatusResponse::default(), None);
         assert_eq!(shown["first_failure"], Value::Null);
         assert_eq!(shown["phase"], "unknown");
         assert!(shown["ranks"].as_array().unwrap().is_empty());

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use coxswain_proto::{
@@ -26,6 +26,8 @@ const TAIL_BYTES: u64 = 16 << 10;
 pub struct Report {
     /// The signal that ended the run, if one did.
     pub interrupted: Option<i32>,
+    /// When it came.
+    pub signalled: Option<Instant>,
     /// The first worker of this launcher that failed by itself and was not replaced.
     pub worker: Option<FailedWorker>,
     /// How the coordinator ended, if it was ours.

@@ -44,8 +44,8 @@ pub struct Contacts<'a> {
     pub coordinator: Option<Host>,
     /// How it would become ours, if it can.
     pub standby: Option<Standby<'a>>,
-    /// Says that another launcher has taken the role of our coordinator.
-    pub superseded: mpsc::Receiver<()>,
+    /// Says why our coordinator is one too many: another launcher has its role, or the run.
+    pub superseded: mpsc::Receiver<String>,
     /// Signals to the launcher.
     pub signals: Signals,
     /// The user.
@@ -57,7 +57,7 @@ enum News {
     Worker(u32, Ended),
     Coordinator(Ended),
     Vacant(Claim),
-    Superseded,
+    Superseded(String),
     Ordered(Order),
     Signal(i32),
     Watched(Box<WatchEvent>),
@@ -155,7 +155,7 @@ impl Supervisor<'_> {
             Some((worker, how)) = self.ends.recv() => News::Worker(worker, how),
             how = coordinator => News::Coordinator(how),
             Some(claim) = self.vacancies.recv() => News::Vacant(claim),
-            Some(()) = self.contacts.superseded.recv() => News::Superseded,
+            Some(why) = self.contacts.superseded.recv() => News::Superseded(why),
             Some(order) = self.orders.recv() => News::Ordered(order),
             signal = self.contacts.signals.next() => News::Signal(signal),
             Some(event) = self.events.recv() => News::Watched(Box::new(event)),
@@ -172,10 +172,11 @@ impl Supervisor<'_> {
                 self.take_over(&claim);
                 None
             }
-            News::Superseded => Some(self.superseded()),
+            News::Superseded(why) => Some(self.superseded(&why)),
             News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
+                self.report.signalled.get_or_insert_with(clock::now);
                 Some(Event::Signal(signal))
             }
             News::Watched(event) => self.show(*event),
@@ -230,15 +231,12 @@ impl Supervisor<'_> {
     }
 
     /// Our coordinator is one too many.
-    fn superseded(&mut self) -> Event {
+    fn superseded(&mut self, why: &str) -> Event {
         if let Some(host) = &mut self.contacts.coordinator {
             host.dismiss();
         }
         if !std::mem::replace(&mut self.report.displaced, true) {
-            self.contacts.terminal.line(
-                "another launcher has started a coordinator in place of ours, which showed no sign of life: this one and its \
-                 workers end",
-            );
+            self.contacts.terminal.line(why);
         }
         Event::CoordinatorLost
     }

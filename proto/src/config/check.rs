@@ -14,6 +14,8 @@ use crate::{
 
 /// Longest run name; it becomes part of file names and log lines.
 const MAX_NAME: usize = 128;
+/// How addresses begin of what takes conditional writes.
+const BUCKETS: [&str; 6] = ["s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://"];
 
 impl RunSpec {
     /// Whether the engine's fields agree with each other. Coordinator and workers only ever see a spec that
@@ -59,6 +61,13 @@ fn check_run(run: &Run, f: &mut Findings) {
         "use 1 to 128 letters, digits, `-`, `_` and `.`, and no dot in front",
     );
     f.named("run.output_dir", &run.output_dir, "name the directory that everything is written to");
+    let bucket = run.bucket.as_deref();
+    f.require(
+        bucket.is_none_or(|address| BUCKETS.iter().any(|scheme| address.starts_with(scheme))),
+        "run.bucket",
+        format_args!("`{}` is not a place that a run can be kept in", bucket.unwrap_or_default()),
+        "write s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH",
+    );
 }
 
 fn check_data(data: &Data, f: &mut Findings) {

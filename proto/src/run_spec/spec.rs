@@ -66,6 +66,10 @@ pub struct Run {
     pub name: String,
     /// Everything the run writes goes below it.
     pub output_dir: String,
+    /// Where in a bucket checkpoints, journal and results are kept, too: what a launch on a machine with an
+    /// empty disk goes on from.
+    #[serde(default)]
+    pub bucket: Option<String>,
     /// Keys every random draw of the run.
     #[serde(default)]
     pub seed: u64,

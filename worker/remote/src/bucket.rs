@@ -2,6 +2,7 @@
 //! are tried again until a deadline.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,6 +16,7 @@ use object_store::{
     azure::{AzureConfigKey, MicrosoftAzureBuilder},
     gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
     http::HttpBuilder,
+    multipart::MultipartStore,
 };
 use url::Url;
 
@@ -49,14 +51,21 @@ enum Provider {
 }
 
 /// A bucket that can be asked.
-#[derive(Debug)]
 pub struct Bucket {
     /// What its objects' addresses begin with: `s3://bucket`.
     pub origin: String,
     pub store: Arc<dyn ObjectStore>,
+    /// How large objects are written; web servers cannot.
+    pub parts: Option<Arc<dyn MultipartStore>>,
     provider: Provider,
     /// Whether it has answered once.
     answered: AtomicBool,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket").field("origin", &self.origin).finish_non_exhaustive()
+    }
 }
 
 /// The part of an address that names the bucket.
@@ -72,38 +81,43 @@ impl Bucket {
         let refused = |error: Error| RemoteError::Refused(words(&error));
         let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let times = [(ClientConfigKey::Timeout, REQUEST), (ClientConfigKey::ConnectTimeout, CONNECT)];
-        let (provider, store): (_, Arc<dyn ObjectStore>) = match url.scheme() {
+        let (provider, store, parts): (_, Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) = match url
+            .scheme()
+        {
             "s3" | "s3a" => {
                 let builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(once);
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(AmazonS3ConfigKey::Client(key), value)
                 });
-                (Provider::Aws, Arc::new(builder.build().map_err(refused)?))
+                let client = Arc::new(builder.build().map_err(refused)?);
+                (Provider::Aws, client.clone(), Some(client))
             }
             "gs" => {
                 let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(once);
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(GoogleConfigKey::Client(key), value)
                 });
-                (Provider::Google, Arc::new(builder.build().map_err(refused)?))
+                let client = Arc::new(builder.build().map_err(refused)?);
+                (Provider::Google, client.clone(), Some(client))
             }
             "az" | "abfs" | "abfss" => {
                 let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(once);
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(AzureConfigKey::Client(key), value)
                 });
-                (Provider::Azure, Arc::new(builder.build().map_err(refused)?))
+                let client = Arc::new(builder.build().map_err(refused)?);
+                (Provider::Azure, client.clone(), Some(client))
             }
             "http" | "https" => {
                 let builder = HttpBuilder::new().with_url(origin(url)).with_retry(once);
                 let builder =
                     times.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 let builder = builder.with_config(ClientConfigKey::AllowHttp, "true");
-                (Provider::Http, Arc::new(builder.build().map_err(refused)?))
+                (Provider::Http, Arc::new(builder.build().map_err(refused)?), None)
             }
             other => return Err(RemoteError::Address(format!("{other}:// is not known here"))),
         };
-        Ok(Self { origin: origin(url), store, provider, answered: AtomicBool::new(false) })
+        Ok(Self { origin: origin(url), store, parts, provider, answered: AtomicBool::new(false) })
     }
 
     /// Whether it says what lies below an address. Web servers do not.

@@ -8,6 +8,8 @@
 //! bucket    requests: connecting with the environment's credentials, attempts until a deadline
 //! folder    objects as files of the local disk, for those who map them: models
 //! pinned    objects as a run saw them first, for the processes that it starts later
+//! storage   a folder that is written: what keeps a run beside its disk
+//! written   the same in a bucket
 //! waiting   the few threads that make requests
 //! cache     blocks on the local disk, bounded, checked, shared by processes
 //! error     what went wrong, and what helps
@@ -16,10 +18,10 @@
 //! An object is what it was when the process first saw it: its length and entity tag. Every request says so
 //! (`If-Match`), and an object that is another one meanwhile is refused by name.
 //!
-//! All of it but [`install`] is there with the feature `buckets` alone.
+//! All of it but [`install`] and [`storage`] is there with the feature `buckets` alone.
 //!
 //! Calls block; nothing here is to be called by a thread of another runtime that must not wait. What this
-//! crate does not do: write to buckets, or know what files hold.
+//! crate does not do: know what files hold.
 
 #[cfg(feature = "buckets")]
 mod bucket;
@@ -37,8 +39,11 @@ mod pinned;
 mod place;
 #[cfg(feature = "buckets")]
 mod remotes;
+mod storage;
 #[cfg(feature = "buckets")]
 mod waiting;
+#[cfg_attr(not(feature = "buckets"), path = "no_written.rs")]
+mod written;
 
 #[cfg(feature = "buckets")]
 pub use error::RemoteError;
@@ -47,3 +52,5 @@ pub use object::{BLOCK_BYTES, Object};
 pub use place::install;
 #[cfg(feature = "buckets")]
 pub use remotes::{Kept, keep, open};
+pub use storage::{Storage, StorageError, Version};
+pub use written::storage;

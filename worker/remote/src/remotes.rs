@@ -209,7 +209,8 @@ fn cache() -> Result<Arc<Cache>, RemoteError> {
     Ok(cache)
 }
 
-fn bucket(address: &str) -> Result<Arc<Bucket>, RemoteError> {
+/// The bucket of an address, one client of it for all that lies there.
+pub fn bucket(address: &str) -> Result<Arc<Bucket>, RemoteError> {
     let url = parsed(address)?;
     let mut all = remotes();
     if let Some(bucket) = all.buckets.get(&origin(&url)) {
@@ -221,7 +222,7 @@ fn bucket(address: &str) -> Result<Arc<Bucket>, RemoteError> {
 }
 
 /// The object's path within its bucket.
-fn path(address: &str) -> Result<StorePath, RemoteError> {
+pub fn path(address: &str) -> Result<StorePath, RemoteError> {
     let refused = |error: object_store::path::Error| RemoteError::Address(error.to_string());
     StorePath::from_url_path(parsed(address)?.path()).map_err(refused)
 }

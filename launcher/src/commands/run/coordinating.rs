@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     net::TcpListener,
     path::{Path, PathBuf},
+    rc::Rc,
     sync::Arc,
 };
 
@@ -16,6 +17,7 @@ use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
 
 use crate::{
+    bucket::{self, Owner, Uploader, Uploading},
     credentials::OfLaunch,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
@@ -45,8 +47,8 @@ pub struct Coordinating<'a> {
     pub terminal: &'a Arc<Terminal>,
     /// This launcher's id.
     pub node_id: String,
-    /// Hears when another launcher takes the role.
-    pub superseded: mpsc::Sender<()>,
+    /// Hears why our coordinator is one too many: another launcher has taken the role, or the run.
+    pub superseded: mpsc::Sender<String>,
     /// Nothing until a coordinator is started here.
     pub signs: RefCell<Option<Signs>>,
 }
@@ -55,7 +57,11 @@ pub struct Coordinating<'a> {
 pub struct Signs {
     _published: Published,
     _held: Option<HeldClaim>,
+    uploader: Option<Rc<Uploader>>,
 }
+
+/// What is said where another launcher has the role.
+const ROLE_TAKEN: &str = "another launcher has started a coordinator in place of ours, which showed no sign of life: this one and its workers end";
 
 impl Coordinating<'_> {
     /// Whether the coordinator is, or was, this launcher's.
@@ -73,7 +79,11 @@ impl Coordinating<'_> {
         let claims = (self.plan.nnodes.max > 1).then(|| self.claims());
         let claim = claims.map(|claims| claims.take(&address.to_string(), &self.node_id)).transpose();
         let claim = claim.map_err(|error| self.unannounced(&error))?;
-        self.start(listener, published, claim.as_ref(), Vec::new())
+        let take = |address: String| bucket::take(self.spec, &address, &self.node_id);
+        let owner = bucket::address(self.spec).map(take).transpose()?;
+        let host = self.start(listener, published, claim.as_ref(), Vec::new())?;
+        self.upload(owner)?;
+        Ok(host)
     }
 
     /// Starts a coordinator in place of the one with the claim `last`, whose machine is gone. Nothing if
@@ -89,7 +99,32 @@ impl Coordinating<'_> {
         let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
         let published = Published::instead(self.output_dir(), &address)?;
         let flags = vec!["--restarted".to_owned(), format!("--in-place-of={}", last.launcher)];
-        self.start(listener, published, Some(&claim), flags).map(Some)
+        let host = self.start(listener, published, Some(&claim), flags)?;
+        // Nothing waits for the bucket here: the thread takes the run when it answers.
+        self.upload(None)?;
+        Ok(Some(host))
+    }
+
+    /// Begins to keep the run in its bucket, if it has one.
+    fn upload(&self, owner: Option<Owner>) -> Outcome {
+        let Some(address) = bucket::address(self.spec) else { return Ok(()) };
+        let of = Uploading {
+            spec: self.spec.clone(),
+            address,
+            launcher: self.node_id.clone(),
+            terminal: Arc::clone(self.terminal),
+            superseded: self.superseded.clone(),
+        };
+        let uploader = Uploader::start(of, owner).map_err(|error| Failed::new(Exit::Internal, error))?;
+        if let Some(signs) = self.signs.borrow_mut().as_mut() {
+            signs.uploader = Some(Rc::new(uploader));
+        }
+        Ok(())
+    }
+
+    /// What keeps the run in its bucket, if this launcher does.
+    pub fn uploader(&self) -> Option<Rc<Uploader>> {
+        self.signs.borrow().as_ref().and_then(|signs| signs.uploader.clone())
     }
 
     /// What has become of the run, as our coordinator wrote it down: what it said last may not have been
@@ -116,11 +151,11 @@ impl Coordinating<'_> {
             let superseded = self.superseded.clone();
             // A launcher that no longer listens is ending.
             self.claims().hold(claim.number, move || {
-                let _ = superseded.blocking_send(());
+                let _ = superseded.blocking_send(ROLE_TAKEN.to_owned());
             })
         };
         let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
-        *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held });
+        *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held, uploader: None });
         Ok(host)
     }
 

@@ -38,6 +38,8 @@ pub enum Fault {
     Cut,
     /// Half of the answer, a pause, the rest.
     Halting,
+    /// Nothing is done, and nothing answered.
+    Silent,
 }
 
 /// A server of this machine.
@@ -49,8 +51,10 @@ pub struct Server {
 struct Shared {
     answers: Answers,
     latency: Duration,
-    /// For the next requests that have a body, one each.
+    /// For the next requests for content, one each.
     faults: Mutex<VecDeque<Fault>>,
+    /// For the next writes.
+    of_writes: Mutex<VecDeque<Fault>>,
     requests: AtomicUsize,
     stop: AtomicBool,
 }
@@ -64,6 +68,7 @@ impl Server {
             answers,
             latency,
             faults: Mutex::default(),
+            of_writes: Mutex::default(),
             requests: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
@@ -96,6 +101,18 @@ impl Server {
         self.shared.faults.lock().expect("nobody panics with it").extend(faults);
     }
 
+    /// What goes wrong with the next writes, in the place of what was said before.
+    #[allow(dead_code, reason = "for the tests of whole programs, which write")]
+    pub fn fail_writes(&self, faults: &[Fault]) {
+        *self.shared.of_writes.lock().expect("nobody panics with it") = faults.iter().copied().collect();
+    }
+
+    /// How many of those have not come yet.
+    #[allow(dead_code, reason = "for the tests of whole programs, which write")]
+    pub fn faults_of_writes(&self) -> usize {
+        self.shared.of_writes.lock().expect("nobody panics with it").len()
+    }
+
     /// Requests so far.
     pub fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
@@ -113,11 +130,16 @@ impl Shared {
     fn serve(&self, mut connection: TcpStream) -> io::Result<()> {
         connection.set_nodelay(true)?;
         let head = head_of(&mut connection)?;
+        let mut body = vec![0; header(&head, "Content-Length").and_then(|len| len.parse().ok()).unwrap_or(0)];
+        connection.read_exact(&mut body)?;
         self.requests.fetch_add(1, Ordering::SeqCst);
         thread::sleep(self.latency);
-        let is_get = head.starts_with("GET ");
-        let fault =
-            if is_get { self.faults.lock().expect("nobody panics with it").pop_front() } else { None };
+        let queue = match head.split(' ').next() {
+            Some("GET") => Some(&self.faults),
+            Some("PUT") => Some(&self.of_writes),
+            _ => None,
+        };
+        let fault = queue.and_then(|queue| queue.lock().expect("nobody panics with it").pop_front());
         let answer = match fault {
             Some(Fault::Unavailable) => {
                 status("503 Service Unavailable", "", b"<Error><Code>SlowDown</Code></Error>")
@@ -125,9 +147,14 @@ impl Shared {
             Some(Fault::Forbidden) => {
                 status("403 Forbidden", "", b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
             }
+            Some(Fault::Silent) => {
+                // Until the client has had enough.
+                let _ = connection.read(&mut [0]);
+                return Ok(());
+            }
             _ => match &self.answers {
                 Answers::Files(dir) => file(dir, &head),
-                Answers::Of(other) => passed_on(*other, &head)?,
+                Answers::Of(other) => passed_on(*other, &head, &body)?,
             },
         };
         let half = answer.len() / 2;
@@ -144,7 +171,7 @@ impl Shared {
     }
 }
 
-/// The request's line and headers. None of these requests has a body.
+/// The request's line and headers.
 fn head_of(connection: &mut TcpStream) -> io::Result<String> {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") {
@@ -189,10 +216,10 @@ fn file(dir: &Path, head: &str) -> Vec<u8> {
     status("206 Partial Content", &format!("{headers}{range}"), &bytes[first..=last])
 }
 
-fn passed_on(other: SocketAddr, head: &str) -> io::Result<Vec<u8>> {
+fn passed_on(other: SocketAddr, head: &str, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut upstream = TcpStream::connect(other)?;
     let head = head.trim_end_matches("\r\n");
-    upstream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    upstream.write_all(&[format!("{head}\r\nConnection: close\r\n\r\n").as_bytes(), body].concat())?;
     let mut answer = Vec::new();
     upstream.read_to_end(&mut answer)?;
     Ok(answer)

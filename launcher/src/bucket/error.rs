@@ -1,0 +1,83 @@
+//! Why a run cannot be kept in a bucket, or brought from there, and what to do about it.
+
+use std::{io, path::Path};
+
+use coxswain_remote::StorageError;
+
+use super::index::Foreign;
+use crate::exit::{Exit, Failed};
+
+/// See the variants.
+#[derive(Debug, thiserror::Error)]
+pub enum BucketError {
+    /// The bucket, or one of its objects.
+    #[error("run.bucket: {0}")]
+    Storage(#[from] StorageError),
+    /// What lies there is of another run, or of another version.
+    #[error("run.bucket: {address} {foreign}; give this run a place of its own")]
+    Foreign {
+        /// Of the run.
+        address: String,
+        /// What it is.
+        foreign: Foreign,
+    },
+    /// What lies there is damaged, all of it.
+    #[error(
+        "run.bucket: {address}: no set of the run in it is whole: {damage}; put the object back, or name another place and \
+         begin anew"
+    )]
+    Damaged {
+        /// Of the run.
+        address: String,
+        /// The object that the newest set misses.
+        damage: String,
+    },
+    /// The run would begin anew over one that is there.
+    #[error(
+        "run.bucket: {address} has this run after step {step}, and train.resume=false would begin it anew: remove \
+         train.resume=false to go on from there, or name another place"
+    )]
+    Anew {
+        /// Of the run.
+        address: String,
+        /// How far it is.
+        step: u64,
+    },
+    /// Another launch has taken the run.
+    #[error(
+        "another launch of this run has taken {address} over ({launcher}, {ago} s ago): this one keeps nothing more there, and \
+         ends"
+    )]
+    Superseded {
+        /// Of the run.
+        address: String,
+        /// Its launcher.
+        launcher: String,
+        /// How long it has had the run.
+        ago: u64,
+    },
+    /// The disk of this machine.
+    #[error("{path}: {source}")]
+    Disk {
+        /// Which file or directory.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl From<BucketError> for Failed {
+    fn from(error: BucketError) -> Self {
+        let exit = match &error {
+            BucketError::Foreign { .. } | BucketError::Damaged { .. } => Exit::BadInput,
+            BucketError::Superseded { .. } => Exit::Rendezvous,
+            BucketError::Storage(_) | BucketError::Anew { .. } | BucketError::Disk { .. } => Exit::Usage,
+        };
+        Self::new(exit, error)
+    }
+}
+
+/// For what the system says of a path.
+pub fn disk(path: &Path) -> impl FnOnce(io::Error) -> BucketError + '_ {
+    move |source| BucketError::Disk { path: path.display().to_string(), source }
+}

@@ -1,0 +1,207 @@
+//! What of a run's output directory goes to its bucket, and what that directory says of the bucket.
+//!
+//! Files are opened before anything is uploaded: a checkpoint that is pruned meanwhile stays what it is.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use coxswain_coordinator::journal::copies;
+use coxswain_proto::{human, ids::Step};
+use coxswain_worker::train::{
+    Best,
+    checkpoint::{FileEntry, Found, Manifest, Store},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    error::{BucketError, disk},
+    owner::OpenFile,
+};
+use crate::endpoint::SPEC_FILE;
+
+/// Where a run's journal is, and in a set.
+const JOURNAL: &str = "coordinator/journal.redb";
+/// See [`Record`].
+const RECORD: &str = "bucket.json";
+/// Results that the manifest of a run's artifacts does not name.
+const RESULTS: [&str; 10] = [
+    "manifest.json",
+    "run.json",
+    SPEC_FILE,
+    "summary.json",
+    "samples.json",
+    "report.html",
+    Best::FILE,
+    Best::ARTIFACTS,
+    "ema",
+    "tensorboard",
+];
+
+/// A checkpoint with what belongs to it, on this machine's disk.
+pub struct Local {
+    /// Steps that are done.
+    pub step: u64,
+    /// Where its journal is.
+    pub journal: PathBuf,
+    output: PathBuf,
+}
+
+/// The newest checkpoint whose journal has been copied, while the coordinator goes on.
+pub fn newest_copied(output: &Path) -> Option<Local> {
+    let (Step(step), journal) = copies::newest(&output.join("coordinator"))?;
+    Some(Local { step, journal, output: output.to_owned() })
+}
+
+/// The newest checkpoint, once the coordinator has ended.
+pub fn newest(output: &Path) -> Option<Local> {
+    let step = Store::new(output).newest().ok()?.manifest.step;
+    let journal = copies::original(&output.join("coordinator"));
+    journal.exists().then(|| Local { step, journal, output: output.to_owned() })
+}
+
+impl Local {
+    /// Its files, opened. None if it is gone: a newer one has taken its place.
+    pub fn open(&self) -> Result<Option<Vec<OpenFile>>, BucketError> {
+        let store = Store::new(&self.output);
+        let Ok(checkpoint) = store.open(self.step) else { return Ok(None) };
+        let best = Best::read(&self.output);
+        let mut sources = Vec::new();
+        let opened = self.open_checkpoint(&checkpoint, &mut sources).and_then(|()| {
+            sources.push(source(JOURNAL, &self.journal)?);
+            if let Some(best) = &best {
+                if best.step != self.step
+                    && let Ok(of_best) = store.open(best.step)
+                {
+                    self.open_checkpoint(&of_best, &mut sources)?;
+                }
+                open_below(&self.output, Best::ARTIFACTS, &mut sources)?;
+                sources.push(source(Best::FILE, &self.output.join(Best::FILE))?);
+            }
+            for name in beside(&self.output)? {
+                sources.push(source(&name, &self.output.join(&name))?);
+            }
+            Ok(())
+        });
+        match opened {
+            Ok(()) if Best::read(&self.output) == best => Ok(Some(sources)),
+            Ok(()) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(disk(&self.output)(error)),
+        }
+    }
+
+    fn open_checkpoint(&self, checkpoint: &Found, sources: &mut Vec<OpenFile>) -> io::Result<()> {
+        let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
+        for (name, entry) in &checkpoint.manifest.files {
+            let file = File::open(checkpoint.path.join(name))?;
+            sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
+        }
+        let name = Manifest::FILE;
+        sources.push(source(&format!("{dir}/{name}"), &checkpoint.path.join(name))?);
+        Ok(())
+    }
+}
+
+/// Small files that a run goes on with: how it was launched, and which objects its data were.
+fn beside(output: &Path) -> io::Result<Vec<String>> {
+    let names = fs::read_dir(output)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names
+        .filter(|name| name == SPEC_FILE || (name.starts_with("objects-") && name.ends_with(".txt")))
+        .collect())
+}
+
+/// What the run has left at its end: the artifacts that its manifest names, and what is there beside them.
+pub fn results(output: &Path) -> Result<Vec<OpenFile>, BucketError> {
+    #[derive(Deserialize)]
+    struct Artifacts {
+        files: Vec<Artifact>,
+    }
+    #[derive(Deserialize)]
+    struct Artifact {
+        path: String,
+    }
+    let manifest = fs::read(output.join("manifest.json")).ok();
+    let manifest = manifest.and_then(|text| serde_json::from_slice::<Artifacts>(&text).ok());
+    let artifacts = manifest.into_iter().flat_map(|manifest| manifest.files).map(|file| file.path);
+    let mut names: Vec<_> = artifacts.chain(RESULTS.map(str::to_owned)).collect();
+    names.sort();
+    names.dedup();
+    let mut sources = Vec::new();
+    for name in names {
+        match open_below(output, &name, &mut sources) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(disk(&output.join(name))(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(sources)
+}
+
+/// A file, or all files of a directory.
+fn open_below(output: &Path, name: &str, sources: &mut Vec<OpenFile>) -> io::Result<()> {
+    let path = output.join(name);
+    if !path.is_dir() {
+        sources.push(source(name, &path)?);
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)? {
+        let entry = entry?.file_name();
+        open_below(output, &format!("{name}/{}", entry.to_string_lossy()), sources)?;
+    }
+    Ok(())
+}
+
+fn source(path: &str, at: &Path) -> io::Result<OpenFile> {
+    let file = File::open(at)?;
+    // The file that is open, whatever has taken its name meanwhile.
+    let entry = FileEntry::of(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
+    Ok(OpenFile { path: path.to_owned(), file, entry })
+}
+
+/// `bucket.json`: what a launch of this directory had in the bucket last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The run's address.
+    pub address: String,
+    /// The launcher that took the run, or was about to.
+    pub launcher: String,
+    /// The one before it.
+    pub before: String,
+    /// The set that is there, if there is one: steps that are done.
+    pub step: Option<u64>,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, step, bytes, .. } = self;
+        match step {
+            Some(step) => {
+                write!(f, "in its bucket: checkpoint {step} · {} · {address}", human::bytes(*bytes))
+            }
+            None => write!(f, "in its bucket: nothing yet · {address}"),
+        }
+    }
+}
+
+impl Record {
+    /// That of an output directory.
+    pub fn read(output: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(output.join(RECORD)).ok()?).ok()
+    }
+
+    /// Leaves it for the next launch and for people.
+    pub fn write(&self, output: &Path) -> Result<(), BucketError> {
+        let (unfinished, path) = (output.join(".bucket.json"), output.join(RECORD));
+        let text = serde_json::to_vec_pretty(self).expect("a record has text as keys");
+        let written = fs::create_dir_all(output).and_then(|()| fs::write(&unfinished, text));
+        written.and_then(|()| fs::rename(&unfinished, &path)).map_err(disk(&path))
+    }
+}

@@ -1,0 +1,54 @@
+//! What a launcher says, leaves and hands over when everything has ended.
+
+use std::path::Path;
+
+use coxswain_proto::run_spec::RunSpec;
+
+use crate::{
+    commands::ending,
+    exit::{Exit, Failed, Outcome},
+    render::summary,
+    supervise::{
+        console::{Console, Terminal},
+        failure_file,
+        report::Report,
+    },
+};
+
+/// A launch whose processes have ended.
+pub struct Concluding<'a> {
+    /// The run.
+    pub spec: &'a RunSpec,
+    /// Where its end is shown.
+    pub terminal: &'a Terminal,
+}
+
+impl Concluding<'_> {
+    /// Says how it ended. `success` is what the launcher with the coordinator says if all went well.
+    pub async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
+        let hosting = success.is_some();
+        match report.exit() {
+            Exit::Done => {
+                if let Some(told) = success {
+                    let summary =
+                        summary::of_run(Path::new(&self.spec.run.output_dir), self.terminal.is_living());
+                    let page = ending::leave_page(&self.spec.run.output_dir, self.terminal).await;
+                    let page = page
+                        .map_or_else(String::new, |page| format!("\n  {:<26}{}", "report", page.display()));
+                    ending::hand_over(format!("{told}\n{}{page}", summary.trim_end())).await;
+                } else {
+                    self.terminal.line(&report.left_text(&self.spec.run.name));
+                }
+                Ok(())
+            }
+            exit => {
+                self.terminal.line(&report.failure_text(&self.spec.run.name));
+                if hosting {
+                    failure_file::write(Path::new(&self.spec.run.output_dir), report);
+                    ending::leave_page(&self.spec.run.output_dir, self.terminal).await;
+                }
+                Err(Failed::silent(exit))
+            }
+        }
+    }
+}

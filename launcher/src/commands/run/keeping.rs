@@ -1,0 +1,96 @@
+//! A launch and the bucket that its run is kept in: what it begins with, and what it waits for at its end.
+
+use std::{
+    path::Path,
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use coxswain_proto::run_spec::RunSpec;
+
+use crate::{
+    bucket::{BucketError, BucketPlace, Record, Uploader},
+    clock,
+    commands::spec_args::{launched_before, pin_as},
+    exit::{Exit, Failed, Outcome},
+    launch::plan::{Hosting, Plan},
+    supervise::{
+        console::{Console, Terminal},
+        signals::{self, Signals},
+    },
+};
+
+/// Finds the run's pretrained model, after a launch elsewhere that is to be gone on with as it was; then
+/// brings what its bucket has and this machine's disk lacks, if that may be this launcher's to do; returns
+/// what to say of it.
+pub fn pin_and_bring(spec: &mut RunSpec, plan: &Plan) -> Result<Option<String>, Failed> {
+    let place = match plan.hosting {
+        Hosting::No => None,
+        Hosting::Yes | Hosting::IfFree => BucketPlace::look(spec)?,
+    };
+    let before = place.as_ref().filter(|_| spec.train.resume).and_then(BucketPlace::launched);
+    let before = before.or_else(|| launched_before(spec));
+    pin_as(spec, before)?;
+    let brought = place.map(|place| place.bring(spec)).transpose()?.flatten();
+    Ok(brought.map(|brought| brought.to_string()))
+}
+
+/// The end of a launch whose run is kept.
+pub struct KeptEnd<'a> {
+    /// The run.
+    pub spec: &'a RunSpec,
+    /// Where its end is shown.
+    pub terminal: &'a Terminal,
+    /// How long it may take after a signal.
+    pub patience: Duration,
+    /// When a signal came, if one did.
+    pub signalled: Option<Instant>,
+}
+
+impl KeptEnd<'_> {
+    /// Waits until the last checkpoint and the results are in the bucket; from a signal on, only as long as
+    /// workers may take to leave. A second signal ends the wait.
+    pub async fn keep(&self, uploader: &Uploader) -> Outcome {
+        let mut until = self.signalled.map(|at| at + self.patience);
+        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let mut finishing = pin!(uploader.finish());
+        let internal = |why: String| Failed::new(Exit::Internal, why);
+        let failed = loop {
+            tokio::select! {
+                kept = &mut finishing => match kept {
+                    Ok(()) => return Ok(()),
+                    Err(error @ BucketError::Superseded { .. }) => break error.into(),
+                    Err(error) => break internal(error.to_string()),
+                },
+                () = sleep(until) => break internal("there was no more time (--shutdown-timeout)".to_owned()),
+                signal = insists(&mut signals) => match until {
+                    None => until = Some(clock::now() + self.patience),
+                    Some(_) => break internal(format!("{}, the second signal", signals::name(signal))),
+                },
+            }
+        };
+        let why = failed.message.unwrap_or_default();
+        let output = &self.spec.run.output_dir;
+        let step = Record::read(Path::new(output)).and_then(|record| record.step);
+        let there = step.map_or("nothing of it is there".to_owned(), |step| format!("step {step} is there"));
+        self.terminal
+            .line(&format!("the end of the run is in {output}, and not in its bucket; {there}: {why}"));
+        Err(Failed::silent(failed.exit))
+    }
+}
+
+async fn sleep(until: Option<Instant>) {
+    match until {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn insists(signals: &mut Signals) -> i32 {
+    loop {
+        let signal = signals.next().await;
+        if signals::insists(signal) {
+            return signal;
+        }
+    }
+}
