@@ -151,13 +151,24 @@ fn of_two_launches_with_one_bucket_the_earlier_one_ends_and_says_why() {
 fn what_is_preempted_has_its_last_checkpoint_in_the_bucket() {
     let Some(bucket) = Bucket::start() else { return };
     let tiny = Tiny::new(100_000, 0);
-    let mut running = bucket.launch(&tiny, &[]);
+    // Large enough that a file goes up in parts, and comes back by ranges.
+    let wide = ["expert.width=768"];
+    let mut running = bucket.launch(&tiny, &wide);
     running.wait_for("2/100000");
     signal(running.pid() as i32, Signal::SIGTERM);
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(143), "{printed}");
     let steps = read_json(&tiny.output().join("summary.json"))["steps"].as_u64().expect("a number");
     assert_eq!(bucket.steps(), [steps], "{printed}");
+    let index = bucket.index();
+    let files = index["sets"][0]["files"].as_array().expect("an array");
+    assert!(files.iter().any(|file| file["bytes"].as_u64() > Some(9 << 20)), "{index:#}");
+    let name = format!("checkpoints/step-{steps:08}/trainables.safetensors");
+    let before = fs::read(tiny.output().join(&name)).expect("a checkpoint");
+    fs::remove_dir_all(tiny.output()).expect("a disk");
+    let mut running = bucket.launch(&tiny, &wide);
+    running.wait_for(&format!("the run after step {steps} was brought from its bucket"));
+    assert!(fs::read(tiny.output().join(&name)).expect("it was brought") == before);
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn a_write_whose_answer_was_lost_counts() {
 fn a_server_that_knows_no_conditions_is_refused() {
     let fake = Fake::default();
     fake.state().heedless = true;
-    let refused = Owner::take(Box::new(fake.clone()), AT, &spec(7), "here").err().unwrap().to_string();
+    let refused = Owner::take(Box::new(fake), AT, &spec(7), "here").err().unwrap().to_string();
     assert!(refused.contains(AT) && refused.contains("If-None-Match"), "{refused}");
 }
 

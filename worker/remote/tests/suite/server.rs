@@ -39,6 +39,7 @@ pub enum Fault {
     /// Half of the answer, a pause, the rest.
     Halting,
     /// Nothing is done, and nothing answered.
+    #[allow(dead_code, reason = "for the tests of whole programs, which write")]
     Silent,
 }
 
