@@ -1,5 +1,5 @@
-//! Sends spans to a collector by OTLP over gRPC, from a thread of its own: a second's spans in one call. While
-//! the collector does not answer, spans are dropped, and the log says so once.
+//! Sends spans to a collector by OTLP over gRPC, from a thread of its own: a second's spans in one call.
+//! While the collector does not answer, spans are dropped, and the log says so once.
 
 use std::{
     sync::mpsc as rendezvous,

@@ -1,6 +1,6 @@
-//! What of OTLP is spoken: `opentelemetry/proto/collector/trace/v1` of the specification's release 1, in which
-//! tags and meanings are fixed. A process test reads it with OpenTelemetry's own package for Python; its crate
-//! of messages brings API and SDK along, which is much for these few.
+//! What of OTLP is spoken: `opentelemetry/proto/collector/trace/v1` of the specification's release 1, in
+//! which tags and meanings are fixed. A process test reads it with OpenTelemetry's own package for Python;
+//! its crate of messages brings API and SDK along, which is much for these few.
 
 use prost::{Message, Oneof};
 

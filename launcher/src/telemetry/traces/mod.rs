@@ -1,7 +1,7 @@
 //! The spans of a worker's training as OpenTelemetry traces.
 //!
-//! A step is one trace: the step of each rank, and its phases below. All ranks find the same identity of it by
-//! themselves, from run, generation and step, so a step stands in a trace viewer with its ranks below each
+//! A step is one trace: the step of each rank, and its phases below. All ranks find the same identity of it
+//! by themselves, from run, generation and step, so a step stands in a trace viewer with its ranks below each
 //! other. What lies outside of steps is in the trace of its generation.
 //!
 //! ```text

@@ -83,7 +83,8 @@ fn pack(values: &[f32], codes: &mut [i8]) -> f32 {
         #[inline(always)]
         || {
             let absmax = absmax(values);
-            // In this order, as torch divides a number by a tensor: ties of bfloat16 weights hang on the last bit.
+            // In this order, as torch divides a number by a tensor: ties of bfloat16 weights hang on the
+            // last bit.
             let to_codes = if absmax > 0.0 { (1.0 / absmax) * MOST } else { 0.0 };
             for (code, value) in codes.iter_mut().zip(values) {
                 *code = (value * to_codes).round_ties_even() as i8;
