@@ -247,6 +247,8 @@ pub enum CauseKind {
     Rendezvous,
     /// Generation after generation ended without a committed step, or a rank stood still.
     NoProgress,
+    /// The worker's machine: it computes wrong results, or does not pass its check.
+    Hardware,
 }
 
 impl CauseKind {
@@ -259,7 +261,7 @@ impl CauseKind {
             | Self::Disagreement
             | Self::Rendezvous
             | Self::NoProgress => true,
-            Self::PeerLost | Self::Io | Self::Internal | Self::WorkerLost => false,
+            Self::PeerLost | Self::Io | Self::Internal | Self::WorkerLost | Self::Hardware => false,
         }
     }
 }

@@ -70,7 +70,9 @@ impl Exit {
             FailureKind::OutOfMemory => Self::OutOfMemory,
             FailureKind::BadInput => Self::BadInput,
             FailureKind::Internal => Self::Internal,
-            FailureKind::PeerLost | FailureKind::Numeric | FailureKind::Io => Self::WorkerFailed,
+            FailureKind::PeerLost | FailureKind::Numeric | FailureKind::Io | FailureKind::Hardware => {
+                Self::WorkerFailed
+            },
         }
     }
 

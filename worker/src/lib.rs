@@ -7,6 +7,7 @@
 //! device selftest    what to compute on; what a node can do
 //! train              the trainer thread: loop, step transaction, checkpoint, export; never sees tonic
 //! memory             peaks by phase, predicted and measured
+//! health             whether the machine is sound
 //! trainer link       what session and trainer are to each other; the two channels between them, as a trait;
 //!                    `SoloLink` is its null object
 //! zero               the optimizer's partition
@@ -19,6 +20,7 @@ mod clock;
 pub mod collective;
 pub mod device;
 pub mod feeder;
+mod health;
 pub mod link;
 pub mod memory;
 pub mod selftest;

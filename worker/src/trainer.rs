@@ -105,6 +105,8 @@ pub enum FailureKind {
     Numeric,
     /// A file or a socket.
     Io,
+    /// The machine: it computes wrong results, or does not pass its check.
+    Hardware,
     /// A defect of ours.
     Internal,
 }

@@ -348,6 +348,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
         Ok(v1::FailureKind::Numeric) => CauseKind::Numeric,
         Ok(v1::FailureKind::Io) => CauseKind::Io,
         Ok(v1::FailureKind::Internal) => CauseKind::Internal,
+        Ok(v1::FailureKind::Hardware) => CauseKind::Hardware,
         Ok(
             v1::FailureKind::WorkerLost
             | v1::FailureKind::Disagreement

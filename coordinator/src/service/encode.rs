@@ -338,6 +338,7 @@ impl From<CauseKind> for v1::FailureKind {
             CauseKind::Disagreement => Self::Disagreement,
             CauseKind::Rendezvous => Self::Rendezvous,
             CauseKind::NoProgress => Self::NoProgress,
+            CauseKind::Hardware => Self::Hardware,
         }
     }
 }

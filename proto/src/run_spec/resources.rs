@@ -42,11 +42,15 @@ pub struct Faults {
     /// cannot be told which one is wrong, the run goes back to its last checkpoint. Before every checkpoint
     /// they are compared, too. 0: never.
     pub verify_every: u64,
+    /// Steps between those that run twice, each rank's slice by another rank, too: gradients that differ name
+    /// a rank whose arithmetic is wrong, and the step runs again. A step whose numbers are not finite is run
+    /// so in any case, before it is left out. 0: never.
+    pub replay_every: u64,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { replica: true, verify_every: 50 }
+        Self { replica: true, verify_every: 50, replay_every: 0 }
     }
 }
 

@@ -149,6 +149,15 @@ impl Prefetcher {
         }
     }
 
+    /// A micro-batch of a step that is not on record, read here and now by the threads that read; none behind
+    /// the last. What is on record is not touched.
+    pub fn aside(&self, request: &StepRequest, number: u64) -> Result<Option<Prepared>, DataError> {
+        if number >= request.micro_batches() {
+            return Ok(None);
+        }
+        self.shared.make_aside(request, number).map(Some)
+    }
+
     /// Starts `step` again from its first sample, it and all later requests with another micro-batch. What is
     /// ready is not read again, nor is `last`, the micro-batch that was taken last. A step that is not
     /// requested yet (the run is over, or its turn is not known) has nothing to start again; it is cut when

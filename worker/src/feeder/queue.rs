@@ -201,6 +201,13 @@ impl SharedQueue {
         self.depth.max(state.ahead_of(request))
     }
 
+    /// A micro-batch of a request that is not on record.
+    pub fn make_aside(&self, request: &StepRequest, number: u64) -> Result<Prepared, DataError> {
+        let StepRequest { step, epoch, ref kept, .. } = *request;
+        let positions = request.part(number).collect();
+        self.make(&Job { plan: 0, number, step, epoch, positions, kept: kept.clone() })
+    }
+
     fn make(&self, job: &Job) -> Result<Prepared, DataError> {
         let sample = |&position: &u64| {
             let found = self.order.sample(job.epoch, position).map(|index| Wanted { position, index });

@@ -175,6 +175,7 @@ fn failure_kind(kind: FailureKind) -> v1::FailureKind {
         FailureKind::BadInput => W::BadInput,
         FailureKind::Numeric => W::Numeric,
         FailureKind::Io => W::Io,
+        FailureKind::Hardware => W::Hardware,
         FailureKind::Internal => W::Internal,
     }
 }

@@ -131,6 +131,15 @@ pub enum TrainError {
         /// Which, as far as it can be told.
         finding: Comparison,
     },
+    /// What this rank computes from samples is not what others compute from the same ones, twice in a step.
+    #[error(
+        "step {step}: this rank's gradients are wrong, and are wrong again when the step is repeated: other ranks compute others from the \
+         same samples. Look at its device, and at its memory"
+    )]
+    WrongResult {
+        /// The step.
+        step: Step,
+    },
     /// Something that should train does not.
     #[error(transparent)]
     NoGradient(#[from] SilentTrainables),
@@ -185,6 +194,7 @@ impl TrainError {
             | Self::NotFinite { .. }
             | Self::TooManySkipped { .. } => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
+            Self::WrongResult { .. } => FailureKind::Hardware,
             Self::Collective(CollectiveError::PeerLost { .. })
             | Self::PeerFailed(_)
             | Self::Differ { .. }

@@ -5,11 +5,13 @@
 //! | `COX_FAULT_LOSS="rank=1 step=3 times=1"` | from step 3 on rank 1's next loss is NaN, so many times |
 //! | `COX_FAULT_SLOW="rank=1 step=3 until=40 percent=130 part=compute"` | rank 1 is slower in steps 3 to 39 |
 //! | `COX_FAULT_WEIGHTS="rank=1 step=7 part=0"` | before step 7 one bit flips in rank 1's weights, once |
+//! | `COX_FAULT_GRADIENTS="rank=1 step=7 times=1 slice=own life=0"` | in step 7 one bit flips in what rank 1 makes of a slice |
 //!
 //! With `times=1` a loss is a slip of the machine, which a second attempt does not repeat; with many times it
 //! is a run that has diverged. `part` of what is slow is `compute` or `data`; of weights it counts from this
 //! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
-//! Fields may come in any order; all are needed. They are part of the program because the program is what is
+//! The slice whose gradients are wrong is rank 1's `own`, or `another` that it runs to compare; `life` is that
+//! of its process in its slot, from 0, so that a successor may be sound. Fields may come in any order; all are needed. They are part of the program because the program is what is
 //! tested, as `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
 
 use std::{ops::Range, time::Duration};
@@ -19,6 +21,9 @@ use coxswain_proto::ids::{Rank, Step};
 const LOSS: &str = "COX_FAULT_LOSS";
 const SLOW: &str = "COX_FAULT_SLOW";
 const WEIGHTS: &str = "COX_FAULT_WEIGHTS";
+const GRADIENTS: &str = "COX_FAULT_GRADIENTS";
+/// How often the process of this slot has been started again; the launcher says it.
+const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// The faults that this process was given, as far as they are still to come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +31,7 @@ pub(super) struct InjectedFaults {
     loss: Option<Loss>,
     slow: Option<Slow>,
     flip: Option<Flip>,
+    gradient: Option<WrongGradient>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +58,16 @@ struct Flip {
     part: usize,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct WrongGradient {
+    rank: Rank,
+    step: Step,
+    times: u32,
+    /// Of the rank's own slice, or of one that it runs to compare.
+    own: bool,
+    life: u32,
+}
+
 impl InjectedFaults {
     /// What the variables say. A value that cannot be read is said so and ignored.
     pub fn from_environment() -> Self {
@@ -59,6 +75,8 @@ impl InjectedFaults {
             loss: read(LOSS, "rank=1 step=3 times=1", Loss::parse),
             slow: read(SLOW, "rank=1 step=3 until=40 percent=130 part=compute", Slow::parse),
             flip: read(WEIGHTS, "rank=1 step=7 part=0", Flip::parse),
+            gradient: read(GRADIENTS, "rank=1 step=7 times=1 slice=own life=0", WrongGradient::parse)
+                .filter(|fault| fault.life == life()),
         }
     }
 
@@ -67,6 +85,19 @@ impl InjectedFaults {
         match &mut self.loss {
             Some(fault) if fault.times > 0 && rank == fault.rank && step >= fault.from => {
                 fault.times -= 1;
+                f64::NAN
+            }
+            _ => loss,
+        }
+    }
+
+    /// The loss of a micro-batch of that rank's slice, as another rank computes it: what is a slip of the
+    /// machine is well there, and what is the samples' fault is not.
+    pub fn loss_elsewhere(&mut self, of: Rank, step: Step, loss: f64) -> f64 {
+        match &mut self.loss {
+            // Both attempts of the rank itself.
+            Some(fault) if fault.times > 1 && of == fault.rank && step >= fault.from => {
+                fault.times -= 2;
                 f64::NAN
             }
             _ => loss,
@@ -89,6 +120,36 @@ impl InjectedFaults {
     /// The part of the weights in which a bit is to flip now, counted from this rank's own.
     pub fn flip(&mut self, rank: Rank, step: Step) -> Option<usize> {
         self.flip.take_if(|flip| (flip.rank, flip.step) == (rank, step)).map(|flip| flip.part)
+    }
+}
+
+impl InjectedFaults {
+    /// Whether the gradients of a slice that has run are to be wrong: of the rank's `own`, or of another.
+    pub fn flips_gradient(&mut self, rank: Rank, step: Step, own: bool) -> bool {
+        let fault = self.gradient.as_mut().filter(|fault| (fault.rank, fault.step, fault.own) == (rank, step, own));
+        let due = fault.filter(|fault| fault.times > 0);
+        due.map(|fault| fault.times -= 1).is_some()
+    }
+}
+
+fn life() -> u32 {
+    std::env::var(RESTARTS).ok().and_then(|restarts| restarts.parse().ok()).unwrap_or(0)
+}
+
+impl WrongGradient {
+    fn parse(text: &str) -> Option<Self> {
+        let own = match field(text, "slice")? {
+            "own" => true,
+            "another" => false,
+            _ => return None,
+        };
+        Some(Self {
+            rank: rank(text)?,
+            step: Step(field(text, "step")?.parse().ok()?),
+            times: field(text, "times")?.parse().ok()?,
+            own,
+            life: field(text, "life")?.parse().ok()?,
+        })
     }
 }
 
@@ -158,6 +219,19 @@ mod tests {
     }
 
     #[test]
+    fn a_slip_is_not_seen_elsewhere_and_a_run_that_diverges_is() {
+        let elsewhere = |times: &str| {
+            let loss = Loss::parse(&format!("times={times} rank=1 step=3"));
+            let mut fault = InjectedFaults { loss, ..InjectedFaults::default() };
+            [(ONE, 2), (TWO, 3), (ONE, 3), (ONE, 4)]
+                .map(|(rank, step)| fault.loss_elsewhere(rank, Step(step), 0.5).is_nan())
+        };
+        assert_eq!(elsewhere("1"), [false; 4]);
+        assert_eq!(elsewhere("2"), [false, false, true, false]);
+        assert_eq!(elsewhere("9"), [false, false, true, true]);
+    }
+
+    #[test]
     fn a_rank_is_slow_for_some_steps_in_what_is_named() {
         let slow = Slow::parse("rank=1 step=3 until=5 percent=150 part=data");
         let fault = InjectedFaults { slow, ..InjectedFaults::default() };
@@ -177,5 +251,15 @@ mod tests {
             InjectedFaults { flip: Flip::parse("rank=1 step=7 part=0"), ..InjectedFaults::default() };
         assert_eq!([fault.flip(ONE, Step(6)), fault.flip(TWO, Step(7))], [None; 2]);
         assert_eq!([fault.flip(ONE, Step(7)), fault.flip(ONE, Step(7))], [Some(0), None]);
+    }
+
+    #[test]
+    fn gradients_are_wrong_in_one_step_so_many_times() {
+        let gradient = WrongGradient::parse("rank=1 step=7 times=2 slice=own life=0");
+        let mut fault = InjectedFaults { gradient, ..InjectedFaults::default() };
+        assert!(!fault.flips_gradient(ONE, Step(6), true) && !fault.flips_gradient(TWO, Step(7), true));
+        assert!(!fault.flips_gradient(ONE, Step(7), false));
+        assert_eq!([0; 3].map(|_| fault.flips_gradient(ONE, Step(7), true)), [true, true, false]);
+        assert_eq!(WrongGradient::parse("rank=1 step=7 times=2 slice=left life=0"), None);
     }
 }

@@ -13,6 +13,7 @@
 //!     vote     the one small all-gather in which all ranks decide
 //!     tally    what a step has come to, and its report
 //!     verify   ranks compare what they hold
+//!     replay   ranks compare what they compute, each from another one's samples
 //!     skip     what follows when numbers are not finite: once more, then without the step
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   warm_up    what the first step took beyond the others
@@ -54,6 +55,7 @@ pub mod init_from;
 mod learner;
 mod members;
 pub mod recovery;
+mod replay;
 mod run;
 mod save;
 mod skip;

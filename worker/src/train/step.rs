@@ -35,6 +35,7 @@ use super::{
     TrainError,
     features::{Claim, Features},
     learner::Learner,
+    replay::{self, Attempted},
     skip::{self, Doubt},
     stats::STEPS_OBSERVED,
     tally::{Norms, Share, Spent, Tried},
@@ -53,7 +54,7 @@ use crate::{
     feeder::Prepared,
     link::{CachePhase, Phase, Report, StepReport, StepTimes},
     memory::{self, Attempt, Unfinished},
-    zero::{ScaleState, StepInput},
+    zero::StepInput,
 };
 
 /// What the last attempt of a step came to.
@@ -78,6 +79,7 @@ fn attempt<B: Tape<Base = B>>(
     tried: &mut Tried,
 ) -> Result<Option<LastAttempt>, TrainError> {
     let (mut share, mut last) = (Share::default(), None);
+    let moved = replay::run_moved(training, step, tried)?;
     let accumulated = training.accumulate(step, &mut share, &mut last, tried);
     let (fared, own) = match accumulated {
         Ok(()) => (Fared::Ok, None),
@@ -89,6 +91,13 @@ fn attempt<B: Tape<Base = B>>(
     let verdict = training.vote(step, fared, share, &mut tried.spent)?;
     if verdict.fared.0 == Fared::Ok && verify::is_due(training.run.spec, step) {
         verify::compare(training, step)?;
+    }
+    if let Some(moved) = moved {
+        let attempted = Attempted { moved, share: &share, error: own.as_ref(), verdict: &verdict };
+        if replay::compare(training, step, &attempted, &mut tried.suspicions)? {
+            training.recut(step, last)?;
+            return Ok(None);
+        }
     }
     let skipped = match (verdict.fared, own) {
         ((Fared::Ok, _), _) if skip::is_asked(training.run.spec, step) => Some(skip::asked()),
@@ -149,7 +158,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 None => tried.retries += 1,
             }
         };
-        let Tried { mut spent, retries, doubt } = tried;
+        let Tried { mut spent, retries, doubt, .. } = tried;
         spent.times.total = started.elapsed();
         let memory_peak = self.stats.meter.end_step(step, self.feed.micro_batch, retries + 1);
         let (norms, broken, skipped) = match ending {
@@ -244,10 +253,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     ) -> Result<(), TrainError> {
         let asked = skip::is_asked(self.run.spec, step);
         let Tried { spent, doubt, .. } = tried;
-        self.learner.grads.zero();
-        self.flip_a_bit(step);
-        let scale = self.learner.optimizer().loss_scale();
-        self.learner.grads.scale_loss(scale.map(ScaleState::scale));
+        self.begin_gradients(step);
         spent.figures = Figures::default();
         // The optimizer and the collectives of the step before have no vote of their own.
         if let Some(source) = self.stats.meter.take_overrun() {
@@ -277,6 +283,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             share.valid_count += loss.valid;
             share.tokens += micro_batch.tokens();
         }
+        self.flip_a_gradient(step, true);
         self.features.iter().for_each(|features| features.publish_epoch(&self.run, step));
         // Where LoRA rests, that it has no gradient means nothing.
         if self.resting().is_none() && !self.learner.gradients.all_heard() {
@@ -293,6 +300,18 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         micro_batch: &dyn task::Batch,
         spent: &mut Spent,
     ) -> Result<MicroLoss, TrainError> {
+        let lookout = Lookout::of(self.members.comm.as_ref());
+        self.pass_unless(lookout, step, micro_batch, spent)
+    }
+
+    /// The same, given up as soon as this lookout sees a lost attempt.
+    pub(super) fn pass_unless(
+        &mut self,
+        lookout: Lookout,
+        step: Step,
+        micro_batch: &dyn task::Batch,
+        spent: &mut Spent,
+    ) -> Result<MicroLoss, TrainError> {
         let does_not_fit = |source| TrainError::DoesNotFit { step, source };
         let attempt = Attempt {
             rank: self.members.rank(),
@@ -304,7 +323,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         self.stats.meter.expect(attempt).map_err(does_not_fit)?;
         let before = self.stats.meter.in_use();
-        let lookout = Lookout::of(self.members.comm.as_ref());
         let Learner { objective, trainables, grads, .. } = &mut self.learner;
         let (meter, link) = (&mut self.stats.meter, &mut self.members.link);
         let mut clock = StageClock::new(|pass| {
@@ -346,18 +364,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let (loss, settled) = loss.expect("a pass without a loss has overrun");
         settled.map_err(|error| TrainError::Device { step, detail: error.to_string() })?;
         Ok(loss?)
-    }
-
-    /// Makes this rank's weights wrong, if a test has asked for it.
-    fn flip_a_bit(&mut self, step: Step) {
-        let Some(part) = self.stats.injected.flip(self.members.rank(), step) else { return };
-        let (world, rank) = (self.members.world() as usize, self.members.rank().0 as usize);
-        let range = self.learner.optimizer().part_in(world, (rank + part) % world);
-        let mut weights: B::Flat = self.learner.trainables.take();
-        weights.edit(|weights| {
-            weights[range].first_mut().into_iter().for_each(|x| *x = f32::from_bits(x.to_bits() ^ 1 << 20));
-        });
-        self.learner.trainables.put(weights);
     }
 
     fn vote(

@@ -11,7 +11,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{Figures, StageTimes};
 
-use super::{learner::Learner, training::Training};
+use super::{learner::Learner, replay::Suspicions, training::Training};
 use crate::{
     link::{StepReport, StepTimes},
     zero::GroupNorm,
@@ -69,6 +69,8 @@ pub(super) struct Tried {
     pub retries: u32,
     /// An attempt had numbers that were not finite: which.
     pub doubt: Option<SkipCause>,
+    /// Whose gradients were wrong, where the step was run by others, too.
+    pub suspicions: Suspicions,
 }
 
 /// Norms of the global gradient, before clipping.

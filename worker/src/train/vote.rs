@@ -124,6 +124,11 @@ impl Lookout {
         Self(comm.ahead(FIELDS * comm.world()))
     }
 
+    /// Sees nothing.
+    pub fn blind() -> Self {
+        Self(None)
+    }
+
     /// Whether a ballot has come that says of its rank's attempt that it is lost. Then this step is not
     /// committed, whatever this rank does.
     pub fn sees_loss(&self) -> bool {

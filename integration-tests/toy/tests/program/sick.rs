@@ -63,7 +63,13 @@ fn ranks_that_are_well_never_differ() {
         "faults.mirror=false",
     ];
     for (number, setting) in settings.into_iter().enumerate() {
-        let keys = [setting, "faults.verify_every=1", "train.checkpoint_every=3", "--nproc-per-node=3"];
+        let keys = [
+            setting,
+            "faults.verify_every=1",
+            "faults.replay_every=1",
+            "train.checkpoint_every=3",
+            "--nproc-per-node=3",
+        ];
         let name = format!("run{number}");
         // A lost rank gets its part from the replica or a checkpoint, and its neighbours theirs from it.
         let held = toy.hold(1, "backward", 8);
@@ -72,7 +78,8 @@ fn ranks_that_are_well_never_differ() {
         signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
         let (status, printed) = running.finish();
         assert!(status.success(), "{setting}: {status}\n{printed}");
-        assert!(!printed.contains(DIFFER), "{setting}: {printed}");
+        assert!(!printed.contains(DIFFER) && !printed.contains(WRONG), "{setting}: {printed}");
+        assert!(!printed.contains("different gradients"), "{setting}: {printed}");
         toy.assert_audited(&name, 16);
         std::fs::remove_dir_all(toy.path("hold")).expect("it is there");
     }
@@ -104,6 +111,53 @@ fn before_a_checkpoint_ranks_compare_whatever_step_it_is() {
     let keys = ["faults.verify_every=1000", "train.checkpoint_every=5", "--nproc-per-node=3"];
     let printed = flipped(&keys, "rank=2 step=7 part=0");
     assert!(printed.contains("rolled back from step 10 to 5"), "{printed}");
+}
+
+/// What a rank says whose gradients are not those that others compute.
+const WRONG: &str = "its gradients are not those that other ranks compute from the same samples";
+
+/// A bit flips in what rank 1 makes of some samples in step 5, which is replayed.
+fn wrong_gradients(keys: &[&str], fault: &str) -> String {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], keys, &["faults.replay_every=5"]].concat();
+    let (_, printed) = toy.train("undisturbed", &run);
+    assert!(!printed.contains(WRONG) && !printed.contains("different gradients"), "{printed}");
+    let fault = format!("rank=1 step=5 {fault}");
+    let printed = with_fault(&toy, "flipped", &run, ("COX_FAULT_GRADIENTS", &fault));
+    assert!(toy.network("flipped") == toy.network("undisturbed"), "it learned something else\n{printed}");
+    toy.assert_audited("flipped", 16);
+    printed
+}
+
+#[test]
+fn a_bit_that_flips_in_gradients_of_a_replayed_step_is_found_and_changes_nothing() {
+    for world in ["--nproc-per-node=3", "--nproc-per-node=2"] {
+        for slice in ["own", "another"] {
+            let printed = wrong_gradients(&[world], &format!("times=1 slice={slice} life=0"));
+            let told = format!("rank 1: step 5: {WRONG}: the step runs again");
+            assert_eq!(printed.matches(WRONG).count(), 1, "{world}, {slice}: {printed}");
+            assert!(printed.contains(&told), "{world}, {slice}: {printed}");
+            assert!(!printed.contains("generation 2"), "nobody has left: {printed}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_wrong_again_is_replaced_and_no_step_is_lost() {
+    let printed = wrong_gradients(&["--nproc-per-node=3"], "times=2 slice=own life=0");
+    assert!(printed.contains("wrong again, it leaves, and its successor goes on"), "{printed}");
+    assert!(printed.contains("from step 5 (state: replica)"), "{printed}");
+    assert!(!printed.contains("rolled back"), "{printed}");
+}
+
+#[test]
+fn without_a_replay_a_bit_that_flips_in_gradients_is_learned() {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], &["faults.verify_every=1", "--nproc-per-node=2"]].concat();
+    toy.train("undisturbed", &run);
+    let fault = ("COX_FAULT_GRADIENTS", "rank=1 step=5 times=1 slice=own life=0");
+    let printed = with_fault(&toy, "flipped", &run, fault);
+    assert!(toy.network("flipped") != toy.network("undisturbed"), "the fault is none\n{printed}");
 }
 
 /// A row that ends the process which reads it is left out of both epochs; every other sample counts once.
