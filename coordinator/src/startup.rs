@@ -127,6 +127,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
         train: options.spec.train.clone(),
         cache: options.spec.cache.clone(),
         replica: options.spec.faults.replica,
+        cordon_after: options.spec.faults.cordon_after,
         world: options.world,
         patience: options.patience,
         budgets: options.budgets,

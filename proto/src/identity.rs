@@ -105,6 +105,7 @@ pub const ENGINE: &Classes = &[
     ("memory.offload", Outside("where")),
     ("faults.mirror", Outside("redundancy")),
     ("faults.verify_every", Outside("how often it is checked, not what it learns")),
+    ("faults.cordon_after", Outside("where")),
     ("faults.replay_every", Outside("how often it is checked, not what it learns")),
     ("launch.nproc_per_node", Outside("where")),
     ("launch.device", Outside("where")),

@@ -162,6 +162,8 @@ pub const COORDINATOR_PATIENCE: Duration = Duration::from_secs(120);
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the rendezvous waits for the whole world.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
+/// A fault of hardware is kept in so many characters, one for each slot.
+pub const MAX_HARDWARE_TEXT: usize = 300;
 /// An error text carried in a report is cut to this.
 pub const MAX_ERROR_TEXT: usize = 8 << 10;
 /// Bytes of a run configuration file. Real ones have a few thousand; a data set given by mistake is refused

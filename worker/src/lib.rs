@@ -20,7 +20,7 @@ mod clock;
 pub mod collective;
 pub mod device;
 pub mod feeder;
-mod health;
+pub mod health;
 pub mod link;
 pub mod memory;
 pub mod selftest;

@@ -17,6 +17,7 @@ use super::{
     cache::{GenerationEntry, Reached},
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::{End, Failure},
+    health::SlotHealth,
     memory::RankMemory,
     news::News,
     quarantine::Quarantine,
@@ -262,6 +263,8 @@ pub enum Record {
     Failure(Arc<Failure>),
     /// Samples that failed, all of them.
     Quarantine(Quarantine),
+    /// Slots whose hardware has shown faults, all of them.
+    Health(BTreeMap<Slot, SlotHealth>),
     /// From a step on, a generation of the feature cache serves; what was decided for later steps is void.
     CachePhase(Decided),
     /// What is known of a generation of the feature cache.

@@ -24,6 +24,8 @@ pub struct Config {
     pub cache: Cache,
     /// Whether ranks keep replicas of each other's optimizer shards.
     pub replica: bool,
+    /// Hardware faults after which a slot is not used any more; 0: it always is.
+    pub cordon_after: u32,
     /// How many workers.
     pub world: World,
     /// Bounds on waiting.

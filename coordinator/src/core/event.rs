@@ -88,6 +88,8 @@ pub enum Ask {
         sequence: u64,
         /// The line.
         text: String,
+        /// It tells of a fault of the worker's machine.
+        hardware: bool,
     },
     /// A worker saw a failure.
     Failure {

@@ -14,7 +14,7 @@ type Named = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
-    let all: [Named; 15] = [
+    let all: [Named; 16] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
         ("a run that closes trains no step", a_run_that_closes_trains_no_step),
@@ -28,6 +28,7 @@ pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
         ("only uncommitted steps are in flight", only_uncommitted_steps_are_in_flight),
         ("progress is what the ledger says", progress_is_what_the_ledger_says),
         ("budgets are kept", budgets_are_kept),
+        ("no process is asked for at a cordoned slot", no_process_is_asked_for_at_a_cordoned_slot),
         ("every living worker is watched", every_living_worker_is_watched),
         ("the reason fits the phase", the_reason_fits_the_phase),
     ];
@@ -140,6 +141,12 @@ fn budgets_are_kept(run: &Run) -> bool {
     let over = matches!(run.phase, Phase::Over(_)) || run.faults.closing().is_some();
     run.faults.spent.restarts <= run.config.budgets.restarts
         && (over || run.faults.spent.stalled < limits::MAX_STALLED_GENERATIONS)
+}
+
+/// Where hardware is not sound, nobody is waited for or called back.
+fn no_process_is_asked_for_at_a_cordoned_slot(run: &Run) -> bool {
+    let cordoned = run.health.faulty().filter(|(_, health)| health.cordoned);
+    cordoned.into_iter().all(|(slot, _)| run.fleet.roster.respawn(slot).is_none())
 }
 
 /// Silence of any worker that is not gone will be noticed.

@@ -18,6 +18,7 @@
 //! progress    how far the run is: ledger, stragglers, leases, caching, cache, quarantine, checkpoints
 //! faults      what was lost, and what it has cost    refreshes   who waits for memory reports
 //! phase       where the run is                       voice       what people were told
+//! health      slots whose hardware has shown faults
 //!
 //! values
 //! config, past                                       what a run is made from
@@ -35,6 +36,7 @@ pub mod event;
 pub mod failure;
 mod faults;
 mod fleet;
+pub mod health;
 pub mod invariants;
 pub mod leases;
 pub mod ledger;

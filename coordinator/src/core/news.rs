@@ -12,6 +12,7 @@ use super::{
     cache::{Changed, DriftEntry, GenerationEntry},
     checkpoints::CheckpointEntry,
     failure::{Failure, Spent},
+    health::SlotHealth,
     memory::RankMemory,
     quarantine::{BadSample, SampleVerdict},
     reason::{Reason, RunPhase},
@@ -64,6 +65,8 @@ pub enum News {
     Note(Slot, String),
     /// A worker stands still and may be given up, or moves again: as a clause.
     Standstill(Slot, String),
+    /// A slot is not used any more, for its hardware has shown too many faults.
+    Cordoned(Slot, SlotHealth),
     /// A rank's steps take longer than the others', or do not any more.
     Slow(Slot, Option<Slowness>),
     /// Peaks of every rank: at the end, and when asked for.

@@ -20,6 +20,7 @@ use super::{
     cache::{GenerationEntry, Reached},
     event::{DataSet, WorkerClaim},
     failure::{End, Failure, Spent},
+    health::SlotHealth,
     quarantine::Quarantine,
     report::StateSource,
     roster::Respawn,
@@ -49,6 +50,8 @@ pub struct Past {
     pub reached: Reached,
     /// Samples that failed.
     pub quarantine: Quarantine,
+    /// Slots whose hardware has shown faults.
+    pub health: BTreeMap<Slot, SlotHealth>,
     /// From which steps on which generation of the feature cache serves.
     pub cache_phases: BTreeMap<Step, Decided>,
     /// Generations of the feature cache, by number.
@@ -157,6 +160,7 @@ impl Past {
                 self.skipped.extend(step.skipped.as_ref().map(|_| step.step));
             }
             Record::Quarantine(quarantine) => self.quarantine = quarantine.clone(),
+            Record::Health(health) => self.health = health.clone(),
             Record::Failure(failure) => self.fault = Some(failure.clone()),
             Record::CachePhase(decided) => {
                 self.cache_phases.split_off(&decided.first);

@@ -124,6 +124,16 @@ pub enum Refusal {
         /// Its place.
         slot: Slot,
     },
+    /// The caller's slot is not used any more.
+    #[error("rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is launched again: {newest}")]
+    Cordoned {
+        /// Its place.
+        slot: Slot,
+        /// So far.
+        faults: u32,
+        /// The newest, in words.
+        newest: String,
+    },
     /// The caller speaks of a membership that is over.
     #[error("generation {theirs} is over: this is generation {ours}")]
     Stale {

@@ -14,6 +14,7 @@ use super::{
     cache::{DriftEntry, GenerationEntry, GenerationState},
     checkpoints::CheckpointEntry,
     failure::{Failure, Spent},
+    health::SlotHealth,
     reason::{Reason, RunPhase},
     report::{CommittedStep, Metric, StepTimes, WorkerPhase},
     stragglers::Slowness,
@@ -56,6 +57,8 @@ pub struct Status {
     pub cache: Option<CacheStatus>,
     /// Nodes that are to go, by place.
     pub leaving: Vec<LeavingNode>,
+    /// Slots whose hardware has shown faults, in order.
+    pub hardware: Vec<HardwareFaults>,
     /// The order of its samples, once a worker has told it.
     pub order: Option<Order>,
 }
@@ -87,6 +90,17 @@ pub struct LeavingNode {
     pub host: String,
     /// Workers that are still there.
     pub workers: u32,
+}
+
+/// A slot whose hardware has shown faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HardwareFaults {
+    /// Its place.
+    pub slot: Slot,
+    /// Its machine.
+    pub host: String,
+    /// What is known.
+    pub health: SlotHealth,
 }
 
 /// The feature cache at one moment.

@@ -73,6 +73,7 @@ impl<'a> Reader<'a> {
             orders: self.fact("orders")?.unwrap_or_default(),
             spent: self.fact("spent")?.unwrap_or_default(),
             quarantine: self.fact("quarantine")?.unwrap_or_default(),
+            health: self.fact("health")?.unwrap_or_default(),
             reached: self.fact("reached")?.unwrap_or_default(),
             nodes: self.numbered("nodes", NODES, |place| place as u32)?,
             slots: self.numbered("workers", WORKERS, |slot| Slot(slot as u32))?,

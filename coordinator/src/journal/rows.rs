@@ -1,7 +1,7 @@
 //! The journal's tables, and what each record writes to them.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, reached, fault, over
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, health, reached, fault, over
 //! nodes         place -> JSON     launcher, host
 //! workers       slot -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over
@@ -48,6 +48,7 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::Over(end) => fact("over", json(end)),
         Record::RolledBack(reached) => fact("reached", json(reached)),
         Record::Quarantine(quarantine) => fact("quarantine", json(quarantine)),
+        Record::Health(health) => fact("health", json(health)),
         Record::Node { place, node_id, host } => {
             let node = PastNode { node_id: node_id.clone(), host: host.clone() };
             row(NODES, (*place).into(), json(&node))
@@ -119,6 +120,7 @@ pub fn replace(write: &WriteTransaction, past: &Past) -> Result<(), redb::Error>
         ("orders", Some(json(&past.orders))),
         ("spent", Some(json(&past.spent))),
         ("quarantine", Some(json(&past.quarantine))),
+        ("health", Some(json(&past.health))),
         ("reached", Some(json(&past.reached))),
         ("fault", past.fault.as_ref().map(|fault| json(fault.as_ref()))),
         ("over", past.end.as_ref().map(json)),

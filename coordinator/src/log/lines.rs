@@ -8,6 +8,7 @@ use crate::core::{
     failure::Failure,
     quarantine::{BadSample, SampleVerdict},
     report::{CommittedStep, Skipped},
+    health::SlotHealth,
     stragglers::Slowness,
 };
 
@@ -95,6 +96,15 @@ pub fn slow(slow: Option<&Slowness>) -> String {
         Some(slow) => format!("is slow: {slow}"),
         None => "keeps up with the other ranks again".to_owned(),
     }
+}
+
+/// What is told of a slot that is not used any more: `is cordoned after 2 hardware faults ...`.
+pub fn cordoned(health: &SlotHealth) -> String {
+    format!(
+        "is cordoned after {} hardware faults: no process is started there until its node is launched again; the last one: {}",
+        health.faults,
+        one_line(&health.newest)
+    )
 }
 
 /// Line breaks of a foreign error become ` | `.

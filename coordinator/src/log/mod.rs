@@ -15,7 +15,7 @@ pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step, report::CheckpointState};
 pub use human_format::{Human, time_of_day};
 pub use json_format::WithMetrics;
-pub(crate) use lines::{rolled_back, sample, slow};
+pub(crate) use lines::{cordoned, rolled_back, sample, slow};
 pub use memory::tables as memory_tables;
 use spans::Spans;
 use tracing::{debug, error, info, warn};
@@ -113,6 +113,10 @@ impl Log {
             News::Standstill(slot, text) => {
                 let rank = slot.0;
                 warn!(target: "coxswain::workers", rank, "rank {rank} {text}");
+            }
+            News::Cordoned(slot, health) => {
+                let (rank, faults, line) = (slot.0, health.faults, lines::cordoned(health));
+                warn!(target: "coxswain::workers", rank, faults, "rank {rank} {line}");
             }
             News::Slow(slot, slow) => {
                 let (rank, line) = (slot.0, lines::slow(slow.as_ref()));

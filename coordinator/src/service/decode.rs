@@ -231,6 +231,7 @@ impl From<v1::ReportNoteRequest> for Ask {
             worker: WorkerId(wire.worker_id),
             sequence: wire.sequence,
             text: cut(wire.text, MAX_ERROR_TEXT),
+            hardware: wire.hardware_fault,
         }
     }
 }

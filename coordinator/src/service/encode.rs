@@ -14,13 +14,14 @@ use crate::{
         action::{Assignment, Directive},
         checkpoints::CheckpointEntry,
         failure::Failure,
+        health::SlotHealth,
         memory::RankMemory,
         news::News,
         reason::RunPhase,
         refusal::Refusal,
         report::CommittedStep,
         roster::Respawn,
-        status::{LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
+        status::{HardwareFaults, LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
     driver::{Dated, Denied},
     options::CauseKind,
@@ -38,6 +39,7 @@ impl From<Denied> for Status {
                 | Refusal::LocalWorld { .. }
                 | Refusal::OtherDataSet { .. }
                 | Refusal::Fenced { .. }
+                | Refusal::Cordoned { .. }
                 | Refusal::Stale { .. }
                 | Refusal::NoCache
                 | Refusal::ExactCache
@@ -170,9 +172,15 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
         rescales: status.spent.rescales,
         cache: status.cache.map(cache::status),
         leaving: status.leaving.into_iter().map(|node| leaving(node, facts)).collect(),
+        hardware: status.hardware.into_iter().map(hardware).collect(),
         metrics: last.map_or_else(Vec::new, |step| step.metrics.iter().map(Into::into).collect()),
         order: status.order.as_ref().filter(|order| !order.shares().is_empty()).map(Into::into),
     }
+}
+
+fn hardware(of: HardwareFaults) -> v1::HardwareFaults {
+    let SlotHealth { faults, newest, cordoned } = of.health;
+    v1::HardwareFaults { rank: of.slot.0, host: of.host, faults, newest, cordoned }
 }
 
 fn leaving(node: LeavingNode, facts: &RunFacts) -> v1::LeavingNode {
@@ -222,6 +230,9 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
         News::Cache(news) => Kind::Cache(cache::changed(news)),
         News::Note(slot, text) | News::Standstill(slot, text) => {
             Kind::Note(v1::Note { rank: slot.0, text: text.clone() })
+        }
+        News::Cordoned(slot, health) => {
+            Kind::Note(v1::Note { rank: slot.0, text: crate::log::cordoned(health) })
         }
         News::Slow(slot, slow) => {
             Kind::Note(v1::Note { rank: slot.0, text: crate::log::slow(slow.as_ref()) })

@@ -23,7 +23,7 @@ use super::shared::{RunFacts, Service, mismatch};
 use crate::core::{
     action::Reply,
     event::Ask,
-    status::{CacheStatus, RankStatus, Status, WorkerStatus},
+    status::{CacheStatus, HardwareFaults, RankStatus, Status, WorkerStatus},
 };
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -67,6 +67,7 @@ impl Collector for Snapshot {
         run(&mut sheet, &self.status, &self.facts)?;
         newest_step(&mut sheet, &self.status)?;
         ranks(&mut sheet, &self.status.ranks)?;
+        hardware(&mut sheet, &self.status.hardware)?;
         match &self.status.cache {
             Some(cache) => kept_features(&mut sheet, cache),
             None => Ok(()),
@@ -191,6 +192,22 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
     each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), &|rank| {
         Some(rank.silent.as_secs_f64())
     })
+}
+
+/// Slots whose hardware has shown faults.
+fn hardware(sheet: &mut Sheet<'_>, faulty: &[HardwareFaults]) -> fmt::Result {
+    let cordoned = faulty.iter().filter(|of| of.health.cordoned).count();
+    sheet.gauge(
+        "cordoned_slots",
+        "Slots that are not used any more after hardware faults",
+        None,
+        cordoned as f64,
+    )?;
+    let names: Vec<_> = faulty.iter().map(|of| of.slot.0.to_string()).collect();
+    let rows = faulty.iter().zip(&names).map(|(of, name)| {
+        ([("rank", name.as_str()), ("host", of.host.as_str())], f64::from(of.health.faults))
+    });
+    sheet.family("hardware_faults", "Of a slot; absent for slots that have shown none", None, rows)
 }
 
 fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {

@@ -15,7 +15,10 @@ use super::{
     fields::name,
     shared::{Service, mismatch},
 };
-use crate::core::{action::Reply, event::Ask};
+use crate::{
+    clock,
+    core::{action::Reply, event::Ask},
+};
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -51,6 +54,7 @@ impl Coordinator for Service {
             Reply::Registered(id) => Ok(Response::new(v1::RegisterResponse {
                 worker_id: id.0,
                 heartbeat_interval_ms: HEARTBEAT_INTERVAL.as_millis() as u32,
+                unix_ms: clock::unix_ms(),
             })),
             other => Err(mismatch(&other)),
         }

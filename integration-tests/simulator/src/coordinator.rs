@@ -123,6 +123,7 @@ fn config(script: &Script) -> Config {
         },
         cache: script.cache.map_or_else(Cache::default, cache),
         replica: script.replica,
+        cordon_after: 2,
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     credentials,
     exit::{Exit, Failed, Outcome},
+    gpu::Sensors,
     launch::{
         inputs::{Env, Given, process_env},
         machine::LocalMachine,
@@ -79,6 +80,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         host: LocalMachine::this().host,
         data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
+        driver: Some(Arc::new(Sensors::new(process_env("CUDA_VISIBLE_DEVICES")))),
         ..SessionOptions::new(&slot.coordinator)
     };
     let local_rank = usize::try_from(slot.local_rank).unwrap_or(0);

@@ -6,7 +6,9 @@
 
 mod device;
 pub mod named;
+mod health;
 mod nvml;
 
 pub use device::{Gpu, GpuProcess, Peaks};
+pub use health::Sensors;
 pub use nvml::Driver;

@@ -1,6 +1,13 @@
 //! The driver's management library, loaded at run time.
 
-use nvml_wrapper::{Device, Nvml, enums::device::UsedGpuMemory, error::NvmlError};
+use coxswain_worker::health::device::GpuHealth;
+use nvml_wrapper::{
+    Device, Nvml,
+    bitmasks::device::ThrottleReasons,
+    enum_wrappers::device::{EccCounter, MemoryError},
+    enums::device::UsedGpuMemory,
+    error::NvmlError,
+};
 
 use super::{Gpu, GpuProcess};
 
@@ -50,6 +57,21 @@ impl Driver {
         self.0.sys_driver_version().ok()
     }
 
+    /// What it says of the health of a GPU, by its number or, behind `GPU-`, its UUID.
+    pub fn health(&self, gpu: &str) -> GpuHealth {
+        let found = match gpu.parse() {
+            Ok(index) => self.0.device_by_index(index),
+            Err(_) => self.0.device_by_uuid(gpu),
+        };
+        let name = format!("GPU {gpu}");
+        match found {
+            Ok(device) => health(&device, name),
+            Err(NvmlError::GpuLost) => GpuHealth { lost: Some(NvmlError::GpuLost.to_string()), name, ..GpuHealth::default() },
+            // What the driver does not know by this name is not this process's to judge.
+            Err(_) => GpuHealth { name, ..GpuHealth::default() },
+        }
+    }
+
     /// All GPUs, as they are now. At least one.
     pub fn gpus(&self) -> Result<Vec<Gpu>, NoGpu> {
         let refused = |what| move |source| NoGpu::Refused { what, source };
@@ -59,6 +81,27 @@ impl Driver {
             0 => Err(NoGpu::NoneFound),
             count => (0..count).map(gpu).collect(),
         }
+    }
+}
+
+/// Older drivers and virtual GPUs do not tell all of this.
+fn health(device: &Device<'_>, name: String) -> GpuHealth {
+    let memory = device.memory_info();
+    let slowed = [
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "heat, by its hardware"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "heat, by its driver"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power, by its hardware"),
+    ];
+    let reasons = device.current_throttle_reasons().unwrap_or_else(|_| ThrottleReasons::empty());
+    GpuHealth {
+        lost: matches!(memory, Err(NvmlError::GpuLost)).then(|| NvmlError::GpuLost.to_string()),
+        pages_pending: device.are_pages_pending_retired().unwrap_or(false),
+        uncorrected_errors: device
+            .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+            .unwrap_or(0),
+        slowed_by: slowed.into_iter().filter(|(of, _)| reasons.contains(*of)).map(|(_, why)| why).collect(),
+        free: memory.ok().map(|memory| (memory.free, memory.total)),
+        name,
     }
 }
 

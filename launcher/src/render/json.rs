@@ -4,8 +4,8 @@ use coxswain_proto::{
     memory::Comparison,
     report::{Metric, Skipped},
     v1::{
-        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, LeavingNode, RankStatus,
-        StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
+        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, HardwareFaults, LeavingNode,
+        RankStatus, StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
     },
 };
 use serde_json::{Value, json};
@@ -43,6 +43,7 @@ pub fn status(status: &GetStatusResponse, kept: Option<&Record>) -> Value {
         "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
         "cache": status.cache.as_ref().map(cache::json),
+        "hardware": status.hardware.iter().map(hardware).collect::<Vec<_>>(),
         "leaving": status.leaving.iter().map(leaving).collect::<Vec<_>>(),
         "metrics": metrics(&status.metrics),
         "first_failure": status.first_failure.as_ref().map(failure),
@@ -71,6 +72,16 @@ fn rank(rank: &RankStatus) -> Value {
         "times": rank.times.as_ref().map(times),
         "slow": rank.slow.as_ref().map(|slow| json!({"part": slow.part, "factor": slow.factor})),
         "metrics": metrics(&rank.metrics),
+    })
+}
+
+fn hardware(of: &HardwareFaults) -> Value {
+    json!({
+        "rank": of.rank,
+        "host": of.host,
+        "faults": of.faults,
+        "newest": of.newest,
+        "cordoned": of.cordoned,
     })
 }
 

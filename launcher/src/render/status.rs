@@ -6,8 +6,8 @@ use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
     v1::{
-        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse, LeavingNode,
-        RankStatus, Slowness, WorkerPhase,
+        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse,
+        HardwareFaults, LeavingNode, RankStatus, Slowness, WorkerPhase,
     },
 };
 
@@ -21,6 +21,7 @@ pub fn status(status: &GetStatusResponse) -> String {
     }
     parts.extend(held_out(&status.held_out));
     parts.extend(status.leaving.iter().map(leaving));
+    parts.extend(status.hardware.iter().map(hardware));
     if !status.ranks.is_empty() {
         parts.push(String::new());
         parts.push(ranks(&status.ranks));
@@ -98,6 +99,13 @@ fn leaving(node: &LeavingNode) -> String {
     let stays =
         if node.hosts_coordinator { "; its launcher stays, for it hosts the coordinator" } else { "" };
     format!("node {} on {} leaves the run: {state}{stays}", node.node_rank, node.host)
+}
+
+/// One line about a slot whose hardware has shown faults.
+pub fn hardware(of: &HardwareFaults) -> String {
+    let times = if of.faults == 1 { "fault" } else { "faults" };
+    let used = if of.cordoned { "is cordoned after" } else { "has shown" };
+    format!("rank {} on {} {used} {} hardware {times}: {}", of.rank, of.host, of.faults, of.newest)
 }
 
 /// A row for each slot. What is not known of a process that is being started is a dash.

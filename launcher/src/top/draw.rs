@@ -151,6 +151,9 @@ fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
         let text = format!("faults      {count}, {what}: {cause}");
         told.push(Told { text, style: theme.warning() });
     }
+    for of in &now.hardware {
+        told.push(Told { text: format!("hardware    {}", status::hardware(of)), style: theme.warning() });
+    }
     if now.generation > 0 {
         let alive = now.ranks.iter().filter(|rank| !rank.gone).count();
         let of = if now.ranks.is_empty() { String::new() } else { format!("{alive} of ") };

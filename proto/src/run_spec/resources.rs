@@ -46,11 +46,15 @@ pub struct Faults {
     /// a rank whose arithmetic is wrong, and the step runs again. A step whose numbers are not finite is run
     /// so in any case, before it is left out. 0: never.
     pub replay_every: u64,
+    /// Hardware faults after which a slot is not used any more, until its node is launched again: wrong
+    /// results, a check that was not passed, errors that a GPU's driver reports. A process that is killed or
+    /// hangs is none. 0: slots are always used again.
+    pub cordon_after: u32,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { replica: true, verify_every: 50, replay_every: 0 }
+        Self { replica: true, verify_every: 50, replay_every: 0, cordon_after: 2 }
     }
 }
 

@@ -10,6 +10,8 @@
 use burn::tensor::{Tensor, TensorData};
 use coxswain_nn::kernels::{LinearOps, Tape};
 
+use super::fault::{Check, InjectedFault};
+
 /// Rows, inputs and outputs of the layer: more than any tile of a kernel, and no multiple of one.
 const ROWS: usize = 67;
 const INPUTS: usize = 193;
@@ -33,6 +35,9 @@ pub enum WrongResult {
     /// The same twice gave different bits.
     #[error("the known computation: the same layer had other bits the second time")]
     Unrepeatable,
+    /// A test has asked for it.
+    #[error("{0}")]
+    Injected(String),
     /// The device refused.
     #[error("the known computation: the device refuses: {0}")]
     Refused(String),
@@ -98,6 +103,9 @@ impl Whole {
 
 /// Runs it, in some milliseconds.
 pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult> {
+    if let Some(fault) = InjectedFault::of(Check::Known) {
+        return Err(WrongResult::Injected(fault));
+    }
     let x = Whole::pattern(ROWS, INPUTS, 1);
     let w = Whole::pattern(OUTPUTS, INPUTS, 2);
     let dy = Whole::pattern(ROWS, OUTPUTS, 3);

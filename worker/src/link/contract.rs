@@ -119,6 +119,8 @@ pub enum Report {
     Cache(CacheReport),
     /// One line for people, shown in the coordinator's log.
     Note(String),
+    /// The same about a fault of this worker's machine, which counts against it.
+    HardwareFault(String),
 }
 
 /// The line is cut: the trainer should return.

@@ -8,7 +8,7 @@ use coxswain_proto::{
     limits,
 };
 
-use crate::trainer::FailureKind;
+use crate::{health::device::Driver, trainer::FailureKind};
 
 /// What a session is started with: the launcher's environment variables, mostly.
 #[derive(Clone)]
@@ -33,6 +33,8 @@ pub struct SessionOptions {
     pub data_address: String,
     /// Bytes in use now, for heartbeats; called once a second from the session's thread.
     pub memory_in_use: Arc<dyn Fn() -> Bytes + Send + Sync>,
+    /// Reads what drivers say of GPUs, where that is known.
+    pub driver: Option<Arc<dyn Driver>>,
     /// How long to look for a coordinator that does not answer.
     pub patience: Duration,
 }
@@ -51,6 +53,7 @@ impl SessionOptions {
             host: "localhost".into(),
             data_address: String::new(),
             memory_in_use: Arc::new(|| Bytes(0)),
+            driver: None,
             patience: limits::COORDINATOR_PATIENCE,
         }
     }

@@ -239,7 +239,7 @@ impl Voice {
                 })
                 .await?;
                 if let Some(why) = why {
-                    self.note(why, notes).await?;
+                    self.note(why, false, notes).await?;
                 }
             }
             Report::BadSample(bad) => {
@@ -263,14 +263,16 @@ impl Voice {
                 })
                 .await?;
             }
-            Report::Note(text) => self.note(text, notes).await?,
+            Report::Note(text) => self.note(text, false, notes).await?,
+            Report::HardwareFault(text) => self.note(text, true, notes).await?,
         }
         Ok(())
     }
 
-    async fn note(&self, text: String, notes: &mut u64) -> Result<(), SessionError> {
+    async fn note(&self, text: String, hardware_fault: bool, notes: &mut u64) -> Result<(), SessionError> {
         *notes += 1;
-        let request = v1::ReportNoteRequest { worker_id: self.worker_id, sequence: *notes, text };
+        let (worker_id, sequence) = (self.worker_id, *notes);
+        let request = v1::ReportNoteRequest { worker_id, sequence, text, hardware_fault };
         persist(&self.options, || {
             let (mut client, request) = (self.client.clone(), request.clone());
             async move { client.report_note(request).await }

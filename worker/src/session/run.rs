@@ -2,16 +2,18 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
 use coxswain_proto::{
     VERSION, calls,
-    ids::{Bytes, Step},
+    ids::{Bytes, Generation, Step},
     limits,
     run_spec::RunSpec,
     v1,
@@ -20,14 +22,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SessionError, SessionOptions,
-    channel::{ChannelLink, Shared},
+    channel::{ChannelLink, Message, Shared},
     client::{Backoff, Client, client, persist},
     convert, hold,
     reporter::{Reporter, Voice},
 };
 use crate::{
+    clock,
     device::Device,
-    link::{Link, LinkError, Phase},
+    health::{self, Site},
+    link::{Link, LinkError, Phase, Report},
     memory,
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -46,6 +50,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
     let run = get_run(&options, &client).await?;
     let spec = read_spec(&options, &run)?;
     let shared = Arc::<Shared>::default();
+    let output_dir = PathBuf::from(&spec.run.output_dir);
     let thread = TrainerThread::start(spec, trainer, shared.pulse.clone())?;
     let (thread, opened) = thread.opened().await;
     let mut session = Session {
@@ -54,6 +59,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         run_id: run.run_id,
         incarnation,
         worker_id: None,
+        worth_knowing: Vec::new(),
         shared,
         lines: watch::Sender::new(0),
     };
@@ -61,6 +67,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         Ok(opened) => opened,
         Err(failure) => return Err(session.fail(failure).await),
     };
+    session.check(output_dir, device).await?;
     session.register(facts, device).await?;
     session.train(thread).await
 }
@@ -73,6 +80,8 @@ struct Session {
     incarnation: String,
     /// None before `Register`.
     worker_id: Option<u64>,
+    /// Of its machine, for people.
+    worth_knowing: Vec<String>,
     shared: Arc<Shared>,
     /// Counts the lines opened: each may be to a coordinator that has forgotten what was not durable.
     lines: watch::Sender<u64>,
@@ -100,6 +109,27 @@ fn read_spec(options: &SessionOptions, run: &v1::GetRunResponse) -> Result<RunSp
 }
 
 impl Session {
+    /// Looks at the machine. One that is not to be used is told, and ends this worker before it has a slot.
+    async fn check(&mut self, output_dir: PathBuf, device: Device) -> Result<(), SessionError> {
+        let driver = self.options.driver.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let site = Site { output_dir: &output_dir, device, driver: driver.as_deref() };
+            health::check(&site)
+        });
+        match looked.await {
+            Ok(Ok(worth_knowing)) => {
+                self.worth_knowing = worth_knowing;
+                Ok(())
+            }
+            Ok(Err(message)) => Err(self.fail(failed(FailureKind::Hardware, message)).await),
+            // A defect of ours says nothing of the machine.
+            Err(error) => {
+                tracing::warn!(%error, "the machine could not be looked at");
+                Ok(())
+            }
+        }
+    }
+
     async fn register(&mut self, facts: DataSetFacts, device: Device) -> Result<(), SessionError> {
         let options = &self.options;
         let request = v1::RegisterRequest {
@@ -118,12 +148,19 @@ impl Session {
             order_key: facts.order_key,
             sets: facts.sets.iter().map(Into::into).collect(),
         };
+        let asked = Cell::new((clock::now(), clock::since_epoch()));
         let registered = persist(options, || {
             let (mut client, request) = (self.client.clone(), request.clone());
+            asked.set((clock::now(), clock::since_epoch()));
             async move { client.register(request).await }
         })
         .await?;
         self.worker_id = Some(registered.worker_id);
+        let (since, ours) = asked.get();
+        // A coordinator that does not say has no clock to compare with.
+        let theirs = Some(registered.unix_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
+        let differ = theirs.and_then(|theirs| health::clocks_differ(ours, theirs, since.elapsed()));
+        self.worth_knowing.extend(differ);
         Ok(())
     }
 
@@ -131,6 +168,10 @@ impl Session {
     async fn train(self, thread: TrainerThread) -> Result<(), SessionError> {
         let worker_id = self.worker_id.unwrap_or_default();
         let (reports, queue) = mpsc::channel(limits::REPORT_QUEUE);
+        for line in self.worth_knowing.iter().cloned() {
+            // There is room: nobody else has the queue yet.
+            let _ = reports.try_send(Message::Report(Generation(0), Report::Note(line)));
+        }
         let link = ChannelLink::new(self.shared.clone(), reports, self.run_id.clone());
         let voice = Voice {
             client: self.client.clone(),
@@ -386,9 +427,14 @@ fn panicked(panic: &(dyn Any + Send)) -> TrainerFailure {
         Some(refusal) => (FailureKind::OutOfMemory, format!("out of memory: {refusal} ({panicked})")),
         None => (FailureKind::Internal, panicked),
     };
+    TrainerFailure { phase: Phase::Loading, ..failed(kind, message) }
+}
+
+/// A failure before any step.
+fn failed(kind: FailureKind, message: String) -> TrainerFailure {
     TrainerFailure {
         kind,
-        phase: Phase::Loading,
+        phase: Phase::Joining,
         step: Step(0),
         positions: Vec::new(),
         memory_in_use: Bytes(0),

@@ -13,7 +13,7 @@ use super::{
     unknown_task::UnknownTask,
 };
 use crate::{
-    collective::CollectiveError, feeder::DataError, link::LinkError, memory::OutOfMemory,
+    collective::CollectiveError, feeder::DataError, health::known::WrongResult, link::LinkError, memory::OutOfMemory,
     trainer::FailureKind, zero,
 };
 
@@ -140,6 +140,9 @@ pub enum TrainError {
         /// The step.
         step: Step,
     },
+    /// The device does not pass its check.
+    #[error("{0}; look at the device and at its memory")]
+    Unsound(#[from] WrongResult),
     /// Something that should train does not.
     #[error(transparent)]
     NoGradient(#[from] SilentTrainables),
@@ -194,7 +197,7 @@ impl TrainError {
             | Self::NotFinite { .. }
             | Self::TooManySkipped { .. } => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
-            Self::WrongResult { .. } => FailureKind::Hardware,
+            Self::WrongResult { .. } | Self::Unsound(_) => FailureKind::Hardware,
             Self::Collective(CollectiveError::PeerLost { .. })
             | Self::PeerFailed(_)
             | Self::Differ { .. }

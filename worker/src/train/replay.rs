@@ -132,7 +132,7 @@ pub(super) fn compare<B: Tape<Base = B>>(
     }
     let known = health::known::compute::<B>(&training.learner.trainables.device());
     if let Err(wrong) = &known {
-        training.members.link.report(Report::Note(wrong.to_string()))?;
+        training.members.link.report(Report::HardwareFault(wrong.to_string()))?;
     }
     let rows = gather(training, step, outcomes, known.is_ok())?;
     runs.add(second(world), &rows);
@@ -160,27 +160,23 @@ fn conclude<B: Tape<Base = B>>(
             return Ok(());
         }
     };
-    let again = suspicions.wrong.intersection(&wrong).next().copied();
+    let again: BTreeSet<Rank> = suspicions.wrong.intersection(&wrong).copied().collect();
+    if again.contains(&own) {
+        // Its failure says so, and counts.
+        return Err(TrainError::WrongResult { step });
+    }
     if wrong.contains(&own) {
         let line = format!(
-            "step {step}: its gradients are not those that other ranks compute from the same samples: {}",
-            match suspicions.wrong.contains(&own) {
-                true => "wrong again, it leaves, and its successor goes on",
-                false => "the step runs again. If this comes back, look at its device",
-            }
+            "step {step}: its gradients are not those that other ranks compute from the same samples: the step runs \
+             again. If this comes back, look at its device"
         );
-        training.members.link.report(Report::Note(line))?;
+        training.members.link.report(Report::HardwareFault(line))?;
     }
-    match again {
-        Some(_) if suspicions.wrong.contains(&own) && wrong.contains(&own) => {
-            Err(TrainError::WrongResult { step })
-        }
-        Some(rank) => Err(TrainError::PeerFailed(rank)),
-        None => {
-            suspicions.wrong = wrong;
-            Ok(())
-        }
+    if let Some(rank) = again.first() {
+        return Err(TrainError::PeerFailed(*rank));
     }
+    suspicions.wrong = wrong;
+    Ok(())
 }
 
 fn words_of_doubt(step: Step, ranks: &BTreeSet<Rank>) -> String {

@@ -29,7 +29,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{Batch, MicroLoss, StageClock};
 
-use super::{TrainError, learner::Learner, training::Training};
+use super::{TrainError, learner::Learner, tally::Doubted, training::Training};
 use crate::{
     feeder::Prepared,
     link::{Phase, Report, StepReport},
@@ -61,13 +61,13 @@ pub(super) fn doubt<B: Tape<Base = B>>(
     step: Step,
     doubt: &Doubt,
     last: Option<Prepared>,
-    tried: &mut Option<SkipCause>,
+    tried: &mut Option<Doubted>,
 ) -> Result<Option<Skipped>, TrainError> {
-    if let Some(cause) = *tried {
+    if let Some(Doubted { cause, .. }) = *tried {
         let samples = blame(training, step, doubt, last.as_ref())?;
         return Ok(Some(Skipped { cause, samples }));
     }
-    *tried = Some(doubt.cause);
+    *tried = Some(Doubted { cause: doubt.cause, rank: doubt.rank });
     if let Some(error) = doubt.error.as_ref().filter(|_| training.members.rank() == doubt.rank) {
         let line = format!("{error}: step {step} runs once more in its place");
         training.members.link.report(Report::Note(line))?;
@@ -150,17 +150,20 @@ pub(super) fn count<B: Tape<Base = B>>(
 pub(super) fn tell_cleared<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     step: Step,
-    cause: SkipCause,
+    doubted: Doubted,
 ) -> Result<(), TrainError> {
-    if training.members.rank() != Rank(0) {
+    let known = doubted.cause == SkipCause::Loss;
+    if training.members.rank() != if known { doubted.rank } else { Rank(0) } {
         return Ok(());
     }
-    let what = if cause == SkipCause::Gradient { "gradient" } else { "loss" };
+    let what = if known { "loss" } else { "gradient" };
     let line = format!(
         "step {step}: the {what} is finite the second time, from the same samples and draws: if this comes back, look at \
-         the memory and the GPU of the rank that reported it first"
+         the memory and the GPU of {}",
+        if known { "this rank" } else { "the rank that reported it first" }
     );
-    Ok(training.members.link.report(Report::Note(line))?)
+    let told = if known { Report::HardwareFault(line) } else { Report::Note(line) };
+    Ok(training.members.link.report(told)?)
 }
 
 impl<B: Tape<Base = B>> Learner<B> {

@@ -184,8 +184,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             self.members.link.report(Report::Step(done))?;
             return Err(error);
         }
-        if let Some(cause) = doubt.filter(|_| done.skipped.is_none()) {
-            skip::tell_cleared(self, step, cause)?;
+        if let Some(doubted) = doubt.filter(|_| done.skipped.is_none()) {
+            skip::tell_cleared(self, step, doubted)?;
         }
         if let Some(rank) = verdict.pressed {
             self.relieve(Step(step.0 + 1), rank)?;

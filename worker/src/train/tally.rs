@@ -61,6 +61,15 @@ impl Spent {
     }
 }
 
+/// Numbers of an attempt that were not finite.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubted {
+    /// Which.
+    pub cause: SkipCause,
+    /// The first rank that had them; means nothing where only the norm over all ranks was not finite.
+    pub rank: Rank,
+}
+
 /// What all attempts of a step have come to so far.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
@@ -68,7 +77,7 @@ pub(super) struct Tried {
     /// Attempts that were voted down.
     pub retries: u32,
     /// An attempt had numbers that were not finite: which.
-    pub doubt: Option<SkipCause>,
+    pub doubt: Option<Doubted>,
     /// Whose gradients were wrong, where the step was run by others, too.
     pub suspicions: Suspicions,
 }

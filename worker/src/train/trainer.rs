@@ -26,6 +26,7 @@ use super::{
 use crate::{
     collective::{Computes, RingListener, TransportSource},
     feeder::{Prefetcher, note},
+    health,
     link::{Commands, Link, LinkError, Phase, spans},
     memory::{self, Gauge, Meter, OutOfMemory, prediction::outcome::MemorySnapshots},
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
@@ -146,6 +147,10 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
     ) -> Result<Training<'a, B>, TrainError> {
         link.at(Phase::Loading, Step(0));
         let mut meter = self.meter(spec);
+        if !B::ON_HOST {
+            // Not earlier: what a device takes before its memory is counted would be nobody's.
+            health::known::compute::<B>(&self.options.device)?;
+        }
         let samples = self.samples(spec)?;
         samples.pin(Path::new(&spec.run.output_dir))?;
         let plan = Plan::new(&spec.train, samples.epoch_len())?;
@@ -222,6 +227,10 @@ where
     B::Device: Send,
 {
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
+        if B::ON_HOST {
+            let sound = health::known::compute::<B>(&self.options.device).map_err(TrainError::from);
+            sound.map_err(|error| failure(&error, Phase::Joining, Step(0)))?;
+        }
         let dataset = self.samples(spec).and_then(|samples| same_base(self.task, spec).map(|()| samples));
         let dataset = dataset.map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
         Ok(DataSetFacts {

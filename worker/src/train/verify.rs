@@ -59,6 +59,7 @@ pub(super) fn compare<B: Tape<Base = B>>(
     training.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
     let finding = judge(&decode(&table), training.members.assignment.replica_distance as usize);
     let own = training.members.rank();
+    let certain = matches!(finding, Comparison::Wrong(_));
     let (suspect, line) = match &finding {
         Comparison::Sound => return Ok(()),
         Comparison::Wrong(ranks) => (
@@ -75,7 +76,8 @@ pub(super) fn compare<B: Tape<Base = B>>(
     };
     if suspect {
         let line = format!("step {step}: {line}. If this comes back, look at its memory and its device");
-        training.members.link.report(Report::Note(line))?;
+        let told = if certain { Report::HardwareFault(line) } else { Report::Note(line) };
+        training.members.link.report(told)?;
     }
     if suspect || matches!(finding, Comparison::Unclear(..)) {
         training.learner.distrust();

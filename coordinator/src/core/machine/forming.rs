@@ -74,7 +74,8 @@ fn elastic(run: &Run, gathering: &Gathering) -> Forming {
         return Forming::OpenLastCall;
     }
     let waits_for_more = !full && gathering.is_first();
-    let missing = run.fleet.missing(&run.orders.draining).next().is_some();
+    let mut missing = run.fleet.missing(&run.orders.draining);
+    let missing = missing.any(|slot| !run.health.is_cordoned(slot));
     let waits_for_missing = missing && (gathering.respawn_by.is_some() || gathering.is_first());
     // A worker that is still leaving the old generation has its part of the state.
     let leaving = roster.living().any(Worker::is_leaving);

@@ -26,6 +26,9 @@ impl Arrivals<'_> {
         if let Placed::New(_) | Placed::Instead(_) = placed {
             run.forget_drain(place);
         }
+        if matches!(placed, Placed::New(_) | Placed::Instead(_)) && !claim.returns {
+            run.health.forget(run.config.world.slots_of(place), &mut run.out);
+        }
         if let Placed::Instead(_) = placed {
             run.replace_launch(&[place]);
         }
@@ -77,6 +80,12 @@ impl Arrivals<'_> {
         let (slot, world) = (claim.slot, self.run.config.world.size());
         if slot.0 >= world {
             return Err(Refusal::RankOutside { slot, world });
+        }
+        let holder = self.run.fleet.roster.living_at(slot);
+        let is_holder = holder.is_some_and(|holder| holder.claim.incarnation == claim.incarnation);
+        if let Some(health) = self.run.health.of(slot).filter(|health| health.cordoned && !is_holder) {
+            let (faults, newest) = (health.faults, health.newest.clone());
+            return Err(Refusal::Cordoned { slot, faults, newest });
         }
         let plan = self.run.progress.plan_for(&claim)?;
         if let Some(again) = self.slot_for(&claim)? {

@@ -46,7 +46,8 @@ impl Departures<'_> {
         if world.node_of(slot) != place {
             return Err(Refusal::RankElsewhere { slot, place });
         }
-        if run.fleet.exited(run.now, slot, pid) {
+        let let_in = run.fleet.roster.living_at(slot).is_some() || !run.health.is_cordoned(slot);
+        if run.fleet.exited(run.now, slot, pid) && let_in {
             // The exit codes of this program: the same configuration or data would end the next process, too.
             let kind = match ended {
                 Ended::Code(2 | 3) => CauseKind::BadInput,

@@ -20,6 +20,10 @@ pub(super) enum Loss {
     Expected,
     /// It is not waited for, and the next process on its machine would fail alike.
     Dispensable,
+    /// The end of its generation, at the cost of a restart; its slot is not used any more.
+    Cordoned,
+    /// The end of the run: its slot is not used any more, and there is none instead.
+    Irreplaceable,
     /// The generation goes on without it, and its slot is called back, at the cost of a restart.
     Outside,
     /// The end of its generation, at the cost of a restart; its slot is called back.
@@ -35,6 +39,9 @@ pub(super) fn judge(run: &Run, slot: Slot, kind: CauseKind) -> Loss {
         () if is_final(run, kind, run.is_member(slot)) => Loss::Fatal,
         () if run.drained(slot) && outside => Loss::ExpectedOutside,
         () if run.drained(slot) => Loss::Expected,
+        () if run.health.is_cordoned(slot) && outside => Loss::Dispensable,
+        () if run.health.is_cordoned(slot) && !has_enough_slots(run) => Loss::Irreplaceable,
+        () if run.health.is_cordoned(slot) => Loss::Cordoned,
         () if kind.is_final() && is_dispensable(run, slot) => Loss::Dispensable,
         () if outside => Loss::Outside,
         () => Loss::Breaks,
@@ -56,6 +63,20 @@ fn is_dispensable(run: &Run, slot: Slot) -> bool {
     let stays = |worker: &&Worker| worker.slot() != slot && !run.drained(worker.slot());
     let others = run.fleet.roster.living().filter(stays).count();
     world.elastic() && !run.is_member(slot) && others >= world.least() as usize
+}
+
+/// Whether there are slots enough without those that are not used any more.
+fn has_enough_slots(run: &Run) -> bool {
+    let slots = (0..run.fleet.roster.size()).map(Slot);
+    slots.filter(|slot| !run.health.is_cordoned(*slot)).count() >= run.config.world.least() as usize
+}
+
+/// Whether others that are there make a world without the worker at a slot that is not used any more.
+pub(super) fn can_spare(run: &Run, slot: Slot) -> bool {
+    let sound = |worker: &&Worker| {
+        worker.slot() != slot && !run.drained(worker.slot()) && !run.health.is_cordoned(worker.slot())
+    };
+    run.fleet.roster.living().filter(sound).count() >= run.config.world.least() as usize
 }
 
 /// Members of the old generation that have not left it: whether each stands still, and is not waiting for a

@@ -144,7 +144,9 @@ impl Machine {
             Ask::Memory(worker, report) => Reports { run }.memory(worker, report),
             Ask::Checkpoint(worker, report) => Reports { run }.checkpoint(worker, report),
             Ask::Cache(worker, report) => Reports { run }.cache_report(worker, report),
-            Ask::Note { worker, sequence, text } => Reports { run }.note(worker, sequence, text),
+            Ask::Note { worker, sequence, text, hardware } => {
+                Reports { run }.note(worker, sequence, text, hardware)
+            }
             Ask::Failure { run_id, worker, failure, sample } => {
                 run.is_this(&run_id).and_then(|()| match (worker, sample) {
                     (Some(worker), Some(sample)) => Departures { run }.failed_sample(worker, sample, failure),

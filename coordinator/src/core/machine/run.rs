@@ -4,7 +4,7 @@
 //! fleet      who is there                       faults     what was lost, and what it has cost
 //! progress   steps, leases, cache, checkpoints  orders     what people want
 //! phase      where the run is                   voice      what people were told
-//!                                               memory     what ranks have reported of theirs
+//! health     whose hardware is not sound        memory     what ranks have reported of theirs
 //! ```
 
 use coxswain_proto::ids::{Generation, Rank, Slot, WorkerId};
@@ -16,6 +16,7 @@ use crate::core::{
     failure::{End, Failure},
     faults::Faults,
     fleet::Fleet,
+    health::Health,
     news::{MemberChange, News},
     past::Past,
     phase::{Gathering, Phase},
@@ -35,6 +36,7 @@ pub struct Run {
     pub(in crate::core) fleet: Fleet,
     pub(in crate::core) progress: Progress,
     pub(in crate::core) faults: Faults,
+    pub(in crate::core) health: Health,
     pub(in crate::core) orders: Orders,
     pub(in crate::core) voice: Voice,
     pub(in crate::core) memory: Memory,
@@ -54,6 +56,7 @@ impl Run {
         let fleet = Fleet::new(world, patience, config.life, !config.restarted);
         Self {
             faults: Faults::new(config.budgets, past, now.after(patience.rendezvous)),
+            health: Health::new(config.cordon_after, past.health.clone()),
             orders: past.orders.clone(),
             voice: Voice::new(fleet.incomplete()),
             memory: Memory::default(),
@@ -154,6 +157,11 @@ impl Run {
     /// Whether a slot's node is to go.
     pub(super) fn drained(&self, slot: Slot) -> bool {
         self.orders.draining.contains(&self.config.world.node_of(slot))
+    }
+
+    /// One more fault of a slot's hardware; true if the slot is not used any more for that.
+    pub(super) fn count_fault(&mut self, slot: Slot, what: &str) -> bool {
+        !self.phase.is_over() && self.health.count(slot, what, &mut self.out)
     }
 
     /// Whether a slot's worker is to go and holds nothing that the run needs: it is no member of the

@@ -10,7 +10,7 @@ use crate::core::{
     motion::MemberMotion,
     phase::Phase,
     roster::Worker,
-    status::{LeavingNode, Occupant, RankStatus, Status, WorkerStatus, Workers},
+    status::{HardwareFaults, LeavingNode, Occupant, RankStatus, Status, WorkerStatus, Workers},
 };
 
 /// A run at this moment.
@@ -42,6 +42,7 @@ pub(super) fn status(run: &Run) -> Status {
         max_restarts: run.config.budgets.restarts,
         cache: progress.cache_status(),
         leaving: leaving(run),
+        hardware: hardware(run),
         order: progress.order(),
     }
 }
@@ -91,6 +92,14 @@ fn present(run: &Run, worker: &Worker) -> RankStatus {
             slow: run.progress.slow(worker.id),
         }),
     }
+}
+
+fn hardware(run: &Run) -> Vec<HardwareFaults> {
+    let faulty = run.health.faulty().map(|(slot, health)| {
+        let host = run.fleet.nodes.host(run.config.world.node_of(slot)).to_owned();
+        HardwareFaults { slot, host, health: health.clone() }
+    });
+    faulty.collect()
 }
 
 fn leaving(run: &Run) -> Vec<LeavingNode> {

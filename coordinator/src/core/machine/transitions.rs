@@ -53,9 +53,16 @@ impl Run {
     /// that may be, so that it costs no restart.
     pub(super) fn lose_to(&mut self, slot: Slot, failure: Failure, sample: Option<BadSample>) {
         self.fleet.lose(slot, &mut self.out);
+        if failure.kind == CauseKind::Hardware && !self.health.is_cordoned(slot) {
+            self.count_fault(slot, &failure.message);
+        }
         let loss = losing::judge(self, slot, failure.kind);
         if loss == Loss::Fatal {
             return end_for(self, failure);
+        }
+        if loss == Loss::Irreplaceable {
+            let failure = self.irreplaceable(slot, failure);
+            return close(self, failure);
         }
         let failure = Arc::new(failure);
         match loss {
@@ -84,17 +91,38 @@ impl Run {
                 let of = "of a node that was to leave ";
                 self.break_up(&format!("rank {slot} {of}is lost: {}", failure.message), true);
             }
-            Loss::Breaks | Loss::Fatal => {
+            Loss::Breaks | Loss::Cordoned | Loss::Irreplaceable | Loss::Fatal => {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
                 if incident.lose(slot) && sample.is_none() && !self.spend_or_end(&failure) {
                     return;
                 }
                 self.faults.blame(&failure, &mut self.out);
-                self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
+                if loss == Loss::Breaks {
+                    self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
+                }
                 self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);
             }
         }
+    }
+
+    /// The failure of a run that needs a slot whose hardware is not sound.
+    fn irreplaceable(&self, slot: Slot, failure: Failure) -> Failure {
+        let (faults, enough) = (self.health.of(slot).map_or(0, |health| health.faults), self.config.world.least());
+        let message = format!(
+            "{}; its slot is not used any more after {faults} hardware faults (faults.cordon_after), and {enough} workers \
+             are needed: launch again without that machine or device",
+            failure.message
+        );
+        Failure { message, ..failure }
+    }
+
+    /// A worker whose slot is not used any more, and that others can do without, is taken out.
+    pub(super) fn expel(&mut self, slot: Slot) {
+        let message = "its slot is not used any more, and others are there".to_owned();
+        let failure = self.failure_of(slot, CauseKind::Hardware, message);
+        self.lose(slot, failure);
+        self.try_form();
     }
 
     /// As [`Run::lose`], for a worker that said nothing.

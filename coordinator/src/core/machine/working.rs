@@ -5,7 +5,7 @@ use coxswain_proto::{
     ids::{Bytes, Rank, Slot, WorkerId},
 };
 
-use super::{forming, run::Run, transitions};
+use super::{forming, losing, run::Run, transitions};
 use crate::{
     core::{
         action::Reply,
@@ -246,13 +246,23 @@ impl Reports<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn note(&mut self, id: WorkerId, sequence: u64, text: String) -> Result<Reply, Refusal> {
+    /// A line for people; one about a fault of the worker's machine counts.
+    pub(super) fn note(
+        &mut self,
+        id: WorkerId,
+        sequence: u64,
+        text: String,
+        hardware: bool,
+    ) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         let worker = run.fleet.seen(run.now, id)?;
         if sequence > worker.notes {
             worker.notes = sequence;
             let slot = worker.slot();
-            run.publish(News::Note(slot, text));
+            run.publish(News::Note(slot, text.clone()));
+            if hardware && run.count_fault(slot, &text) && losing::can_spare(run, slot) {
+                run.expel(slot);
+            }
         }
         Ok(Reply::Done)
     }

@@ -81,6 +81,7 @@ pub(crate) fn config(world: u32) -> Config {
         train: train(),
         cache: Cache::default(),
         replica: true,
+        cordon_after: 2,
         world: World::fixed(1, world),
         patience: Patience {
             rendezvous: Duration::from_secs(60),

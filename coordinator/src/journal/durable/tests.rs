@@ -13,6 +13,7 @@ use super::*;
 use crate::{
     core::{
         failure::Failure,
+        health::SlotHealth,
         phase::End,
         quarantine::{BadSample, Quarantine, Try},
         report::StateSource,
@@ -59,6 +60,7 @@ fn records() -> Vec<Record> {
         Record::Generation { generation: Generation(1), members: members(1) },
         Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
         Record::Quarantine(quarantine),
+        Record::Health([(Slot(1), SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true })].into()),
         Record::Failure(failure),
         Record::CachePhase(decided),
         Record::Broken { generation: Generation(1) },

@@ -144,8 +144,9 @@ fn a_bit_that_flips_in_gradients_of_a_replayed_step_is_found_and_changes_nothing
 
 #[test]
 fn a_rank_that_is_wrong_again_is_replaced_and_no_step_is_lost() {
-    let printed = wrong_gradients(&["--nproc-per-node=3"], "times=2 slice=own life=0");
-    assert!(printed.contains("wrong again, it leaves, and its successor goes on"), "{printed}");
+    let keys = ["--nproc-per-node=3", "faults.cordon_after=0"];
+    let printed = wrong_gradients(&keys, "times=2 slice=own life=0");
+    assert!(printed.contains("wrong again when the step is repeated"), "{printed}");
     assert!(printed.contains("from step 5 (state: replica)"), "{printed}");
     assert!(!printed.contains("rolled back"), "{printed}");
 }

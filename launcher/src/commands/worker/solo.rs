@@ -160,6 +160,7 @@ impl Link for LoggingLink {
                 tracing::warn!(%step, why, "checkpoint given up; training goes on");
             }
             Report::Note(text) => tracing::info!("{text}"),
+            Report::HardwareFault(text) => tracing::warn!("{text}"),
             _ => {}
         }
         self.solo.report(report)
