@@ -241,6 +241,9 @@ impl Checker {
                     .push((now, format!("rolled back from step {from} to {to}: {lost} steps are repeated")));
             }
             News::Standstill(slot, text) => self.lines.push((now, format!("rank {slot} {text}"))),
+            News::Cordoned(slot, health) => {
+                self.lines.push((now, format!("rank {slot} is cordoned after {} faults", health.faults)));
+            }
             News::Slow(slot, slow) => self.slow(now, *slot, slow.as_ref()),
             News::Member { change, .. } if self.verbose => self.lines.push((now, change.to_string())),
             News::Phase(phase, reason) if self.verbose => {
@@ -410,6 +413,8 @@ impl fmt::Display for Fault {
             Kind::FreezeLauncher => write!(f, "the launcher of node {node} is frozen for {for_s:.1} s"),
             Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
             Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
+            Kind::Slip => write!(f, "rank {rank} has computed something wrong"),
+            Kind::Broken => write!(f, "rank {rank} computes wrong results, and ends"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
             Kind::RebuildCache => write!(f, "a version of the features is asked for"),
             Kind::CutLine => write!(f, "rank {rank}'s stream to the coordinator breaks"),

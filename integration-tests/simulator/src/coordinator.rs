@@ -29,6 +29,9 @@ use crate::{
     world::{Caller, Happening, ToNode, ToProcess, World},
 };
 
+/// The run, in every call that names it.
+pub const RUN: &str = "simulated";
+
 /// Events after which a large world is looked at: looking is linear in it.
 const LOOK_EVERY: u64 = 500;
 /// Worlds up to this size are looked at after every event.
@@ -102,7 +105,7 @@ fn cache(cache_phases: CachePhases) -> Cache {
 
 fn config(script: &Script) -> Config {
     Config {
-        run_id: "simulated".into(),
+        run_id: RUN.into(),
         version: String::new(),
         train: Train {
             steps: Some(script.steps),

@@ -3,10 +3,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use coxswain_coordinator::core::{
-    action::{CacheKey, Directive, LeaseCachePhase},
-    event::{Ended, StreamId},
-    report::WorkerPhase,
+use coxswain_coordinator::{
+    CauseKind,
+    core::{
+        action::{CacheKey, Directive, LeaseCachePhase},
+        event::{Ask, Ended, StreamId},
+        failure::Failure,
+        report::WorkerPhase,
+    },
 };
 use coxswain_proto::ids::{Slot, WorkerId};
 use coxswain_worker::{
@@ -17,6 +21,7 @@ use coxswain_worker::{
 };
 
 use crate::{
+    coordinator::RUN,
     session::{Call, Session},
     world::{Caller, Happening, ToNode, ToProcess, World},
 };
@@ -47,6 +52,8 @@ pub struct Process {
     pub hangs_in: Option<WorkerPhase>,
     pub signs: Signs,
     pub slow: (Duration, f64),
+    /// Faults of its machine that it has told.
+    pub slips: u64,
     /// How long it computed in its newest step.
     pub computed: Duration,
     pub beat_factor: f64,
@@ -140,6 +147,7 @@ impl Process {
             hangs_in: None,
             signs: Signs::default(),
             slow: (Duration::ZERO, 1.0),
+            slips: 0,
             computed: Duration::ZERO,
             beat_factor: 1.0,
             unreachable_until: Duration::ZERO,
@@ -340,6 +348,26 @@ impl World {
         if !process.hung {
             self.wake(pid);
         }
+    }
+
+    /// Its machine has computed something wrong, once.
+    pub fn slips(&mut self, pid: usize) {
+        let process = &mut self.processes[pid];
+        let Some(worker) = process.id else { return };
+        process.slips += 1;
+        let (sequence, text) = (process.slips, "its gradients are wrong".to_owned());
+        self.say(pid, Call::Other(Ask::Note { worker, sequence, text, hardware: true }));
+    }
+
+    /// Its machine computes wrong results: it says so, and ends.
+    pub fn is_broken(&mut self, pid: usize) {
+        let Some(worker) = self.processes[pid].id else { return };
+        let failure = Failure::of_run(CauseKind::Hardware, "its gradients are wrong again".into());
+        let run_id = String::from(RUN);
+        self.say(pid, Call::Other(Ask::Failure { run_id, worker: Some(worker), failure, sample: None }));
+        let generation = self.processes[pid].standing.generation();
+        self.break_ring(generation, Some(pid));
+        self.leave(pid, WORKER_FAILED);
     }
 
     /// The last word, and then the end.

@@ -134,6 +134,10 @@ pub enum Kind {
     Slow,
     /// A worker heartbeats `factor` times as seldom for ever, as if its clock were slow.
     Skew,
+    /// A worker finds that its machine has computed something wrong, and goes on.
+    Slip,
+    /// A worker finds that its machine computes wrong results, and ends.
+    Broken,
     /// Nothing passes between a worker and the coordinator for `for_s`.
     Partition,
     /// A worker's line to the coordinator breaks, and can be opened again at once.

@@ -196,6 +196,59 @@ fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_an
 }
 
 #[test]
+fn an_elastic_world_goes_on_without_a_machine_that_computes_wrong_results() {
+    let mut script = quiet(13, 3, 2, 80);
+    script.min_nodes = Some(2);
+    script.faults = vec![fault(4.0, Kind::Slip, 5), fault(6.0, Kind::Broken, 5)];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+    let told = |text: &str| report.lines.iter().any(|(_, line)| line.contains(text));
+    assert!(told("rank 5 is cordoned after 2 faults") && told("5 of 6 workers"), "{report}");
+    assert_eq!((report.restarts, report.repeated), (1, 0), "{report}");
+}
+
+#[test]
+fn a_fixed_world_that_needs_a_cordoned_machine_saves_what_it_has() {
+    let mut script = quiet(14, 1, 3, 80);
+    script.faults = vec![fault(4.0, Kind::Slip, 1), fault(6.0, Kind::Broken, 1)];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    let Some(Outcome::Failed(cause)) = &report.outcome else { panic!("{report}") };
+    let saved = format!("launch again to go on from checkpoints/step-{:08}", report.committed);
+    assert!(cause.message.contains("is not used any more") && cause.message.contains(&saved), "{report}");
+}
+
+#[test]
+fn machines_that_compute_wrong_results_break_nothing_whatever_else_happens() {
+    let (mut finished, mut without) = (0, 0);
+    for seed in 0..1500 {
+        let mut script = Script::drawn(seed);
+        let (slots, length) = (script.slots(), 3.0 + script.steps as f64 * script.step_ms / 1e3);
+        let sick = (seed % u64::from(slots)) as u32;
+        for number in 0..1 + seed % 4 {
+            let at_s = length * f64::from((seed as u32 * 37 + number as u32 * 29) % 100) / 100.0;
+            let what = if (seed + number) % 3 == 0 { Kind::Broken } else { Kind::Slip };
+            script.faults.push(fault(at_s, what, sick));
+        }
+        let report = play(&script);
+        assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
+        let cordoned = report.lines.iter().any(|(_, line)| line.contains("is cordoned"));
+        match &report.outcome {
+            Some(Outcome::Finished { .. }) => {
+                finished += 1;
+                without += u32::from(cordoned);
+            }
+            Some(Outcome::Failed(cause)) => {
+                assert!(cordoned, "seed {seed}: {cause}\n{report}");
+            }
+            other => panic!("seed {seed}: {other:?}\n{report}"),
+        }
+    }
+    assert!(finished > 500 && without > 20, "{finished} have finished, {without} without a machine");
+}
+
+#[test]
 fn steps_that_are_repeated_keep_their_cache_phases_whatever_is_asked_of_a_coordinator_that_was_killed() {
     let mut script = quiet(9, 1, 2, 80);
     script.cache = Some(CachePhases { interval: 100, live: 2 });

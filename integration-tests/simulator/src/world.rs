@@ -215,6 +215,8 @@ impl World {
             },
             (Kind::Slow, Some(pid)) => self.processes[pid].slow = (until, fault.factor),
             (Kind::Skew, Some(pid)) => self.processes[pid].beat_factor = fault.factor,
+            (Kind::Slip, Some(pid)) => self.slips(pid),
+            (Kind::Broken, Some(pid)) => self.is_broken(pid),
             (Kind::Partition, Some(pid)) => self.processes[pid].unreachable_until = until,
             (Kind::CutLine, Some(pid)) => self.cut_line(pid),
             (Kind::CutRing, Some(pid)) => {

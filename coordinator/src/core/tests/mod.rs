@@ -7,6 +7,7 @@ mod draining;
 mod elastic;
 mod ends;
 mod failures;
+mod health;
 mod launchers;
 mod launching;
 mod mortal;

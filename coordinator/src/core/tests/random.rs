@@ -49,8 +49,10 @@ enum Move {
     },
     Fail {
         rank: u32,
-        victim: bool,
+        kind: CauseKind,
     },
+    /// A worker tells of a fault of its machine.
+    Slips(u32, u64),
     Leave(u32),
     /// A process ends: by itself, or by a signal while it read this position.
     Exit(u32, Option<u64>),
@@ -81,7 +83,9 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
         1 => rank.clone().prop_map(Move::Leave),
         1 => prop_oneof![
             Just(Move::Asked(Ask::Stop { reason: "enough".into() }.into())),
-            (rank.clone(), any::<bool>()).prop_map(|(rank, victim)| Move::Fail { rank, victim }),
+            (rank.clone(), prop::sample::select(vec![CauseKind::PeerLost, CauseKind::Io, CauseKind::Hardware]))
+                .prop_map(|(rank, kind)| Move::Fail { rank, kind }),
+            (rank.clone(), 1u64..4).prop_map(|(rank, sequence)| Move::Slips(rank, sequence)),
             (rank, prop::option::of(0u64..3)).prop_map(|(rank, read)| Move::Exit(rank, read)),
         ],
     ]
@@ -145,8 +149,10 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         }
         Move::Wait(ms) => return run.wait(Duration::from_millis(ms)),
         Move::Drift { rank, relative_l2 } => Ask::Cache(id(rank), drift_report(run, relative_l2)),
-        Move::Fail { rank, victim } => {
-            let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
+        Move::Slips(rank, sequence) => {
+            Ask::Note { worker: id(rank), sequence, text: "wrong".into(), hardware: true }
+        }
+        Move::Fail { rank, kind } => {
             let failure = Failure::of_run(kind, "broken".into());
             Ask::Failure { run_id: RUN.into(), worker: Some(id(rank)), failure, sample: None }
         }

@@ -217,7 +217,7 @@ fn a_line_for_people_is_reported_once_and_after_a_restart_rather_twice_than_not_
     let mut mortal = Mortal::at_step_ten();
     let worker = mortal.run.worker(0);
     let message = |mortal: &mut Mortal, sequence| {
-        let note = Ask::Note { worker, sequence, text: "the checkpoint is late".into() };
+        let note = Ask::Note { worker, sequence, text: "the checkpoint is late".into(), hardware: false };
         let actions = mortal.ask(note);
         let told = news(&actions);
         matches!(told[..], [News::Note(Slot(0), _)])

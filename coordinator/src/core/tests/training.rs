@@ -202,7 +202,7 @@ fn the_last_memory_report_of_a_phase_counts() {
 #[test]
 fn a_note_is_written_once() {
     let mut run = Run::started(1);
-    let note = |sequence| Ask::Note { worker: id(0), sequence, text: "warm".into() };
+    let note = |sequence| Ask::Note { worker: id(0), sequence, text: "warm".into(), hardware: false };
     assert_eq!(news(&run.ask(note(1)).1), [&News::Note(Slot(0), "warm".into())]);
     assert_eq!(run.ask(note(1)).1, vec![]);
     assert_eq!(run.ask(note(2)).1.len(), 1);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     processes::{signal, worker_of},
-    support::Toy,
+    support::{Toy, free_endpoint},
 };
 
 const ROWS: usize = 500;
@@ -159,6 +159,71 @@ fn without_a_replay_a_bit_that_flips_in_gradients_is_learned() {
     let fault = ("COX_FAULT_GRADIENTS", "rank=1 step=5 times=1 slice=own life=0");
     let printed = with_fault(&toy, "flipped", &run, fault);
     assert!(toy.network("flipped") != toy.network("undisturbed"), "the fault is none\n{printed}");
+}
+
+#[test]
+fn a_fixed_world_ends_with_a_machine_that_computes_wrong_results_and_keeps_what_was_learned() {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], &["--nproc-per-node=3", "faults.replay_every=5"]].concat();
+    let mut command = toy.command("run", &run);
+    command.env("COX_FAULT_GRADIENTS", "rank=1 step=5 times=2 slice=own life=0");
+    let (status, printed) = toy.start_of(command).finish();
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("rank 1 is cordoned after 2 hardware faults"), "{printed}");
+    assert!(printed.contains("is not used any more after 2 hardware faults"), "{printed}");
+    assert!(printed.contains("launch again to go on from checkpoints/step-00000005"), "{printed}");
+    // Launched again, the machine may have been mended.
+    let (_, printed) = toy.train("run", &run);
+    assert!(!printed.contains("cordoned"), "{printed}");
+    toy.assert_audited("run", 16);
+    toy.train("undisturbed", &run);
+    assert!(toy.network("run") == toy.network("undisturbed"), "it learned something else");
+}
+
+#[test]
+fn a_process_that_does_not_pass_its_check_does_not_register_and_its_successor_may() {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], &["--nproc-per-node=2"]].concat();
+    toy.train("undisturbed", &run);
+    for check in ["known", "disk", "device"] {
+        let fault = format!("slot=1 check={check} times=1");
+        let printed = with_fault(&toy, check, &run, ("COX_FAULT_HEALTH", &fault));
+        assert!(printed.contains(&format!("health check: COX_FAULT_HEALTH fails {check}")), "{printed}");
+        assert!(!printed.contains("cordoned"), "{printed}");
+        assert!(toy.network(check) == toy.network("undisturbed"), "{check}: it learned something else");
+    }
+}
+
+#[test]
+fn a_slot_whose_processes_fail_their_check_twice_is_cordoned() {
+    let toy = Toy::new(ROWS);
+    let run = [&RUN[..], &["--nproc-per-node=2"]].concat();
+    let mut command = toy.command("run", &run);
+    command.env("COX_FAULT_HEALTH", "slot=1 check=known times=9");
+    let (status, printed) = toy.start_of(command).finish();
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("rank 1 is cordoned after 2 hardware faults"), "{printed}");
+    assert!(printed.contains("launch again without that machine or device"), "{printed}");
+}
+
+#[test]
+fn an_elastic_world_trains_on_without_a_machine_that_computes_wrong_results() {
+    let (toy, endpoint) = (Toy::new(ROWS), free_endpoint());
+    let node = ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-endpoint", &endpoint, "faults.replay_every=5"];
+    let run = [&RUN[..], &node].concat();
+    let start = || {
+        let mut command = toy.command("run", &run);
+        command.env("COX_FAULT_GRADIENTS", "rank=1 step=5 times=2 slice=own life=0");
+        toy.start_of(command)
+    };
+    // The last call waits for both.
+    let (first, second) = (start(), start());
+    let (status, printed) = first.finish();
+    let (_, of_second) = second.finish();
+    assert!(status.success(), "{status}\n{printed}\n{of_second}");
+    assert!(printed.contains("is cordoned after 2 hardware faults"), "{printed}\n{of_second}");
+    assert!(printed.contains("1 of 2 workers, from step 5"), "{printed}");
+    toy.assert_audited("run", 16);
 }
 
 /// A row that ends the process which reads it is left out of both epochs; every other sample counts once.
