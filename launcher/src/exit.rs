@@ -72,7 +72,7 @@ impl Exit {
             FailureKind::Internal => Self::Internal,
             FailureKind::PeerLost | FailureKind::Numeric | FailureKind::Io | FailureKind::Hardware => {
                 Self::WorkerFailed
-            },
+            }
         }
     }
 

@@ -125,7 +125,9 @@ pub enum Refusal {
         slot: Slot,
     },
     /// The caller's slot is not used any more.
-    #[error("rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is launched again: {newest}")]
+    #[error(
+        "rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is launched again: {newest}"
+    )]
     Cordoned {
         /// Its place.
         slot: Slot,

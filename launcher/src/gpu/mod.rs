@@ -5,8 +5,8 @@
 //! allocator never sees.
 
 mod device;
-pub mod named;
 mod health;
+pub mod named;
 mod nvml;
 
 pub use device::{Gpu, GpuProcess, Peaks};

@@ -66,7 +66,9 @@ impl Driver {
         let name = format!("GPU {gpu}");
         match found {
             Ok(device) => health(&device, name),
-            Err(NvmlError::GpuLost) => GpuHealth { lost: Some(NvmlError::GpuLost.to_string()), name, ..GpuHealth::default() },
+            Err(NvmlError::GpuLost) => {
+                GpuHealth { lost: Some(NvmlError::GpuLost.to_string()), name, ..GpuHealth::default() }
+            }
             // What the driver does not know by this name is not this process's to judge.
             Err(_) => GpuHealth { name, ..GpuHealth::default() },
         }

@@ -6,8 +6,8 @@ use coxswain_coordinator::{core::memory::RankMemory, log::memory_tables};
 use coxswain_proto::{
     human,
     v1::{
-        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse,
-        HardwareFaults, LeavingNode, RankStatus, Slowness, WorkerPhase,
+        self, CheckpointRecord, Failure, FailureKind, GetMemoryResponse, GetStatusResponse, HardwareFaults,
+        LeavingNode, RankStatus, Slowness, WorkerPhase,
     },
 };
 

@@ -34,10 +34,14 @@ fn in_time(
     }
     let at = dir.display();
     match told.recv_timeout(patience) {
-        Ok(Ok(free)) => Ok(free.filter(|free| *free < LITTLE).map(|free| {
-            format!("{at}: only {} MiB are free for checkpoints", free >> 20)
-        }).into_iter().collect()),
-        Ok(Err(error)) if is_of_the_disk(&error) => Err(format!("{at}: a small file cannot be written: {error}")),
+        Ok(Ok(free)) => Ok(free
+            .filter(|free| *free < LITTLE)
+            .map(|free| format!("{at}: only {} MiB are free for checkpoints", free >> 20))
+            .into_iter()
+            .collect()),
+        Ok(Err(error)) if is_of_the_disk(&error) => {
+            Err(format!("{at}: a small file cannot be written: {error}"))
+        }
         Ok(Err(error)) => Ok(vec![format!("{at}: a small file cannot be written: {error}")]),
         Err(_) => Err(format!(
             "{at}: a small file is not written after {} s: the file system hangs",
@@ -56,7 +60,9 @@ fn write_and_remove(dir: &Path) -> io::Result<Option<u64>> {
     if fs::read(&path.0)? != [0x5a; 4096] {
         return Err(io::Error::from_raw_os_error(nix::libc::EIO));
     }
-    Ok(nix::sys::statvfs::statvfs(dir).ok().map(|of| of.blocks_available() as u64 * of.fragment_size() as u64))
+    Ok(nix::sys::statvfs::statvfs(dir)
+        .ok()
+        .map(|of| of.blocks_available() as u64 * of.fragment_size() as u64))
 }
 
 /// Removed when it is dropped.

@@ -40,7 +40,7 @@ impl InjectedFault {
     pub fn of(check: Check) -> Option<String> {
         let text = env::var(HEALTH).ok().filter(|text| !text.is_empty())?;
         let number = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        let fails = fails(&text, check, (number("RANK"), number("TORCHELASTIC_RESTART_COUNT")));
+        let fails = fails(&text, check, number("RANK"), number("TORCHELASTIC_RESTART_COUNT"));
         match fails {
             Some(true) => Some(format!("health check: {HEALTH} fails {}", check.word())),
             Some(false) => None,
@@ -52,7 +52,8 @@ impl InjectedFault {
     }
 }
 
-fn fails(text: &str, check: Check, (slot, life): (u32, u32)) -> Option<bool> {
+/// Whether the process of this slot, started again so many times, fails this check.
+fn fails(text: &str, check: Check, slot: u32, life: u32) -> Option<bool> {
     let field = |name: &str| text.split_whitespace().find_map(|of| of.strip_prefix(name)?.strip_prefix('='));
     let number = |name: &str| field(name)?.parse::<u32>().ok();
     let due = number("slot")? == slot && life < number("times")?;
@@ -65,10 +66,10 @@ mod tests {
 
     #[test]
     fn one_check_of_one_slot_fails_in_its_first_lives() {
-        let fails = |check, of| fails("slot=1 check=disk times=2", check, of);
-        assert_eq!([0, 1, 2].map(|life| fails(Check::Disk, (1, life))), [Some(true), Some(true), Some(false)]);
-        assert_eq!(fails(Check::Known, (1, 0)), Some(false));
-        assert_eq!(fails(Check::Disk, (0, 0)), Some(false));
-        assert_eq!(super::fails("slot=1 check=disk", Check::Disk, (1, 0)), None);
+        let fails = |check, slot, life| fails("slot=1 check=disk times=2", check, slot, life);
+        assert_eq!([0, 1, 2].map(|life| fails(Check::Disk, 1, life)), [Some(true), Some(true), Some(false)]);
+        assert_eq!(fails(Check::Known, 1, 0), Some(false));
+        assert_eq!(fails(Check::Disk, 0, 0), Some(false));
+        assert_eq!(super::fails("slot=1 check=disk", Check::Disk, 1, 0), None);
     }
 }

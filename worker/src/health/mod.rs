@@ -94,12 +94,18 @@ mod tests {
         struct Gone;
         impl device::Driver for Gone {
             fn health(&self, gpu: usize) -> device::GpuHealth {
-                device::GpuHealth { name: format!("GPU {gpu}"), lost: Some("it is lost".into()), ..Default::default() }
+                device::GpuHealth {
+                    name: format!("GPU {gpu}"),
+                    lost: Some("it is lost".into()),
+                    ..Default::default()
+                }
             }
         }
         let dir = tempfile::tempdir().expect("there is room");
         let site = |device| Site { output_dir: dir.path(), device, driver: Some(&Gone) };
-        assert!(check(&site(Device::Cuda(3))).is_err_and(|why| why.contains("GPU 3") && why.contains("lost")));
+        assert!(
+            check(&site(Device::Cuda(3))).is_err_and(|why| why.contains("GPU 3") && why.contains("lost"))
+        );
         check(&site(Device::Cpu)).expect("it does not use the GPU");
     }
 

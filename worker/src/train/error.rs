@@ -13,8 +13,8 @@ use super::{
     unknown_task::UnknownTask,
 };
 use crate::{
-    collective::CollectiveError, feeder::DataError, health::known::WrongResult, link::LinkError, memory::OutOfMemory,
-    trainer::FailureKind, zero,
+    collective::CollectiveError, feeder::DataError, health::known::WrongResult, link::LinkError,
+    memory::OutOfMemory, trainer::FailureKind, zero,
 };
 
 /// Why training on this rank ended early.

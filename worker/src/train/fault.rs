@@ -126,7 +126,8 @@ impl InjectedFaults {
 impl InjectedFaults {
     /// Whether the gradients of a slice that has run are to be wrong: of the rank's `own`, or of another.
     pub fn flips_gradient(&mut self, rank: Rank, step: Step, own: bool) -> bool {
-        let fault = self.gradient.as_mut().filter(|fault| (fault.rank, fault.step, fault.own) == (rank, step, own));
+        let fault =
+            self.gradient.as_mut().filter(|fault| (fault.rank, fault.step, fault.own) == (rank, step, own));
         let due = fault.filter(|fault| fault.times > 0);
         due.map(|fault| fault.times -= 1).is_some()
     }

@@ -63,6 +63,7 @@ mod skips;
 mod stats;
 mod step;
 mod summary;
+mod suspicions;
 mod tally;
 #[cfg(test)]
 mod tests;

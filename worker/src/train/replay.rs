@@ -36,9 +36,10 @@ use coxswain_proto::{
     ids::{Rank, Step},
 };
 
-use self::judge::{FIELDS, FIRST, Finding, Outcome, Row, Runs, second};
+use self::judge::{FIELDS, FIRST, ReplayFinding, ReplayRow, Runs, SliceOutcome, second};
 use super::{
     TrainError, skip,
+    suspicions::Suspicions,
     tally::{Share, Spent, Tried},
     training::Training,
     verify,
@@ -52,17 +53,8 @@ use crate::{
     zero::ScaleState,
 };
 
-/// What a step's attempts have shown.
-#[derive(Debug, Default)]
-pub(super) struct Suspicions {
-    /// Ranks that were wrong in the attempt before.
-    wrong: BTreeSet<Rank>,
-    /// Nothing can be concluded: the step is not replayed again.
-    given_up: bool,
-}
-
 /// A moved run, made before a rank's own.
-pub(super) struct Moved(Option<Outcome>);
+pub(super) struct Moved(Option<SliceOutcome>);
 
 /// What an attempt has come to when ranks compare.
 pub(super) struct Attempted<'a> {
@@ -111,7 +103,7 @@ pub(super) fn compare<B: Tape<Base = B>>(
     }
     let own = match attempted.error {
         None => Some(digest(training, attempted.share)),
-        Some(error) => error.is_not_finite().then_some(Outcome::NotFinite),
+        Some(error) => error.is_not_finite().then_some(SliceOutcome::NotFinite),
     };
     let rows = gather(training, step, [own, attempted.moved.0], true)?;
     let mut runs = Runs::new(rows.len());
@@ -145,13 +137,13 @@ pub(super) fn compare<B: Tape<Base = B>>(
 fn conclude<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     step: Step,
-    finding: Finding,
+    finding: ReplayFinding,
     suspicions: &mut Suspicions,
 ) -> Result<(), TrainError> {
     let own = training.members.rank();
     let wrong = match finding {
-        Finding::Wrong(ranks) if training.members.computes != Computes::OnGpu => ranks,
-        Finding::Wrong(ranks) | Finding::Unclear(ranks) => {
+        ReplayFinding::Wrong(ranks) if training.members.computes != Computes::OnGpu => ranks,
+        ReplayFinding::Wrong(ranks) | ReplayFinding::Unclear(ranks) => {
             suspicions.given_up = true;
             if own == Rank(0) {
                 let line = words_of_doubt(step, &ranks);
@@ -192,14 +184,14 @@ fn words_of_doubt(step: Step, ranks: &BTreeSet<Rank>) -> String {
 fn gather<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     step: Step,
-    outcomes: [Option<Outcome>; 2],
+    outcomes: [Option<SliceOutcome>; 2],
     sound: bool,
-) -> Result<Vec<Row>, TrainError> {
+) -> Result<Vec<ReplayRow>, TrainError> {
     training.enter(Phase::Communication, step)?;
-    let row = Row { outcomes, kind: health::kind::of(training.members.computes), sound }.encode();
+    let row = ReplayRow { outcomes, kind: health::kind::of(training.members.computes), sound }.encode();
     let mut table = vec![0.0; FIELDS * training.members.comm.world()];
     training.members.comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
-    Ok(Row::decode_all(&table))
+    Ok(ReplayRow::decode_all(&table))
 }
 
 /// Runs the slice of the rank so many behind this one; none where that cannot be done here. Leaves the
@@ -208,12 +200,12 @@ fn run<B: Tape<Base = B>>(
     training: &mut Training<'_, B>,
     step: Step,
     shift: usize,
-) -> Result<Option<Outcome>, TrainError> {
+) -> Result<Option<SliceOutcome>, TrainError> {
     let mut share = Share::default();
     let outcome = match add_up(training, step, shift, &mut share) {
         Ok(true) => Some(digest(training, &share)),
         Ok(false) => None,
-        Err(error) if error.is_not_finite() => Some(Outcome::NotFinite),
+        Err(error) if error.is_not_finite() => Some(SliceOutcome::NotFinite),
         // Its own rank meets this, too, if it is the sample's or the batch's fault.
         Err(error @ (TrainError::DoesNotFit { .. } | TrainError::Data(_) | TrainError::Task(_))) => {
             tracing::info!(step = step.0, %error, "another rank's slice cannot be run here, and is not compared");
@@ -276,13 +268,13 @@ fn request<B: Tape<Base = B>>(training: &Training<'_, B>, step: Step, slice: Ran
 }
 
 /// What the gradients that are there now, and these sums, come to.
-fn digest<B: Tape<Base = B>>(training: &mut Training<'_, B>, share: &Share) -> Outcome {
+fn digest<B: Tape<Base = B>>(training: &mut Training<'_, B>, share: &Share) -> SliceOutcome {
     /// Elements that are brought to the host at once.
     const CHUNK: usize = 1 << 20;
     let grads = training.learner.grads.values_mut();
     let len = grads.len();
     if !grads.squares(&[0..len]).is_finite() {
-        return Outcome::NotFinite;
+        return SliceOutcome::NotFinite;
     }
     let mut hash = blake3::Hasher::new();
     for begin in (0..len).step_by(CHUNK) {
@@ -292,7 +284,7 @@ fn digest<B: Tape<Base = B>>(training: &mut Training<'_, B>, share: &Share) -> O
     hash.update(&share.loss_sum.to_bits().to_le_bytes());
     hash.update(&share.valid_count.to_bits().to_le_bytes());
     let bytes = hash.finalize();
-    Outcome::Digest(u64::from_le_bytes(*bytes.as_bytes().first_chunk().expect("a digest has 32 bytes")))
+    SliceOutcome::Digest(u64::from_le_bytes(*bytes.as_bytes().first_chunk().expect("a digest has 32 bytes")))
 }
 
 impl<B: Tape<Base = B>> Training<'_, B> {

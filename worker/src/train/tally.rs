@@ -11,7 +11,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{Figures, StageTimes};
 
-use super::{learner::Learner, replay::Suspicions, training::Training};
+use super::{learner::Learner, suspicions::Suspicions, training::Training};
 use crate::{
     link::{StepReport, StepTimes},
     zero::GroupNorm,

@@ -108,7 +108,8 @@ impl Run {
 
     /// The failure of a run that needs a slot whose hardware is not sound.
     fn irreplaceable(&self, slot: Slot, failure: Failure) -> Failure {
-        let (faults, enough) = (self.health.of(slot).map_or(0, |health| health.faults), self.config.world.least());
+        let (faults, enough) =
+            (self.health.of(slot).map_or(0, |health| health.faults), self.config.world.least());
         let message = format!(
             "{}; its slot is not used any more after {faults} hardware faults (faults.cordon_after), and {enough} workers \
              are needed: launch again without that machine or device",

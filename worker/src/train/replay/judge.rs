@@ -1,12 +1,12 @@
 //! What runs over the same slices say of the ranks that made them.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use coxswain_proto::ids::Rank;
 
 /// What a run over a slice came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum SliceOutcome {
     /// A loss or a gradient that is infinite or not a number.
     NotFinite,
     /// The digest of its gradients, its loss and its count of valid elements.
@@ -15,9 +15,9 @@ pub(super) enum Outcome {
 
 /// What one rank says in one round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct ReplayRow {
     /// Of the slices that it ran, in the order of the round's shifts; none where it could not.
-    pub outcomes: [Option<Outcome>; 2],
+    pub outcomes: [Option<SliceOutcome>; 2],
     /// What it computes with. Runs on other kinds of processors may differ in the last bit.
     pub kind: u64,
     /// Whether it gets a computation right whose result is known.
@@ -27,14 +27,14 @@ pub(super) struct Row {
 /// Numbers of a row: digests in halves, for whole numbers travel unchanged up to 2^53.
 pub(super) const FIELDS: usize = 9;
 
-impl Row {
+impl ReplayRow {
     pub fn encode(&self) -> [f64; FIELDS] {
         let mut row = [0.0; FIELDS];
         for (fields, outcome) in row.chunks_exact_mut(3).zip(self.outcomes) {
             (fields[0], fields[1], fields[2]) = match outcome {
                 None => (0.0, 0.0, 0.0),
-                Some(Outcome::NotFinite) => (1.0, 0.0, 0.0),
-                Some(Outcome::Digest(digest)) => (2.0, low(digest), high(digest)),
+                Some(SliceOutcome::NotFinite) => (1.0, 0.0, 0.0),
+                Some(SliceOutcome::Digest(digest)) => (2.0, low(digest), high(digest)),
             };
         }
         (row[6], row[7], row[8]) = (low(self.kind), high(self.kind), f64::from(u8::from(self.sound)));
@@ -43,8 +43,8 @@ impl Row {
 
     fn decode(row: &[f64]) -> Self {
         let outcome = |fields: &[f64]| match fields[0] as u8 {
-            1 => Some(Outcome::NotFinite),
-            2 => Some(Outcome::Digest(joined(fields[1], fields[2]))),
+            1 => Some(SliceOutcome::NotFinite),
+            2 => Some(SliceOutcome::Digest(joined(fields[1], fields[2]))),
             _ => None,
         };
         Self {
@@ -87,24 +87,16 @@ pub(super) fn second(world: usize) -> &'static [usize] {
 
 /// What all ranks have learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(super) enum ReplayFinding {
     /// These ranks have computed something wrong; what the others have is right.
     Wrong(BTreeSet<Rank>),
     /// These ranks differ, and nothing says which is right.
     Unclear(BTreeSet<Rank>),
 }
 
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Wrong(ranks) | Self::Unclear(ranks)) = self;
-        let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
-        write!(f, "{}", ranks.join(", "))
-    }
-}
-
 /// All runs of a step so far, by slice: which rank came to what.
 #[derive(Clone, Debug)]
-pub(super) struct Runs(Vec<Vec<(usize, Outcome)>>);
+pub(super) struct Runs(Vec<Vec<(usize, SliceOutcome)>>);
 
 impl Runs {
     pub fn new(world: usize) -> Self {
@@ -112,7 +104,7 @@ impl Runs {
     }
 
     /// Adds a round in which rank `r` ran the slices of ranks `r + shift`.
-    pub fn add(&mut self, shifts: &[usize], rows: &[Row]) {
+    pub fn add(&mut self, shifts: &[usize], rows: &[ReplayRow]) {
         let world = self.0.len();
         for (rank, row) in rows.iter().enumerate() {
             for (shift, outcome) in shifts.iter().zip(row.outcomes) {
@@ -123,18 +115,20 @@ impl Runs {
 
     /// Slices over which runs differ.
     pub fn disputed(&self) -> BTreeSet<usize> {
-        let differ = |runs: &[(usize, Outcome)]| runs.iter().any(|(_, outcome)| *outcome != runs[0].1);
+        let differ = |runs: &[(usize, SliceOutcome)]| runs.iter().any(|(_, outcome)| *outcome != runs[0].1);
         (0..self.0.len()).filter(|slice| differ(&self.0[*slice])).collect()
     }
 
     /// Which ranks are to blame that slices are disputed; `sound` is what ranks say of their arithmetic.
-    pub fn judge(&self, sound: &[bool]) -> Finding {
+    pub fn judge(&self, sound: &[bool]) -> ReplayFinding {
         let (mut wrong, mut unclear) = (BTreeSet::new(), Vec::new());
         for slice in self.disputed() {
             let runs = &self.0[slice];
             let ranks: BTreeSet<usize> = runs.iter().map(|(rank, _)| *rank).collect();
             match right(runs).or_else(|| of_sound(runs, sound)) {
-                Some(right) => wrong.extend(runs.iter().filter(|(_, found)| *found != right).map(|(rank, _)| *rank)),
+                Some(right) => {
+                    wrong.extend(runs.iter().filter(|(_, found)| *found != right).map(|(rank, _)| *rank))
+                }
                 None => unclear.push(ranks),
             }
         }
@@ -142,30 +136,34 @@ impl Runs {
         let unexplained = unclear.into_iter().filter(|ranks| ranks.is_disjoint(&wrong));
         let unexplained: BTreeSet<usize> = unexplained.flatten().collect();
         let named = |ranks: BTreeSet<usize>| ranks.into_iter().map(|rank| Rank(rank as u32)).collect();
-        if wrong.is_empty() { Finding::Unclear(named(unexplained)) } else { Finding::Wrong(named(wrong)) }
+        if wrong.is_empty() {
+            ReplayFinding::Unclear(named(unexplained))
+        } else {
+            ReplayFinding::Wrong(named(wrong))
+        }
     }
 }
 
 /// What most runs over a slice came to, if that is more than one and more than any other. Of as many, a
 /// finite result is right: a number that is none does not become one by an error, and the other way round it
 /// does.
-fn right(runs: &[(usize, Outcome)]) -> Option<Outcome> {
-    let count = |of: Outcome| runs.iter().filter(|(_, outcome)| *outcome == of).count();
+fn right(runs: &[(usize, SliceOutcome)]) -> Option<SliceOutcome> {
+    let count = |of: SliceOutcome| runs.iter().filter(|(_, outcome)| *outcome == of).count();
     let most = runs.iter().map(|(_, outcome)| count(*outcome)).max().filter(|most| *most > 1)?;
-    let mut candidates: Vec<Outcome> = Vec::new();
+    let mut candidates: Vec<SliceOutcome> = Vec::new();
     for (_, outcome) in runs.iter().filter(|(_, outcome)| count(*outcome) == most) {
         if !candidates.contains(outcome) {
             candidates.push(*outcome);
         }
     }
     if candidates.len() > 1 {
-        candidates.retain(|candidate| *candidate != Outcome::NotFinite);
+        candidates.retain(|candidate| *candidate != SliceOutcome::NotFinite);
     }
     (candidates.len() == 1).then(|| candidates[0])
 }
 
 /// What ranks came to whose arithmetic is sound, if all of them agree and others are not sound.
-fn of_sound(runs: &[(usize, Outcome)], sound: &[bool]) -> Option<Outcome> {
+fn of_sound(runs: &[(usize, SliceOutcome)], sound: &[bool]) -> Option<SliceOutcome> {
     let is_sound = |rank: usize| sound.get(rank).copied().unwrap_or(true);
     let mut theirs = runs.iter().filter(|(rank, _)| is_sound(*rank)).map(|(_, outcome)| *outcome);
     let first = theirs.next()?;
