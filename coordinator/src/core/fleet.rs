@@ -281,6 +281,13 @@ impl Fleet {
         }
     }
 
+    /// No process is wanted at a slot any more, whatever its launcher was asked for.
+    pub fn withdraw(&mut self, slot: Slot, out: &mut Vec<Action>) {
+        if self.roster.withdraw(slot) && self.roster.living_at(slot).is_none() {
+            out.push(Action::Record(Record::Lost { slot, respawn: None }));
+        }
+    }
+
     /// What is known of a worker, as a failure.
     pub fn failure_of(
         &self,

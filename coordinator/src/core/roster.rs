@@ -332,6 +332,11 @@ impl Roster {
         self.states.get(slot.0 as usize)?.respawn.as_ref()
     }
 
+    /// No process is wanted at a slot any more; whether one was.
+    pub fn withdraw(&mut self, slot: Slot) -> bool {
+        self.states.get_mut(slot.0 as usize).is_some_and(|state| state.respawn.take().is_some())
+    }
+
     /// Restores what was asked in an earlier life of the coordinator.
     pub fn recall_respawn(&mut self, respawn: Respawn) {
         if let Some(state) = self.states.get_mut(respawn.slot.0 as usize) {

@@ -44,7 +44,7 @@ use super::{
     vote::{self, Ballot, Fared, Lookout, Verdict},
 };
 use coxswain_nn::{
-    kernels::{Tape, flat::Flat, free_broken_off},
+    kernels::{Tape, free_broken_off},
     params::Group,
 };
 use coxswain_task::{self as task, Figures, MicroLoss, Pass, StageClock};

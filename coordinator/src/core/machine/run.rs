@@ -161,7 +161,11 @@ impl Run {
 
     /// One more fault of a slot's hardware; true if the slot is not used any more for that.
     pub(super) fn count_fault(&mut self, slot: Slot, what: &str) -> bool {
-        !self.phase.is_over() && self.health.count(slot, what, &mut self.out)
+        let cordoned = !self.phase.is_over() && self.health.count(slot, what, &mut self.out);
+        if cordoned {
+            self.fleet.withdraw(slot, &mut self.out);
+        }
+        cordoned
     }
 
     /// Whether a slot's worker is to go and holds nothing that the run needs: it is no member of the

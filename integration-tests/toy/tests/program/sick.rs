@@ -209,7 +209,7 @@ fn a_slot_whose_processes_fail_their_check_twice_is_cordoned() {
 #[test]
 fn an_elastic_world_trains_on_without_a_machine_that_computes_wrong_results() {
     let (toy, endpoint) = (Toy::new(ROWS), free_endpoint());
-    let node = ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-endpoint", &endpoint, "faults.replay_every=5"];
+    let node = ["--nnodes=1:2", "--nproc-per-node=2", "--rdzv-endpoint", &endpoint, "faults.replay_every=5"];
     let run = [&RUN[..], &node].concat();
     let start = || {
         let mut command = toy.command("run", &run);
@@ -222,7 +222,7 @@ fn an_elastic_world_trains_on_without_a_machine_that_computes_wrong_results() {
     let (_, of_second) = second.finish();
     assert!(status.success(), "{status}\n{printed}\n{of_second}");
     assert!(printed.contains("is cordoned after 2 hardware faults"), "{printed}\n{of_second}");
-    assert!(printed.contains("1 of 2 workers, from step 5"), "{printed}");
+    assert!(printed.contains("3 of 4 workers, from step 5"), "{printed}");
     toy.assert_audited("run", 16);
 }
 
