@@ -14,7 +14,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
     limits::MAX_PARTS,
-    run_spec::{RunSpec, Shard},
+    run_spec::RunSpec,
 };
 use coxswain_task::{
     Built, Evaluation as Found, Example, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn,
@@ -84,10 +84,7 @@ pub fn evaluate_run<B: Tape<Base = B>>(
 ) -> Result<(Step, Option<HeldOutError>), TrainError> {
     pool::join();
     let samples = task.open(spec)?;
-    // One process: there is nobody to share anything out with.
-    let mut alone = spec.clone();
-    alone.memory.shard = Shard::None;
-    let Built { objective, layout, .. } = task.build(&alone, &*samples, device)?;
+    let Built { objective, layout, .. } = task.build(spec, &*samples, device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));
     let found = store.newest()?;
     let mut weights = save::read_trainables(&found, &layout)?;

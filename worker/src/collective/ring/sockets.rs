@@ -62,9 +62,13 @@ impl RingListener {
         self.tokens.as_ref()
     }
 
-    /// The interface that it listens on.
+    /// The interface that it listens on; an error if that is all of them, which is nobody's address.
     pub fn ip(&self) -> io::Result<IpAddr> {
-        Ok(self.listener.local_addr()?.ip())
+        let ip = self.listener.local_addr()?.ip();
+        match ip.is_unspecified() {
+            true => Err(io::Error::new(ErrorKind::AddrNotAvailable, "it listens on all interfaces")),
+            false => Ok(ip),
+        }
     }
 
     /// The address to register: the one bound to, with the port that was given.
