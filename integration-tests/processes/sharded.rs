@@ -25,7 +25,8 @@ fn assert_alike(overrides: &[&str]) -> [Value; 2] {
         let output = dir.path().join(name);
         let keys = ["train.steps=6", "eval.samples=4", "optimizer.warmup_steps=2", shard];
         let summary = train(&output, &[&keys[..], overrides].concat());
-        let adapter = std::fs::read(output.join("adapter/adapter_model.safetensors")).expect("it is exported");
+        let adapter =
+            std::fs::read(output.join("adapter/adapter_model.safetensors")).expect("it is exported");
         (summary, adapter)
     };
     let (held, shared) = (run("held", "memory.shard=none"), run("shared", SHARD));
@@ -85,10 +86,16 @@ fn memory_falls_as_planned_when_frozen_weights_are_shared_out() {
     });
     for (predicted, measured) in [held, shared] {
         let off = (predicted - measured).abs();
-        assert!(off <= (0.03 * measured).max(f64::from(8 << 20)), "{predicted} predicted, {measured} measured");
+        assert!(
+            off <= (0.03 * measured).max(f64::from(8 << 20)),
+            "{predicted} predicted, {measured} measured"
+        );
     }
     let (planned, fell) = (held.0 - shared.0, held.1 - shared.1);
-    assert!(planned > f64::from(1 << 20) && (planned - fell).abs() < 0.1 * planned, "{planned} planned, {fell} less");
+    assert!(
+        planned > f64::from(1 << 20) && (planned - fell).abs() < 0.1 * planned,
+        "{planned} planned, {fell} less"
+    );
 }
 
 #[test]
@@ -102,8 +109,7 @@ fn an_out_of_memory_is_tried_again_to_the_same_bits() {
         arguments.extend(["train.steps=6", "train.global_batch=8", "train.micro_batch=4", "eval.samples=2"]);
         // 4 samples want 800 MiB more, 2 want 400.
         let fault = format!("rank=1 step=3 phase={phase} mib=200");
-        let (status, printed) =
-            Running::start_with(&arguments, &[("COX_FAULT_MEMORY", &fault)]).finish();
+        let (status, printed) = Running::start_with(&arguments, &[("COX_FAULT_MEMORY", &fault)]).finish();
         assert!(status.success(), "{printed}");
         assert!(printed.contains("all ranks go from 4 to 2 samples at a time"), "{printed}");
         results(&output)
@@ -149,7 +155,8 @@ fn what_cannot_be_shared_out_is_refused_before_anything_runs() {
         ("launch.device=cuda", "memory.shard"),
     ] {
         let out = cox(&["check", "configs/quickstart.yaml", SHARD, change]).output().expect("cox was built");
-        let printed = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        let printed =
+            [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
         assert!(!out.status.success() && printed.contains(told), "{change}: {printed}");
     }
     let plan = cox(&["plan", "configs/quickstart.yaml", SHARD, "--json"]).output().expect("cox was built");

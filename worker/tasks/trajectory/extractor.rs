@@ -119,7 +119,8 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         device: &B::Device,
     ) -> Result<Self, TaskError> {
         let shape = TrajectoryShape::of(settings)?;
-        let options = LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
+        let options =
+            LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
         let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
         let trunk = VisionTrunk::load(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;

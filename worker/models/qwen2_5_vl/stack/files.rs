@@ -130,7 +130,7 @@ impl Files {
 
     /// The tensors of a block that are copies: what ranks share out.
     pub(super) fn copied(&self, index: usize) -> impl Iterator<Item = &Wanted> {
-        self.blocks[index].iter().filter(|wanted| self.copies(wanted))
+        self.blocks[index].iter().filter(move |wanted| self.copies(wanted))
     }
 
     /// Bytes of a block's copies.

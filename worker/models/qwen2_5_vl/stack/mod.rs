@@ -24,11 +24,11 @@ use std::{
     sync::Arc,
 };
 
+use self::{files::Files, stream::Streamed};
 pub use self::{
     manifest::{Assemble, LinearShape, Linears, Manifest, Parts},
     shared::SharedBlocks,
 };
-use self::{files::Files, stream::Streamed};
 use super::{
     blocks::{BlockWeights, InMemory},
     error::{ModelError, UnreadableWeights},

@@ -51,13 +51,13 @@ impl Part {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+        &mut bytemuck::cast_slice_mut::<u32, u8>(&mut self.words)[..self.len]
     }
 }
 
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
+        &bytemuck::cast_slice::<u32, u8>(&self.words)[..self.len]
     }
 }
 
@@ -82,7 +82,7 @@ fn bytes(wanted: &Wanted, cut: Cut) -> usize {
 impl Files {
     /// Reads this rank's part of every block.
     fn read_parts(&self, cut: Cut) -> Result<Vec<Arc<Part>>, UnreadableWeights> {
-        let part = |index| {
+        let part = |index| -> Result<_, UnreadableWeights> {
             let mut part = Part::zeros(self.copied(index).map(|wanted| bytes(wanted, cut)).sum());
             let mut rest = part.bytes_mut();
             for wanted in self.copied(index) {

@@ -146,7 +146,8 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             let mut state = start;
             let Some(&first) = order.first() else { return Ok(state) };
             let reader = thread::Builder::new().name("layers".into());
-            let started = reader.spawn_scoped(scope, move || read_in_order(files, order, signals, &hand_over));
+            let started =
+                reader.spawn_scoped(scope, move || read_in_order(files, order, signals, &hand_over));
             started.map_err(|error| files.unreadable(first, &format!("no thread to read with: {error}")))?;
             for &index in order {
                 let Some(fetched) = signals.wait(&ready) else { break };

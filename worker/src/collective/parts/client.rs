@@ -8,11 +8,12 @@ use std::{
     io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use coxswain_identity::Tokens;
 use coxswain_nn::sharded::{Cut, Peers, Wanted};
+use coxswain_proto::limits::{PART_PAUSE, PART_TIMEOUT};
 
 use super::wire::{ANSWER, Hello, NOT_HERE, PROVEN_ANSWER, Verdict, ask, decode_answer, hear};
 use crate::{
@@ -23,11 +24,6 @@ use crate::{
     },
 };
 
-/// Without a byte from a rank: longer than a thread of a busy machine waits for its turn, shorter than
-/// anything that a coordinator takes for a rank that hangs.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// For which a rank that did not answer is not asked again.
-const LEFT_ALONE: Duration = Duration::from_secs(30);
 /// Bytes between two looks at whether they are still waited for.
 const PIECE: usize = 1 << 20;
 
@@ -69,7 +65,7 @@ impl RemotePeers {
     /// Puts the question to a rank; false if it is left alone, or has no address.
     fn put(&self, line: &mut Line, rank: usize, block: usize) -> io::Result<bool> {
         match line {
-            Line::LeftAlone(since) if since.elapsed() < LEFT_ALONE => return Ok(false),
+            Line::LeftAlone(since) if since.elapsed() < PART_PAUSE => return Ok(false),
             Line::Open(socket) => {
                 ask(&*socket, block)?;
                 return Ok(true);
@@ -84,9 +80,9 @@ impl RemotePeers {
     }
 
     fn call(&self, address: SocketAddr, rank: usize) -> io::Result<TcpStream> {
-        let mut socket = TcpStream::connect_timeout(&address, PATIENCE)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        let mut socket = TcpStream::connect_timeout(&address, PART_TIMEOUT)?;
+        socket.set_read_timeout(Some(PART_TIMEOUT))?;
+        socket.set_write_timeout(Some(PART_TIMEOUT))?;
         prepare(&socket)?;
         let Caller { run, blocks, cut, tokens } = &self.caller;
         let [own, to, world] = [cut.rank, rank, cut.world].map(|number| number as u32);

@@ -15,6 +15,7 @@ use std::{
 
 use coxswain_identity::Tokens;
 use coxswain_nn::sharded::{Cut, HeldParts};
+use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_WORLD};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::wire::{ANSWER, Hello, NOT_HERE, OPENING, Verdict, encode_answer, hear};
@@ -23,12 +24,8 @@ use crate::collective::{
     ring::prepare,
 };
 
-/// Connections at once. A rank has one to each other rank.
-const MAX_CALLERS: usize = 10_000;
 /// For a caller to say who it is, and to take what it has asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Until accepting is tried again where the machine has no room for a connection.
-const ACCEPT_AGAIN_MS: u16 = 100;
 
 /// What is answered for, and to whom.
 struct Answers {
@@ -39,6 +36,7 @@ struct Answers {
     callers: Mutex<Callers>,
 }
 
+/// A rank has one connection to each other rank, so that no world has more than the largest has ranks.
 #[derive(Default)]
 struct Callers {
     next: u64,
@@ -108,7 +106,7 @@ fn accept(listener: &TcpListener, woken: &UnixStream, answers: &Arc<Answers>) {
         let ready = PollFlags::POLLIN;
         let mut sources = [PollFd::new(woken.as_fd(), ready), PollFd::new(listener.as_fd(), ready)];
         let (sources, timeout) = match is_full {
-            true => (&mut sources[..1], PollTimeout::from(ACCEPT_AGAIN_MS)),
+            true => (&mut sources[..1], PollTimeout::try_from(ACCEPT_PAUSE).unwrap_or(PollTimeout::ZERO)),
             false => (&mut sources[..], PollTimeout::NONE),
         };
         let polled = poll(sources, timeout);
@@ -137,7 +135,7 @@ fn welcome(socket: TcpStream, answers: &Arc<Answers>) {
 
 impl Callers {
     fn enter(&mut self, socket: TcpStream) -> Option<u64> {
-        if self.closed || self.sockets.len() >= MAX_CALLERS {
+        if self.closed || self.sockets.len() >= MAX_WORLD {
             return None;
         }
         self.next += 1;

@@ -61,7 +61,8 @@ fn caller(cut: Cut) -> Caller {
 fn fetch(peers: &RemotePeers, cut: Cut, block: usize, len: usize) -> Vec<(usize, bool, Vec<u8>)> {
     let others: Vec<_> = (0..cut.world).filter(|rank| *rank != cut.rank).collect();
     let mut buffers: Vec<_> = others.iter().map(|_| vec![0; len]).collect();
-    let mut wanted: Vec<_> = others.iter().zip(&mut buffers).map(|(&rank, buffer)| asked(rank, buffer)).collect();
+    let mut wanted: Vec<_> =
+        others.iter().zip(&mut buffers).map(|(&rank, buffer)| asked(rank, buffer)).collect();
     peers.fetch(block, &mut wanted, &|| true);
     let came: Vec<_> = wanted.into_iter().map(|wanted| (wanted.rank, wanted.came)).collect();
     came.into_iter().zip(buffers).map(|((rank, came), buffer)| (rank, came, buffer)).collect()
@@ -91,7 +92,10 @@ fn every_rank_is_answered_by_all_others_however_often_each_asks() {
                 // Rank 0 asks for nothing at all, rank 3 for six blocks, each in an order of its own.
                 for block in (0..2 * rank).rev() {
                     for (from, came, bytes) in fetch(&peers, cut(rank, 4), block, LEN) {
-                        assert!(came && bytes.iter().all(|found| *found == byte(from, block)), "{rank} {from}");
+                        assert!(
+                            came && bytes.iter().all(|found| *found == byte(from, block)),
+                            "{rank} {from}"
+                        );
                     }
                 }
             });
@@ -128,7 +132,8 @@ fn an_answer_that_is_not_waited_for_is_no_answer_to_the_next_question() {
     let addresses = servers.iter().map(|server| Some(server.address())).collect();
     let peers = RemotePeers::new(caller(cut(0, 3)), addresses);
     let mut buffers = [vec![0; 4 << 20], vec![0; 4 << 20]];
-    let mut wanted: Vec<_> = [1, 2].into_iter().zip(&mut buffers).map(|(rank, buffer)| asked(rank, buffer)).collect();
+    let mut wanted: Vec<_> =
+        [1, 2].into_iter().zip(&mut buffers).map(|(rank, buffer)| asked(rank, buffer)).collect();
     peers.fetch(0, &mut wanted, &|| false);
     assert!(wanted.iter().all(|wanted| !wanted.came));
     for (from, came, bytes) in fetch(&peers, cut(0, 3), 5, 4 << 20) {

@@ -54,8 +54,8 @@ impl Subject {
         let (entry, fetched) = (self.tap().filter(|_| exact), self.fetched(ask));
         let pass = self.pass(ask.micro_batch, entry);
         let beside = |stage: &str| fetched.map_or(0, |frozen| streamed_during(stage, frozen));
-        let filling = entry
-            .map_or(0, |_| self.fill_peak(ask.micro_batch) + fetched.map_or(0, FrozenBytes::two_blocks));
+        let filling =
+            entry.map_or(0, |_| self.fill_peak(ask.micro_batch) + fetched.map_or(0, FrozenBytes::two_blocks));
         let mut prediction = Prediction::default().with_pass(&pass, beside);
         prediction.forward = prediction.forward.max(filling);
         (prediction, pass.scratch)

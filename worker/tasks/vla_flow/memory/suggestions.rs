@@ -99,7 +99,12 @@ impl Subject {
         if held && self.vla.model.weights_dtype.packing().is_none() {
             let streamed: fn(&mut RunSpec) = |spec| spec.memory.offload = Offload::Layers;
             let remark = "frozen blocks are read from their files whenever they run";
-            suggestions.push(self.fetching(ask, ["frozen layers streamed", "memory.offload=layers"], remark, streamed));
+            suggestions.push(self.fetching(
+                ask,
+                ["frozen layers streamed", "memory.offload=layers"],
+                remark,
+                streamed,
+            ));
             if ask.world > 1 && ask.place != Place::Gpu {
                 let sharded: fn(&mut RunSpec) = |spec| spec.memory.shard = Shard::Frozen;
                 let what = format!("frozen layers over {} ranks", ask.world);

@@ -295,7 +295,9 @@ fn shared_blocks_take_a_rank_its_part_and_two_of_them_whole() {
         let done = shared.suggestions(host(world, 0));
         assert!(done.iter().all(|suggestion| suggestion.setting != "memory.shard=frozen"));
     }
-    assert!(base.suggestions(host(1, 0)).iter().all(|suggestion| suggestion.setting != "memory.shard=frozen"));
+    assert!(
+        base.suggestions(host(1, 0)).iter().all(|suggestion| suggestion.setting != "memory.shard=frozen")
+    );
 }
 
 #[test]

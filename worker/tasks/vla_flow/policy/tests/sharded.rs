@@ -149,8 +149,9 @@ fn kept_features_are_the_same_from_shared_blocks_while_other_ranks_compute_none(
     let ranks: Vec<_> = (0..2).map(|_| sharded(&changes)).collect();
     world_of(&ranks);
     let batch = batch(&[0, 1, 2]);
-    let features =
-        |fixture: &Fixture| fixture.policy.features_below(&fixture.trainables, &batch).expect("a sound batch");
+    let features = |fixture: &Fixture| {
+        fixture.policy.features_below(&fixture.trainables, &batch).expect("a sound batch")
+    };
     let kept = features(&whole);
     assert_eq!(bits(&kept.values), bits(&features(&ranks[0]).values));
     let cached = MicroBatch { pixel_values: vec![], features: Some(kept), ..batch.clone() };
