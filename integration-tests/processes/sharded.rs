@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::support::{
     Running, cox, free_endpoint, losses,
     processes::{signal, worker_of},
+    root,
     tiny::{Tiny, audit, results},
     train,
 };
@@ -73,6 +74,25 @@ fn a_worker_that_stands_still_does_not_keep_the_others_waiting_for_its_part() {
     held.wait(&mut running);
     signal(worker(&running, 1), Signal::SIGSTOP);
     tiny.assert_undisturbed(running, "SIGSTOP in forward of step 3");
+}
+
+#[test]
+fn while_all_ranks_answer_nothing_is_read_from_the_files() {
+    let tiny = Tiny::new(STEPS, 2);
+    let model = tempfile::tempdir().expect("a directory");
+    for entry in std::fs::read_dir(root().join("configs/assets/tiny-vla")).expect("part of the repository") {
+        let path = entry.expect("readable").path();
+        std::fs::copy(&path, model.path().join(path.file_name().expect("a file"))).expect("there is room");
+    }
+    let path = format!("model.path={}", model.path().display());
+    let held = tiny.hold(1, "forward", 3);
+    let mut running = tiny.start(&[SHARD, &path]);
+    held.wait(&mut running);
+    // Whoever reads a part again now fails.
+    let weights = std::fs::File::options().write(true).open(model.path().join("model.safetensors"));
+    weights.and_then(|file| file.set_len(100_000)).expect("it is ours");
+    held.release();
+    tiny.assert_undisturbed(running, "the model's files damaged in step 3");
 }
 
 #[test]
