@@ -61,14 +61,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let named = format!("{} {}", self.members.link.run_id(), self.run.spec_digest);
         let (run, blocks) = (*blake3::hash(named.as_bytes()).as_bytes(), held.digest());
         let tokens = listener.tokens().cloned();
-        if self.parts.is_none() {
+        if self.members.parts.is_none() {
             let started = listener.ip().and_then(|ip| PartServer::start(ip, run, held, tokens.clone()));
             let started = started.inspect_err(|error| {
                 tracing::warn!(%error, "no port to answer on: the other ranks read this one's part of the frozen weights from the files");
             });
-            self.parts = started.ok();
+            self.members.parts = started.ok();
         }
-        let own = self.parts.as_ref().map(PartServer::address);
+        let own = self.members.parts.as_ref().map(PartServer::address);
         let addresses = parts::exchange(self.members.comm.as_mut(), own)?;
         Ok(RemotePeers::new(Caller { run, blocks, cut, tokens }, addresses))
     }

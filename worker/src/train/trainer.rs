@@ -205,7 +205,6 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
                 planned_before: None,
                 injected: InjectedFaults::from_environment(),
             },
-            parts: None,
             next: Step(0),
             obeyed: Commands::default(),
             saved: None,

@@ -7,7 +7,6 @@
 //! feed       samples, the threads that read them, the micro-batch
 //! features   what is kept of the model below its tap
 //! stats      memory and speed, for tables and the summary
-//! parts      this rank's part of the frozen weights, for the other ranks
 //! ```
 
 use coxswain_nn::kernels::Tape;
@@ -25,10 +24,7 @@ use super::{
     skips::Skips,
     stats::RunStats,
 };
-use crate::{
-    collective::parts::PartServer,
-    link::{Commands, Phase},
-};
+use crate::link::{Commands, Phase};
 
 /// Everything one rank trains with. Built by [`TaskTrainer`](super::TaskTrainer); lives on the trainer
 /// thread.
@@ -40,8 +36,6 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     /// Features that are kept; none if the cache is off.
     pub features: Option<Features<B>>,
     pub stats: RunStats,
-    /// Answers for this rank's part of the frozen weights; none where they are not shared out.
-    pub parts: Option<PartServer>,
     pub store: Store,
     /// The next step to run.
     pub next: Step,

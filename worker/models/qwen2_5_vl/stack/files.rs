@@ -20,7 +20,7 @@ use super::{
         loader::Loader,
     },
     Manifest,
-    shared::Taken,
+    part::Taken,
 };
 
 /// A tensor to read, and how it is kept.

@@ -6,7 +6,7 @@
 //! Stack       the blocks of a tower, one after another, lent for as long as each of them runs
 //! stream      not held: brought when their turn comes, the next one while this one runs
 //! files       what there is to read of them: all of it, with `memory.offload: layers`
-//! shared      a part held by each rank, the rest gathered: `memory.shard: frozen`
+//! shared part a part held by each rank, the rest gathered: `memory.shard: frozen`
 //! ```
 //!
 //! Everything else of a tower (embeddings, merger, last norm) is always held: it is used once a pass, and is
@@ -16,6 +16,7 @@
 
 mod files;
 mod manifest;
+mod part;
 mod shared;
 mod stream;
 

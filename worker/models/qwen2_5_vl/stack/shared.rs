@@ -26,49 +26,10 @@ use half::{bf16, f16};
 use super::{
     super::{checkpoint::kept_as, error::UnreadableWeights},
     files::{Files, Wanted},
+    part::{Part, PartOwner, Taken},
 };
 
 const DOMAIN: &str = "coxswain blocks shared out v1";
-
-/// What a rank holds of a tower, and whom it asks for the rest.
-pub(super) struct Taken {
-    pub cut: Cut,
-    parts: Vec<Arc<Part>>,
-    peers: Arc<dyn Peers>,
-    /// Number of the tower's first block among all that are shared out.
-    first: usize,
-}
-
-/// A part of a block, aligned for every element.
-struct Part {
-    words: Vec<u32>,
-    len: usize,
-}
-
-impl Part {
-    fn zeros(len: usize) -> Self {
-        Self { words: vec![0; len.div_ceil(size_of::<u32>())], len }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut::<u32, u8>(&mut self.words)[..self.len]
-    }
-}
-
-impl AsRef<[u8]> for Part {
-    fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice::<u32, u8>(&self.words)[..self.len]
-    }
-}
-
-/// Keeps a part alive for as long as a tensor borrows from it.
-struct PartOwner(Arc<Part>);
-
-impl AsRef<[u8]> for PartOwner {
-    fn as_ref(&self) -> &[u8] {
-        (*self.0).as_ref()
-    }
-}
 
 /// A chunk of a tensor: its elements, and their bytes.
 fn elements(wanted: &Wanted, cut: Cut) -> Range<usize> {

@@ -154,7 +154,7 @@ fn strangers_other_runs_and_other_models_are_turned_away() {
     assert!(came(ours.clone()));
     assert!(!came(caller(cut(0, 2))), "without the token");
     let other = Tokens::one(Token::fresh(Scope::All).expect("randomness"));
-    assert!(!came(Caller { tokens: Some(other), ..ours.clone() }), "another token");
+    assert!(!came(Caller { tokens: Some(other), ..ours }), "another token");
     assert!(!came(Caller { run: [8; 32], ..ours.clone() }), "another run");
     assert!(!came(Caller { blocks: [8; 32], ..ours.clone() }), "another model");
     assert_eq!(parts.asked.load(Ordering::Relaxed), 1);
