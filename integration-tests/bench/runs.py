@@ -5,6 +5,8 @@
     runs.py coordinator COX [--rounds 3] [CONFIG] [KEY=VALUE ...]   1 rank with a coordinator against `cox worker --config`, which has none
     runs.py options COX [--rounds 2] [--before OLD] [CONFIG] [KEY=VALUE ...]    a step of `small` with EMA, dropout, and both,
                                                                     over one without; and that over one of an older program (no skipping)
+    runs.py sharded COX [--rounds 3] [--nproc 2] [CONFIG] [KEY=VALUE ...]    a step of `small` on ranks of one thread that share frozen
+                                                                    weights out, and on ranks that stream them, over one that hold them
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
 The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
@@ -66,6 +68,7 @@ def measure(command, threads):
         of_step = lambda field: [float(ms) for ms in re.findall(rf'"{field}":([0-9.e+-]+)', "".join(printed))][2:]
         return dict(
             step_ms=of_step("total_ms"), optimizer_ms=of_step("optimizer_ms"), steps=summary["steps"], seconds=summary["train_seconds"], samples_per_second=summary["samples_per_second"],
+            memory={side: summary["memory"][side] / 2**20 for side in ("predicted", "measured")} if summary["memory"] else {},
             peak_mib=[rank["driver"] / 2**20 for rank in summary["peak_memory"]], own=sum(own.values()), all=usage.ru_utime + usage.ru_stime)
 
 
@@ -108,7 +111,7 @@ STEP = ["lora.rank=16", "lora.alpha=16", "expert.width=768", "expert.layers=16",
 EMA, DROPOUT = "optimizer.ema_decay=0.999", "lora.dropout=0.1"
 
 
-def make_small(cox, directory):
+def make_small(cox, directory, dtype="f32"):
     """A checkpoint of random weights with the sizes of `small`."""
     like = ROOT / "configs/assets/tiny-vla"
     shapes = directory / "shapes"
@@ -116,7 +119,7 @@ def make_small(cox, directory):
     config = json.loads((like / "config.json").read_text()) | SMALL
     config["vision_config"] |= SMALL_VISION
     (shapes / "config.json").write_text(json.dumps(config))
-    subprocess.run([cox, "data", "make-checkpoint", f"--like={shapes}", f"--out={directory / 'small'}", "--dtype=f32"], check=True)
+    subprocess.run([cox, "data", "make-checkpoint", f"--like={shapes}", f"--out={directory / 'small'}", f"--dtype={dtype}"], check=True)
     return str(directory / "small")
 
 
@@ -140,19 +143,40 @@ def options(a, _):
         print(f"{what}: {statistics.median(ratios):.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})")
 
 
+def sharded(a, _):
+    with tempfile.TemporaryDirectory() as directory:
+        # Stored in another type than the one computed in: else there is nothing to share out.
+        model = make_small(a.cox, pathlib.Path(directory), "bf16")
+        step = [str(a.nproc) if before == "--nproc-per-node" else word for before, word in zip(["", *STEP], STEP)]
+        fixed = ["run", a.config, f"model.path={model}", *step, "lora.targets=all-linear", "train.recompute=full",
+                 f"train.global_batch={2 * a.nproc}", *a.overrides]
+        sides = {"held": [], "streamed": ["memory.offload=layers"], "sharded": ["memory.shard=frozen"]}
+        times = {name: [] for name in sides}
+        for _ in range(a.rounds):
+            for name, keys in sides.items():
+                run = show(name, measure([a.cox, *fixed, *keys], 1))
+                times[name].append(statistics.median(run["step_ms"]))
+                memory = ", ".join(f"{mib:.1f} MiB {side}" for side, mib in run["memory"].items())
+                print(f"    median after two steps that do not count: {times[name][-1]:.1f} ms; rank 0: {memory}", flush=True)
+    for name in ["streamed", "sharded"]:
+        ratios = [one / other for one, other in zip(times[name], times["held"])]
+        print(f"{name} over held: {statistics.median(ratios):.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["ranks", "coordinator", "options"])
+    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded"])
     parser.add_argument("cox")
     parser.add_argument("config", nargs="?", default="configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--before", help="a program of before steps could be left out, for `options`")
     a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
-    {"ranks": ranks, "coordinator": coordinator, "options": options}[a.what](a, train)
+    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded}[a.what](a, train)
 
 
 main()

@@ -26,6 +26,7 @@ mod relaunch;
 mod samples;
 mod separation;
 mod serve;
+mod sharded;
 mod signals;
 mod slow;
 mod stages;

@@ -103,6 +103,7 @@ pub const ENGINE: &Classes = &[
     ("cache.probe_samples", Learned),
     ("memory.capacity", Outside("a bound")),
     ("memory.offload", Outside("where")),
+    ("memory.shard", Outside("where")),
     ("faults.mirror", Outside("redundancy")),
     ("faults.verify_every", Outside("how often it is checked, not what it learns")),
     ("faults.cordon_after", Outside("where")),

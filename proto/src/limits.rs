@@ -56,6 +56,11 @@ pub const LAST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// A rank that heartbeats but stands still is named this long after three times of what its work has ever
 /// taken. With the second between heartbeats and the second between looks it is named within 10 s.
 pub const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(7);
+/// Without a byte of the part of frozen weights that another rank was asked for, which is then read from the
+/// files: longer than a thread of a busy machine waits for its turn.
+pub const PART_TIMEOUT: Duration = Duration::from_secs(3);
+/// For which a rank that did not answer is not asked for parts again.
+pub const PART_PAUSE: Duration = Duration::from_secs(30);
 /// Where a rank may be waiting for a disk it is given up only so long after it was named: file systems of
 /// clusters stall.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -186,6 +191,8 @@ pub const MAX_CONFIG_NODES: usize = 100_000;
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
+// A rank that waits for another one's part in vain does not count as standing still.
+const _: () = assert!(PART_TIMEOUT.as_millis() < STANDSTILL_TIMEOUT.as_millis());
 const _: () = assert!(STILL_TIMEOUT.as_millis() < RENDEZVOUS_TIMEOUT.as_millis());
 const _: () = assert!(MAX_LEDGER_RANKS >= MAX_WORLD && MAX_LEDGER_RANKS * 60 <= MAX_MESSAGE_BYTES);
 // A metric is its name, its unit, and less than 24 bytes; a rank is its metrics, two names, and less than

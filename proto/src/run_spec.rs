@@ -19,7 +19,7 @@ mod training;
 pub(crate) use self::spec::{EnginePart, MARKS};
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
-    resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload},
+    resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload, Shard},
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
     training::{
         BucketCache, Data, Eval, InitFrom, LossScale, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule,

@@ -3,7 +3,7 @@
 use coxswain_proto::{
     config::{Findings, TaskSettings},
     identity::{Class::Learned, Classes},
-    run_spec::{CacheMode, Offload, RunSpec},
+    run_spec::{CacheMode, Offload, RunSpec, Shard},
 };
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +115,12 @@ impl TaskSettings for Settings {
             spec.memory.offload != Offload::Layers,
             "memory.offload",
             "is `layers`, and nothing here is frozen",
+            "remove it",
+        );
+        f.require(
+            spec.memory.shard != Shard::Frozen,
+            "memory.shard",
+            "is `frozen`, and nothing here is frozen",
             "remove it",
         );
         f.learning_rate("network", self.optimizer.lr.network);

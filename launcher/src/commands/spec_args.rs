@@ -122,6 +122,8 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     }
     // The directory may have been moved since. JSON is YAML.
     let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(run_dir))];
+    // What reads a run is one process, and has nobody to share frozen weights out with.
+    overrides.push("memory.shard=none".into());
     overrides.extend(changes.iter().cloned());
     of_file(&file, &overrides)
 }

@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{Offload, Recompute},
+    run_spec::{Offload, Recompute, Shard},
 };
 use coxswain_worker::memory::{
     Category,
@@ -107,7 +107,11 @@ fn subject(question: &Question) -> String {
         ranks(question.world),
         recompute(spec.train.recompute),
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
-        if spec.memory.offload == Offload::Layers { ", frozen layers streamed" } else { "" },
+        match (spec.memory.offload, spec.memory.shard) {
+            (Offload::Layers, _) => ", frozen layers streamed",
+            (_, Shard::Frozen) => ", frozen layers sharded",
+            _ => "",
+        },
     ));
     let flops = question.flops();
     lines.push(format!(

@@ -11,6 +11,20 @@ pub struct Memory {
     pub capacity: Option<u64>,
     /// What is not held where a rank computes.
     pub offload: Offload,
+    /// What ranks share out among themselves beside the optimizer's state, which they always do.
+    pub shard: Shard,
+}
+
+/// What ranks share out among themselves, each holding a part, beside the optimizer's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shard {
+    /// Nothing more: every rank holds all frozen weights.
+    #[default]
+    None,
+    /// The frozen weights of all blocks: every rank holds a part of each block, and gathers a block from the
+    /// others when it runs, two blocks in memory at a time. On CPUs.
+    Frozen,
 }
 
 /// What is not held where a rank computes, but fetched when it is needed.

@@ -287,6 +287,27 @@ impl Checkpoint {
         Ok(TensorData::from_bytes(bytes, at.shape.clone(), kept_as(dtype)))
     }
 
+    /// Elements of a tensor that was located, as [`Checkpoint::fetch`] gives them, into `to`.
+    pub fn fetch_part(
+        &self,
+        at: &Located,
+        dtype: WeightsDtype,
+        elements: Range<usize>,
+        to: &mut [u8],
+    ) -> Result<(), UnreadableWeights> {
+        let shard = &self.shards[at.shard];
+        let stored = at.range.len() / at.elements().max(1);
+        let start = (at.range.start + elements.start * stored) as u64;
+        let in_file = InFile { file: &shard.file, start, len: elements.len() * stored };
+        let bytes = shard.stamp.hold(&shard.file).and_then(|()| converted(&in_file, at.stored, dtype));
+        let bytes = bytes.map_err(|error| self.unreadable(at, &error.to_string()))?;
+        if !is_within(dtype, &bytes) {
+            return Err(self.unreadable(at, BEYOND_FLOAT16));
+        }
+        to.copy_from_slice(&bytes);
+        Ok(())
+    }
+
     /// The error of a tensor that was located and cannot be read.
     pub fn unreadable(&self, at: &Located, problem: &str) -> UnreadableWeights {
         let path = self.shards[at.shard].path.clone();
@@ -323,11 +344,22 @@ impl Located {
 
     /// Bytes of its elements as `dtype`.
     pub fn kept_bytes(&self, dtype: WeightsDtype) -> u64 {
-        dtype.bytes() * self.shape.iter().product::<usize>() as u64
+        dtype.bytes() * self.elements() as u64
+    }
+
+    /// How many numbers it has.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Its axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
     }
 }
 
-fn kept_as(dtype: WeightsDtype) -> DType {
+/// A tensor's type as burn names it.
+pub(super) fn kept_as(dtype: WeightsDtype) -> DType {
     match dtype {
         WeightsDtype::Float32 => DType::F32,
         WeightsDtype::Bfloat16 => DType::BF16,

@@ -41,6 +41,12 @@ pub enum ModelError {
         "`model.weights_dtype: {0}` is for CPUs: there is no kernel yet that widens it on a GPU; set bfloat16, or train on a CPU (`--device cpu`)"
     )]
     QuantizedOnDevice(&'static str),
+    /// Frozen weights were to be shared out among GPUs.
+    #[error(
+        "`memory.shard: frozen` is for CPUs: gathering blocks into a GPU's memory has not been built; remove it, or train on a CPU \
+         (`--device cpu`)"
+    )]
+    ShardedOnDevice,
     /// A JSON file is not JSON.
     #[error("{}: not valid JSON: {source}; download the file again", path.display())]
     Json {
@@ -152,11 +158,12 @@ pub enum ModelError {
     Unreadable(#[from] UnreadableWeights),
 }
 
-/// Frozen weights that are streamed from their file (`memory.offload: layers`), and cannot be read any more.
+/// Frozen weights that are read while training runs (`memory.offload: layers`, `memory.shard: frozen`), and
+/// cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` the file must stay as it is while the run lasts: \
-     restore it and start again, or copy the model to a disk that does not fail",
+    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` or memory.shard `frozen` the file must stay as \
+     it is while the run lasts: restore it and start again, or copy the model to a disk that does not fail",
     path.display()
 )]
 pub struct UnreadableWeights {

@@ -5,7 +5,9 @@ use std::{cell::Cell, sync::Arc};
 use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_nn::dtypes::FrozenDtype;
 
-use super::{checkpoint::Checkpoint, error::ModelError, modules::packs, trains::Trains};
+use super::{
+    blocks::BlockWeights, checkpoint::Checkpoint, error::ModelError, modules::packs, trains::Trains,
+};
 use coxswain_nn::{
     kernels::{ModelBackend, Weight},
     lora::{
@@ -30,14 +32,22 @@ pub fn check_dtype<B: ModelBackend>(dtype: FrozenDtype) -> Result<(), ModelError
     }
 }
 
+/// Whether a model on this backend can have its blocks so.
+pub fn check_blocks<B: ModelBackend>(blocks: BlockWeights) -> Result<(), ModelError> {
+    if blocks == BlockWeights::Sharded && !B::ON_HOST {
+        return Err(ModelError::ShardedOnDevice);
+    }
+    Ok(())
+}
+
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
     /// Where weights come from.
     pub checkpoint: &'a Arc<Checkpoint>,
     /// How matrices are kept.
     pub dtype: FrozenDtype,
-    /// Whether repeated blocks are left in their files, to be read when they run.
-    pub streamed: bool,
+    /// Where the weights of repeated blocks are.
+    pub blocks: BlockWeights,
     /// What of it trains.
     pub trains: Trains<'a>,
     /// Where what trains is registered.

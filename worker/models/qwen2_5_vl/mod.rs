@@ -3,7 +3,7 @@
 //! ```text
 //! config · fields      config.json, checked
 //! checkpoint · mapping · reading · loader    safetensors to layers
-//! stack                the repeated blocks of a tower: held in memory, or read when they run
+//! blocks · stack       the repeated blocks of a tower: held, read when they run, or shared out over ranks
 //! windows · rope       host integers and tables: window order, positions on three axes
 //! vision · text · mlp · embed      the two towers
 //! trunk                the vision tower's first blocks alone: what images are between them
@@ -19,6 +19,7 @@
 //! recorded. Not here: the preprocessing of images (`data`), which layers are recomputed (`train`).
 
 pub mod adapters;
+pub mod blocks;
 pub mod checkpoint;
 pub mod config;
 pub mod decode;

@@ -6,13 +6,15 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::{FrozenDtype, WeightsDtype};
 
 use super::{
+    blocks::{BlockWeights, InMemory},
     checkpoint::Checkpoint,
     config::QwenConfig,
     embed::Embedding,
-    error::{ModelError, TokenError},
-    loader::{Loader, check_dtype},
+    error::{ModelError, TokenError, UnreadableWeights},
+    loader::{Loader, check_blocks, check_dtype},
     prompts::Rows,
     rope::RopeIndex,
+    stack::SharedBlocks,
     text::TextModel,
     trains::Trains,
     vision::VisionTower,
@@ -21,6 +23,7 @@ use coxswain_nn::{
     kernels::{ModelBackend, Tape, Weight, flat::Lookups, precision},
     lora::{Adapter, LoraLinear},
     params::{GradientSums, ParamId, ParamScope, TrainableLayout, Trainables},
+    sharded::{Cut, Peers},
 };
 
 /// What to load, and how.
@@ -31,14 +34,14 @@ pub struct LoadOptions {
     /// Whether logits will be asked for. An untied head is otherwise not read: it is as large as the
     /// embedding table.
     pub head: bool,
-    /// Whether repeated blocks are left in their files, and read whenever they run.
-    pub streamed: bool,
+    /// Where the weights of repeated blocks are.
+    pub blocks: BlockWeights,
 }
 
 impl From<FrozenDtype> for LoadOptions {
     /// Without the head, which the action loss does not need; everything held in memory.
     fn from(dtype: FrozenDtype) -> Self {
-        Self { dtype, head: false, streamed: false }
+        Self { dtype, head: false, blocks: BlockWeights::Held }
     }
 }
 
@@ -72,14 +75,15 @@ impl<B: ModelBackend> QwenVl<B> {
     ) -> Result<Self, ModelError> {
         let (options, trains) = (options.into(), trains.into());
         let config = QwenConfig::read(dir)?;
-        let LoadOptions { dtype, streamed, .. } = options;
+        let LoadOptions { dtype, blocks, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         if B::VALUES {
             check_dtype::<B>(dtype)?;
+            check_blocks::<B>(blocks)?;
             precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
-        let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
         let embedding = Embedding::load(&mut loader, &config)?;
         let text = TextModel::load(&mut loader, &config.text)?;
@@ -91,6 +95,23 @@ impl<B: ModelBackend> QwenVl<B> {
     /// Most bytes of streamed blocks that were in memory at once so far: never those of both towers.
     pub fn most_streamed(&self) -> u64 {
         self.vision.blocks.most_streamed().max(self.text.layers.most_streamed())
+    }
+
+    /// What of the repeated blocks is in memory.
+    pub fn in_memory(&self) -> InMemory {
+        self.text.layers.in_memory()
+    }
+
+    /// The blocks of both towers, vision first, if ranks share them out.
+    pub fn shared_blocks(&self) -> Option<SharedBlocks> {
+        let towers = [self.vision.blocks.shared(), self.text.layers.shared()];
+        Some(SharedBlocks::new(towers.into_iter().collect::<Option<_>>()?))
+    }
+
+    /// Holds the parts of `cut` from now on, and asks `peers` for the others; nothing happens if blocks are
+    /// not shared out.
+    pub fn share_out(&self, cut: Cut, peers: &Arc<dyn Peers>) -> Result<(), UnreadableWeights> {
+        self.shared_blocks().map_or(Ok(()), |blocks| blocks.share_out(cut, peers))
     }
 
     /// Positions, and the rows that image features replace, for ids `[b, s]` and the images of all rows in

@@ -3,10 +3,12 @@
 use coxswain_nn::{
     dtypes::{FrozenDtype, WeightsDtype},
     kernels::quantized::QuantizedMatrix,
+    lora::{Module, ModuleKind},
+    params::chunk,
+    sharded::Cut,
 };
 
-use super::config::QwenConfig;
-use coxswain_nn::lora::{Module, ModuleKind};
+use super::{blocks::InMemory, config::QwenConfig};
 
 /// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.
 pub fn modules(config: &QwenConfig) -> Vec<Module> {
@@ -117,10 +119,17 @@ impl FrozenBytes {
         self.two_blocks_of(TowerKind::Text).max(self.two_blocks_of(TowerKind::Vision))
     }
 
-    /// Those in memory at once, with blocks held or streamed.
-    pub fn in_memory(&self, streamed: bool) -> u64 {
-        let blocks = if streamed { self.two_blocks() } else { self.towers.iter().flatten().sum() };
-        self.outside + blocks
+    /// Those in memory at once.
+    pub fn in_memory(&self, blocks: InMemory) -> u64 {
+        let all = self.towers.iter().flatten();
+        let held = match blocks {
+            InMemory::All => all.sum(),
+            InMemory::TwoBlocks => 0,
+            InMemory::Part(Cut { rank, world }) => {
+                all.map(|&block| chunk(block as usize, world, rank).len() as u64).sum()
+            }
+        };
+        self.outside + held + if blocks.fetches() { self.two_blocks() } else { 0 }
     }
 }
 
@@ -167,7 +176,7 @@ pub fn head_tensor(config: &QwenConfig) -> Option<FrozenTensor> {
 /// A frozen part of the model, as the table at the start of a run shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrozenPart {
-    /// `vision`, `language`, or `streamed`.
+    /// `vision`, `language`, `streamed` or `sharded`.
     pub name: &'static str,
     /// Tensors.
     pub tensors: usize,
@@ -179,15 +188,16 @@ pub struct FrozenPart {
     pub dtype: &'static str,
 }
 
-/// Frozen weights of the vision tower, of the language model, and of blocks of either that are streamed, if
-/// any are.
-pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, streamed: bool) -> Vec<FrozenPart> {
+/// Frozen weights of the vision tower, of the language model, and of blocks of either that are not all held,
+/// if there are any.
+pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, blocks: InMemory) -> Vec<FrozenPart> {
     let dense = dtype.dense().name();
-    let mut parts = [("vision", dense), ("language", dtype.name()), ("streamed", dense)]
+    let apart = if blocks == InMemory::TwoBlocks { "streamed" } else { "sharded" };
+    let mut parts = [("vision", dense), ("language", dtype.name()), (apart, dense)]
         .map(|(name, dtype)| FrozenPart { name, dtype, ..FrozenPart::default() });
     for tensor in tensors {
         let part = match tensor.block() {
-            Some(_) if streamed => 2,
+            Some(_) if blocks != InMemory::All => 2,
             _ if tensor.of_vision() => 0,
             _ => 1,
         };
@@ -195,8 +205,8 @@ pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, streamed: bool
         parts[part].elements += tensor.elements;
         parts[part].bytes += tensor.kept_bytes(dtype);
     }
-    let together = FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype)).two_blocks();
-    parts[2].bytes = parts[2].bytes.min(together);
+    let bytes = FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype));
+    parts[2].bytes = bytes.in_memory(blocks) - bytes.outside;
     let shown = if parts[2].tensors > 0 { 3 } else { 2 };
     parts.into_iter().take(shown).collect()
 }

@@ -6,7 +6,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     config::Findings,
-    run_spec::{DeviceChoice, Offload, Recompute, RunSpec},
+    run_spec::{DeviceChoice, Offload, Recompute, RunSpec, Shard},
 };
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,15 @@ impl Model {
             "set `memory.offload: none`, or `model.weights_dtype: bfloat16`",
         );
         f.require(
+            spec.memory.shard != Shard::Frozen || self.weights_dtype.packing().is_none(),
+            "memory.shard",
+            format_args!(
+                "is `frozen`, and a matrix in `model.weights_dtype: {}` is not cut up: its scales are made of all of it",
+                self.weights_dtype.name()
+            ),
+            "remove it, or set `model.weights_dtype: bfloat16`",
+        );
+        f.require(
             spec.launch.device != DeviceChoice::Cuda || self.weights_dtype.packing().is_none(),
             "model.weights_dtype",
             format_args!(
@@ -55,19 +64,40 @@ impl Model {
     }
 }
 
-/// Streamed layers need a recompute mode that does not keep their weights alive; `trains` says whether
-/// anything of the model does.
-pub fn check_offload(spec: &RunSpec, trains: bool, f: &mut Findings) {
-    // What a backward pass runs again is read again; what is kept of a block keeps the block's weights.
+/// Blocks that are not held need a recompute mode that does not keep their weights alive; `trains` says
+/// whether anything of the model does.
+pub fn check_blocks(spec: &RunSpec, trains: bool, f: &mut Findings) {
+    let (offload, shard) = (spec.memory.offload, spec.memory.shard);
+    f.require(
+        shard != Shard::Frozen || offload != Offload::Layers,
+        "memory.shard",
+        "is `frozen`, and `memory.offload: layers` leaves all of it in the files",
+        "keep one of them: `layers` takes less memory, `frozen` reads the files once",
+    );
+    f.require(
+        shard != Shard::Frozen || spec.launch.device != DeviceChoice::Cuda,
+        "memory.shard",
+        "is `frozen`, which is for CPUs, and `launch.device` is `cuda`",
+        "remove it, or set `launch.device: cpu`",
+    );
+    // What a backward pass runs again is brought again; what is kept of a block keeps the block's weights.
     let kept = match spec.train.recompute {
         Recompute::None => "every block's",
         Recompute::Every(n) if n > 1 => "most blocks'",
         Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
     };
-    f.require(
-        spec.memory.offload != Offload::Layers || !trains,
-        "memory.offload",
-        format_args!("is `layers`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"),
-        "set `train.recompute: full` or `selective`",
-    );
+    let keys = [
+        ("memory.offload", "layers", offload == Offload::Layers),
+        ("memory.shard", "frozen", shard == Shard::Frozen),
+    ];
+    for (key, value, _) in keys.into_iter().filter(|(.., asked)| *asked) {
+        f.require(
+            !trains,
+            key,
+            format_args!(
+                "is `{value}`, but with this `train.recompute` {kept} weights stay in memory until the backward pass"
+            ),
+            "set `train.recompute: full` or `selective`",
+        );
+    }
 }

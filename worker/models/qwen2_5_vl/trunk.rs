@@ -47,13 +47,13 @@ impl<B: Tape<Base = B>> VisionTrunk<B> {
         let mut config = QwenConfig::read(dir)?.vision;
         config.depth = depth.min(config.depth);
         let checkpoint = &Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
-        let LoadOptions { dtype, streamed, .. } = options;
+        let LoadOptions { dtype, blocks, .. } = options;
         if B::VALUES {
             precision::follow(dtype.dense());
         }
         let (layout, trains) = (&mut TrainableLayout::default(), Trains::default());
         let in_flight = Cell::default();
-        let mut loader = Loader { checkpoint, dtype, streamed, trains, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         Ok(Self {
             patch_embed: patch_embedding(&mut loader, &config)?,
             blocks: Stack::load(&mut loader, &config, config.depth)?,

@@ -12,6 +12,7 @@ use coxswain_nn::{
 use super::{block::T5Block, buckets::Buckets, config::T5Config, context::PositionBias, modules::bias_table};
 use crate::qwen2_5_vl::{
     Trains,
+    blocks::BlockWeights,
     checkpoint::Checkpoint,
     error::ModelError,
     loader::{Loader, check_dtype},
@@ -99,8 +100,8 @@ impl<B: Tape<Base = B>> T5<B> {
             check_dtype::<B>(dtype)?;
             precision::follow(dtype.dense());
         }
-        let (checkpoint, in_flight) = (&checkpoint, Cell::default());
-        let mut loader = Loader { checkpoint, dtype, streamed: false, trains, layout, device, in_flight };
+        let (checkpoint, in_flight, blocks) = (&checkpoint, Cell::default(), BlockWeights::Held);
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let shape = [config.vocab_size, config.d_model];
         let table_vd = match loader.trained_table(&config.table, shape) {
             Some(id) => BaseWeight::Trained(id),

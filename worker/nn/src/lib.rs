@@ -5,6 +5,7 @@
 //! next_token                the loss of a language model, in chunks
 //! files tensor_file         weights in files
 //! params                    trainables in one flat buffer
+//! sharded                   frozen weights of which each rank holds a part
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
 //!                           parameter buffer
 //! profile                   where the time and memory of steps go
@@ -32,6 +33,7 @@ pub mod params;
 pub mod profile;
 pub mod pulse;
 pub mod recompute;
+pub mod sharded;
 pub mod tensor_file;
 
 pub use coxswain_proto::rng;

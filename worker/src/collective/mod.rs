@@ -13,6 +13,8 @@
 //! In-place operations and broadcasts take buffers in a device's memory, too ([`BufMut::Device`]): a
 //! transport that can reach them works on them where they lie, everything else on a copy in host memory.
 //!
+//! Beside them [`parts`]: frozen weights asked of the rank that holds them, which no other rank takes part in.
+//!
 //! Every implementation passes the same suite ([`conformance`]).
 
 mod buffer;
@@ -22,6 +24,8 @@ mod error;
 mod handles;
 mod hybrid;
 mod mixture;
+pub mod parts;
+mod proof;
 mod ring;
 mod solo;
 mod transport;

@@ -7,7 +7,7 @@
 //! pump             moves one stream out and one stream in, at the same time
 //! ahead            what has come in of a collective that this rank has not entered yet
 //! abort            ends a ring from another thread
-//! handshake        who may join, which `proof` of a token decides
+//! handshake        who may join, which proof of a token decides (`super::proof`)
 //! join             how the ring is formed, in two halves: call and welcome; then offer
 //! patience         how long both halves wait
 //! lane, shared     the way to a neighbour: a socket, or memory that both have mapped
@@ -45,7 +45,6 @@ mod offer;
 mod operations;
 mod patience;
 mod plan;
-mod proof;
 mod pump;
 mod shared;
 mod sockets;
@@ -59,6 +58,7 @@ pub(super) use connected::{Call, Entered};
 pub(super) use element::Element;
 pub use join::Membership;
 pub use sockets::RingListener;
+pub(super) use sockets::prepare;
 pub(super) use wire::Operation;
 
 #[cfg(test)]

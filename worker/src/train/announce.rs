@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 
 use super::{TrainError, training::Training};
@@ -50,6 +50,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 Computes::OnCpu | Computes::OnCpuForWantOfGpu => {
                     "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory".into()
                 }
+            });
+        }
+        if self.run.spec.memory.shard == Shard::Frozen {
+            lines.push(match self.members.world() {
+                1 => "memory.shard: frozen: there is one rank, and it holds all of it".to_owned(),
+                world => format!(
+                    "memory.shard: frozen: {world} ranks hold a part of every block each; of two blocks at a time all of it"
+                ),
             });
         }
         if bytes.redundancy.0 > 0 {

@@ -14,7 +14,7 @@ use coxswain_nn::kernels::{Tape, pool};
 use coxswain_proto::{
     VERSION, document,
     ids::Step,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{Built, TaskOn};
 
@@ -76,6 +76,7 @@ pub fn export_run<B: Tape<Base = B>>(
     let samples = task.open(spec)?;
     let mut light = spec.clone();
     light.memory.offload = Offload::Layers;
+    light.memory.shard = Shard::None;
     let Built { objective, layout, mut initial } = task.build(&light, &*samples, device)?;
     let kind = if job.ema { "-ema" } else { "" };
     let values = match &found {

@@ -12,7 +12,7 @@ use crate::{
     clock,
     collective::{
         self, Brings, Collective, Computes, Membership, Progress, Ring, RingAbort, RingListener, Solo,
-        TransportSource,
+        TransportSource, parts::PartServer,
     },
     link::{Assignment, Link, Phase},
     memory::Meter,
@@ -31,6 +31,8 @@ pub(super) struct Members {
     pub computes: Computes,
     /// What may carry large buffers beside the ring.
     pub transport: Option<Box<dyn TransportSource>>,
+    /// Answers for this rank's part of the frozen weights; none where they are not shared out.
+    pub parts: Option<PartServer>,
 }
 
 impl Members {
@@ -50,7 +52,7 @@ impl Members {
             closing: false,
             replica_distance: 1,
         };
-        Self { assignment, link, comm: Box::new(Solo::default()), computes, transport }
+        Self { assignment, link, comm: Box::new(Solo::default()), computes, transport, parts: None }
     }
 
     /// Leaves the generation. Closing the old ring tells neighbours that still wait in it.

@@ -5,6 +5,7 @@
 //! run          ... the loop: generation after generation, step after step, until the end, a stop, or an
 //!              error
 //!   init_from  weights of another run as the first values
+//!   share_out  this rank's part of the frozen weights, where ranks share them out
 //!   recovery   where a generation starts: state kept by living ranks, replicated, or from a checkpoint
 //!   autobatch  the largest micro-batch that fits, found by trying
 //!   ahead      what the next steps consume, leased and asked of the data threads
@@ -58,6 +59,7 @@ pub mod recovery;
 mod replay;
 mod run;
 mod save;
+mod share_out;
 mod skip;
 mod skips;
 mod stats;

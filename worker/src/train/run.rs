@@ -74,6 +74,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         // What moving state takes is no step's.
         self.enter(Phase::Connecting, self.next)?;
         self.members.connect(listener, &self.run.spec_digest, self.run.spec.launch.collectives)?;
+        self.share_out(listener)?;
         let start = self.settle()?;
         if self.members.assignment.closing {
             return Ok(self.members.link.report(Report::Started(start))?);

@@ -49,8 +49,8 @@
 //!
 //! It knows neither models nor files nor devices: it sees buffers
 //! ([`kernels::flat`](coxswain_nn::kernels::flat), where the arithmetic is) and a
-//! [`Collective`](crate::collective::Collective). It does not partition weights (ZeRO-3), and does not
-//! overlap communication with the backward pass.
+//! [`Collective`](crate::collective::Collective). It does not partition what trains (ZeRO-3; frozen
+//! weights are `coxswain_nn::sharded`), and does not overlap communication with the backward pass.
 
 mod average;
 mod exchange;

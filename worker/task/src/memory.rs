@@ -1,7 +1,7 @@
 //! What a rank of a run will hold and compute, as far as its task has to say it: before launch, from sizes
 //! alone.
 
-use coxswain_nn::params::chunk;
+use coxswain_nn::{params::chunk, sharded::Cut};
 use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, ReduceDtype, RunSpec},
@@ -57,6 +57,13 @@ pub struct Ask {
     pub rank: u64,
     /// Where its memory is.
     pub place: Place,
+}
+
+impl Ask {
+    /// The rank's chunk of what ranks share out.
+    pub fn cut(self) -> Cut {
+        Cut { rank: self.rank as usize, world: self.world.max(1) as usize }
+    }
 }
 
 /// What one rank will hold at its worst moment, by category, and what a micro-batch computes.

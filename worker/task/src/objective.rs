@@ -1,10 +1,11 @@
 //! What trains: loss and gradients of a batch, its evaluation, and what is left when it is done.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
+    sharded::{Cut, HeldParts, Peers},
 };
 
 use crate::{Batch, Example, Extractor, Samples, StageClock, TaskError};
@@ -169,8 +170,21 @@ pub trait Objective<B: Tape<Base = B>> {
         None
     }
 
-    /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.
+    /// Most bytes of frozen weights that are brought when they run (`memory.offload: layers`, `memory.shard:
+    /// frozen`) that were in memory at once so far; what is held between runs not counted.
     fn most_streamed(&self) -> u64 {
         0
+    }
+
+    /// What this rank holds of frozen weights that ranks share out (`memory.shard: frozen`), for the others
+    /// to ask for; none where every rank has all.
+    fn held_parts(&self) -> Option<Arc<dyn HeldParts>> {
+        None
+    }
+
+    /// From now on holds the part `cut` of them alone, read from the model's files, and asks `peers` for the
+    /// others whenever a block runs. Before the first call everything is read from the files.
+    fn share_out(&self, _cut: Cut, _peers: &Arc<dyn Peers>) -> Result<(), TaskError> {
+        Ok(())
     }
 }

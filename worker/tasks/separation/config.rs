@@ -4,7 +4,7 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
     identity::{Class::Learned, Classes},
-    run_spec::{CacheMode, Offload, RunSpec},
+    run_spec::{CacheMode, Offload, RunSpec, Shard},
 };
 use serde::{Deserialize, Serialize};
 
@@ -194,6 +194,12 @@ impl TaskSettings for SeparationSettings {
             spec.memory.offload != Offload::Layers,
             "memory.offload",
             "is `layers`, and nothing here is frozen",
+            "remove it",
+        );
+        f.require(
+            spec.memory.shard != Shard::Frozen,
+            "memory.shard",
+            "is `frozen`, and nothing here is frozen",
             "remove it",
         );
     }

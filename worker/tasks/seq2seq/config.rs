@@ -11,7 +11,7 @@ use coxswain_proto::{
         Class::{Base, Learned, LearnedInOrder, Outside},
         Classes,
     },
-    run_spec::{Offload, Recompute, RunSpec},
+    run_spec::{Offload, Recompute, RunSpec, Shard},
 };
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +174,12 @@ impl TaskSettings for Seq2SeqSettings {
             spec.memory.offload != Offload::Layers,
             "memory.offload",
             "is `layers`, and this task holds all blocks",
+            "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
+        );
+        f.require(
+            spec.memory.shard != Shard::Frozen,
+            "memory.shard",
+            "is `frozen`, and every rank of this task holds all blocks",
             "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
         );
         f.require(

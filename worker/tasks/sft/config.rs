@@ -1,6 +1,6 @@
 //! The keys of the task `sft`.
 
-use coxswain_models::qwen2_5_vl::settings::{Model, check_offload};
+use coxswain_models::qwen2_5_vl::settings::{Model, check_blocks};
 use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
@@ -126,7 +126,7 @@ impl TaskSettings for SftSettings {
         let Rates { lora, base } = self.optimizer.lr;
         check_trained(self.lora.as_ref(), &self.model.train, [lora, base], f);
         check_data(&self.data, f);
-        check_offload(spec, true, f);
+        check_blocks(spec, true, f);
         check_texts(spec, "chats", f);
     }
 }

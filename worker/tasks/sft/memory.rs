@@ -15,7 +15,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     ids::Step,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{
     TaskError,
@@ -126,6 +126,7 @@ fn hollow(spec: &RunSpec, account: &Account) -> Result<(ChatModel<Sizes>, Traina
     if held.memory.offload == Offload::Layers {
         held.memory.offload = Offload::None;
     }
+    held.memory.shard = Shard::None;
     let (model, layout, _) = ChatModel::load(&held, account.device())?;
     Ok((model, layout))
 }

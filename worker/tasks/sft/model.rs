@@ -16,6 +16,7 @@ use coxswain_models::{
     qwen2_5_vl::{
         LoadOptions, QwenVl,
         adapters::{Adapters, HeadAdapter, Tuned},
+        blocks::BlockWeights,
         config::QwenConfig,
         decode::Decoder,
         dropout::{ModelRows, RowsOf},
@@ -34,7 +35,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
 };
-use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
+use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{MicroLoss, Pass, StageClock, TaskError};
 
 use super::{config::SftSettings, data::ChatBatch};
@@ -50,7 +51,6 @@ pub struct ChatModel<B: Tape<Base = B>> {
     full: TrainedModules,
     retention: Retention,
     seed: u64,
-    streamed: bool,
     device: B::Device,
 }
 
@@ -61,8 +61,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
-        let streamed = spec.memory.offload == Offload::Layers;
-        let options = LoadOptions { streamed, head: true, ..settings.model.weights_dtype.into() };
+        let options =
+            LoadOptions { blocks: BlockWeights::of(spec), head: true, ..settings.model.weights_dtype.into() };
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
@@ -74,7 +74,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let seed = spec.run.seed;
         let Tuned { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
-        let model = Self { model, lora, full, retention, seed, streamed, device };
+        let model = Self { model, lora, full, retention, seed, device };
         Ok((model, layout, values))
     }
 
@@ -93,9 +93,9 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         &self.model.config
     }
 
-    /// Whether blocks are read when they run.
-    pub fn streamed(&self) -> bool {
-        self.streamed
+    /// The pretrained model.
+    pub fn pretrained(&self) -> &QwenVl<B> {
+        &self.model
     }
 
     /// Most bytes of streamed frozen weights that were in memory at once so far.

@@ -1,6 +1,6 @@
 //! The model as the engine trains it.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use coxswain_models::{
     directory,
@@ -17,6 +17,7 @@ use coxswain_nn::{
     kernels::Tape,
     lora::AdapterOrigin,
     params::{GradientSums, TrainableLayout, Trainables},
+    sharded::{Cut, HeldParts, Peers},
 };
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{
@@ -93,10 +94,11 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         let (config, dtype) = (self.model.config(), self.settings.model.weights_dtype);
         let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
         tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
-        let frozen = frozen_parts(&tensors, dtype, self.model.streamed()).into_iter().map(|part| {
-            let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
-            Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
-        });
+        let frozen =
+            frozen_parts(&tensors, dtype, self.model.pretrained().in_memory()).into_iter().map(|part| {
+                let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
+                Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
+            });
         frozen.chain(pretrained::trained_rows(layout, &PARTS, part_of)).collect()
     }
 
@@ -142,6 +144,14 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
 
     fn most_streamed(&self) -> u64 {
         self.model.most_streamed()
+    }
+
+    fn held_parts(&self) -> Option<Arc<dyn HeldParts>> {
+        Some(Arc::new(self.model.pretrained().shared_blocks()?))
+    }
+
+    fn share_out(&self, cut: Cut, peers: &Arc<dyn Peers>) -> Result<(), TaskError> {
+        self.model.pretrained().share_out(cut, peers).map_err(TaskError::io)
     }
 }
 

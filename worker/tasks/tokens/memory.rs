@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use coxswain_models::qwen2_5_vl::{
+    blocks::InMemory,
     error::ModelError,
     modules::{FrozenBytes, FrozenTensor},
     pass::streamed_during,
@@ -18,7 +19,7 @@ use coxswain_proto::{
     config::TaskSettings,
     human,
     memory::Category,
-    run_spec::{Offload, Recompute, RunSpec},
+    run_spec::{Recompute, RunSpec},
 };
 use coxswain_task::{
     dry_run::PassCost,
@@ -89,17 +90,18 @@ impl TokenRun<'_> {
     /// One rank, with this pass.
     pub fn predict(&self, pass: &PassCost, ask: Ask) -> Prediction {
         let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
-        let streamed = (self.spec.memory.offload == Offload::Layers).then_some(held);
+        let in_memory = InMemory::of(self.spec, ask.cut());
+        let fetched = in_memory.fetches().then_some(held);
         let beside = |stage: &str| {
-            let blocks = streamed.map_or(0, |frozen| streamed_during(stage, frozen));
+            let blocks = fetched.map_or(0, |frozen| streamed_during(stage, frozen));
             blocks + if stage == HEAD_STAGE { self.further_logits(ask) } else { 0 }
         };
         let mut prediction = Prediction::of_engine(self.spec, self.weights.trained(), ask);
         prediction = prediction.with_pass(pass, beside);
-        prediction.set(Category::FrozenWeights, held.in_memory(streamed.is_some()));
-        // The step holds streamed blocks when they run; two of them are booked as weights.
+        prediction.set(Category::FrozenWeights, held.in_memory(in_memory));
+        // The step holds blocks that are fetched when they run; two of them are booked as weights.
         let activations = prediction.forward.max(prediction.backward);
-        let booked = streamed.map_or(0, FrozenBytes::two_blocks);
+        let booked = fetched.map_or(0, FrozenBytes::two_blocks);
         prediction.set(Category::Activations, activations.saturating_sub(booked));
         let batch = ask.micro_batch.min(self.spec.train.global_batch as u64) * self.sample_bytes;
         match ask.place {

@@ -10,7 +10,7 @@ use coxswain_proto::{
         Class::{Base, Learned},
         Classes,
     },
-    run_spec::{CacheMode, RunSpec, Tap},
+    run_spec::{CacheMode, RunSpec, Shard, Tap},
 };
 use serde::{Deserialize, Serialize};
 
@@ -243,6 +243,12 @@ impl TaskSettings for TrajectorySettings {
             "cache.mode",
             "is `periodic`, and nothing trains in the extractor, so its features never change",
             "use `exact`",
+        );
+        f.require(
+            spec.memory.shard != Shard::Frozen,
+            "memory.shard",
+            "is `frozen`, and every rank of this task holds all blocks of the tower",
+            "remove it; `memory.offload: layers` and `extractor.weights_dtype: bfloat16` take less memory",
         );
         f.require(
             spec.cache.tap == Tap::default(),

@@ -17,6 +17,7 @@ use coxswain_models::{
     directory,
     qwen2_5_vl::{
         LoadOptions, VisionTrunk,
+        blocks::BlockWeights,
         config::{QwenConfig, VisionConfig},
         error::ModelError,
         modules::{FrozenTensor, frozen_tensors},
@@ -25,7 +26,7 @@ use coxswain_models::{
     },
 };
 use coxswain_nn::kernels::{LinearOps, Tape};
-use coxswain_proto::run_spec::{Offload, RunSpec};
+use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
 use super::{config::TrajectorySettings, data::grid_of};
@@ -118,8 +119,8 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         device: &B::Device,
     ) -> Result<Self, TaskError> {
         let shape = TrajectoryShape::of(settings)?;
-        let streamed = spec.memory.offload == Offload::Layers;
-        let options = LoadOptions { streamed, ..settings.extractor.weights_dtype.into() };
+        let options =
+            LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
         let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
         let trunk = VisionTrunk::load(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;

@@ -9,7 +9,7 @@ use std::{path::Path, sync::Arc};
 use coxswain_feature_store::{SampleKey, index_bytes};
 use coxswain_models::{
     directory,
-    qwen2_5_vl::{config::QwenConfig, modules::FrozenBytes},
+    qwen2_5_vl::{blocks::InMemory, config::QwenConfig, modules::FrozenBytes},
 };
 use coxswain_nn::{
     dtypes::WeightsDtype,
@@ -227,7 +227,7 @@ impl Subject for TrajectorySizes {
         let pass = |images, kind| self.pass(images, kind).unwrap_or_default();
         let live =
             pass(ask.micro_batch, if self.keeps() { TrajectoryPass::Kept } else { TrajectoryPass::Live });
-        let streamed = self.spec.memory.offload == Offload::Layers;
+        let blocks = InMemory::of(&self.spec, ask.cut());
         let engine = Prediction::of_engine(&self.spec, self.elements[2], ask);
         let mut prediction = engine.with_pass(&live, |_| 0);
         let mut scratch = live.scratch;
@@ -242,7 +242,7 @@ impl Subject for TrajectorySizes {
         }
         // Beside the tower: the network where it stays, and the weights of positions' means.
         let constants = FLOAT * (self.elements[1] + self.shape.positions as u64 * self.patches());
-        prediction.set(Category::FrozenWeights, self.bytes(ask.place).in_memory(streamed) + constants);
+        prediction.set(Category::FrozenWeights, self.bytes(ask.place).in_memory(blocks) + constants);
         prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
         prediction.set(Category::Input, self.input_bytes(ask));
         if let Place::Host { threads } = ask.place {

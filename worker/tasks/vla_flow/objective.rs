@@ -1,6 +1,6 @@
 //! The policy as the engine trains it.
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use crate::vla_flow::config::VlaSettings;
 use coxswain_models::{
@@ -19,6 +19,7 @@ use coxswain_nn::{
     kernels::Tape,
     lora::{AdapterOrigin, LoraError, linear::matrix_keys, merged, write_adapter},
     params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
+    sharded::{Cut, HeldParts, Peers},
 };
 use coxswain_proto::{
     limits::MAX_METRIC_NAME_BYTES,
@@ -231,6 +232,14 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
 
     fn most_streamed(&self) -> u64 {
         self.policy.most_streamed()
+    }
+
+    fn held_parts(&self) -> Option<Arc<dyn HeldParts>> {
+        Some(Arc::new(self.policy.model().shared_blocks()?))
+    }
+
+    fn share_out(&self, cut: Cut, peers: &Arc<dyn Peers>) -> Result<(), TaskError> {
+        self.policy.model().share_out(cut, peers).map_err(TaskError::io)
     }
 }
 

@@ -1,9 +1,12 @@
-//! The repeated blocks of a tower, held in memory or streamed: code that runs them does not see which.
+//! The repeated blocks of a tower, held in memory or brought there when they run: code that runs them does not
+//! see which.
 //!
 //! ```text
 //! manifest    what a block is made of: names and sizes, known before any weight is read
 //! Stack       the blocks of a tower, one after another, lent for as long as each of them runs
-//! stream      `memory.offload: layers`: read when their turn comes, the next one while this one runs
+//! stream      not held: brought when their turn comes, the next one while this one runs
+//! files       what there is to read of them: all of it, with `memory.offload: layers`
+//! shared part a part held by each rank, the rest gathered: `memory.shard: frozen`
 //! ```
 //!
 //! Everything else of a tower (embeddings, merger, last norm) is always held: it is used once a pass, and is
@@ -11,14 +14,24 @@
 //!
 //! What this module does not do: know what a block computes, or which of them run when (`model::recompute`).
 
+mod files;
 mod manifest;
+mod part;
+mod shared;
 mod stream;
 
-use std::ops::{ControlFlow, Range};
+use std::{
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
-pub use self::manifest::{Assemble, LinearShape, Linears, Manifest, Parts};
-use self::stream::Streamed;
+use self::{files::Files, stream::Streamed};
+pub use self::{
+    manifest::{Assemble, LinearShape, Linears, Manifest, Parts},
+    shared::SharedBlocks,
+};
 use super::{
+    blocks::{BlockWeights, InMemory},
     error::{ModelError, UnreadableWeights},
     loader::Loader,
 };
@@ -41,9 +54,11 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
     /// them.
     pub fn load(loader: &mut Loader<'_, B>, sizes: &K::Sizes, count: usize) -> Result<Self, ModelError> {
         let manifests = (0..count).map(|index| K::manifest(sizes, index));
-        Ok(Self(match loader.streamed {
-            true => Blocks::Streamed(Streamed::locate(loader, sizes, manifests)?),
-            false => {
+        Ok(Self(match loader.blocks {
+            BlockWeights::Streamed | BlockWeights::Sharded => {
+                Blocks::Streamed(Streamed::locate(loader, sizes, manifests)?)
+            }
+            BlockWeights::Held => {
                 let held = |(index, manifest): (usize, Manifest)| -> Result<K, ModelError> {
                     Ok(K::assemble(sizes, index, manifest.load(loader)?))
                 };
@@ -73,6 +88,22 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
         match &self.0 {
             Blocks::Held(_) => 0,
             Blocks::Streamed(streamed) => streamed.most(),
+        }
+    }
+
+    /// What of them is in memory.
+    pub fn in_memory(&self) -> InMemory {
+        match &self.0 {
+            Blocks::Held(_) => InMemory::All,
+            Blocks::Streamed(streamed) => streamed.files().in_memory(),
+        }
+    }
+
+    /// The blocks in their files, if ranks share them out.
+    pub(super) fn shared(&self) -> Option<Arc<Files>> {
+        match &self.0 {
+            Blocks::Held(_) => None,
+            Blocks::Streamed(streamed) => Some(streamed.files()).filter(|files| files.is_shared()).cloned(),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Blocks whose weights are not held: read from their files when their turn comes, and dropped when they have
-//! run.
+//! Blocks whose weights are not held: read from their files, or gathered from the ranks that share them out,
+//! when their turn comes, and dropped when they have run.
 //!
 //! ```text
 //! reader thread   read 0 ┐ read 1      ┐ read 2      ┐            one thread a pass, plain reads, no device
@@ -21,7 +21,6 @@
 
 use std::{
     ops::ControlFlow,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -31,15 +30,14 @@ use std::{
 };
 
 use burn::tensor::TensorData;
-use coxswain_nn::dtypes::WeightsDtype;
 
 use super::{
     super::{
-        checkpoint::{Checkpoint, Located},
         error::{ModelError, UnreadableWeights},
         loader::Loader,
     },
     Assemble, LinearShape, Manifest, Parts,
+    files::{Fetched, Files, wanted},
 };
 use coxswain_nn::{
     kernels::ModelBackend,
@@ -51,7 +49,7 @@ use coxswain_nn::{
 /// A tower's blocks, in their files.
 pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
-    files: Files,
+    files: Arc<Files>,
     /// Of each block, what is known of it without its files.
     known: Vec<Known>,
     device: B::Device,
@@ -106,13 +104,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             blocks.push(wanted(loader, &manifest)?);
             known.push(Known::register(loader, &manifest));
         }
-        let files = Files {
-            checkpoint: Arc::clone(loader.checkpoint),
-            blocks,
-            share: B::ON_HOST,
-            now: AtomicU64::new(0),
-            most: AtomicU64::new(0),
-        };
+        let files = Arc::new(Files::new(loader, blocks));
         Ok(Self { sizes: sizes.clone(), files, known, device: loader.device.clone() })
     }
 
@@ -128,7 +120,12 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
 
     /// Most bytes in memory at once so far.
     pub fn most(&self) -> u64 {
-        self.files.most.load(Ordering::Relaxed)
+        self.files.most()
+    }
+
+    /// The blocks in their files.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     /// Hands the blocks of `order` to `step`, one after another, until it breaks off.
@@ -140,7 +137,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
     ) -> Result<A, UnreadableWeights> {
         let order: Vec<usize> = order.collect();
         let signals = Signals::default();
-        let (files, order, signals) = (&self.files, &order, &signals);
+        let (files, order, signals) = (&*self.files, &order, &signals);
         thread::scope(|scope| {
             // Both go before the scope waits for the reader, however this closure is left: that tells the
             // reader to end.
@@ -149,7 +146,8 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             let mut state = start;
             let Some(&first) = order.first() else { return Ok(state) };
             let reader = thread::Builder::new().name("layers".into());
-            let started = reader.spawn_scoped(scope, move || files.read_all(order, signals, &hand_over));
+            let started =
+                reader.spawn_scoped(scope, move || read_in_order(files, order, signals, &hand_over));
             started.map_err(|error| files.unreadable(first, &format!("no thread to read with: {error}")))?;
             for &index in order {
                 let Some(fetched) = signals.wait(&ready) else { break };
@@ -194,140 +192,38 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
     }
 }
 
-/// A tensor to read, and how it is kept.
-struct Wanted {
-    at: Located,
-    dtype: WeightsDtype,
-}
-
-/// The frozen tensors of a block, in the order in which it is assembled: norms, then weight and bias of each
-/// linear.
-fn wanted<B: ModelBackend>(loader: &Loader<'_, B>, manifest: &Manifest) -> Result<Vec<Wanted>, ModelError> {
-    let mut wanted = Vec::new();
-    let mut find = |name: &str, shape: &[usize], dtype| -> Result<(), ModelError> {
-        if loader.trains.group(name).is_none() {
-            wanted.push(Wanted { at: loader.checkpoint.locate(name, shape)?, dtype });
-        }
-        Ok(())
-    };
-    for norm in &manifest.norms {
-        find(norm, &[manifest.width], WeightsDtype::Float32)?;
-    }
-    for linear in &manifest.linears {
-        let [inputs, outputs] = linear.features;
-        find(&format!("{}.weight", linear.module), &[outputs, inputs], loader.dtype.dense())?;
-        if linear.bias {
-            find(&format!("{}.bias", linear.module), &[outputs], WeightsDtype::Float32)?;
-        }
-    }
-    Ok(wanted)
-}
-
-/// Where all blocks of a tower lie, and how much of them is in memory.
-struct Files {
-    checkpoint: Arc<Checkpoint>,
-    blocks: Vec<Vec<Wanted>>,
-    /// Whether a tensor may be the mapped file itself.
-    share: bool,
-    /// Bytes in memory.
-    now: AtomicU64,
-    /// The most that there ever were.
-    most: AtomicU64,
-}
-
-/// A block that was read.
-struct Fetched<'l> {
-    tensors: Vec<TensorData>,
-    lease: Lease<'l>,
-}
-
-impl Files {
-    /// Reads the blocks of `order`, each when the one before it has been taken.
-    fn read_all<'l>(
-        &'l self,
-        order: &[usize],
-        signals: &Signals,
-        hand_over: &SyncSender<Result<Fetched<'l>, UnreadableWeights>>,
-    ) {
-        for &index in order {
-            let Some(read) = self.read(index, signals) else { return };
-            let failed = read.is_err();
-            if hand_over.send(read).is_err() || failed {
-                return;
-            }
-        }
-    }
-
-    /// Reads one block; none if it is not waited for any more.
-    fn read(&self, index: usize, signals: &Signals) -> Option<Result<Fetched<'_>, UnreadableWeights>> {
-        let lease = self.lease(index);
-        let mut tensors = Vec::with_capacity(self.blocks[index].len());
-        for Wanted { at, dtype } in &self.blocks[index] {
-            if signals.stopped.load(Ordering::Relaxed) {
-                return None;
-            }
-            match self.checkpoint.fetch(at, *dtype, self.share) {
-                Ok(tensor) => tensors.push(tensor),
-                Err(fault) => return Some(Err(fault)),
-            }
-            signals.read.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(Ok(Fetched { tensors, lease }))
-    }
-
-    /// Bytes of a block in memory.
-    fn bytes(&self, index: usize) -> u64 {
-        let bytes = |Wanted { at, dtype }: &Wanted| match self.share {
-            true => at.copied_bytes(*dtype),
-            false => at.kept_bytes(*dtype),
-        };
-        self.blocks[index].iter().map(bytes).sum()
-    }
-
-    /// Records a block's bytes until the lease ends.
-    fn lease(&self, index: usize) -> Lease<'_> {
-        let bytes = self.bytes(index);
-        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.most.fetch_max(now, Ordering::Relaxed);
-        Lease { files: self, bytes }
-    }
-
-    /// An error about a block of which nothing could be read.
-    fn unreadable(&self, index: usize, problem: &str) -> UnreadableWeights {
-        // A block that trains in full has nothing in the files; another one is told of then.
-        match self.blocks[index].first().or_else(|| self.blocks.iter().flatten().next()) {
-            Some(wanted) => self.checkpoint.unreadable(&wanted.at, problem),
-            None => UnreadableWeights {
-                path: self.checkpoint.files().next().unwrap_or(Path::new("")).into(),
-                tensor: String::new(),
-                problem: problem.into(),
-            },
-        }
-    }
-}
-
-/// A block's bytes, in memory for as long as this lives.
-struct Lease<'l> {
+/// Reads the blocks of `order`, each when the one before it has been taken.
+fn read_in_order<'l>(
     files: &'l Files,
-    bytes: u64,
-}
-
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        self.files.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    order: &[usize],
+    signals: &Signals,
+    hand_over: &SyncSender<Result<Fetched<'l>, UnreadableWeights>>,
+) {
+    for &index in order {
+        let Some(read) = files.read(index, &|| signals.goes_on()) else { return };
+        let failed = read.is_err();
+        if hand_over.send(read).is_err() || failed {
+            return;
+        }
     }
 }
 
 /// What trainer and reader tell each other besides blocks.
 #[derive(Default)]
 struct Signals {
-    /// Tensors read so far.
+    /// Tensors, or pieces of them, read so far.
     read: AtomicU64,
     /// Nothing is waited for any more.
     stopped: AtomicBool,
 }
 
 impl Signals {
+    /// Something has been read. Says whether it is still waited for.
+    fn goes_on(&self) -> bool {
+        self.read.fetch_add(1, Ordering::Relaxed);
+        !self.stopped.load(Ordering::Relaxed)
+    }
+
     /// The next block; none if the reader is gone. A trainer that waits while a slow disk gets on is no
     /// trainer that stands still.
     fn wait<R>(&self, ready: &Receiver<R>) -> Option<R> {

@@ -19,10 +19,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{
     handshake::{ANSWER, Admission, CONFIRM, Hello, PROVEN_ANSWER, decode_answer},
     patience::{Half, Patience, Stop},
-    proof::{Heard, NONCE, RingKey, Role, nonce},
     sockets::prepare,
 };
-use crate::collective::JoinError;
+use crate::collective::{
+    JoinError,
+    proof::{Heard, NONCE, RingKey, Role, nonce},
+};
 
 /// A rank that cannot be reached is called again after this long, doubling up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

@@ -18,7 +18,7 @@
 
 use coxswain_proto::ids::Generation;
 
-use super::proof::{NAME, NONCE, PROOF};
+use crate::collective::proof::{NAME, NONCE, PROOF};
 
 /// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first
 /// (`hybrid::join`), the fields of a ballot (`train::vote`), or the order of reductions change.

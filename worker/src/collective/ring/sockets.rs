@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, ErrorKind},
-    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs},
     time::Duration,
 };
 
@@ -57,6 +57,20 @@ impl RingListener {
         Self { tokens, ..self }
     }
 
+    /// What ranks prove to each other; nothing where there are none.
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.tokens.as_ref()
+    }
+
+    /// The interface that it listens on; an error if that is all of them, which is nobody's address.
+    pub fn ip(&self) -> io::Result<IpAddr> {
+        let ip = self.listener.local_addr()?.ip();
+        match ip.is_unspecified() {
+            true => Err(io::Error::new(ErrorKind::AddrNotAvailable, "it listens on all interfaces")),
+            false => Ok(ip),
+        }
+    }
+
     /// The address to register: the one bound to, with the port that was given.
     pub fn address(&self) -> &str {
         &self.address
@@ -75,7 +89,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// No delay, and keep-alive so that a machine that vanished is noticed on an idle connection after about a
 /// minute. There is no user timeout on purpose: it would also end connections to a neighbour that is alive
 /// and busy. Buffers between machines are left to the kernel, which grows them as the network needs.
-pub(super) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
+pub(in crate::collective) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new()

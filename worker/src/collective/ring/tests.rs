@@ -14,9 +14,9 @@ use coxswain_proto::ids::{Generation, Rank};
 use super::{
     ahead::lock,
     handshake::{Admission, Hello, OPENING, encode_answer},
-    proof::{Heard, NONCE, PROOF, RingKey, Role},
     *,
 };
+use crate::collective::proof::{Heard, NONCE, PROOF, RingKey, Role};
 use crate::collective::{AbortHandle, BufMut, Collective, CollectiveError, JoinError, Reduce};
 
 /// Recipes for the ranks of a ring on the loopback interface.

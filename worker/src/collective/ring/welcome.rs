@@ -18,10 +18,12 @@ use socket2::SockRef;
 use super::{
     handshake::{Admission, CONFIRM, Hello, OPENING, encode_answer},
     patience::{Half, Patience, SLICE, Stop},
-    proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
     sockets::{RingListener, prepare},
 };
-use crate::collective::JoinError;
+use crate::collective::{
+    JoinError,
+    proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
+};
 
 /// Connections that have not said yet who they are; more than this many strangers at once drop the oldest.
 const MAX_GUESTS: usize = 64;

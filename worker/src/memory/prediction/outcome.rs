@@ -26,8 +26,10 @@ pub struct MemorySnapshots {
     pub loaded: u64,
     /// A forward pass is about to begin, and everything that steps keep from one to the next is there.
     pub ready: u64,
-    /// Most bytes of streamed frozen weights at once, which are there during passes only.
+    /// Most bytes of frozen weights at once that are brought when they run, and are there during passes only.
     pub streamed: u64,
+    /// This rank's part of frozen weights that are shared out, taken when the ranks were known.
+    pub parts: u64,
 }
 
 impl MemorySnapshots {
@@ -36,7 +38,10 @@ impl MemorySnapshots {
     pub fn measured(&self, zero: &ZeroBytes, cache: u64, peak: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
-            (Category::FrozenWeights, self.loaded.saturating_sub(self.opened + weights.0) + self.streamed),
+            (
+                Category::FrozenWeights,
+                self.loaded.saturating_sub(self.opened + weights.0) + self.parts + self.streamed,
+            ),
             (Category::Trainables, weights.0),
             (Category::Gradients, grads.0),
             (Category::OptimizerShard, moments.0),
@@ -155,7 +160,7 @@ mod tests {
             moments_unpartitioned: Bytes(80),
             redundancy: Bytes(0),
         };
-        let snapshots = MemorySnapshots { opened: 10, loaded: 350, ready: 500, streamed: 0 };
+        let snapshots = MemorySnapshots { opened: 10, loaded: 350, ready: 500, streamed: 0, parts: 0 };
         let measured = snapshots.measured(&zero, 7, 900);
         assert!(measured.contains(&(Category::FrozenWeights, 300)));
         assert!(measured.contains(&(Category::Activations, 400)));
@@ -163,6 +168,8 @@ mod tests {
         assert!(measured.contains(&(Category::FrozenWeights, 370)));
         assert!(measured.contains(&(Category::Activations, 330)));
         assert!(measured.contains(&(Category::Cache, 7)));
+        let measured = MemorySnapshots { streamed: 70, parts: 20, ..snapshots }.measured(&zero, 7, 900);
+        assert!(measured.contains(&(Category::FrozenWeights, 390)));
     }
 
     #[test]

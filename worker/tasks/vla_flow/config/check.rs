@@ -6,7 +6,7 @@ use super::{
     ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings,
     observation::check_features, sets,
 };
-use coxswain_models::qwen2_5_vl::settings::check_offload;
+use coxswain_models::qwen2_5_vl::settings::check_blocks;
 use coxswain_proto::{
     config::Findings,
     run_spec::{CacheMode, InitFrom, RunSpec},
@@ -25,7 +25,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     settings.serve.check(&settings.data, f);
     check_learning_rates(settings, spec, f);
     check_cache(settings, spec, f);
-    check_offload(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
+    check_blocks(spec, settings.lora.is_some() || !settings.model.train.is_empty(), f);
     check_init(settings, spec, f);
 }
 

@@ -14,7 +14,7 @@ use coxswain_nn::lora::LoraTargets;
 use coxswain_proto::{
     config::{self, ConfigError, TaskSchema},
     document,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 
 /// The smallest legal run file.

@@ -7,6 +7,7 @@ use coxswain_models::{
     directory,
     qwen2_5_vl::{
         Trains,
+        blocks::InMemory,
         checkpoint::Checkpoint,
         config::QwenConfig,
         error::ModelError,
@@ -21,7 +22,10 @@ use coxswain_proto::{
     config::SettingsError,
     run_spec::{Offload, RunSpec},
 };
-use coxswain_task::{dry_run::Passes, memory::Place};
+use coxswain_task::{
+    dry_run::Passes,
+    memory::{Ask, Place},
+};
 
 use super::counts::Counts;
 use crate::vla_flow::{
@@ -157,9 +161,14 @@ impl Subject {
         self.frozen.bytes(place, self.vla.model.weights_dtype)
     }
 
+    /// What of repeated blocks is in memory on a rank.
+    pub(super) fn blocks(&self, ask: Ask) -> InMemory {
+        InMemory::of(&self.spec, ask.cut())
+    }
+
     /// What of repeated blocks is in memory only while they run; none if they are held.
-    pub(super) fn streamed(&self, place: Place) -> Option<&FrozenBytes> {
-        (self.spec.memory.offload == Offload::Layers).then(|| self.frozen(place))
+    pub(super) fn fetched(&self, ask: Ask) -> Option<&FrozenBytes> {
+        self.blocks(ask).fetches().then(|| self.frozen(ask.place))
     }
 
     /// Whether ranks keep a copy of another's shard.

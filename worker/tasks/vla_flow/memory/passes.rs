@@ -6,7 +6,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     ids::Step,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{CachedFeatures, dry_run::PassCost};
 
@@ -110,6 +110,7 @@ fn held(spec: &RunSpec, vla: &VlaSettings) -> RunSpec {
     if spec.memory.offload == Offload::Layers {
         spec.memory.offload = Offload::None;
     }
+    spec.memory.shard = Shard::None;
     if let Some(lora) = &mut vla.lora {
         lora.init_from = None;
     }

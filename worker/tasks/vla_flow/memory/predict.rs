@@ -12,8 +12,8 @@ impl Subject {
     pub fn predict(&self, ask: Ask) -> Prediction {
         let n = self.counts.trainable();
         let (mut prediction, scratch) = self.micro(ask);
-        let streamed = self.streamed(ask.place).map_or(0, FrozenBytes::two_blocks);
-        let held = self.frozen(ask.place).in_memory(self.streamed(ask.place).is_some());
+        let fetched = self.fetched(ask).map_or(0, FrozenBytes::two_blocks);
+        let held = self.frozen(ask.place).in_memory(self.blocks(ask));
         prediction.set(Category::FrozenWeights, held + 4 * self.counts.frozen_expert);
         prediction.set(Category::Trainables, 4 * n);
         prediction.set(Category::Gradients, 4 * n);
@@ -23,9 +23,9 @@ impl Subject {
         if ask.place != Place::Gpu {
             prediction.set(Category::Cache, self.cache_bytes(ask));
         }
-        // The step holds streamed blocks when they run; two of them are booked as weights.
+        // The step holds blocks that are fetched when they run; two of them are booked as weights.
         let activations = prediction.forward.max(prediction.backward);
-        prediction.set(Category::Activations, activations.saturating_sub(streamed));
+        prediction.set(Category::Activations, activations.saturating_sub(fetched));
         prediction.set(Category::CollectiveBuffers, framework::collective_bytes(self, ask));
         prediction.set(Category::Input, framework::input_bytes(self, ask));
         prediction.set(Category::Framework, framework::framework_bytes(self, ask, scratch));
@@ -47,15 +47,15 @@ impl Subject {
         [(Category::OptimizerShard, shard_bytes(&self.spec) * shard), (Category::Replica, replica)]
     }
 
-    /// The pass that takes most, streamed blocks included, and the largest buffer that a compute thread keeps
+    /// The pass that takes most, fetched blocks included, and the largest buffer that a compute thread keeps
     /// for itself: where a cache is exact every step begins with kept features, once they have been computed.
     fn micro(&self, ask: Ask) -> (Prediction, u64) {
         let exact = self.spec.cache.mode == CacheMode::Exact;
-        let (entry, streamed) = (self.tap().filter(|_| exact), self.streamed(ask.place));
+        let (entry, fetched) = (self.tap().filter(|_| exact), self.fetched(ask));
         let pass = self.pass(ask.micro_batch, entry);
-        let beside = |stage: &str| streamed.map_or(0, |frozen| streamed_during(stage, frozen));
-        let filling = entry
-            .map_or(0, |_| self.fill_peak(ask.micro_batch) + streamed.map_or(0, FrozenBytes::two_blocks));
+        let beside = |stage: &str| fetched.map_or(0, |frozen| streamed_during(stage, frozen));
+        let filling =
+            entry.map_or(0, |_| self.fill_peak(ask.micro_batch) + fetched.map_or(0, FrozenBytes::two_blocks));
         let mut prediction = Prediction::default().with_pass(&pass, beside);
         prediction.forward = prediction.forward.max(filling);
         (prediction, pass.scratch)

@@ -6,7 +6,7 @@
 use crate::vla_flow::config::VlaSettings;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::FrozenDtype;
-use coxswain_proto::run_spec::{Offload, Recompute, RunSpec};
+use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, Shard};
 
 use super::{Ask, Place, Subject, Suggestion};
 use coxswain_proto::memory::Category;
@@ -91,31 +91,26 @@ impl Subject {
         (saves > 0).then(|| Suggestion { what, setting, saves, remark: remark.into() })
     }
 
-    /// What reading frozen blocks when they run would save, beside the recompute that it needs; and on a GPU
-    /// what moments in host memory would.
+    /// What leaving frozen blocks in their files, or sharing them out, would save, beside the recompute that
+    /// both need; and on a GPU what moments in host memory would.
     fn offloading(&self, ask: Ask) -> Vec<Suggestion> {
         let mut suggestions = Vec::new();
-        let may_stream = self.vla.model.weights_dtype.packing().is_none();
-        if may_stream && self.spec.memory.offload != Offload::Layers {
-            let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
-            let needs_full = tape_holds && (self.vla.lora.is_some() || !self.full.is_empty());
-            let peak = |offload| {
-                let changed = self.changed(|spec| {
-                    spec.memory.offload = offload;
-                    spec.train.recompute = if needs_full { Recompute::Full } else { spec.train.recompute };
-                });
-                changed.map_or(0, |subject| subject.predict(ask).peak() as i64)
-            };
-            let saves = peak(Offload::None) - peak(Offload::Layers);
-            let remark = match (saves > 0, needs_full) {
-                (false, _) => {
-                    "frozen weights are used where they lie in the mapped files and take no memory of their own"
-                }
-                (true, false) => "frozen blocks are read from their files whenever they run",
-                (true, true) => "needs train.recompute=full, whose saving is not counted here",
-            };
-            let (setting, remark) = ("memory.offload=layers".into(), remark.into());
-            suggestions.push(Suggestion { what: "frozen layers streamed".into(), setting, saves, remark });
+        let held = self.spec.memory.offload != Offload::Layers && self.spec.memory.shard == Shard::None;
+        if held && self.vla.model.weights_dtype.packing().is_none() {
+            let streamed: fn(&mut RunSpec) = |spec| spec.memory.offload = Offload::Layers;
+            let remark = "frozen blocks are read from their files whenever they run";
+            suggestions.push(self.fetching(
+                ask,
+                ["frozen layers streamed", "memory.offload=layers"],
+                remark,
+                streamed,
+            ));
+            if ask.world > 1 && ask.place != Place::Gpu {
+                let sharded: fn(&mut RunSpec) = |spec| spec.memory.shard = Shard::Frozen;
+                let what = format!("frozen layers over {} ranks", ask.world);
+                let remark = "frozen blocks are gathered from the other ranks whenever they run";
+                suggestions.push(self.fetching(ask, [&what, "memory.shard=frozen"], remark, sharded));
+            }
         }
         if ask.place == Place::Gpu && self.spec.memory.offload == Offload::None {
             suggestions.push(Suggestion {
@@ -126,6 +121,34 @@ impl Subject {
             });
         }
         suggestions
+    }
+
+    /// What it would save not to hold frozen blocks, as `change` has it.
+    fn fetching(
+        &self,
+        ask: Ask,
+        [what, setting]: [&str; 2],
+        remark: &str,
+        change: fn(&mut RunSpec),
+    ) -> Suggestion {
+        let tape_holds = matches!(self.spec.train.recompute, Recompute::None | Recompute::Every(2..));
+        let needs_full = tape_holds && (self.vla.lora.is_some() || !self.full.is_empty());
+        let peak = |change: fn(&mut RunSpec)| {
+            let changed = self.changed(|spec| {
+                change(spec);
+                spec.train.recompute = if needs_full { Recompute::Full } else { spec.train.recompute };
+            });
+            changed.map_or(0, |subject| subject.predict(ask).peak() as i64)
+        };
+        let saves = peak(|_| {}) - peak(change);
+        let remark = match (saves > 0, needs_full) {
+            (false, _) => {
+                "frozen weights are used where they lie in the mapped files and take no memory of their own"
+            }
+            (true, false) => remark,
+            (true, true) => "needs train.recompute=full, whose saving is not counted here",
+        };
+        Suggestion { what: what.into(), setting: setting.into(), saves, remark: remark.into() }
     }
 
     /// What more ranks would save, or what the ranks there are hold for each other.

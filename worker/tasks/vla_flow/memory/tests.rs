@@ -9,7 +9,7 @@ use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_nn::lora::{Bias, LoraTargets};
 use coxswain_proto::{
     memory::Category,
-    run_spec::{Offload, Recompute, ReduceDtype, RunSpec},
+    run_spec::{Offload, Recompute, ReduceDtype, RunSpec, Shard},
 };
 use coxswain_task::memory::{Prediction, replica_bytes};
 
@@ -272,6 +272,32 @@ fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() 
         subject("quickstart.yaml").changed(|spec| spec.vla_mut().model.weights_dtype = FrozenDtype::Nf4);
     let offered = few.expect("no new names").suggestions(host);
     assert!(offered.iter().all(|suggestion| suggestion.setting != "memory.offload=layers"));
+}
+
+#[test]
+fn shared_blocks_take_a_rank_its_part_and_two_of_them_whole() {
+    let float32 = |spec: &mut RunSpec| spec.vla_mut().model.weights_dtype = FrozenDtype::Float32;
+    let base = subject("quickstart.yaml").changed(float32).expect("no new names");
+    let shared = base.changed(|spec| spec.memory.shard = Shard::Frozen).expect("no new names");
+    let host = |world, rank| Ask { micro_batch: 2, world, rank, place: Place::Host { threads: 2 } };
+    let frozen = |subject: &Subject, ask| subject.predict(ask).of(Category::FrozenWeights);
+    let bytes = base.frozen(Place::Host { threads: 2 });
+    let blocks: u64 = bytes.towers.iter().flatten().sum();
+    assert_eq!(frozen(&shared, host(1, 0)), frozen(&base, host(1, 0)), "one rank holds all");
+    assert_eq!(shared.predict(host(1, 0)).peak(), base.predict(host(1, 0)).peak());
+    for world in [2, 3, 4] {
+        let of_ranks: u64 = (0..world).map(|rank| frozen(&shared, host(world, rank))).sum();
+        assert_eq!(of_ranks, world * (bytes.outside + bytes.two_blocks()) + blocks);
+        let saves = base.predict(host(world, 0)).peak() as i64 - shared.predict(host(world, 0)).peak() as i64;
+        let suggestions = base.suggestions(host(world, 0));
+        let offered = suggestions.iter().find(|suggestion| suggestion.setting == "memory.shard=frozen");
+        assert_eq!(offered.expect("it is offered").saves, saves);
+        let done = shared.suggestions(host(world, 0));
+        assert!(done.iter().all(|suggestion| suggestion.setting != "memory.shard=frozen"));
+    }
+    assert!(
+        base.suggestions(host(1, 0)).iter().all(|suggestion| suggestion.setting != "memory.shard=frozen")
+    );
 }
 
 #[test]

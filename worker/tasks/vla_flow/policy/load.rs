@@ -2,7 +2,7 @@
 //! and the flat parameter buffer gets its initial values.
 
 use crate::vla_flow::config::{ActionEncoder, VlaSettings};
-use coxswain_proto::run_spec::{Offload, RunSpec};
+use coxswain_proto::run_spec::RunSpec;
 
 use super::{
     error::PolicyError,
@@ -21,6 +21,7 @@ use crate::{
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, HeadAdapter, Tuned},
+    blocks::BlockWeights,
     config::QwenConfig,
     error::ModelError,
     modules::modules,
@@ -48,8 +49,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
-        let streamed = spec.memory.offload == Offload::Layers;
-        let options = LoadOptions { streamed, ..vla.model.weights_dtype.into() };
+        let options = LoadOptions { blocks: BlockWeights::of(spec), ..vla.model.weights_dtype.into() };
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
@@ -89,7 +89,6 @@ impl<B: Tape<Base = B>> Policy<B> {
             expert_lora: split.expert,
             tap,
             source,
-            streamed,
             dims,
             settings,
             device,

@@ -31,8 +31,6 @@ pub struct Policy<B: Tape<Base = B>> {
     pub(super) expert_lora: Option<LoraPlan>,
     pub(super) tap: Option<Tap>,
     pub(super) source: Source,
-    /// Whether the blocks of both towers are read when they run.
-    pub(super) streamed: bool,
     pub(super) dims: SampleDims,
     pub(super) settings: Settings,
     pub(super) device: B::Device,
@@ -86,7 +84,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         &self.full
     }
 
-    /// Most bytes of streamed frozen weights (`memory.offload: layers`) that were in memory at once so far.
+    /// Most bytes of streamed frozen weights that were in memory at once so far.
     pub fn most_streamed(&self) -> u64 {
         self.model.most_streamed()
     }

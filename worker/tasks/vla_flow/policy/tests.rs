@@ -28,6 +28,7 @@ mod dora;
 mod full;
 mod quantized;
 mod rounded;
+mod sharded;
 mod streamed;
 
 #[test]

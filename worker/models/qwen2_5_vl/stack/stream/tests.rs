@@ -11,7 +11,8 @@ use std::{
 use burn::backend::{Flex, flex::FlexDevice};
 
 use super::{super::Blocks, *};
-use crate::qwen2_5_vl::{DecoderLayer, LoadOptions, QwenVl};
+use crate::qwen2_5_vl::{DecoderLayer, LoadOptions, QwenVl, blocks::BlockWeights};
+use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::params::TrainableLayout;
 
 /// Stored as bfloat16: as float32 it is a copy.
@@ -25,7 +26,7 @@ fn repository() -> PathBuf {
 
 /// Its matrices as float32, its blocks streamed.
 fn load(dir: &Path) -> QwenVl<Flex> {
-    let options = LoadOptions { streamed: true, ..WeightsDtype::Float32.into() };
+    let options = LoadOptions { blocks: BlockWeights::Streamed, ..WeightsDtype::Float32.into() };
     let mut layout = TrainableLayout::default();
     QwenVl::load(dir, options, None, &mut layout, &FlexDevice).expect("a sound checkpoint")
 }

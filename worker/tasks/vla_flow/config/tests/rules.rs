@@ -172,9 +172,11 @@ fn weights_of_few_bits_are_held_and_on_a_cpu() {
     for packing in ["nf4", "int8"] {
         let dtype = format!("model.weights_dtype={packing}");
         small(&[&dtype, "model.activations_dtype=bfloat16", "lora.use_dora=true", "launch.device=cpu"]);
-        for (change, field) in
-            [("memory.offload=layers", "memory.offload"), ("launch.device=cuda", "model.weights_dtype")]
-        {
+        for (change, field) in [
+            ("memory.offload=layers", "memory.offload"),
+            ("memory.shard=frozen", "memory.shard"),
+            ("launch.device=cuda", "model.weights_dtype"),
+        ] {
             let error = read(SMALL, &[&dtype, change]).expect_err(change);
             let [problem] = error.problems() else { panic!("{error}") };
             assert_eq!(problem.path, field);
@@ -199,6 +201,28 @@ fn layers_are_streamed_only_where_the_tape_does_not_keep_them() {
     for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
         assert_eq!(small(&["lora={}", again, layers]).memory.offload, Offload::Layers);
     }
+}
+
+#[test]
+fn frozen_blocks_are_shared_out_on_cpus_where_the_tape_does_not_keep_them() {
+    let shard = "memory.shard=frozen";
+    let refused = |changes: &[&str], told: &str| {
+        let error = read(SMALL, &[&["lora={}", shard], changes].concat()).expect_err(told);
+        let [problem] = error.problems() else { panic!("{error}") };
+        assert_eq!(problem.path, "memory.shard");
+        assert!(error.to_string().contains(told), "{error}");
+    };
+    refused(&["train.recompute=none"], "train.recompute: full");
+    refused(&["train.recompute={every: 2}"], "most blocks' weights");
+    refused(&["train.recompute=full", "memory.offload=layers"], "leaves all of it in the files");
+    refused(&["train.recompute=full", "launch.device=cuda"], "launch.device: cpu");
+    for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
+        for more in ["memory.offload=none", "memory.offload=optimizer", "launch.device=cpu"] {
+            assert_eq!(small(&["lora={}", again, shard, more]).memory.shard, Shard::Frozen);
+        }
+    }
+    assert_eq!(small(&[shard]).memory.shard, Shard::Frozen, "nothing of the model is on a tape");
+    assert_eq!(small(&[]).memory.shard, Shard::None);
 }
 
 #[test]

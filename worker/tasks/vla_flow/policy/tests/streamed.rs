@@ -4,7 +4,10 @@
 use std::{cell::Cell, fs, path::Path};
 
 use super::*;
-use coxswain_models::qwen2_5_vl::modules::{FrozenBytes, frozen_tensors};
+use coxswain_models::qwen2_5_vl::{
+    blocks::InMemory,
+    modules::{FrozenBytes, frozen_tensors},
+};
 use coxswain_task::{FrozenWeights, Module};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
@@ -100,8 +103,8 @@ fn the_report_says_what_is_streamed_and_how_much_of_it_is_in_memory() {
     assert_eq!(sum(&rows, parameters), sum(&held, parameters));
     let tensors = frozen_tensors(&streamed.policy.model().config);
     let bytes = FrozenBytes::of(&tensors, |tensor| 4 * tensor.elements as u64);
-    assert_eq!(sum(&rows, |row| row.bytes), bytes.in_memory(true));
-    assert_eq!(sum(&held, |row| row.bytes), bytes.in_memory(false));
+    assert_eq!(sum(&rows, |row| row.bytes), bytes.in_memory(InMemory::TwoBlocks));
+    assert_eq!(sum(&held, |row| row.bytes), bytes.in_memory(InMemory::All));
 }
 
 /// A copy of the model that may be damaged, streamed, with a copied weight in every block.
