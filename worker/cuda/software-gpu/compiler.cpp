@@ -181,8 +181,10 @@ int compile(Program& program) {
 }
 
 int keep_source(Program& program) {
-    write_file(settings().kernels + "/" + name_of(program.source) + ".cu", program.source);
-    program.image = std::string(IMAGE_MARK) + "counted, not compiled";
+    const std::string kept = settings().kernels + "/" + name_of(program.source) + ".cu";
+    write_file(kept, program.source);
+    // Not compiled: but who reads cubecl's records finds the program.
+    program.image = IMAGE_MARK + kept;
     return COMPILED;
 }
 

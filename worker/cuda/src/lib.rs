@@ -141,7 +141,10 @@ impl Accelerator for Nvidia {
 
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
-        let mut findings = vec![Finding::told("machine", "large products", cublas::told())];
+        let mut findings = vec![
+            Finding::told("machine", "large products", cublas::told()),
+            Finding::told("machine", "kernels", kept::told()),
+        ];
         findings.extend(selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes));
         findings
     }
