@@ -272,12 +272,10 @@ impl Handle {
         Ok(())
     }
 
-    /// Enqueues a product on a stream.
-    ///
-    /// # Safety `plan` is of this GPU. At `places` there are matrices of the plan's shape and the workspace
-    /// that it was made for, and nobody else writes there, or to the inputs, before the stream has passed the
-    /// product. `stream` is a stream of the context that is current.
-    pub unsafe fn multiply(&self, plan: &Plan, places: &Places, stream: *mut c_void) -> Result<(), Refusal> {
+    /// Enqueues a product on a stream of the context that is current. `plan` is of this GPU, and the caller
+    /// keeps what is at `places`, matrices of the plan's shape and a workspace of its size, and lets nobody
+    /// else write there, before the stream has passed the product.
+    pub fn multiply(&self, plan: &Plan, places: &Places, stream: &CudaStream) -> Result<(), Refusal> {
         let [a, b, d] = places.matrices;
         let [of_a, of_b, of_d] = plan.layouts;
         let (one, zero) = (1.0_f32, 0.0_f32);
@@ -301,7 +299,7 @@ impl Handle {
                 &raw const plan.algorithm,
                 places.workspace as *mut c_void,
                 places.workspace_bytes,
-                stream,
+                stream.cu_stream().cast(),
             )
         };
         accepted("cublasLtMatmul", code)

@@ -219,12 +219,10 @@ impl Order {
         let OnGpu { handle, between, workspace, plans, .. } = on_gpu;
         let places = Places { matrices: places, workspace: *workspace, workspace_bytes: WORKSPACE };
         let plan = &plans[&self.shape];
-        // SAFETY: the plan was made for this shape and workspace on this GPU. The matrices reach no further
-        // than their memory (`multiply` above), which `self` holds until they are ordered; nobody else is
-        // given the workspace, and products follow each other on one stream. What burn is told later waits
-        // for this one, so its memory is given to nobody before.
-        let ordered =
-            between.order(|stream| unsafe { handle.multiply(plan, &places, stream.cu_stream().cast()) });
+        // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
+        // are ordered; nobody else is given the workspace, and products follow each other on one stream. What
+        // burn is told later waits for this one, so its memory is given to nobody before.
+        let ordered = between.order(|stream| handle.multiply(plan, &places, stream));
         match ordered {
             Ok(Ok(true)) => Ok(()),
             Ok(Ok(false)) => Err("the driver cannot order it".to_owned()),
@@ -260,7 +258,7 @@ impl Gpus {
     /// The library on this GPU, begun when it is first needed; its context is current on this thread.
     fn on<'a>(
         &self,
-        begun: &'a mut MutexGuard<'_, HashMap<DeviceId, OnGpu>>,
+        begun: &'a mut HashMap<DeviceId, OnGpu>,
         device: DeviceId,
     ) -> Result<&'a mut OnGpu, String> {
         if !begun.contains_key(&device) {

@@ -78,12 +78,18 @@ pub(super) fn multiplier() -> Multiplier {
 /// Has the library compute a product; false if there is none, if another is to multiply, or if it does not
 /// take such matrices.
 pub fn multiply(product: MatrixProduct) -> bool {
-    matches!(CHOSEN.get(), Some((Multiplier::Library, Some(library))) if library.multiply(product))
+    library().is_some_and(|library| library.multiply(product))
+}
+
+/// The library, if it is to multiply.
+fn library() -> Option<&'static dyn MatrixLibrary> {
+    let (multiplier, library) = CHOSEN.get()?;
+    library.as_deref().filter(|_| *multiplier == Multiplier::Library)
 }
 
 /// The same with burn's tensors.
 pub(super) fn multiplied<R: CubeRuntime>([x, w, out]: [&CubeTensor<R>; 3], may_round: bool) -> bool {
-    if !matches!(CHOSEN.get(), Some((Multiplier::Library, Some(_)))) {
+    if library().is_none() {
         return false;
     }
     let device = x.device.to_id();
