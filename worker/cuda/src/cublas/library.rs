@@ -243,7 +243,7 @@ impl Handle {
         let mut found: c_int = 0;
         // SAFETY: see `Handle::plan`; room for one result, as many as are asked for.
         unsafe {
-            let mut set = |attribute, value: *const c_void, bytes| {
+            let set = |attribute, value: *const c_void, bytes| {
                 let code = (f.set_preference)(preference, attribute, value, bytes);
                 accepted("cublasLtMatmulPreferenceSetAttribute", code)
             };
