@@ -114,8 +114,13 @@ fn open() -> Result<&'static CublasLt, String> {
 /// The library on all GPUs of this process.
 struct Products {
     gpus: Arc<Gpus>,
-    /// Of each GPU: the thread that gives it orders, and what shapes the library takes there.
-    known: Mutex<HashMap<DeviceId, (DeviceHandle<Server>, HashMap<Shape, bool>)>>,
+    known: Mutex<HashMap<DeviceId, Known>>,
+}
+
+/// Of one GPU: the thread that gives it orders, and whether the library takes a shape there.
+struct Known {
+    thread: DeviceHandle<Server>,
+    shapes: HashMap<Shape, bool>,
 }
 
 /// What only threads that give orders use.
@@ -155,13 +160,14 @@ impl Products {
     /// The thread of a GPU, and whether the library takes a shape there, if that is known.
     fn known(&self, device: DeviceId, shape: &Shape) -> (DeviceHandle<Server>, Option<bool>) {
         let mut known = lock(&self.known);
-        let (thread, shapes) =
-            known.entry(device).or_insert_with(|| (DeviceHandle::new(device), HashMap::new()));
-        (thread.clone(), shapes.get(shape).copied())
+        let known = known
+            .entry(device)
+            .or_insert_with(|| Known { thread: DeviceHandle::new(device), shapes: HashMap::new() });
+        (known.thread.clone(), known.shapes.get(shape).copied())
     }
 
     fn remember(&self, device: DeviceId, shape: Shape, takes: bool) {
-        if let Some((_, shapes)) = lock(&self.known).get_mut(&device) {
+        if let Some(Known { shapes, .. }) = lock(&self.known).get_mut(&device) {
             if shapes.len() >= MOST {
                 shapes.clear();
             }
