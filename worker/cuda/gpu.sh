@@ -10,7 +10,14 @@
 # there. SHAPE=small rehearses every step with a small model, on a software GPU, say; on a machine without a GPU each step ends with the
 # line that says what is missing. PROFILE=dev packs what `cargo build` makes.
 set -uo pipefail
+# Kernels come compiled for these GPUs; ARCHITECTURES= for none.
+ARCHITECTURES=${ARCHITECTURES-sm_80 sm_89 sm_90}
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+# One image of 128 tokens a sample.
+readonly SHAPE_3B="data.min_pixels=100352 data.max_pixels=100352"
+# What shape() runs cox with: nothing, or the software GPU that counts.
+counting=()
 
 # ---- Here
 
@@ -18,7 +25,8 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # them. They travel to machines of whoever packs; the pack is not for others. Of each: where it is from, and where its headers lie.
 readonly HEADERS_12="nvidia-cuda-runtime-cu12==12.8.* nvidia-cuda-nvcc-cu12==12.8.* nvidia-cuda-cccl-cu12==12.8.*"
 readonly HEADERS_13="nvidia-cuda-runtime==13.0.* nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*"
-# The compiler itself, if NVRTC=yes: 30 MB packed.
+# The compiler: kernels are compiled by it here, and with NVRTC=yes it travels, too (30 MB packed). What CUDA 12's has made, drivers of 12
+# and 13 load.
 readonly COMPILER="nvidia-cuda-nvrtc-cu12==12.8.*"
 
 die() { printf 'gpu.sh: %s\n' "$*" >&2; exit 1; }
@@ -44,7 +52,7 @@ headers() {
         find "$from/nvidia" -type d -name include ! -path '*/nvvm/*' -exec cp -r {}/. "$into/include" \;
         cp "$(find "$from" -iname 'license*.txt' | head -1)" "$into/LICENSE.txt"
         # What nobody here includes, and most of the size.
-        rm -rf "$into"/include/cccl/{cub,thrust}
+        rm -rf "$into"/include/{,cccl/}{cub,thrust}
     else
         echo "gpu.sh: no headers of CUDA ${into##*-}: a machine without them cannot compile kernels" >&2
     fi
@@ -56,11 +64,51 @@ compiler() {
     from=$(mktemp -d)
     # shellcheck disable=SC2086
     if wheels "$from" $COMPILER; then
-        mkdir -p "$1/nvrtc"
-        find "$from/nvidia" -name 'libnvrtc*.so*' ! -name '*.alt.*' -exec cp {} "$1/nvrtc" \;
-        cp "$(find "$from" -iname 'license*.txt' | head -1)" "$1/nvrtc/LICENSE.txt"
+        mkdir -p "$1"
+        find "$from/nvidia" -name 'libnvrtc*.so*' ! -name '*.alt.*' -exec cp {} "$1" \;
+        cp "$(find "$from" -iname 'license*.txt' | head -1)" "$1/LICENSE.txt"
     fi
     rm -rf "$from"
+}
+
+# kernels STAGE NVRTC: what the programs of the pack ask for on the software GPU, compiled for the GPUs of ARCHITECTURES. Two layers of a
+# model have the kernels of all.
+kernels() {
+    local stage=$1 nvrtc=$2 asked work software=$repository/worker/cuda/software-gpu/run records
+    asked=$(mktemp -d)
+    work=$asked/work
+    mkdir "$work"
+    cp Cargo.toml "$work/"
+    cp -r configs "$work/"
+    python3 - "$work/configs/assets/qwen2.5-vl-3b/config.json" <<'PYTHON'
+import json, sys
+settings = json.load(open(sys.argv[1]))
+settings["num_hidden_layers"] = 2
+settings["vision_config"].update(depth=2, fullatt_block_indexes=[1])
+json.dump(settings, open(sys.argv[1], "w"))
+PYTHON
+    (
+        # What fails here is asked for less, and compiled there.
+        set +e
+        cd "$work" || exit
+        export GPU_CUBECL=none COX_REPOSITORY=$repository out=$asked scratch=$asked bin=$stage/bin model=$asked/model
+        shape_overrides=$SHAPE_3B counting=("$software" --count)
+        "$bin/cox" data make-checkpoint --like configs/assets/qwen2.5-vl-3b --tokenizer configs/assets/tiny-vla --out "$model"
+        for COX_MATMUL in library named; do
+            export COX_MATMUL
+            shape counted 8 2
+            shape counted 2 2
+            "$software" --capability 9.0 "$bin/operations" --test-threads 1
+            "$software" --capability 9.0 "$bin/gpu" --test-threads 1 first:: golden::
+        done
+    ) >"$asked/log" 2>&1 || true
+    for records in "$work"/target/kernels/*/; do
+        [ -d "$records" ] || { echo "gpu.sh: no kernels come compiled: $(tail -1 "$asked/log")" >&2; break; }
+        # shellcheck disable=SC2086
+        python3 "$repository/worker/cuda/kernels.py" "$records" "$stage/kernels" $ARCHITECTURES --nvrtc "$nvrtc" \
+            --include "$stage/cuda/cuda-12/include"
+    done
+    rm -rf "$asked"
 }
 
 pack() {
@@ -73,7 +121,7 @@ pack() {
     mkdir -p "$stage/bin"
     # The path of the binary whose message has this in it.
     built() { sed -n "s/.*\"executable\":\"\([^\"]*$1[^\"]*\)\".*/\1/p" | tail -1; }
-    tests=$(cargo test --locked --workspace --features coxswain/cuda --test gpu --lib --no-run --message-format=json)
+    tests=$(cargo test --locked -p coxswain-cuda --no-run --message-format=json)
     install -m 755 "$(built '\/coxswain_cuda-' <<<"$tests")" "$stage/bin/operations"
     install -m 755 "$(built '\/gpu-' <<<"$tests")" "$stage/bin/gpu"
     name=$(cargo build --profile "$profile" --locked -p coxswain --features cuda --message-format=json | built '\/cox')
@@ -89,7 +137,9 @@ pack() {
     headers "$stage/cuda" 12 $HEADERS_12
     # shellcheck disable=SC2086
     headers "$stage/cuda" 13 $HEADERS_13
-    if [ "${NVRTC:-}" = yes ]; then compiler "$stage/cuda"; fi
+    compiler "$stage/cuda/nvrtc"
+    if [ -n "$ARCHITECTURES" ]; then kernels "$stage" "$stage/cuda/nvrtc"; fi
+    if [ "${NVRTC:-}" != yes ]; then rm -rf "$stage/cuda/nvrtc"; fi
     tar -C "$(dirname "$stage")" -c "$(basename "$stage")" | xz -T0 -6 >"$file.xz"
     rm -rf "$(dirname "$stage")"
     ls -l "$file.xz"
@@ -202,7 +252,7 @@ shape() {
     [ -d "$model" ] || { echo "no model: step 3b-make has not made $model"; return 1; }
     "$bin/cox" gpu --watch --json >"$out/$name-nvml.json" 2>&1 &
     watching=$!
-    "$bin/cox" worker --config configs/qwen2.5-vl-3b.yaml --device cuda model.path="$model" run.output_dir="$scratch/$name" \
+    "${counting[@]}" "$bin/cox" worker --config configs/qwen2.5-vl-3b.yaml --device cuda model.path="$model" run.output_dir="$scratch/$name" \
         train.epochs= train.steps="$steps" train.global_batch="$batch" train.micro_batch="$batch" \
         data.path=configs/assets/metaworld-mini $shape_overrides "$@"
     code=$?
@@ -234,8 +284,9 @@ run() {
     bin=$repository/bin
     for name in cox gpu operations; do [ -x "$bin/$name" ] || die "$bin/$name is missing: unpack what gpu.sh pack has made"; done
     export COX_REPOSITORY=$repository
+    if [ -d "$repository/kernels" ]; then export COX_KERNELS=$repository/kernels; fi
     find_libraries
-    like=configs/assets/qwen2.5-vl-3b batch=8 more=32 steps=20 peer=() shape_overrides="data.min_pixels=100352 data.max_pixels=100352"
+    like=configs/assets/qwen2.5-vl-3b batch=8 more=32 steps=20 peer=() shape_overrides=$SHAPE_3B
     if [ "${SHAPE:-}" = small ]; then
         # A model of kilobytes, two samples: every line of this script, not a figure.
         like=configs/assets/tiny-vla batch=2 more=4 steps=2 peer=(--small)

@@ -3,8 +3,8 @@
 
     worker/cuda/kernels.py RECORDS OUT ARCHITECTURE.. --nvrtc DIR --include DIR
 
-RECORDS is the folder that the program has filled while it ran on the software GPU, counting (`GPU_CUBECL=none software-gpu/run --count
-cox ...`: target/kernels/sm_90-nvrtc-13.0-PROGRAM). Its records name the text of each kernel; NVRTC of DIR compiles it as cubecl would,
+RECORDS is the folder that the program has filled while it ran on the software GPU, counting or executing (`GPU_CUBECL=none
+software-gpu/run --count cox ...`: target/kernels/sm_90-nvrtc-13.0-PROGRAM). Its records name the text of each kernel; NVRTC of DIR compiles it as cubecl would,
 with the headers of `--include`, for each architecture (sm_90), and OUT/ARCHITECTURE-PROGRAM gets the same records with machine code in
 them: a driver loads that where it would have been given PTX. A file `compiled` there says by which CUDA, and how many. `COX_KERNELS=OUT`
 has the program take them over; another program, by a byte, does not.
@@ -154,7 +154,8 @@ def main():
     for architecture in a.architectures:
         def compiled(entry):
             text = bytes(byte & 255 for byte in entry["value"]["ptx"]).rstrip(b"\0").decode()
-            source = pathlib.Path(text.removeprefix(MARK)).read_bytes()
+            # Counting it is the program's text; executing, what the host's compiler made of the text beside it.
+            source = pathlib.Path(text.removeprefix(MARK)).with_suffix(".cu").read_bytes()
             return nvrtc.compile(source, architecture, a.include)
 
         folder = pathlib.Path(a.out) / f"{architecture}-{program}"
@@ -166,7 +167,8 @@ def main():
         with open(into / "chunk0.cbor", "wb") as out:
             for entry, (image, why) in zip(found, images):
                 if image is None:
-                    print(f"{architecture}: {entry['value']['entrypoint_name']} is refused: {why.strip()[:200]}", file=sys.stderr)
+                    why = next((line for line in why.splitlines() if "error" in line), "")
+                    print(f"{architecture}: {entry['value']['entrypoint_name']} is refused: {why[:200]}", file=sys.stderr)
                     continue
                 entry = dict(entry, value=dict(entry["value"], ptx=signed(image)))
                 out.write(encode(entry))
