@@ -11,9 +11,9 @@
 //!
 //! What a program that is no longer there has left is removed when a new one comes ([`MOST`]).
 //!
-//! Kernels may come compiled, as machine code that `worker/cuda/kernels.py` has made elsewhere for one program
-//! and kinds of GPUs: `COX_KERNELS` names the folder. What fits is taken over before anything is compiled;
-//! what was made for another program, GPU or driver is not, and a line says so.
+//! Kernels may come compiled, as machine code that `worker/cuda/kernels.py` has made elsewhere for one
+//! program and kinds of GPUs: `COX_KERNELS` names the folder. What fits is taken over before anything is
+//! compiled; what was made for another program, GPU or driver is not, and a line says so.
 //!
 //! What it does not do: keep what the autotuner has measured. That names a kernel, and no bits of it.
 

@@ -126,13 +126,13 @@ struct Known {
 /// What only threads that give orders use.
 struct Gpus {
     library: &'static CublasLt,
-    begun: Mutex<HashMap<DeviceId, OnGpu>>,
+    begun: Mutex<HashMap<DeviceId, Begun>>,
     /// Whether a product has failed that had been taken.
     failed: AtomicBool,
 }
 
 /// The library on one GPU.
-struct OnGpu {
+struct Begun {
     handle: Handle,
     between: Between,
     /// Held for its memory, which is at `workspace`.
@@ -195,7 +195,7 @@ impl MatrixLibrary for Products {
             Some(false) => false,
             None => {
                 let shape = order.shape.clone();
-                // That the memory is not there is not the library's fault, and is told by whoever refused it.
+                // That the memory is not there is not the library's fault, and is told where it was refused.
                 let Ok(outcome) = thread.submit_blocking(move |server| order.carry_out(server)) else {
                     return false;
                 };
@@ -222,7 +222,7 @@ impl Order {
             }
             on_gpu.plans.insert(self.shape.clone(), plan);
         }
-        let OnGpu { handle, between, workspace, plans, .. } = on_gpu;
+        let Begun { handle, between, workspace, plans, .. } = on_gpu;
         let places = Places { matrices: places, workspace: *workspace, workspace_bytes: WORKSPACE };
         let plan = &plans[&self.shape];
         // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
@@ -264,9 +264,9 @@ impl Gpus {
     /// The library on this GPU, begun when it is first needed; its context is current on this thread.
     fn on<'a>(
         &self,
-        begun: &'a mut HashMap<DeviceId, OnGpu>,
+        begun: &'a mut HashMap<DeviceId, Begun>,
         device: DeviceId,
-    ) -> Result<&'a mut OnGpu, String> {
+    ) -> Result<&'a mut Begun, String> {
         if !begun.contains_key(&device) {
             let cuda = |why| format!("CUDA: {why}");
             let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
@@ -275,7 +275,7 @@ impl Gpus {
             let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
             let workspace = memory.device_ptr(between.stream()).0;
             begun
-                .insert(device, OnGpu { handle, between, _memory: memory, workspace, plans: HashMap::new() });
+                .insert(device, Begun { handle, between, _memory: memory, workspace, plans: HashMap::new() });
         }
         begun.get_mut(&device).ok_or_else(|| "cuBLASLt has not begun".to_owned())
     }

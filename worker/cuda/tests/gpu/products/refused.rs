@@ -36,9 +36,9 @@ fn a_kernel_that_cannot_be_compiled_is_replaced_by_the_next() {
         .env("GPU_CUBECL_TOML", &settings)
         .output()
         .expect("the test binary starts again");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("multiplied"), "the other process has done nothing:\n{said}");
+    let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("multiplied"), "the other process has done nothing:\n{told}");
 }
 
 /// Products of bfloat16 with an inner dimension that only named kernels are right for, twice: the second

@@ -1,9 +1,9 @@
 //! Kernels that are launched by name, and may fail when they are first used.
 //!
 //! A launch only says whether a kernel takes its arguments. That it cannot be compiled, loaded or started,
-//! the device finds later, on a thread of its own, and tells whoever waits for it next. So the first use of a
-//! kernel on matrices of a class is waited for, and what came of it is remembered: one that failed is never
-//! launched again on matrices like these, and the next kernel takes its place.
+//! the device finds later, on a thread of its own, and tells the next one that waits for it. So the first use
+//! of a kernel on matrices of a class is waited for, and what came of it is remembered: one that failed is
+//! never launched again on matrices like these, and the next kernel takes its place.
 //!
 //! What it does not do: find a kernel that computes something else than it should, or outlive one that writes
 //! where it must not. After that a GPU does nothing more for its process.
@@ -91,8 +91,8 @@ fn remember(key: (&'static str, Class), works: bool) {
 /// Launches a kernel, and says whether it computes: false if it refuses its arguments, or has failed on such
 /// matrices, now or before.
 ///
-/// Panics if something that was launched earlier has failed: whoever waits first is told, and it is not this
-/// kernel's failure.
+/// Panics if something that was launched earlier has failed: the first one that waits is told, and it is not
+/// this kernel's failure.
 pub fn launched<R: CubeRuntime>(
     client: &ComputeClient<R>,
     kernel: &'static str,
