@@ -181,9 +181,22 @@ int compile(Program& program) {
 }
 
 int keep_source(Program& program) {
-    write_file(settings().kernels + "/" + name_of(program.source) + ".cu", program.source);
-    program.image = std::string(IMAGE_MARK) + "counted, not compiled";
+    const std::string kept = settings().kernels + "/" + name_of(program.source) + ".cu";
+    write_file(kept, program.source);
+    // Not compiled: but who reads cubecl's records finds the program.
+    program.image = IMAGE_MARK + kept;
     return COMPILED;
+}
+
+// Whether the user wants this program refused: to see what comes of a kernel that a compiler does not take.
+bool is_refused(const std::string& source) {
+    std::istringstream words(settings().refused);
+    for (std::string word; std::getline(words, word, ',');) {
+        if (!word.empty() && source.find(word) != std::string::npos) {
+            return true;
+        }
+    }
+    return false;
 }
 
 Program& program_of(void* handle) { return *static_cast<Program*>(handle); }
@@ -214,6 +227,10 @@ int nvrtcDestroyProgram(void** handle) {
 int nvrtcCompileProgram(void* handle, int, const char* const*) {
     std::lock_guard turn(counts().lock);
     Program& program = program_of(handle);
+    if (is_refused(program.source)) {
+        program.log = "refused, as GPU_REFUSE asks for";
+        return COMPILATION_FAILED;
+    }
     const double before = now_seconds();
     const int result = settings().execute ? compile(program) : keep_source(program);
     counts().programs++;

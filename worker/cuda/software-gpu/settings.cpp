@@ -29,6 +29,8 @@ Settings read_settings() {
     settings.eager_copies = number("GPU_EAGER_COPIES", 0) != 0;
     settings.late = settings.execute && number("GPU_LATE", 0) != 0;
     settings.old_driver = number("GPU_OLD_DRIVER", 0) != 0;
+    settings.old_cublas = number("GPU_OLD_CUBLAS", 0) != 0;
+    settings.refused = variable("GPU_REFUSE");
     settings.lockstep = number("GPU_FREE_LANES", 0) == 0;
     settings.backwards = number("GPU_BACKWARDS", 0) != 0;
     settings.verbose = number("GPU_VERBOSE", 0) != 0;

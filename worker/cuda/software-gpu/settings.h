@@ -24,6 +24,10 @@ struct Settings {
     bool late;
     // GPU_OLD_DRIVER: no events on everything that a GPU was told, as before CUDA 12.5.
     bool old_driver;
+    // GPU_OLD_CUBLAS: a library of products that is too old.
+    bool old_cublas;
+    // GPU_REFUSE: programs with one of these words in them, comma between two, are not compiled.
+    std::string refused;
     // Lanes of a warp run in step where a kernel counts on it (lockstep.h). GPU_FREE_LANES: they do not.
     bool lockstep;
     // GPU_BACKWARDS: the last thread of a block comes first.

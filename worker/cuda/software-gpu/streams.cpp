@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <map>
 #include <utility>
 
 #include "counts.h"
@@ -34,6 +35,8 @@ struct Event {
 
 struct Streams {
     std::vector<Stream*> all;
+    // What streams that are made later wait for, too: of each GPU, the last that it was told to wait for.
+    std::map<void*, Marks> awaited;
     std::condition_variable over;
 };
 
@@ -46,6 +49,9 @@ Streams& streams() {
 Stream* new_stream(void* context) {
     auto* stream = new Stream{context, {}, SUCCESS};
     streams().all.push_back(stream);
+    if (const auto awaited = streams().awaited.find(context); awaited != streams().awaited.end()) {
+        stream->pieces.push_back(std::make_shared<Piece>(Piece{nullptr, nullptr, awaited->second}));
+    }
     return stream;
 }
 
@@ -237,6 +243,23 @@ int cuCtxRecordEvent(void* context, void* event) {
     }
     counts().events_recorded++;
     static_cast<Event*>(event)->marks = put_marks(context);
+    return SUCCESS;
+}
+
+// All that a GPU will be given waits for an event.
+int cuCtxWaitEvent(void* context, void* event) {
+    std::lock_guard turn(counts().lock);
+    if (settings().old_driver) {
+        return NOT_SUPPORTED;
+    }
+    counts().stream_waits++;
+    const Marks& marks = static_cast<Event*>(event)->marks;
+    streams().awaited[context] = marks;
+    for (Stream* stream : streams().all) {
+        if (stream->context == context) {
+            give(*stream, Piece{nullptr, nullptr, marks});
+        }
+    }
     return SUCCESS;
 }
 

@@ -3,7 +3,10 @@
 //!
 //! ```text
 //! libraries   the driver and NVRTC, looked for before they are needed
+//! kept        compiled kernels, kept between processes
+//! order       work of ours between burn's
 //! nccl        NCCL as the transport between GPUs
+//! cublas      cuBLASLt for matrix products
 //! gauge       memory of a GPU, as its allocator and its driver tell it
 //! here        the worker's generic code, once, for burn's CUDA backend
 //! ```
@@ -15,9 +18,12 @@
 //! loaded; what is missing is said in words ([`NoGpus`]).
 
 mod clock;
+mod cublas;
 mod gauge;
+mod kept;
 mod libraries;
 mod nccl;
+mod order;
 #[cfg(test)]
 mod tests;
 
@@ -39,13 +45,8 @@ use coxswain_worker::{
     train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, UnknownTask, evaluate_run},
     trainer::Trainer,
 };
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
-use self::{
-    gauge::GpuGauge,
-    libraries::{Driver, NoDriver},
-    nccl::NcclTransport,
-};
+use self::{gauge::GpuGauge, libraries::NoDriver, nccl::NcclTransport};
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
@@ -69,6 +70,11 @@ pub fn standard() -> Vec<&'static dyn TaskOn<Cuda>> {
 pub const NVIDIA: Nvidia = Nvidia { tasks: standard };
 
 impl Nvidia {
+    /// Who multiplies matrices, in words: "cuBLASLt 13.0.0", say. Of use once GPUs were looked for.
+    pub fn multiplier(&self) -> String {
+        cublas::told()
+    }
+
     /// The task of this name.
     fn named(&self, name: &str) -> Result<&'static dyn TaskOn<Cuda>, UnknownTask> {
         UnknownTask::unless_found(name, &(self.tasks)())
@@ -135,7 +141,12 @@ impl Accelerator for Nvidia {
 
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
-        selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes)
+        let mut findings = vec![
+            Finding::told("machine", "large products", cublas::told()),
+            Finding::told("machine", "kernels", kept::told()),
+        ];
+        findings.extend(selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes));
+        findings
     }
 
     fn few_steps(&self, gpu: usize, width: Width) -> Vec<(&'static str, Losses)> {
@@ -157,7 +168,8 @@ fn look() -> Result<Gpus, NoGpus> {
     if nvrtc < NEEDED {
         return Err(NoGpus::OldCompiler { found: nvrtc, needed: NEEDED });
     }
-    keep_kernels(&driver, nvrtc);
+    kept::keep(&driver, nvrtc);
+    cublas::register();
     // Where cubecl will look; it panics if there is no such place.
     let home = cubecl::cuda::install::cuda_path();
     let headers = home.map(|home| home.join("include"));
@@ -169,20 +181,4 @@ fn look() -> Result<Gpus, NoGpus> {
         return Err(NoGpus::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
     }
     Ok(Gpus { count: driver.gpus, driver: driver.cuda, nvrtc, headers })
-}
-
-/// Compiled kernels are kept between processes, beside what the autotuner has measured: a first step compiles
-/// hundreds, and a worker that is started again should not. cubecl names them by their source alone, so there
-/// is a directory for each compiler and each kind of GPU; on a machine of several kinds nothing is kept. A
-/// `cubecl.toml` that says otherwise is obeyed.
-///
-/// Before anything else asks cubecl: its configuration is read once.
-fn keep_kernels(driver: &Driver, nvrtc: Version) {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    if let (None, Some([major, minor])) = (&config.compilation.cache, driver.capability) {
-        let name = format!("sm_{major}{minor}-nvrtc-{}.{}", nvrtc.major, nvrtc.minor);
-        let dir = CacheConfig::Target.root().join("kernels").join(name);
-        config.compilation.cache = Some(CacheConfig::File(dir));
-    }
-    CubeClRuntimeConfig::set(config);
 }

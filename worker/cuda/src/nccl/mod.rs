@@ -3,7 +3,6 @@
 //! ```text
 //! library   NCCL's C interface, loaded at run time
 //! region    a tensor of burn's as memory that NCCL works on
-//! order     what a transfer comes after
 //! here      one generation's transport: one stream, one transfer at a time, staging memory for what is not
 //!           on the GPU
 //! ```
@@ -25,7 +24,6 @@
 //! stream is then waited for, so that the memory is burn's alone again when [`Transport::abort`] returns.
 
 mod library;
-mod order;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -38,7 +36,7 @@ use self::{
     library::{Call, Communicator, Kind, Memory, State},
     region::Region,
 };
-use crate::clock;
+use crate::{clock, order};
 use coxswain_nn::kernels::flat::DeviceBuffer;
 use coxswain_worker::collective::{
     Offer, Place, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,

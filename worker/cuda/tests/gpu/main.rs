@@ -2,9 +2,10 @@
 //! run.
 //!
 //! ```text
+//! first    what a GPU is asked first: one kernel, one product
 //! golden   the fixtures through the accelerator, in float32 and bfloat16
 //! curve    fifty steps of training, a GPU beside the CPU
-//! products cubek's matrix products, kernel by kernel
+//! products matrix products: cubek's kernel by kernel, and the library's
 //! worlds   ranks in processes of their own: the collectives' suite, and a rank that is killed
 //! rank     one of these processes
 //! ```
@@ -13,6 +14,7 @@
 //! be set up (`docs/gpu.md`).
 
 mod curve;
+mod first;
 mod golden;
 mod products;
 mod rank;

@@ -34,6 +34,8 @@ mod tape;
 mod tests;
 mod weight;
 
+#[cfg(feature = "cuda")]
+pub use self::cube::library as matrix_library;
 pub use self::{
     attention_ops::AttentionOps,
     autodiff::free_broken_off,

@@ -2,6 +2,8 @@
 
 use std::{fmt, marker::PhantomData};
 
+use burn::tensor::DType;
+use coxswain_nn::kernels::matrix_library::Matrix;
 use cubecl::{
     client::ComputeClient,
     cuda::CudaRuntime,
@@ -141,9 +143,9 @@ impl Placed {
     }
 
     /// What a product is written to.
-    pub fn nothing(matrices: &Matrices) -> Self {
+    pub fn nothing(matrices: &Matrices, number: Number) -> Self {
         let count = matrices.batch * matrices.rows * matrices.columns;
-        Self { matrices: matrices.clone(), number: Number::Float, values: vec![f32::NAN; count] }
+        Self { matrices: matrices.clone(), number, values: vec![f32::NAN; count] }
     }
 
     fn value(&self, batch: usize, row: usize, column: usize) -> f64 {
@@ -165,7 +167,8 @@ impl Placed {
                 Number::Float => bytes[at..at + 4].copy_from_slice(&value.to_le_bytes()),
             }
         }
-        Uploaded { whole: client.create_from_slice(&bytes), strides, shape: [batch, rows, columns] }
+        let whole = client.create_from_slice(&bytes);
+        Uploaded { whole, strides, shape: [batch, rows, columns], number: self.number }
     }
 }
 
@@ -174,6 +177,7 @@ pub struct Uploaded {
     whole: Handle,
     strides: [usize; 3],
     shape: [usize; 3],
+    number: Number,
 }
 
 impl Uploaded {
@@ -183,13 +187,22 @@ impl Uploaded {
         TensorBinding { handle: handle.binding(), strides, shape, runtime: PhantomData }
     }
 
+    /// As a library is given it.
+    pub fn matrix(&self) -> Matrix {
+        let memory = self.whole.clone().offset_start(GUARD as u64).offset_end(GUARD as u64).binding();
+        let dtype = if self.number == Number::Bf16 { DType::BF16 } else { DType::F32 };
+        Matrix { memory, dtype, shape: self.shape.to_vec(), strides: self.strides.to_vec() }
+    }
+
     /// What lies there now, guards included.
     pub fn read(&self, client: &ComputeClient<CudaRuntime>) -> Result<Vec<f32>, String> {
         let bytes = client.read_one(self.whole.clone()).map_err(|why| format!("{why:?}"))?;
-        Ok(bytes
-            .chunks_exact(4)
-            .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
-            .collect())
+        let value = |bytes: &[u8]| match *bytes {
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
+            _ => unreachable!("a number has two bytes or four"),
+        };
+        Ok(bytes.chunks_exact(self.number.bytes()).map(value).collect())
     }
 }
 
@@ -213,7 +226,7 @@ pub fn product(x: &Placed, w: &Placed) -> Vec<f64> {
 /// Whether the product is within rounding, and nothing was written around it. Sums of `inner` terms are of
 /// the size of its root.
 pub fn is_right(found: &[f32], expected: &[f64], inner: usize, tolerance: f64) -> Result<(), String> {
-    let guard = GUARD / size_of::<f32>();
+    let guard = (found.len() - expected.len()) / 2;
     let around = found[..guard].iter().chain(&found[guard + expected.len()..]);
     if around.clone().any(|value| !value.is_nan()) {
         return Err("written outside".into());

@@ -3,13 +3,17 @@
 //! ```text
 //! matrices     shapes and layouts, in memory that is NaN around them and between their rows
 //! strategies   the kernels, and what each is used for
+//! library      cuBLASLt: the same matrices, and products between other work
+//! refused      kernels that a compiler refuses
 //! ```
 //!
 //! The autotuner chooses by the clock among kernels of which some are wrong, and passes over those that
 //! cannot be launched in silence. Here each is launched by name. `COXSWAIN_PRODUCTS=tma,mma_multi` keeps to
 //! kernels with such names.
 
+mod library;
 mod matrices;
+mod refused;
 mod strategies;
 
 use std::{
@@ -48,7 +52,7 @@ enum Outcome {
 fn run(client: &ComputeClient<CudaRuntime>, kernel: &Kernel, case: &Case, number: Number) -> Outcome {
     let (x, w) = (Placed::new(&case.x, number, 1), Placed::new(&case.w, number, 2));
     let expected = product(&x, &w);
-    let out = Placed::nothing(&case.out());
+    let out = Placed::nothing(&case.out(), Number::Float);
     let [x, w, out] = [&x, &w, &out].map(|matrix| matrix.upload(client));
     let place = number.place();
     let types = MatmulGlobalElems { lhs: place, rhs: place, out: Number::Float.place() };

@@ -9,7 +9,9 @@
 //! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
 //! rows        norms, and their gradients: one cube a row
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
-//! product     matrix products: which of cubek's kernels multiplies what
+//! product     matrix products: who multiplies what
+//! library     a vendor's library of products, if one is registered
+//! trial       kernels that fail when they are first used
 //! low_rank    what a low-rank update adds to one
 //! dropout     what a low-rank update does not read
 //! linear      linear layers, made of these four
@@ -37,6 +39,7 @@ mod dropout;
 mod flat;
 mod flat_ops;
 mod launch;
+pub mod library;
 mod linear;
 mod linear_ops;
 mod low_rank;
@@ -46,6 +49,7 @@ mod rotary;
 mod row_ops;
 mod rows;
 mod scores;
+mod trial;
 
 use burn::tensor::Tensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};

@@ -1,4 +1,7 @@
-//! Matrix products on accelerators: which of cubek's kernels multiplies what.
+//! Matrix products on accelerators: who multiplies what.
+//!
+//! A library of products, if there is one and it is wanted ([`library`](super::library)), is asked first.
+//! What it does not take goes to one of cubek's kernels:
 //!
 //! ```text
 //! inputs                     inner dimension         kernel
@@ -7,15 +10,17 @@
 //! bfloat16, or may round     another                 tensor cores, single-buffered
 //! float32, exact             any                     plain cores
 //!
-//! (*) of 512 where either side is a vector
+//! (*) of 512 where either side is a vector; none if named kernels are asked for
 //! ```
 //!
-//! The second row is a matter of correctness. A double-buffered kernel of cubek 0.2 reads an even number of
-//! stages along the inner dimension, and checks its bounds only where that is no multiple of one stage: an
-//! odd number of whole stages (a LoRA rank of 16 is one) makes it multiply what lies behind the end of each
-//! row. In dimensions of 128 and more stages are powers of two up to 128, so multiples of 256 are an even
-//! number of any; kernels for vectors have one of 256, 32 lanes of 8 numbers. All others are kept from such
-//! kernels. The autotuner does not know of this: its keys round dimensions to powers of two.
+//! The last two rows' kernels are launched by name, the next one if one fails when it is first used
+//! ([`trial`](super::trial)). The second row is a matter of correctness. A double-buffered kernel of cubek
+//! 0.2 reads an even number of stages along the inner dimension, and checks its bounds only where that is no
+//! multiple of one stage: an odd number of whole stages (a LoRA rank of 16 is one) makes it multiply what
+//! lies behind the end of each row. In dimensions of 128 and more stages are powers of two up to 128, so
+//! multiples of 256 are an even number of any; kernels for vectors have one of 256, 32 lanes of 8 numbers.
+//! All others are kept from such kernels. The autotuner does not know of this: its keys round dimensions to
+//! powers of two.
 //!
 //! What this file does not do: batch, transpose or convert; strides say how matrices lie, and types have to
 //! agree.
@@ -38,7 +43,11 @@ use cubek::{
     std::InputBinding,
 };
 
-use super::launch::empty;
+use super::{
+    launch::empty,
+    library::{self, Multiplier},
+    trial::{self, Class},
+};
 use crate::kernels::precision;
 
 /// Twice the longest stage that a kernel reads along the inner dimension, of those that the autotuner tries
@@ -54,30 +63,35 @@ pub fn product<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor
     shape[rank - 1] = w.meta.shape()[rank - 1];
     let any_kernel = if shape[rank - 2..].contains(&1) { FOR_VECTORS } else { FOR_MATRICES };
     let out = empty(&x, shape, DType::F32);
+    if library::multiplied([&x, &w, &out], precision::may_round()) {
+        return out;
+    }
     let on_tensor_cores = x.dtype != DType::F32 || precision::may_round();
-    if on_tensor_cores && inner.is_multiple_of(any_kernel) {
+    let may_tune = library::multiplier() != Multiplier::Named;
+    if on_tensor_cores && may_tune && inner.is_multiple_of(any_kernel) {
         return matmul(x, w, Some(out), MatmulStrategy::default(), DType::F32)
             .expect("burn's autotuner ends with a kernel that takes anything");
     }
-    for strategy in candidates(on_tensor_cores) {
-        if launched(&strategy, &x, &w, &out) {
+    let class = Class::of([&x, &w, &out]);
+    for (name, strategy) in candidates(on_tensor_cores) {
+        if trial::launched(&out.client, name, &class, || launched(&strategy, &x, &w, &out)) {
             return out;
         }
     }
-    unreachable!("the last candidate takes anything")
+    panic!("none of the named kernels multiplies on {:?}: the log has why each failed", out.device)
 }
 
 /// Kernels that are right for any inner dimension, best first. A device may lack what one needs, or a matrix
 /// be too small for it.
-fn candidates(on_tensor_cores: bool) -> impl Iterator<Item = Strategy> {
+fn candidates(on_tensor_cores: bool) -> impl Iterator<Item = (&'static str, Strategy)> {
     let simple = |tile_matmul| BlueprintStrategy::Inferred(SimpleArgs { multi_rows: true, tile_matmul });
     let rounded = on_tensor_cores.then(|| {
         let (mma, cmma) = (simple(TileMatmulKind::Mma), simple(TileMatmulKind::Cmma));
-        [Strategy::SimpleCyclicMma(mma), Strategy::SimpleCyclicCmma(cmma)]
+        [("mma", Strategy::SimpleCyclicMma(mma)), ("cmma", Strategy::SimpleCyclicCmma(cmma))]
     });
     let plain = SimpleUnitSelectionArgs { tile_size: TileSizeSelection::MaxTileSize };
-    let exact = [Strategy::SimpleUnit(BlueprintStrategy::Inferred(plain)), Strategy::Naive];
-    rounded.into_iter().flatten().chain(exact)
+    let unit = Strategy::SimpleUnit(BlueprintStrategy::Inferred(plain));
+    rounded.into_iter().flatten().chain([("unit", unit), ("naive", Strategy::Naive)])
 }
 
 /// Whether this kernel takes these matrices; then it is on its way.

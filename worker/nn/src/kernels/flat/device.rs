@@ -4,6 +4,9 @@
 //! clone makes the next change a copy, and nothing else. It is 40 kB longer than the flat parameter buffer
 //! ([`SLACK`]): NCCL's chunks are equal, and with room for the last one no collective needs another buffer.
 //! What lies there is reduced and passed around with the rest, and never read.
+//!
+//! What stays on the device is allocated to stay: an allocator that divides large pages gives each exactly
+//! what it takes, and not the next larger page.
 
 use std::{any::Any, fmt, ops::Range};
 
@@ -49,7 +52,9 @@ impl<B: ModelBackend> OnDevice<B> {
     /// On the device, whatever `values` was.
     fn there(&self, values: DeviceValues<B>) -> Tensor<B, 1> {
         match values {
-            DeviceValues::Lost => Tensor::zeros([self.len + SLACK], (&self.device, DType::F32)),
+            DeviceValues::Lost => B::memory_persistent_allocations(&self.device, self.len + SLACK, |len| {
+                Tensor::zeros([len], (&self.device, DType::F32))
+            }),
             DeviceValues::There(tensor) => tensor,
             DeviceValues::Offloaded(values) => uploaded(values, SLACK, &self.device),
         }

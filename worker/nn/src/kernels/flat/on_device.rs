@@ -31,7 +31,9 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
 
     fn of(device: &B::Device, values: Vec<f32>) -> Self {
         let len = values.len();
-        Self { values: DeviceValues::There(uploaded(values, SLACK, device)), len, device: device.clone() }
+        let values =
+            B::memory_persistent_allocations(device, values, |values| uploaded(values, SLACK, device));
+        Self { values: DeviceValues::There(values), len, device: device.clone() }
     }
 
     fn zeros(device: &B::Device, len: usize) -> Self {
@@ -141,7 +143,9 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
     fn narrow(&self, halves: &mut HalvesOnDevice<B>) {
         // The last step's are let go first.
         halves.values = None;
-        *halves = HalvesOnDevice { values: Some(self.tensor().cast(DType::BF16)), len: self.len };
+        let narrowed =
+            B::memory_persistent_allocations(&self.device, self.tensor(), |values| values.cast(DType::BF16));
+        *halves = HalvesOnDevice { values: Some(narrowed), len: self.len };
     }
 
     fn widen(&mut self, halves: &HalvesOnDevice<B>, range: Range<usize>) {

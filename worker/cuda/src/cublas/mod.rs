@@ -1,0 +1,286 @@
+//! cuBLASLt as the [`MatrixLibrary`] of burn's CUDA backend.
+//!
+//! ```text
+//! library   the C interface, loaded at run time
+//! shape     a product as the library describes it
+//! here      who multiplies, and the order of products among burn's work
+//! ```
+//!
+//! **Order.** A product is given to a stream of ours by the thread that gives the driver everything else of
+//! cubecl's, in its turn: after what burn was told before ([`order`](crate::order)), and before what it is
+//! told next. The host does not wait.
+//!
+//! **The same bits.** The library's first choice for a shape is kept, and none is chosen that adds up parts
+//! in the order in which they arrive: a shape gives the same bits in every step and every process with this
+//! library and GPU.
+//!
+//! **What it does not take.** The first product of a shape is waited for until it is enqueued; one that the
+//! library refuses is left to cubek's kernels, then and later. One that fails after that has no other who
+//! could compute it any more: its result is filled with what is not a number, so that the step is left out.
+//!
+//! What it does not do: convert, or add a bias; look at what was computed.
+
+mod library;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use coxswain_nn::kernels::matrix_library::{self, MatrixLibrary, MatrixProduct, Multiplier};
+use cubecl::{
+    Runtime,
+    cuda::CudaRuntime,
+    device::DeviceId,
+    device_handle::DeviceHandle,
+    server::{Binding, ComputeServer},
+    stream_id::StreamId,
+};
+use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
+
+use self::{
+    library::{CublasLt, Handle, Places, Plan},
+    shape::Shape,
+};
+use crate::order::{self, Between};
+
+/// Says who multiplies: `library`, `tuned` or `named`.
+const VARIABLE: &str = "COX_MATMUL";
+/// What algorithms may use beside the matrices, once a GPU: as PyTorch gives them on Hopper.
+const WORKSPACE: usize = 32 << 20;
+/// Shapes that are remembered; then all are forgotten, and asked for again. The library answers alike.
+const MOST: usize = 4096;
+
+/// Runs on the thread that gives the driver cubecl's orders.
+type Server = <CudaRuntime as Runtime>::Server;
+
+/// Who multiplies, in a word, and which library, if it was asked for and is there.
+static FOUND: OnceLock<(&'static str, Option<usize>)> = OnceLock::new();
+
+/// Has products computed as the environment says, by the library unless it says otherwise. Before the first
+/// product.
+pub fn register() {
+    FOUND.get_or_init(|| {
+        let asked = std::env::var(VARIABLE).unwrap_or_default();
+        let (word, multiplier) = match asked.as_str() {
+            "" | "library" => ("library", Multiplier::Library),
+            "tuned" => ("tuned", Multiplier::Tuned),
+            "named" => ("named", Multiplier::Named),
+            other => {
+                tracing::warn!(
+                    "{VARIABLE} is {other:?}: library, tuned or named are known; library is meant"
+                );
+                ("library", Multiplier::Library)
+            }
+        };
+        let opened = (multiplier == Multiplier::Library).then(open);
+        let library = opened.and_then(|opened| {
+            opened.inspect_err(|why| tracing::warn!("{why}; until then cubek's kernels multiply")).ok()
+        });
+        let version = library.map(CublasLt::version);
+        let library = library.map(|library| Box::new(Products::new(library)) as Box<dyn MatrixLibrary>);
+        matrix_library::choose(multiplier, library);
+        (word, version)
+    });
+}
+
+/// Who multiplies, in words.
+pub fn told() -> String {
+    match FOUND.get() {
+        Some((_, Some(version))) => {
+            format!("cuBLASLt {}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+        }
+        Some(("named", None)) => "cubek's kernels, by name".to_owned(),
+        _ => "cubek's kernels, tuned".to_owned(),
+    }
+}
+
+fn open() -> Result<&'static CublasLt, String> {
+    if !order::is_possible() {
+        return Err(
+            "cuBLASLt is not used: this driver has no cuCtxWaitEvent; one for CUDA 12.5 or newer has"
+                .to_owned(),
+        );
+    }
+    Ok(Box::leak(Box::new(CublasLt::open()?)))
+}
+
+/// The library on all GPUs of this process.
+struct Products {
+    gpus: Arc<Gpus>,
+    known: Mutex<HashMap<DeviceId, Known>>,
+}
+
+/// Of one GPU: the thread that gives it orders, and whether the library takes a shape there.
+struct Known {
+    thread: DeviceHandle<Server>,
+    shapes: HashMap<Shape, bool>,
+}
+
+/// What only threads that give orders use.
+struct Gpus {
+    library: &'static CublasLt,
+    begun: Mutex<HashMap<DeviceId, Begun>>,
+    /// Whether a product has failed that had been taken.
+    failed: AtomicBool,
+}
+
+/// The library on one GPU.
+struct Begun {
+    handle: Handle,
+    between: Between,
+    /// Held for its memory, which is at `workspace`.
+    _memory: CudaSlice<u8>,
+    workspace: u64,
+    plans: HashMap<Shape, Plan>,
+}
+
+/// A product on its way to the thread that gives orders.
+struct Order {
+    gpus: Arc<Gpus>,
+    device: DeviceId,
+    shape: Shape,
+    /// Of A, B and D.
+    memory: [Binding; 3],
+    stream: StreamId,
+}
+
+impl Products {
+    fn new(library: &'static CublasLt) -> Self {
+        let gpus = Gpus { library, begun: Mutex::default(), failed: AtomicBool::new(false) };
+        Self { gpus: Arc::new(gpus), known: Mutex::default() }
+    }
+
+    /// The thread of a GPU, and whether the library takes a shape there, if that is known.
+    fn known(&self, device: DeviceId, shape: &Shape) -> (DeviceHandle<Server>, Option<bool>) {
+        let mut known = lock(&self.known);
+        let known = known
+            .entry(device)
+            .or_insert_with(|| Known { thread: DeviceHandle::new(device), shapes: HashMap::new() });
+        (known.thread.clone(), known.shapes.get(shape).copied())
+    }
+
+    fn remember(&self, device: DeviceId, shape: Shape, takes: bool) {
+        if let Some(Known { shapes, .. }) = lock(&self.known).get_mut(&device) {
+            if shapes.len() >= MOST {
+                shapes.clear();
+            }
+            shapes.insert(shape, takes);
+        }
+    }
+}
+
+impl MatrixLibrary for Products {
+    fn multiply(&self, product: MatrixProduct) -> bool {
+        let Some(shape) = Shape::of(&product) else { return false };
+        let MatrixProduct { device, x, w, out, .. } = product;
+        let memory = [w.memory, x.memory, out.memory];
+        let sides = [&shape.a, &shape.b, &shape.d];
+        if memory.iter().zip(sides).any(|(memory, side)| side.reach() as u64 > memory.size_in_used()) {
+            return false;
+        }
+        let (thread, takes) = self.known(device, &shape);
+        let order = Order { gpus: self.gpus.clone(), device, shape, memory, stream: StreamId::current() };
+        match takes {
+            Some(true) => {
+                thread.submit(move |server| order.carry_out_or_spoil(server));
+                true
+            }
+            Some(false) => false,
+            None => {
+                let shape = order.shape.clone();
+                // That the memory is not there is not the library's fault, and is told where it was refused.
+                let Ok(outcome) = thread.submit_blocking(move |server| order.carry_out(server)) else {
+                    return false;
+                };
+                if let Err(why) = &outcome {
+                    tracing::warn!(%why, ?shape, "cuBLASLt does not multiply such matrices; cubek's kernels do");
+                }
+                self.remember(device, shape, outcome.is_ok());
+                outcome.is_ok()
+            }
+        }
+    }
+}
+
+impl Order {
+    /// Gives the product to the GPU. An error: nothing was begun.
+    fn carry_out(&self, server: &mut Server) -> Result<(), String> {
+        let places = self.places(server);
+        let mut begun = lock(&self.gpus.begun);
+        let on_gpu = self.gpus.on(&mut begun, self.device)?;
+        if !on_gpu.plans.contains_key(&self.shape) {
+            let plan = on_gpu.handle.plan(&self.shape, WORKSPACE).map_err(|why| why.to_string())?;
+            if on_gpu.plans.len() >= MOST {
+                on_gpu.plans.clear();
+            }
+            on_gpu.plans.insert(self.shape.clone(), plan);
+        }
+        let Begun { handle, between, workspace, plans, .. } = on_gpu;
+        let places = Places { matrices: places, workspace: *workspace, workspace_bytes: WORKSPACE };
+        let plan = &plans[&self.shape];
+        // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
+        // are ordered; nobody else is given the workspace, and products follow each other on one stream. What
+        // burn is told later waits for this one, so its memory is given to nobody before.
+        let ordered = between.order(|stream| handle.multiply(plan, &places, stream));
+        match ordered {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => Err("the driver cannot order it".to_owned()),
+            Ok(Err(why)) => Err(why.to_string()),
+            Err(why) => Err(format!("CUDA: {why}")),
+        }
+    }
+
+    /// The same for a shape that was taken before: nobody hears of an error, so its result must not be used.
+    fn carry_out_or_spoil(&self, server: &mut Server) {
+        let Err(why) = self.carry_out(server) else { return };
+        if !self.gpus.failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(%why, shape = ?self.shape, "cuBLASLt fails; results are not numbers from here on");
+        }
+        let [.., result] = self.places(server);
+        let begun = lock(&self.gpus.begun);
+        let Some(on_gpu) = begun.get(&self.device) else { return };
+        let bytes = self.shape.d.reach();
+        // Nothing can be done about an error: the GPU is lost then, and its next answer says so.
+        let _ = on_gpu.between.order(|stream| library::spoil(result, bytes, stream));
+    }
+
+    /// Addresses of A, B and D. Panics, as cubecl's own launches do, where memory was refused.
+    fn places(&self, server: &mut Server) -> [u64; 3] {
+        self.memory.clone().map(|memory| {
+            let found = server.get_resource(memory, self.stream);
+            found.expect("memory of a product is there unless it was refused").resource().ptr
+        })
+    }
+}
+
+impl Gpus {
+    /// The library on this GPU, begun when it is first needed; its context is current on this thread.
+    fn on<'a>(
+        &self,
+        begun: &'a mut HashMap<DeviceId, Begun>,
+        device: DeviceId,
+    ) -> Result<&'a mut Begun, String> {
+        if !begun.contains_key(&device) {
+            let cuda = |why| format!("CUDA: {why}");
+            let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
+            let between = Between::new(&context).map_err(cuda)?;
+            let handle = self.library.begin().map_err(|why| why.to_string())?;
+            let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
+            let workspace = memory.device_ptr(between.stream()).0;
+            begun
+                .insert(device, Begun { handle, between, _memory: memory, workspace, plans: HashMap::new() });
+        }
+        begun.get_mut(&device).ok_or_else(|| "cuBLASLt has not begun".to_owned())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
