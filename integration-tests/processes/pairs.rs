@@ -75,11 +75,15 @@ fn a_plan_tells_how_many_pairs_are_measured_and_answered_at_once() {
     let large = plan(&["--gpu", "A100-40"]);
     let short = plan(&["--gpu", "V100-16", "data.max_source_tokens=256"]);
     for at in [0, 1] {
-        assert!(most(&small, at) < most(&large, at) && most(&small, at) < most(&short, at), "{small:#}{large:#}");
+        assert!(
+            most(&small, at) < most(&large, at) && most(&small, at) < most(&short, at),
+            "{small:#}{large:#}"
+        );
     }
     // What answers need no optimizer for, evaluation in a run has beside it.
     assert!(most(&small, 0) <= most(&small, 1), "{small:#}");
-    let policy = cox(&["plan", "configs/quickstart.yaml", "--gpu", "A100-40"]).output().expect("cox was built");
+    let policy =
+        cox(&["plan", "configs/quickstart.yaml", "--gpu", "A100-40"]).output().expect("cox was built");
     assert!(!String::from_utf8_lossy(&policy.stdout).contains("eval.batch"), "{policy:?}");
 }
 

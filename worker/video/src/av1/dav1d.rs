@@ -1,4 +1,5 @@
-//! rav1d by its C interface, on one thread: units of AV1 in, pictures out. All of this crate's unsafe code.
+//! rav1d by its C interface, on one thread: units of AV1 in, pictures out. The unsafe code of this crate, but for
+//! one call of `rgb`.
 //!
 //! Not by the crate's own Rust interface, which loses 64 bytes for good with each picture that it gives back: in
 //! the place of one that is returned, rav1d leaves an empty one that owns an empty list of metadata, and nothing
@@ -35,7 +36,9 @@ impl Refused {
     fn of(result: Dav1dResult) -> Result<(), Self> {
         match -result.0 {
             0 => Ok(()),
-            code if io::Error::from_raw_os_error(code).kind() == io::ErrorKind::WouldBlock => Err(Self::Again),
+            code if io::Error::from_raw_os_error(code).kind() == io::ErrorKind::WouldBlock => {
+                Err(Self::Again)
+            }
             code => Err(Self::Because(code)),
         }
     }
@@ -78,9 +81,8 @@ impl Dav1d {
         settings.frame_size_limit = pixels;
         let mut context = None;
         // SAFETY: both outlive the call, which reads the settings and writes the context.
-        let opened = unsafe {
-            dav1d_open(Some(NonNull::from(&mut context)), Some(NonNull::from(&mut settings)))
-        };
+        let opened =
+            unsafe { dav1d_open(Some(NonNull::from(&mut context)), Some(NonNull::from(&mut settings))) };
         Refused::of(opened)?;
         match context {
             Some(context) => Ok(Self { context, pending: None }),
