@@ -2,7 +2,7 @@
 """Streaming training on layer activations next to PyTorch on the same checkpoint and the same images, in turns.
 
     python trajectory_vs_torch.py COX FOLDER [--images 64] [--batch 16] [--hidden 256] [--latent 32] [--depth 2] [--threads 2]
-        [--rounds 3] [--warmup 3] [--steps 12] [--cached]
+        [--rounds 3] [--warmup 3] [--steps 12] [--prefetch 2] [--cached]
     python trajectory_vs_torch.py COX FOLDER --accumulated 250 500 1000
 
 FOLDER is made: a random checkpoint whose vision tower has 16 blocks of 128 values, the guide's trajectory, and random images of 112 x
@@ -10,7 +10,8 @@ FOLDER is made: a random checkpoint whose vision tower has 16 blocks of 128 valu
 (PyTorch's fused), float32 on the CPU. Ours is a whole `cox run` with one worker, which decodes images beside training; PyTorch, eager,
 has the pixels of all its images in memory before it begins (`cox data sample` writes them). Step times are medians after the first.
 Memory is the peak resident set less what was held before the first batch: imports, runtime, weights, and PyTorch's pixels, are on
-neither side. With --cached the tower runs on neither side: ours reads kept features, PyTorch has them in memory.
+neither side; ours reads as many batches of pixels ahead as --prefetch says, and they count. With --cached the tower runs on neither
+side: ours reads kept features, PyTorch has them in memory.
 
 With --accumulated the trajectories of so many images are collected first, as the guide warns of, and then one epoch is trained; beside it
 the same streamed, in PyTorch and here, and what `cox plan` says. Needs torch and transformers.
@@ -28,7 +29,7 @@ import time
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPTIONS = dict(images=64, batch=16, hidden=256, latent=32, depth=2, threads=2, rounds=3, warmup=3, steps=12)
+OPTIONS = dict(images=64, batch=16, hidden=256, latent=32, depth=2, threads=2, rounds=3, warmup=3, steps=12, prefetch=2)
 LAYERS, DIM, SIDE, RESOLUTION = 16, 128, 112, 7
 
 
@@ -70,7 +71,7 @@ def run_file(a, folder, images, steps, **more):
         "run": {"name": "bench", "output_dir": str(folder / "run")}, "task": {"type": "trajectory"},
         "extractor": {"path": str(folder / "model"), "spatial_resolution": RESOLUTION},
         "network": {"hidden_dim": a.hidden, "latent_dim": a.latent, "num_layers": a.depth},
-        "data": {"path": str(folder / "images"), "image_size": SIDE, "num_samples": images},
+        "data": {"path": str(folder / "images"), "image_size": SIDE, "num_samples": images, "prefetch": a.prefetch},
         "train": {"steps": steps, "global_batch": a.batch, "micro_batch": a.batch, "checkpoint_every": 0},
         "eval": {"samples": 0}, "optimizer": {"lr": {"network": 1e-3}, "warmup_steps": 0},
         "launch": {"nproc_per_node": 1, "threads_per_worker": a.threads, "device": "cpu"}, **more,

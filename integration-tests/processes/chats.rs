@@ -65,6 +65,31 @@ fn workers_killed_three_times_leave_the_undisturbed_adapter() {
 }
 
 #[test]
+fn predicted_memory_of_chats_is_what_is_measured() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let variants: [&[&str]; 5] = [
+        &["train.recompute=full"],
+        &["train.recompute=none", "train.micro_batch=4"],
+        &["train.recompute=selective", "train.micro_batch=2", "model.weights_dtype=bfloat16"],
+        &["lora.targets=[q_proj, v_proj]", "train.micro_batch=8", "train.recompute=none"],
+        &["train.recompute={every: 2}", "model.train=['.*layers\\.1\\..*mlp.*']", "lora.targets=[q_proj]"],
+    ];
+    for (number, variant) in variants.into_iter().enumerate() {
+        let output = dir.path().join(number.to_string());
+        let common =
+            ["train.steps=4", "train.checkpoint_every=0", "eval.samples=0", "optimizer.warmup_steps=1"];
+        let (status, printed) = Running::of(command(&output, &[&common[..], variant].concat())).finish();
+        assert!(status.success(), "{printed}");
+        let memory = &read_json(&output.join("summary.json"))["memory"];
+        let [predicted, measured] =
+            ["predicted", "measured"].map(|which| memory[which].as_f64().expect("a world of two has both"));
+        println!("{variant:?}: {predicted} predicted, {measured} measured");
+        let off = (predicted - measured).abs();
+        assert!(off <= (0.03 * measured).max(8.0 * 1024.0 * 1024.0), "{variant:?}\n{memory:#}");
+    }
+}
+
+#[test]
 fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
     let dir = tempfile::tempdir().expect("a directory");
     let assets = root().join("configs/assets/shapes");

@@ -62,6 +62,32 @@ fn predicted_memory_of_pairs_is_what_is_measured() {
 }
 
 #[test]
+fn a_plan_tells_how_many_pairs_are_measured_and_answered_at_once() {
+    let plan = |more: &[&str]| {
+        let sizes = ["plan", "configs/seq2seq-sizes.yaml", "--section", "mt5-1.2b", "--json"];
+        let out = cox(&[&sizes[..], more].concat()).output().expect("cox was built");
+        let plan: serde_json::Value = serde_json::from_slice(&out.stdout).expect("one object");
+        plan["memories"][0]["uses"].clone()
+    };
+    let most = |uses: &serde_json::Value, at: usize| uses[at]["fit"]["maximum"].as_u64().expect("it fits");
+    let small = plan(&["--gpu", "V100-16"]);
+    assert_eq!((&small[0]["use"], &small[1]["use"]), (&"evaluation".into(), &"answers".into()), "{small:#}");
+    let large = plan(&["--gpu", "A100-40"]);
+    let short = plan(&["--gpu", "V100-16", "data.max_source_tokens=256"]);
+    for at in [0, 1] {
+        assert!(
+            most(&small, at) < most(&large, at) && most(&small, at) < most(&short, at),
+            "{small:#}{large:#}"
+        );
+    }
+    // What answers need no optimizer for, evaluation in a run has beside it.
+    assert!(most(&small, 0) <= most(&small, 1), "{small:#}");
+    let policy =
+        cox(&["plan", "configs/quickstart.yaml", "--gpu", "A100-40"]).output().expect("cox was built");
+    assert!(!String::from_utf8_lossy(&policy.stdout).contains("eval.batch"), "{policy:?}");
+}
+
+#[test]
 fn a_pair_that_cannot_be_used_is_refused_before_the_first_step() {
     let dir = tempfile::tempdir().expect("a directory");
     let text = std::fs::read_to_string(root().join("configs/assets/deliveries/pairs.csv")).expect("it ships");

@@ -40,7 +40,7 @@ fn answers<B: Tape<Base = B>>(
 ) -> Vec<Written> {
     let (spec, results) = (spec(), fixture("generate"));
     let results = adapted.then_some(results.as_path());
-    let job = GenerateJob { spec: &spec, results, prompts, sampling };
+    let job = GenerateJob { spec: &spec, results, prompts, sampling, batch: 8 };
     TaskOn::<B>::generate(&Sft, &job, device).unwrap().unwrap()
 }
 

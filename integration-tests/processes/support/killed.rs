@@ -1,18 +1,19 @@
 //! A short run with workers killed in it, beside the same run undisturbed.
 
-use std::{path::Path, process::Command};
+use std::{collections::BTreeSet, path::Path, process::Command};
 
 use nix::sys::signal::Signal;
 
 use super::{
     Running,
     processes::{signal, worker_of},
+    read_json,
     tiny::{Held, audit},
 };
 
 /// Runs `command`, told its output directory and what is laid over its run file, on two ranks: once
 /// undisturbed, once with workers killed in the forward pass, the backward pass and the optimizer. The audit
-/// finds nothing missing or duplicate, and the file `left` of the results has the same bytes.
+/// finds nothing missing or duplicate, and all that the run leaves, the file `left` among it, has the same bytes.
 pub fn three_times(command: impl Fn(&Path, &[&str]) -> Command, left: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let short = ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];
@@ -37,7 +38,19 @@ pub fn three_times(command: impl Fn(&Path, &[&str]) -> Command, left: &str) {
     let found = audit(&output);
     assert_eq!((&found["missing"], &found["duplicate"]), (&0.into(), &0.into()), "{found:#}\n{printed}");
     assert_eq!(found["faults"].as_array().map(Vec::len), Some(3), "{found:#}");
-    let [undisturbed, disturbed] =
-        [&whole, &output].map(|run| std::fs::read(run.join(left)).expect("a run leaves its results"));
-    assert!(undisturbed == disturbed, "another {left}\n{printed}");
+    let names = results(&whole);
+    assert!(names.contains(left) && names == results(&output), "{names:?}");
+    for name in names {
+        let [undisturbed, disturbed] =
+            [&whole, &output].map(|run| std::fs::read(run.join(&name)).expect("the manifest lists it"));
+        assert!(undisturbed == disturbed, "another {name}\n{printed}");
+    }
+}
+
+/// What a run has left, by its manifest, without what says how long it took and where it was.
+pub fn results(run: &Path) -> BTreeSet<String> {
+    let manifest = read_json(&run.join("manifest.json"));
+    let files = manifest["files"].as_array().expect("an array").iter();
+    let named = files.map(|file| file["path"].as_str().expect("a path").to_owned());
+    named.filter(|path| !["summary.json", "run_spec.json"].contains(&path.as_str())).collect()
 }

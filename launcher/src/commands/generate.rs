@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     commands::spec_args::{choice, of_file, of_run},
     exit::{Failed, Outcome},
+    plan::uses::ANSWERS,
     render::say,
     tasks::{accelerator, tasks},
 };
@@ -48,6 +49,9 @@ pub struct GenerateArgs {
     out: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    /// Prompts that are answered side by side: `cox plan` says how many fit
+    #[arg(long, value_name = "N", default_value_t = ANSWERS, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
     /// What to compute on: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
@@ -91,7 +95,8 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     let prompts = args.prompts()?;
     let (spec, results) = args.run()?;
     let device = args.device(&spec)?;
-    let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling: args.sampling.into() };
+    let (sampling, batch) = (args.sampling.into(), args.batch as usize);
+    let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling, batch };
     let answers = tasks().generate(&job, device)?;
     let answers = answers
         .ok_or_else(|| Failed::usage(format!("task {}: what it trains writes no text", spec.task.kind)))?;

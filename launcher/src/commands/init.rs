@@ -1,7 +1,7 @@
 //! `cox init`: a run file to begin with, from what is in a data set.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -103,8 +103,14 @@ fn fitting(text: &str) -> Result<Option<u64>, Failed> {
 /// A file that was not there before.
 fn write_new(out: &Path, text: &str) -> Outcome {
     let written =
-        fs::File::create_new(out).and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
-    written.map_err(|error| Failed::usage(format_args!("{}: cannot write: {error}", out.display())))
+        fs::File::create_new(out).and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()));
+    let remedy = "it is left as it is; remove it, or give --out another name";
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Failed::usage(format_args!("{}: is there already; {remedy}", out.display()))
+        }
+        _ => Failed::usage(format_args!("{}: cannot write: {error}", out.display())),
+    })
 }
 
 #[cfg(test)]
@@ -194,7 +200,7 @@ mod tests {
         let out = dir.path().join("my.yaml");
         write_new(&out, "first").unwrap();
         let refused = write_new(&out, "second").unwrap_err();
-        assert!(refused.message.unwrap().contains("cannot write: File exists"));
+        assert!(refused.message.unwrap().contains("my.yaml: is there already; it is left as it is"));
         assert_eq!(fs::read_to_string(&out).unwrap(), "first");
     }
 }

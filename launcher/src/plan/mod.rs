@@ -4,12 +4,14 @@
 //! Subject (worker)  what is predicted about        capacity   which memory, and how much of it is free
 //! outlook           one memory: categories, micro-batches, verdict
 //! check             what `cox run`, `cox check` and `cox plan` refuse
+//! uses              evaluation and answers, by the same measure
 //! vary              one key with several values
 //! ```
 
 pub mod capacity;
 pub mod check;
 mod outlook;
+pub mod uses;
 pub mod vary;
 
 pub use outlook::{Basis, Choice, Outlook, Question};

@@ -118,7 +118,7 @@ impl Question {
         self.subject.predict(ask).flops.times(self.subject.spec().train.global_batch as u64)
     }
 
-    fn place(&self, memory: &Memory) -> Place {
+    pub(super) fn place(&self, memory: &Memory) -> Place {
         if memory.is_gpu { Place::Gpu } else { Place::Host { threads: self.threads } }
     }
 

@@ -14,7 +14,9 @@ use coxswain_worker::memory::{
 use serde_json::{Value, json};
 
 use super::table::{grid, remarked, table, width, words};
-use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, vary::Variant};
+use coxswain_task::memory::Use;
+
+use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::Used, vary::Variant};
 
 /// Everything about the run in each memory.
 pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
@@ -72,7 +74,7 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
                 Some(micro) => format!("{micro} x {}", question.samples().div_ceil(micro)),
             };
             let peak = outlook.best().map_or(outlook.current.peak, |best| best.peak);
-            [
+            let row = [
                 outlook.memory.name.clone(),
                 human::bytes(outlook.memory.total),
                 split(outlook.fit.safe),
@@ -80,18 +82,27 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
                 split(outlook.fit.maximum),
                 human::bytes(peak),
                 percent(peak, outlook.memory.capacity()),
-            ]
+            ];
+            let uses = question.uses(&outlook.memory).into_iter();
+            row.into_iter().chain(uses.map(|used| micro(used.fit.recommended))).collect::<Vec<_>>()
         })
         .collect();
+    let uses = outlooks.first().map(|outlook| question.uses(&outlook.memory)).unwrap_or_default();
+    let named = uses.iter().map(|used| match used.using {
+        Use::Evaluation => "evaluation",
+        Use::Answers => "answers",
+    });
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
+    let head: Vec<_> = head.into_iter().chain(named).collect();
+    let at_once = if uses.is_empty() { "" } else { "; evaluation and answers: at once, recommended" };
     let legend = format!(
-        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's",
+        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's{at_once}",
         question.samples(),
         ranks(question.world),
     );
     let legend = words(&legend, width()).join("\n");
     let basis = words(&basis(outlooks), width()).join("\n");
-    [subject(question), table(head, &rows), legend, basis].join("\n\n")
+    [subject(question), grid(&head, &rows), legend, basis].join("\n\n")
 }
 
 /// The run: model, what trains, the longest sample.
@@ -152,6 +163,10 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
     parts.push(fits(question, outlook));
+    let uses = question.uses(&outlook.memory);
+    if !uses.is_empty() {
+        parts.push(used(&uses));
+    }
     let suggestions = question.suggestions(&outlook.memory);
     if !suggestions.is_empty() {
         parts.push(savings(&suggestions));
@@ -222,15 +237,34 @@ fn fits(question: &Question, outlook: &Outlook) -> String {
 
 /// The micro-batches that fit, and what the present one is.
 fn bounds(question: &Question, outlook: &Outlook) -> String {
-    let number = |micro: Option<u64>| micro.map_or_else(|| "none".into(), |micro| micro.to_string());
     format!(
         "maximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file's {}: {}",
-        number(outlook.fit.maximum),
-        number(outlook.fit.recommended),
-        number(outlook.fit.safe),
+        micro(outlook.fit.maximum),
+        micro(outlook.fit.recommended),
+        micro(outlook.fit.safe),
         question.micro_batch(),
         verdict(outlook.verdict)
     )
+}
+
+/// What else fits at once, a row for each use.
+fn used(uses: &[Used]) -> String {
+    let row = |used: &Used| {
+        let what = match used.using {
+            Use::Evaluation => "held-out samples (eval.batch)",
+            Use::Answers => "prompts answered (cox generate --batch)",
+        };
+        let Used { batch, verdict: now, fit, .. } = *used;
+        let fits = [fit.maximum, fit.recommended, fit.safe].map(micro);
+        let [maximum, recommended, safe] = fits;
+        [what.to_owned(), maximum, recommended, safe, format!("{batch}: {}", verdict(now))]
+    };
+    let rows: Vec<_> = uses.iter().map(row).collect();
+    table(["at once", "maximum", "recommended", "safe", "as it is"], &rows)
+}
+
+fn micro(micro: Option<u64>) -> String {
+    micro.map_or_else(|| "none".into(), |micro| micro.to_string())
 }
 
 fn savings(suggestions: &[Suggestion]) -> String {
@@ -269,6 +303,7 @@ pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
         let named = named.filter_map(|(category, bytes)| Some((category.as_str()?.to_owned(), bytes)));
         value["categories"] = Value::Object(named.collect());
         value["suggestions"] = json!(of(&outlook.memory));
+        value["uses"] = json!(question.uses(&outlook.memory));
         value
     });
     let mut plan = json!({

@@ -241,7 +241,8 @@ impl fmt::Display for Report {
         let files = if self.files == 1 { "1 data file" } else { &format!("{} data files", self.files) };
         writeln!(f, "  {files}, {}", human::bytes(self.bytes))?;
         if self.videos > 0 {
-            writeln!(f, "  {} videos, {}", self.videos, human::bytes(self.video_bytes))?;
+            let videos = if self.videos == 1 { "1 video" } else { &format!("{} videos", self.videos) };
+            writeln!(f, "  {videos}, {}", human::bytes(self.video_bytes))?;
         }
         writeln!(f, "  fingerprint {}", self.fingerprint)?;
         writeln!(f, "  tasks ({}):", self.tasks)?;

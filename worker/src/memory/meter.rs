@@ -59,6 +59,7 @@ pub struct Meter {
     timeline: Option<Timeline>,
     attempt: Option<Attempt>,
     last_took: u64,
+    most_took: u64,
     injected: Injected,
 }
 
@@ -82,6 +83,7 @@ impl Meter {
             timeline: None,
             attempt: None,
             last_took: 0,
+            most_took: 0,
             injected: Injected::from_environment(),
         }
     }
@@ -180,6 +182,7 @@ impl Meter {
                 let cells =
                     attempt.filter(|attempt| attempt.representative).map_or(0, |attempt| attempt.cells);
                 self.last_took = self.peaks.of_attempt().saturating_sub(before);
+                self.most_took = self.most_took.max(self.last_took);
                 self.demand.observe(cells, self.last_took);
                 Ok(())
             }
@@ -202,6 +205,16 @@ impl Meter {
     /// Bytes that the last micro-batch that fitted took on top of what was in use before it.
     pub fn last_took(&self) -> u64 {
         self.last_took
+    }
+
+    /// Most bytes that a micro-batch took beyond what was there before it, its input included there.
+    pub fn most_took(&self) -> u64 {
+        self.most_took
+    }
+
+    /// Leaves micro-batches so far out of [`most_took`](Self::most_took): buffers that stay were made in them.
+    pub fn forget_most(&mut self) {
+        self.most_took = 0;
     }
 
     /// Bytes that the GPU can still give; none on the host.

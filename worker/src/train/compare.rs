@@ -34,7 +34,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
         let peak = of_steps.map(|peak| peak.in_use.0).max().filter(|&peak| peak > 0)?;
         let changed = self.feed.micro_batch != self.run.spec.train.micro_batch;
-        if changed || self.stats.snapshots.ready == 0 || self.members.computes == Computes::OnGpu {
+        let took = self.stats.meter.most_took();
+        if changed || took == 0 || self.members.computes == Computes::OnGpu {
             return None;
         }
         let world = u64::from(self.members.world());
@@ -52,7 +53,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             world,
             rank: u64::from(self.members.rank().0),
             peak,
-            measured: self.stats.snapshots.measured(&zero, cache, peak),
+            measured: self.stats.snapshots.measured(&zero, cache, took),
             records: self.run.records.as_deref(),
         };
         Some(compare(&finished))

@@ -270,9 +270,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if asked {
                 continue;
             }
-            // The optimizer makes its buffers in the first step; later ones begin with everything there.
+            // Buffers that stay are made in the first steps; later ones begin with everything there.
             if self.stats.summary.losses.len() < STEPS_OBSERVED {
-                self.stats.snapshots.ready = memory::in_use();
+                self.stats.meter.forget_most();
             }
             let began = clock::now();
             let mut loss = self.pass(step, micro_batch, spent)?;

@@ -121,6 +121,23 @@ impl PassCost {
         (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops })
     }
 
+    /// The same, its stages under this name.
+    pub fn named(mut self, stage: &'static str) -> Self {
+        self.stages.iter_mut().for_each(|peak| peak.stage = stage);
+        self
+    }
+
+    /// This, and then another one, whose own peak stays its own: of two that follow each other, which holds
+    /// more may change with the number of samples.
+    pub fn followed_by(mut self, next: Self) -> Self {
+        self.stages.extend(next.stages);
+        self.flops = Flops {
+            forward: self.flops.forward + next.flops.forward,
+            backward: self.flops.backward + next.flops.backward,
+        };
+        Self { kept: self.kept.max(next.kept), scratch: self.scratch.max(next.scratch), ..self }
+    }
+
     /// The same at `micro_batch` samples, on the line through what was found at two smaller micro-batches:
     /// what a pass holds and computes grows by the sample.
     fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {

@@ -15,6 +15,8 @@ pub struct GenerateJob<'a> {
     pub prompts: &'a [Prompt],
     /// How the next token is chosen.
     pub sampling: Sampling,
+    /// Prompts that are answered side by side.
+    pub batch: usize,
 }
 
 /// What one answer is written to.

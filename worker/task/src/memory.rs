@@ -151,6 +151,16 @@ fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
     [shard_bytes(spec) * shard, if replicated { replica_bytes(spec) * shard } else { 0 }]
 }
 
+/// What a run's model is used for besides training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Use {
+    /// Held-out samples measured within a run, `eval.batch` at once: beside all that training keeps.
+    Evaluation,
+    /// Prompts answered side by side outside of a run, by `cox generate`: weights alone, no optimizer.
+    Answers,
+}
+
 /// A setting, and what it would do to a rank's peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suggestion {
@@ -174,6 +184,12 @@ pub trait Subject {
 
     /// Predicts one rank.
     fn predict(&self, ask: Ask) -> Prediction;
+
+    /// Predicts one rank while `ask.micro_batch` samples at once are used otherwise than in training; none
+    /// where the task does not predict that.
+    fn predict_use(&self, _using: Use, _ask: Ask) -> Option<Prediction> {
+        None
+    }
 
     /// What is held in host memory beside a GPU.
     fn beside_gpu(&self, ask: Ask) -> u64;

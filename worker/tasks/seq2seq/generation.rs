@@ -18,9 +18,6 @@ use super::{
 };
 use crate::pretrained;
 
-/// Prompts that are answered side by side.
-const SIDE_BY_SIDE: usize = 8;
-
 /// Answers to all prompts of a job, in their order.
 pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
@@ -45,7 +42,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     }
     let trainables = Trainables::new(layout, values, device);
     let mut written = Vec::with_capacity(sources.len());
-    for group in sources.chunks(SIDE_BY_SIDE) {
+    for group in sources.chunks(job.batch.max(1)) {
         let special = [config.special.pad, config.special.decoder_start];
         let batch = PairBatch::of(Step(0), &group.iter().collect::<Vec<_>>(), special);
         let answers =

@@ -12,9 +12,9 @@ use coxswain_nn::{
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{
-    TaskError,
+    Fault, TaskError,
     dry_run::{PassCost, Passes},
-    memory::{Ask, Prediction, Subject, Suggestion},
+    memory::{Ask, Prediction, Subject, Suggestion, Use},
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     savings::of_settings,
-    tokens::memory::{TokenRun, TokenWeights},
+    tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights},
 };
 
 /// Sizes of a run.
@@ -91,6 +91,31 @@ impl PairSizes {
         })
     }
 
+    /// So many of the longest pairs measured, or their sources answered with as many tokens as a target may have.
+    fn using(&self, using: Use, pairs: u64) -> Result<PassCost, TaskError> {
+        let kind = format!("{using:?} {:?} {:?}", self.settings, self.outline);
+        self.passes.at(&kind, pairs, |pairs| {
+            let account = Account::open();
+            let (model, layout, values) = PairModel::<Sizes>::load(&self.spec, account.device())?;
+            let trainables = Trainables::new(layout, values, account.device());
+            let (batch, most) = (self.longest(pairs as usize), self.settings.data.max_target_tokens);
+            // No answer ends before it must.
+            let word = self.config.special.pad;
+            let answers = || {
+                let write = || model.write(&trainables, &batch, most, &mut |_, _, _| Some(word));
+                let (written, cost) = PassCost::of_forward(&account, write);
+                written.map(|_| cost).map_err(|error| TaskError::new(Fault::Numeric, error))
+            };
+            if using == Use::Answers {
+                return answers();
+            }
+            let (found, losses) = PassCost::of_forward(&account, || model.losses(&trainables, &batch));
+            found?;
+            let losses = losses.named(HEAD_STAGE);
+            if self.settings.eval.rouge { Ok(losses.followed_by(answers()?)) } else { Ok(losses) }
+        })
+    }
+
     /// So many pairs with the longest source and the longest target; of several the last is a token shorter,
     /// because pairs of different lengths need a mask.
     fn longest(&self, pairs: usize) -> PairBatch {
@@ -128,6 +153,11 @@ impl Subject for PairSizes {
     fn predict(&self, ask: Ask) -> Prediction {
         // One pair ran when this was made; more of the same change nothing but sizes.
         self.run().predict(&self.pass(ask.micro_batch).unwrap_or_default(), ask)
+    }
+
+    fn predict_use(&self, using: Use, ask: Ask) -> Option<Prediction> {
+        let pass = self.using(using, ask.micro_batch).ok()?;
+        Some(self.run().predict_use(using, &pass, ask))
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {

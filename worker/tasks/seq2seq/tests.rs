@@ -374,7 +374,7 @@ fn prompts_are_answered_each_by_itself_as_training_found_the_model_and_as_a_run_
     let prompts = texts.map(|text| Prompt { text: text.into(), images: vec![] });
     let sampling = Sampling { max_new_tokens: 7, temperature: 0.0, top_p: 1.0, top_k: 0, seed: 3 };
     let answers = |results: Option<&Path>, prompts: &[Prompt], sampling: Sampling| {
-        let job = GenerateJob { spec: &spec, results, prompts, sampling };
+        let job = GenerateJob { spec: &spec, results, prompts, sampling, batch: 8 };
         TaskOn::<Flex>::generate(&Seq2Seq, &job, &Default::default()).expect("it writes")
     };
     let together = answers(None, &prompts, sampling).expect("sound");

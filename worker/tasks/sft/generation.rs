@@ -16,9 +16,6 @@ use super::{
 };
 use crate::pretrained;
 
-/// Prompts that are answered side by side.
-const SIDE_BY_SIDE: usize = 8;
-
 /// Answers to all prompts of a job, in their order.
 pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
@@ -44,8 +41,8 @@ pub(super) fn generate<B: Tape<Base = B>>(
     let trainables = Trainables::new(layout, values, device);
     let writer = Writer { model: &model, trainables: &trainables, reader: &reader, sampling: job.sampling };
     let mut written = Vec::with_capacity(questions.len());
-    for (group, questions) in questions.chunks(SIDE_BY_SIDE).enumerate() {
-        written.extend(writer.answer(group * SIDE_BY_SIDE, questions)?);
+    for questions in questions.chunks(job.batch.max(1)) {
+        written.extend(writer.answer(written.len(), questions)?);
     }
     Ok(written)
 }

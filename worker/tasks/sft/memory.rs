@@ -7,6 +7,7 @@ use coxswain_models::{
     qwen2_5_vl::{
         config::QwenConfig,
         modules::{frozen_tensors, head_tensor},
+        prompts::{Prompts, Rows},
     },
 };
 use coxswain_nn::{
@@ -20,7 +21,7 @@ use coxswain_proto::{
 use coxswain_task::{
     TaskError,
     dry_run::{PassCost, Passes},
-    memory::{Ask, Prediction, Subject, Suggestion},
+    memory::{Ask, Prediction, Subject, Suggestion, Use},
 };
 use serde_json::{Value, json};
 
@@ -29,7 +30,10 @@ use super::{
     data::{ChatBatch, ChatOutline},
     model::ChatModel,
 };
-use crate::tokens::memory::{TokenRun, TokenWeights};
+use crate::tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights};
+
+/// Tokens of an answer where nothing else is said: the default of `cox generate --max-new-tokens`.
+const ANSWER_TOKENS: usize = 128;
 
 /// Sizes of a run.
 #[derive(Clone, Debug)]
@@ -92,6 +96,40 @@ impl ChatSizes {
         })
     }
 
+    /// So many of the longest chats measured, or gone on with: the longest as the prompt, an answer as long as
+    /// `cox generate` writes by itself.
+    fn using(&self, using: Use, chats: u64) -> Result<PassCost, TaskError> {
+        let kind = format!("{using:?} {:?}", self.settings);
+        self.passes.at(&kind, chats, |chats| {
+            let account = Account::open();
+            let (model, layout) = hollow(&self.spec, &account)?;
+            let trainables = Trainables::new(layout, Vec::new(), account.device());
+            let batch = self.longest(chats as usize);
+            let answer = || -> Result<(), TaskError> {
+                let whole = 0..self.outline.tokens as u32;
+                let rows = vec![whole; chats as usize];
+                let prompts = Prompts { rows: Rows::Padded(&rows), ..batch.prompts() };
+                let (mut decoder, mut logits_bv) =
+                    model.decoder(&trainables, prompts).map_err(TaskError::bad_input)?;
+                let next = vec![batch.input_ids[batch.input_ids.len() - 1]; rows.len()];
+                for _ in 1..ANSWER_TOKENS {
+                    drop(logits_bv);
+                    logits_bv = decoder.follow(&next).map_err(TaskError::io)?;
+                }
+                Ok(())
+            };
+            let (done, cost) = match using {
+                Use::Answers => PassCost::of_forward(&account, answer),
+                Use::Evaluation => {
+                    let measure = || model.answers(&trainables, &batch).map(|_| ());
+                    let (done, cost) = PassCost::of_forward(&account, measure);
+                    (done, cost.named(HEAD_STAGE))
+                }
+            };
+            done.map(|()| cost)
+        })
+    }
+
     /// So many chats as long as the longest, with as much to learn as any, at their ends.
     fn longest(&self, chats: usize) -> ChatBatch {
         let (ChatOutline { tokens, learned, grids, .. }, special) = (&self.outline, &self.config.tokens);
@@ -150,6 +188,13 @@ impl Subject for ChatSizes {
     fn predict(&self, ask: Ask) -> Prediction {
         // One chat ran when this was made; more of the same change nothing but sizes.
         self.run().predict(&self.pass(ask.micro_batch).unwrap_or_default(), ask)
+    }
+
+    fn predict_use(&self, using: Use, ask: Ask) -> Option<Prediction> {
+        // Which of the streamed blocks are held meanwhile is told for a training pass alone.
+        let streamed = self.spec.memory.offload == Offload::Layers;
+        let pass = (!streamed).then(|| self.using(using, ask.micro_batch))?.ok()?;
+        Some(self.run().predict_use(using, &pass, ask))
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {

@@ -23,7 +23,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{
     dry_run::PassCost,
-    memory::{Ask, Place, Prediction, Subject},
+    memory::{Ask, GPU, Place, Prediction, Subject, Use},
 };
 use serde_json::{Value, json};
 
@@ -113,6 +113,28 @@ impl TokenRun<'_> {
                 prediction.set(Category::Framework, process);
             }
         }
+        prediction
+    }
+
+    /// One rank while the model is used as `using` says, with this pass.
+    pub fn predict_use(&self, using: Use, pass: &PassCost, ask: Ask) -> Prediction {
+        if using == Use::Evaluation {
+            // Samples of an evaluation are not bounded by those of a step.
+            let mut prediction = self.predict(pass, ask);
+            prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
+            return prediction;
+        }
+        let mut prediction = Prediction::default().with_pass(pass, |_| 0);
+        let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
+        prediction.set(Category::FrozenWeights, held.in_memory(false));
+        prediction.set(Category::Trainables, 4 * self.weights.trained());
+        prediction.set(Category::Activations, prediction.forward);
+        prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
+        let process = match ask.place {
+            Place::Gpu => GPU,
+            Place::Host { threads } => of_process(self.tokenizer_bytes, threads, pass.scratch),
+        };
+        prediction.set(Category::Framework, process);
         prediction
     }
 

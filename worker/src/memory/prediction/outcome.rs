@@ -24,8 +24,6 @@ pub struct MemorySnapshots {
     pub opened: u64,
     /// The model is loaded, and the initial values of everything that trains are filled in.
     pub loaded: u64,
-    /// A forward pass is about to begin, and everything that steps keep from one to the next is there.
-    pub ready: u64,
     /// Most bytes of frozen weights at once that are brought when they run, and are there during passes only.
     pub streamed: u64,
     /// This rank's part of frozen weights that are shared out, taken when the ranks were known.
@@ -33,9 +31,9 @@ pub struct MemorySnapshots {
 }
 
 impl MemorySnapshots {
-    /// Bytes by category, for a run whose largest peak was `peak`. Input and framework cannot be told apart
-    /// and are left out. `cache` is what is held for kept features.
-    pub fn measured(&self, zero: &ZeroBytes, cache: u64, peak: u64) -> Vec<(Category, u64)> {
+    /// Bytes by category, for a run whose micro-batches took `took` at most, beyond what was there before them.
+    /// Input and framework cannot be told apart and are left out. `cache` is what is held for kept features.
+    pub fn measured(&self, zero: &ZeroBytes, cache: u64, took: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
             (
@@ -47,7 +45,7 @@ impl MemorySnapshots {
             (Category::OptimizerShard, moments.0),
             (Category::Replica, redundancy.0),
             (Category::CollectiveBuffers, comm_buffers.0),
-            (Category::Activations, peak.saturating_sub(self.ready + self.streamed)),
+            (Category::Activations, took.saturating_sub(self.streamed)),
             (Category::Cache, cache),
         ]
     }
@@ -151,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frozen_weights_and_activations_are_differences_between_snapshots() {
+    fn frozen_weights_are_a_difference_between_snapshots_and_activations_what_a_micro_batch_took() {
         let zero = ZeroBytes {
             weights: Bytes(40),
             moments: Bytes(80),
@@ -160,15 +158,15 @@ mod tests {
             moments_unpartitioned: Bytes(80),
             redundancy: Bytes(0),
         };
-        let snapshots = MemorySnapshots { opened: 10, loaded: 350, ready: 500, streamed: 0, parts: 0 };
-        let measured = snapshots.measured(&zero, 7, 900);
+        let snapshots = MemorySnapshots { opened: 10, loaded: 350, streamed: 0, parts: 0 };
+        let measured = snapshots.measured(&zero, 7, 400);
         assert!(measured.contains(&(Category::FrozenWeights, 300)));
         assert!(measured.contains(&(Category::Activations, 400)));
-        let measured = MemorySnapshots { streamed: 70, ..snapshots }.measured(&zero, 7, 900);
+        let measured = MemorySnapshots { streamed: 70, ..snapshots }.measured(&zero, 7, 400);
         assert!(measured.contains(&(Category::FrozenWeights, 370)));
         assert!(measured.contains(&(Category::Activations, 330)));
         assert!(measured.contains(&(Category::Cache, 7)));
-        let measured = MemorySnapshots { streamed: 70, parts: 20, ..snapshots }.measured(&zero, 7, 900);
+        let measured = MemorySnapshots { streamed: 70, parts: 20, ..snapshots }.measured(&zero, 7, 400);
         assert!(measured.contains(&(Category::FrozenWeights, 390)));
     }
 

@@ -1,12 +1,12 @@
 //! AV1 by rav1d, the Rust port of dav1d.
 
-use re_rav1d::dav1d::pixel::YUVRange;
-use re_rav1d::dav1d::{Decoder, Error, Picture as Decoded, PixelLayout, PlanarImageComponent, Settings};
+mod dav1d;
 
+use self::dav1d::{Dav1d, Held, Refused};
 use crate::boxes::Cursor;
 use crate::error::{Fault, container, picture, refused};
 use crate::limits::MAX_UNITS_IN_SAMPLE;
-use crate::picture::{Colour, Layout, Picture, Plane, Show};
+use crate::picture::{Picture, Show};
 
 /// The OBUs of `av1C`; refuses what the box says is not decoded.
 pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
@@ -29,12 +29,8 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
 }
 
 /// One dav1d with one thread: a sample in, its picture out.
-///
-/// re_rav1d 0.1.3 loses 64 bytes with each picture it gives, and with each time it says that it has none (an
-/// empty list of metadata that its C interface never frees). So it is asked once for each sample and not in
-/// between.
 pub(crate) struct Av1 {
-    decoder: Decoder,
+    decoder: Dav1d,
     /// OBUs that go before the next sample.
     header: Vec<u8>,
 }
@@ -42,13 +38,7 @@ pub(crate) struct Av1 {
 impl Av1 {
     /// A decoder for frames of at most `pixels`.
     pub fn new(pixels: usize) -> Result<Self, Fault> {
-        let mut settings = Settings::new();
-        settings.set_n_threads(1);
-        settings.set_max_frame_delay(1);
-        settings.set_all_layers(false);
-        settings.set_frame_size_limit(u32::try_from(pixels).unwrap_or(u32::MAX));
-        let decoder =
-            Decoder::with_settings(&settings).map_err(|error| picture(format!("dav1d: {error}")))?;
+        let decoder = Dav1d::open(u32::try_from(pixels).unwrap_or(u32::MAX)).map_err(fault)?;
         Ok(Self { decoder, header: Vec::new() })
     }
 
@@ -58,60 +48,49 @@ impl Av1 {
         self.header = header.to_vec();
     }
 
+    /// A picture that nobody wants is taken out, and dropped: the next sample is not taken in before.
     pub fn decode(&mut self, sample: &[u8], show: Option<Show<'_>>) -> Result<(), Fault> {
         let mut unit = std::mem::take(&mut self.header);
-        unit.extend_from_slice(sample);
-        self.send(unit)?;
-        match self.decoder.get_picture() {
+        if unit.is_empty() {
+            self.send(sample)?;
+        } else {
+            unit.extend_from_slice(sample);
+            self.send(&unit)?;
+        }
+        match self.decoder.picture() {
             Ok(decoded) => show.map_or(Ok(()), |show| hand_over(&decoded, show)),
-            Err(Error::Again) => Err(picture("a sample without a shown frame")),
-            Err(error) => Err(fault(error)),
+            Err(Refused::Again) => Err(picture("a sample without a shown frame")),
+            Err(refused) => Err(fault(refused)),
         }
     }
 
     /// What stands behind a sample's picture is taken in when the next one comes.
-    fn send(&mut self, unit: Vec<u8>) -> Result<(), Fault> {
-        count_frames(&unit)?;
-        match self.decoder.send_data(unit, None, None, None) {
-            Err(Error::Again) => match self.decoder.get_picture() {
+    fn send(&mut self, unit: &[u8]) -> Result<(), Fault> {
+        count_frames(unit)?;
+        match self.decoder.send(unit) {
+            Err(Refused::Again) => match self.decoder.picture() {
                 Ok(_) => Err(picture("two shown frames in one sample")),
-                Err(Error::Again) => self.decoder.send_pending_data().map_err(fault),
-                Err(error) => Err(fault(error)),
+                Err(Refused::Again) => self.decoder.send_pending().map_err(fault),
+                Err(refused) => Err(fault(refused)),
             },
             sent => sent.map_err(fault),
         }
     }
 }
 
-fn fault(error: Error) -> Fault {
-    picture(format!("dav1d: {error}"))
+fn fault(refused: Refused) -> Fault {
+    picture(format!("dav1d: {refused}"))
 }
 
-fn hand_over(decoded: &Decoded, show: Show<'_>) -> Result<(), Fault> {
-    let layout = match decoded.pixel_layout() {
-        PixelLayout::I420 => Layout::Yuv420,
-        PixelLayout::I422 => Layout::Yuv422,
-        PixelLayout::I444 => Layout::Yuv444,
-        PixelLayout::I400 => return Err(refused("monochrome AV1")),
-    };
-    if decoded.bit_depth() != 8 {
-        return Err(refused(format!("AV1 with {} bits a sample", decoded.bit_depth())));
+fn hand_over(decoded: &Held, show: Show<'_>) -> Result<(), Fault> {
+    let layout = decoded.layout().ok_or_else(|| refused("monochrome AV1"))?;
+    if decoded.bits() != 8 {
+        return Err(refused(format!("AV1 with {} bits a sample", decoded.bits())));
     }
-    // The names are the code points' (BT.470BG stands for both 5 and 6). dav1d's word is the sequence
-    // header's, which overrules the container's, as in FFmpeg.
-    let colour = Colour {
-        matrix: decoded.matrix_coefficients() as u16,
-        full_range: decoded.color_range() == YUVRange::Full,
-    };
-    let planes = [PlanarImageComponent::Y, PlanarImageComponent::U, PlanarImageComponent::V];
-    let planes = planes.map(|plane| (decoded.plane(plane), decoded.stride(plane) as usize));
-    show(&Picture {
-        width: decoded.width() as usize,
-        height: decoded.height() as usize,
-        layout,
-        colour,
-        planes: [0, 1, 2].map(|n: usize| Plane { samples: planes[n].0.as_ref(), stride: planes[n].1 }),
-    });
+    let whole = decoded.colour().zip(decoded.planes(layout));
+    let (colour, planes) = whole.ok_or_else(|| picture("a picture without planes"))?;
+    let (width, height) = decoded.size();
+    show(&Picture { width, height, layout, colour, planes });
     Ok(())
 }
 
