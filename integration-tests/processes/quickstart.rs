@@ -33,6 +33,7 @@ mod standby;
 mod standstill;
 mod support;
 mod traces;
+mod trainjob;
 mod trajectories;
 
 use nix::sys::signal::Signal;

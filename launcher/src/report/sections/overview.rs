@@ -118,18 +118,15 @@ pub fn tiles(run: &ReportedRun) -> Html {
 /// Identity, machines, the keys that tell most, and below them all others.
 pub(super) fn what_ran(run: &ReportedRun) -> Option<Html> {
     let mut rows: Vec<[String; 2]> = Vec::new();
-    for key in ["name", "run_id", "version", "spec_digest"] {
+    for key in ["name", "run_id", "version", "built", "spec_digest"] {
         let value = run.dir.run[key].as_str().map(|value| [key.replace('_', " "), value.to_owned()]);
         rows.extend(value);
     }
     rows.push(["directory".to_owned(), run.dir.dir.display().to_string()]);
-    let joined =
-        run.story.events.iter().filter(|event| event.tag == "workers" && event.text.contains(" joined "));
-    let joined: Vec<_> = joined.map(|event| event.text.split(" (").next().unwrap_or_default()).collect();
-    let hosts = joined.iter().filter_map(|text| text.split_once(" from ").map(|(_, host)| host));
-    let mut hosts: Vec<_> = hosts.collect();
-    hosts.sort_unstable();
-    hosts.dedup();
+    let data = run.records().map(|records| records.data.clone()).filter(|data| !data.is_empty());
+    rows.extend(data.map(|data| ["data digest".to_owned(), data]));
+    rows.extend(run.story.begun.clone().map(|begun| ["begun".to_owned(), begun]));
+    let hosts = run.story.machines();
     if !hosts.is_empty() {
         rows.push(["machines".to_owned(), hosts.join(", ")]);
     }
