@@ -17,7 +17,10 @@ fn main() {
     let cpu = flags.split('\u{1f}').rev().find_map(|flag| Some(flag.split_once("target-cpu=")?.1));
     let (target, cpu) = (variable("TARGET"), cpu.unwrap_or("generic"));
     let commit = if profile == "release" { commit().unwrap_or_default() } else { String::new() };
-    println!("cargo:rustc-env=COX_BUILT={features}; profile: {}; {target}, cpu: {cpu}{commit}", profile.display());
+    println!(
+        "cargo:rustc-env=COX_BUILT={features}; profile: {}; {target}, cpu: {cpu}{commit}",
+        profile.display()
+    );
 }
 
 /// The commit that a release is built from, where its sources are a repository's. Other profiles are left
@@ -27,7 +30,11 @@ fn commit() -> Option<String> {
         let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
         Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    println!("cargo:rerun-if-changed={}", git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"])?);
-    let changed = if git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty() { "" } else { ", changed" };
+    println!(
+        "cargo:rerun-if-changed={}",
+        git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"])?
+    );
+    let changed =
+        if git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty() { "" } else { ", changed" };
     Some(format!("; commit: {}{changed}", git(&["rev-parse", "--short=12", "HEAD"])?))
 }

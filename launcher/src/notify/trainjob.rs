@@ -111,7 +111,11 @@ impl Server {
             ("header", "Content-Type: application/json".to_owned()),
             ("data-raw", message.to_string()),
         ];
-        settings.into_iter().chain(ca_cert).map(|(name, value)| format!("{name} = {}\n", quoted(&value))).collect()
+        settings
+            .into_iter()
+            .chain(ca_cert)
+            .map(|(name, value)| format!("{name} = {}\n", quoted(&value)))
+            .collect()
     }
 }
 
@@ -156,7 +160,8 @@ impl Known {
             }
             _ => return,
         };
-        let named = metrics.iter().filter_map(|metric| Some((metric.name.strip_prefix("eval/")?, metric.value)));
+        let named =
+            metrics.iter().filter_map(|metric| Some((metric.name.strip_prefix("eval/")?, metric.value)));
         let measures: Vec<_> = named
             .filter(|(name, _)| !name.contains('/'))
             .map(|(name, value)| (format!("eval_{name}"), value))
@@ -302,7 +307,9 @@ mod tests {
     #[test]
     fn a_server_is_named_by_three_variables() {
         let found = |given: &'static [(&str, &str)]| {
-            Server::of(&|name| given.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+            Server::of(&|name| {
+                given.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            })
         };
         assert_eq!(found(&[]), None);
         let lacks = found(&[("KUBEFLOW_TRAINER_SERVER_URL", "https://a")]).unwrap().unwrap_err();

@@ -77,11 +77,16 @@ fn lines(texts: &[Told], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
 }
 
-/// `1 runs/a  2 runs/b`, or the name of the only one; phase and why.
+/// `1 runs/a  2 runs/b`, or the one that is shown where there is no room for all; phase and why.
 fn headline(app: &App, width: u16, theme: Theme) -> Line<'static> {
     let run = app.run();
     let mut spans = Vec::new();
-    if app.runs.len() > 1 {
+    let labels = app.runs.iter().map(|run| run.label.chars().count() + 4).sum::<usize>();
+    if app.runs.len() > 1 && 3 * labels > 2 * usize::from(width) {
+        let place = format!("{} of {}  ", app.shown + 1, app.runs.len());
+        spans.extend([Span::styled(place, theme.faint()), Span::styled(run.label.clone(), theme.title())]);
+        spans.push(Span::raw("  "));
+    } else if app.runs.len() > 1 {
         for (at, other) in app.runs.iter().enumerate().filter(|(at, _)| *at != app.shown) {
             spans.push(Span::styled(format!("{} {}  ", at + 1, other.label), theme.faint()));
         }
@@ -184,8 +189,11 @@ fn footer(app: &App, width: u16, theme: Theme) -> Line<'static> {
         None if !app.run().message.is_empty() => (app.run().message.clone(), theme.title()),
         None => {
             let runs = if app.runs.len() > 1 { "  tab next run" } else { "" };
-            let keys = "q quit  p pause  r resume  c checkpoint  s stop  d drain node  up/down rank";
-            (format!("{keys}{runs}"), theme.faint())
+            let steers = match app.run().takes_orders() {
+                true => "  p pause  r resume  c checkpoint  s stop  d drain",
+                false => "",
+            };
+            (format!("q quit{runs}{steers}  ↑↓ rank"), theme.faint())
         }
     };
     Line::styled(cut(&text, width.into()), style)
@@ -293,7 +301,7 @@ mod tests {
             "membership  generation 2, 1 of 2 workers",
             "checkpoints after step 80",
             "17:15:21  checkpoint at step 80: checkpoints/step-00000080, 13.0 MiB",
-            "q quit  p pause  r resume",
+            "q quit  tab next run  p pause  r resume  c checkpoint  s stop  d drain  ↑↓ rank",
         ] {
             assert!(text.contains(told), "{told:?} is missing:\n{text}");
         }
@@ -310,14 +318,20 @@ mod tests {
             screen(&app, width, height, true);
         }
         let (lines, _) = screen(&app, 20, 5, true);
-        assert!(
-            lines[0].starts_with("1 runs/a  2 runs/b") && lines[1].contains("100/400  25 %"),
-            "{lines:?}"
-        );
+        assert!(lines[0].starts_with("1 of 2  runs/a") && lines[1].contains("100/400  25 %"), "{lines:?}");
         assert!(lines[2].starts_with("loss 0.0200"), "{lines:?}");
         app.key(Key::Char('s'));
         let (lines, _) = screen(&app, 80, 5, true);
         assert!(lines[4].starts_with("end pick?") && lines[4].contains("y yes"), "{lines:?}");
+    }
+
+    #[test]
+    fn keys_that_would_do_nothing_are_not_offered_and_many_runs_leave_room_for_the_state() {
+        let mut app = App::new((0..9).map(|number| format!("runs/a-longer-name-{number}")));
+        app.take(0, Update::Source(Source::Files("it was broken off".into())));
+        let (lines, _) = screen(&app, 80, 24, true);
+        assert_eq!(lines[23].trim_end(), "q quit  tab next run  ↑↓ rank");
+        assert!(lines[0].starts_with("1 of 9  runs/a-longer-name-0  not running"), "{}", lines[0]);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, theme: Theme) {
     let body = lines.zip(&run.status.ranks).enumerate().skip(first).map(|(at, (line, rank))| {
         let style = match at == app.rank {
             true => theme.marked(),
-            false if health(rank) != "ok" => theme.warning(),
+            false if !matches!(health(rank).as_str(), "ok" | "done") => theme.warning(),
             false => Style::new(),
         };
         Line::styled(line, style)

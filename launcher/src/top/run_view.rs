@@ -109,6 +109,11 @@ impl RunView {
         matches!(self.status.phase(), RunPhase::Finished | RunPhase::Failed)
     }
 
+    /// Whether there is a coordinator that takes orders for it.
+    pub fn takes_orders(&self) -> bool {
+        self.source == Source::Coordinator && !self.is_over()
+    }
+
     /// Takes in what was learned.
     pub fn take(&mut self, update: Update) {
         match update {

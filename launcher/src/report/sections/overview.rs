@@ -95,6 +95,33 @@ fn rounded(value: f64) -> String {
     format!("{value:.4}")
 }
 
+/// What it is in a line: task, model, data, when and where it ran; and below it why it failed, if it did.
+pub(super) fn lead(run: &ReportedRun) -> Html {
+    let known = |path: &[&str]| {
+        let value = path.iter().try_fold(&run.dir.spec, |value, key| value.get(*key))?;
+        value.as_str().map(str::to_owned)
+    };
+    let sets = run.dir.spec["data"]["sets"].as_array().filter(|sets| !sets.is_empty());
+    let data = sets.map(|sets| format!("{} data sets", sets.len())).or_else(|| known(&["data", "path"]));
+    let machines = match &run.story.machines()[..] {
+        [] => None,
+        [machine] => Some(format!("on {machine}")),
+        machines => Some(format!("on {} machines", machines.len())),
+    };
+    let begun = run.story.begun.as_ref().map(|begun| format!("began {begun}"));
+    let parts = [known(&["task", "type"]), known(&["model", "path"]), data, begun, machines];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    let mut html = Html::new();
+    if !parts.is_empty() {
+        html.element("p", "note", |html| html.text(&parts.join(" · ")));
+    }
+    let failed = run.records().filter(|records| records.state == "failed");
+    if let Some(cause) = failed.and_then(|records| records.faults.last()) {
+        html.element("p", "bad", |html| html.text(&format!("it failed: {}", cause.text)));
+    }
+    html
+}
+
 /// [`results`] side by side.
 pub fn tiles(run: &ReportedRun) -> Html {
     let mut html = Html::new();
