@@ -77,7 +77,7 @@ def main():
     percents = []
     for body in bodies:
         read = models.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(body)
-        kept = json.loads(read.to_json())["trainerStatus"]
+        kept = read.to_dict()["trainerStatus"]
         assert kept["metrics"] == body["trainerStatus"]["metrics"], (kept, body)
         assert all(metric["name"] and metric["value"] for metric in kept["metrics"]), kept
         percents.append(kept["progressPercentage"])

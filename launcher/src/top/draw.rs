@@ -24,11 +24,16 @@ const CHARTS_FROM: u16 = 16;
 /// Rows below which there is the state alone.
 const TABLES_FROM: u16 = 8;
 
+/// Rows of the newest fault.
+const FAULT_ROWS: usize = 3;
+/// Columns before those that follow the first.
+const INDENT: usize = 12;
+
 /// Draws everything.
 pub fn draw(frame: &mut Frame, app: &App, theme: Theme) {
     let area = frame.area();
     let run = app.run();
-    let (figures, panels) = (figures(run), panels(run, theme));
+    let (figures, panels) = (figures(run), panels(run, area, theme));
     let tables = area.height >= TABLES_FROM;
     let when = |there: bool, rows: u16| if there { rows } else { 0 };
     let rest = area.height.saturating_sub(4 + rows(&figures));
@@ -75,6 +80,22 @@ impl Told {
 
 fn lines(texts: &[Told], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
+}
+
+/// A text in at most so many rows, between words; the rest is left in the last one, which is cut where it ends.
+fn folded(text: &str, width: usize, most: usize) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    for word in text.split_inclusive(' ') {
+        let last = rows.len();
+        let row = &mut rows[last - 1];
+        let is_full = row.chars().count() + word.trim_end().chars().count() > width;
+        if is_full && last < most && !row.trim().is_empty() {
+            rows.push(format!("{}{word}", " ".repeat(INDENT)));
+        } else {
+            row.push_str(word);
+        }
+    }
+    rows
 }
 
 /// `1 runs/a  2 runs/b`, or the one that is shown where there is no room for all; phase and why.
@@ -143,7 +164,7 @@ fn figures(run: &RunView) -> Vec<Told> {
 }
 
 /// Membership and faults, checkpoints, kept features: a line each, where there is something to say.
-fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
+fn panels(run: &RunView, area: Rect, theme: Theme) -> Vec<Told> {
     let now = &run.status;
     let mut told = Vec::new();
     if now.restarts > 0 || now.first_failure.is_some() {
@@ -154,7 +175,10 @@ fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
             most => format!("{} of {most}", now.restarts),
         };
         let text = format!("faults      {count}, {what}: {cause}");
-        told.push(Told { text, style: theme.warning() });
+        // What it was stands at its end.
+        let most = if area.height >= CHARTS_FROM { FAULT_ROWS } else { 1 };
+        let rows = folded(&text, area.width.into(), most).into_iter();
+        told.extend(rows.map(|text| Told { text, style: theme.warning() }));
     }
     if now.generation > 0 {
         let alive = now.ranks.iter().filter(|rank| !rank.gone).count();
@@ -332,6 +356,16 @@ mod tests {
         let (lines, _) = screen(&app, 80, 24, true);
         assert_eq!(lines[23].trim_end(), "q quit  tab next run  ↑↓ rank");
         assert!(lines[0].starts_with("1 of 9  runs/a-longer-name-0  not running"), "{}", lines[0]);
+    }
+
+    #[test]
+    fn what_a_fault_was_is_not_cut_off() {
+        let text = screen(&app(), 80, 24, true).0.join("\n");
+        assert!(text.contains("its process was killed by"), "{text}");
+        let rows = folded("faults      1: a word and many more words of a cause", 20, 3);
+        assert_eq!(rows.len(), 3, "{rows:?}");
+        assert!(rows[0].len() <= 21 && rows[2].contains("a cause"), "{rows:?}");
+        assert_eq!(folded(&"x".repeat(50), 20, 3).len(), 1);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub fn height(run: &RunView) -> u16 {
 /// Draws as many rows as there is room for, the marked one among them.
 pub fn draw(frame: &mut Frame, area: Rect, app: &App, theme: Theme) {
     let run = app.run();
-    let wide = area.width >= WIDE;
+    let wide = area.width >= WIDE && run.status.ranks.iter().any(|rank| !rank.host.is_empty());
     let rows: Vec<Vec<String>> = run.status.ranks.iter().map(|rank| row(run, rank, wide)).collect();
     let mut head =
         vec!["rank", "phase", "ms", "data", "model", "opt", "comm", "memory", "plan", "copy", "health"];

@@ -261,7 +261,8 @@ mod tests {
         let (phase, committed_steps) = (RunPhase::Finished.into(), 25);
         let status = GetStatusResponse { phase, committed_steps, ..GetStatusResponse::default() };
         let mut view = RunView { status, ..RunView::default() };
-        let line = "11:43:34  step     14/25  epoch 0  loss 1.8  grad 4.5  lr 5e-4  101 samples/s  2363 tokens/s";
+        let line =
+            "11:43:34  step     14/25  epoch 0  loss 1.8  grad 4.5  lr 5e-4  101 samples/s  2363 tokens/s";
         view.take(Update::Logged(vec![line.to_owned()]));
         assert_eq!((view.status.committed_steps, view.status.total_steps), (25, 25));
     }
