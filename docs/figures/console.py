@@ -53,7 +53,7 @@ PLAIN = (None, False, False, False)
 
 
 def spans(row, state):
-    """Pieces of a row with their styles, from its escape sequences; of each whether it is reversed. What holds at its end holds in the next."""
+    """Pieces of a row with their styles and whether they are reversed; at last, what holds for the next row."""
     colour, bold, dim, back = state
     for escape, text in re.findall(r"\x1b\[([\d;]*)m|([^\x1b]+)", row):
         if text:
@@ -80,7 +80,7 @@ def spans(row, state):
 
 
 def drawn(row, state):
-    """A row as text, and the state after it. Each piece stands at its column: a font's letters may be wider than others. What is reversed has a bar behind it."""
+    """A row as text, and the state after it. Each piece stands at its column, for fonts differ. What is reversed has a bar behind it."""
     out, bars, column = [], [], 0
     for text, style, back, after in spans(row, state):
         if back:
