@@ -1,6 +1,7 @@
-//! What `cox --version` says of a build beside its version: features, profile, processor.
+//! What `cox --version` and a run's `run.json` say of a build beside its version: features, profile, processor,
+//! and of a release the commit.
 
-use std::{env, path::Path};
+use std::{env, path::Path, process::Command};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -15,5 +16,25 @@ fn main() {
     let flags = variable("CARGO_ENCODED_RUSTFLAGS");
     let cpu = flags.split('\u{1f}').rev().find_map(|flag| Some(flag.split_once("target-cpu=")?.1));
     let (target, cpu) = (variable("TARGET"), cpu.unwrap_or("generic"));
-    println!("cargo:rustc-env=COX_BUILT={features}; profile: {}; {target}, cpu: {cpu}", profile.display());
+    let commit = if profile == "release" { commit().unwrap_or_default() } else { String::new() };
+    println!(
+        "cargo:rustc-env=COX_BUILT={features}; profile: {}; {target}, cpu: {cpu}{commit}",
+        profile.display()
+    );
+}
+
+/// The commit that a release is built from, where its sources are a repository's. Other profiles are left
+/// alone: each commit would build them anew.
+fn commit() -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    println!(
+        "cargo:rerun-if-changed={}",
+        git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"])?
+    );
+    let changed =
+        if git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty() { "" } else { ", changed" };
+    Some(format!("; commit: {}{changed}", git(&["rev-parse", "--short=12", "HEAD"])?))
 }

@@ -37,6 +37,8 @@ pub struct Options {
     pub claim: Option<u64>,
     /// The id of the launcher that hosted the coordinator before this one, and is gone with its machine.
     pub in_place_of: Option<String>,
+    /// What the program says of how it was built, for `run.json`.
+    pub built: &'static str,
 }
 
 impl Options {
@@ -53,6 +55,7 @@ impl Options {
             restarted: false,
             hosted_by: None,
             claim: None,
+            built: "",
             in_place_of: None,
         }
     }

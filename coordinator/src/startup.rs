@@ -94,6 +94,7 @@ struct RunFile<'a> {
     name: &'a str,
     spec_digest: &'a str,
     version: &'a str,
+    built: &'a str,
 }
 
 const MANIFEST_FORMAT: u32 = 1;
@@ -115,7 +116,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
     for change in &memory.changed {
         tracing::info!(target: "coxswain::run", key = change.key, from = change.from, to = change.to, "{change}");
     }
-    write_run_file(output, &identity)?;
+    write_run_file(output, &identity, options.built)?;
     let spawned = JournalThread::spawn(journal).map_err(|source| StartError::Io {
         action: "start the journal's thread of",
         path: output.to_path_buf(),
@@ -232,7 +233,7 @@ fn manifest(path: &Path) -> Option<Manifest> {
     }
 }
 
-fn write_run_file(output: &Path, identity: &Identity) -> Result<(), StartError> {
+fn write_run_file(output: &Path, identity: &Identity, built: &str) -> Result<(), StartError> {
     let failed = |action, path: &Path| {
         let path = path.to_path_buf();
         move |source| StartError::Io { action, path, source }
@@ -243,8 +244,9 @@ fn write_run_file(output: &Path, identity: &Identity) -> Result<(), StartError> 
         name: &identity.run_name,
         spec_digest: &identity.spec_digest,
         version: VERSION,
+        built,
     };
-    let text = serde_json::to_string_pretty(&file).expect("run.json is four strings");
+    let text = serde_json::to_string_pretty(&file).expect("run.json is strings");
     let (temporary, path) = (output.join(".run.json.tmp"), output.join("run.json"));
     fs::write(&temporary, text + "\n").map_err(failed("write", &temporary))?;
     fs::rename(&temporary, &path).map_err(failed("write", &path))

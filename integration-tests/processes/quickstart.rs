@@ -34,6 +34,7 @@ mod standby;
 mod standstill;
 mod support;
 mod traces;
+mod trainjob;
 mod trajectories;
 
 use nix::sys::signal::Signal;

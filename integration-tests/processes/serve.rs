@@ -15,7 +15,7 @@ use safetensors::SafeTensors;
 use super::support::{Running, cox, processes::signal, read_json, root, train};
 
 /// A certificate for localhost, and its key.
-const CERTIFICATES: &str = "worker/serve/src/tests/tls";
+pub const CERTIFICATES: &str = "worker/serve/src/tests/tls";
 
 /// A short run and its checkpoints, made once.
 fn trained() -> &'static Path {

@@ -113,6 +113,7 @@ pub const ENGINE: &Classes = &[
     ("launch.collectives", Outside("where")),
     ("launch.threads_per_worker", Outside("speed")),
     ("launch.listen", Outside("where")),
+    ("launch.notify", Outside("who is told")),
 ];
 
 /// Whether a run may go on with another value of this key. The data set that `data.path` names is compared by

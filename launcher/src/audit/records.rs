@@ -18,6 +18,8 @@ pub struct RunRecords {
     pub run_name: String,
     /// How it stands, in a word.
     pub state: String,
+    /// Names what it trains on by content; empty if no worker ever opened it, and of a run that goes on.
+    pub data: String,
     /// Samples in an epoch; 0 if no worker ever opened the data set.
     pub samples: u64,
     /// The order of a mixture's samples; absent where there is one data set.

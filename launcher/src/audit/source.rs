@@ -38,11 +38,13 @@ pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
 
 fn left_behind(chronicle: Chronicle) -> RunRecords {
     let Chronicle { run_id, run_name, training_samples, global_batch, total_steps, history, .. } = chronicle;
+    let data = chronicle.dataset.as_ref().map(|dataset| dataset.fingerprint.clone()).unwrap_or_default();
     let order = chronicle.dataset.zip(chronicle.spec).map(|(dataset, spec)| dataset.order(spec.run.seed));
     let mut records = RunRecords {
         order: order.filter(|order| !order.shares().is_empty()),
         run_id,
         run_name,
+        data,
         samples: training_samples,
         global_batch,
         total_steps,

@@ -102,6 +102,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         hosted_by: args.hosted_by.clone(),
         claim: args.claim,
         in_place_of: args.in_place_of.clone(),
+        built: env!("COX_BUILT"),
     };
     let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let runtime = tokio::runtime::Builder::new_multi_thread()

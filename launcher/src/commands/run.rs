@@ -33,7 +33,7 @@ use crate::{
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
-    notify::{Notifier, NotifyFlags},
+    notify::{self, Notifier, NotifyFlags},
     plan::check::{Forecast, refuse_float16_on_cpu},
     render,
     supervise::{
@@ -283,8 +283,8 @@ impl Launch<'_> {
     }
 
     fn notifier(&self, access: &Access) -> Option<Notifier> {
-        let about = [self.spec.run.name.as_str(), &self.spec.run.output_dir];
-        Notifier::start(self.notify, process_env("COX_NOTIFY"), access.clone(), about, &self.terminal)
+        let sources = notify::Sources { flags: self.notify, env: &process_env, spec: &self.spec };
+        Notifier::start(sources, access, &self.terminal)
     }
 
     fn logs(&self) -> String {

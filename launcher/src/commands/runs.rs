@@ -10,6 +10,7 @@ use crate::{
     endpoint,
     exit::{Failed, Outcome},
     render::{runs as render, say},
+    report::Story,
     run_dir::RunDir,
 };
 
@@ -46,7 +47,11 @@ pub fn list(args: &RunsArgs) -> Outcome {
     let mut dirs: Vec<_> =
         entries.flatten().map(|entry| entry.path()).filter(|dir| RunDir::is_run(dir)).collect();
     dirs.sort_by_cached_key(|dir| (began(dir), dir.clone()));
-    let runs: Vec<_> = dirs.iter().map(|dir| block_on(RunDir::read(dir))).collect();
+    let listed = |dir: &PathBuf| render::Listed {
+        run: block_on(RunDir::read(dir)),
+        opening: Story::opening(&dir.join("logs/coordinator.log")),
+    };
+    let runs: Vec<_> = dirs.iter().map(listed).collect();
     match args.json {
         true => say(Value::from_iter(runs.iter().map(render::json))),
         false => say(render::list(&args.runs, &runs)),

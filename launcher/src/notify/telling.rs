@@ -5,15 +5,17 @@ use std::{sync::Arc, time::Duration};
 use clap::Args;
 use coxswain_proto::{
     human,
+    run_spec::RunSpec,
     v1::{WatchEvent, watch_event::Kind},
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{hook::Hook, standstill::Standstill};
+use super::{hook::Hook, standstill::Standstill, trainjob::Progress};
 use crate::{
     clock,
     control::Access,
+    launch::inputs::Env,
     render::status,
     supervise::{
         console::{Console, Terminal},
@@ -30,7 +32,8 @@ const MOST_FAULTS: u32 = 20;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Notification")]
 pub struct NotifyFlags {
-    /// Command or URL that is given a JSON message at each fault, standstill and at the end [env: COX_NOTIFY]
+    /// Command or URL that is given a JSON message at each fault, standstill and at the end [env: COX_NOTIFY,
+    /// key: launch.notify]
     #[arg(long, value_name = "COMMAND or URL")]
     pub notify: Option<String>,
     /// Seconds without a step after which a run stands still
@@ -54,8 +57,25 @@ impl About {
     }
 }
 
+/// What names who is told, the first one first: flags, environment, run file.
+#[derive(Clone, Copy)]
+pub struct Sources<'a> {
+    /// Of the command line.
+    pub flags: &'a NotifyFlags,
+    /// The environment.
+    pub env: Env<'a>,
+    /// The run.
+    pub spec: &'a RunSpec,
+}
+
 /// Tells of a run until it is asked for its last word.
 pub struct Notifier {
+    hook: Option<Told>,
+    progress: Option<Progress>,
+}
+
+/// The user's hook, while it is told.
+struct Told {
     hook: Hook,
     about: About,
     terminal: Arc<Terminal>,
@@ -63,18 +83,35 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Begins, if the flags or `env` name a hook.
-    pub fn start(
-        flags: &NotifyFlags,
-        env: Option<String>,
-        access: Access,
-        run: [&str; 2],
-        terminal: &Arc<Terminal>,
-    ) -> Option<Self> {
-        let hook = flags.notify.clone().or(env).filter(|hook| !hook.is_empty())?;
-        let hook = Hook::new(&hook);
-        let [name, output_dir] = run.map(str::to_owned);
-        let about = About { run: name, output_dir };
+    /// Begins, if anybody is to be told.
+    pub fn start(sources: Sources<'_>, access: &Access, terminal: &Arc<Terminal>) -> Option<Self> {
+        let progress = Progress::start(sources.env, access, terminal);
+        let hook = Told::start(sources, access.clone(), terminal);
+        (hook.is_some() || progress.is_some()).then_some(Self { hook, progress })
+    }
+
+    /// Tells how it ended, and waits a moment for who is told.
+    pub async fn end(self, state: &str, exit_code: u8, text: &str) {
+        let hook = async {
+            if let Some(told) = self.hook {
+                told.end(state, exit_code, text).await;
+            }
+        };
+        let progress = async {
+            if let Some(progress) = self.progress {
+                progress.end(state == "finished").await;
+            }
+        };
+        tokio::join!(hook, progress);
+    }
+}
+
+impl Told {
+    fn start(sources: Sources<'_>, access: Access, terminal: &Arc<Terminal>) -> Option<Self> {
+        let Sources { flags, env, spec } = sources;
+        let hook = flags.notify.clone().or_else(|| env("COX_NOTIFY")).or_else(|| spec.launch.notify.clone());
+        let hook = Hook::new(&hook.filter(|hook| !hook.is_empty())?);
+        let about = About { run: spec.run.name.clone(), output_dir: spec.run.output_dir.clone() };
         let patience = Duration::from_secs(flags.notify_stall);
         let follower =
             RunFollower { hook: hook.clone(), about: about.clone(), terminal: Arc::clone(terminal) };
@@ -82,8 +119,7 @@ impl Notifier {
         Some(Self { hook, about, terminal: Arc::clone(terminal), follower })
     }
 
-    /// Tells how it ended, and waits a moment for the hook.
-    pub async fn end(self, state: &str, exit_code: u8, text: &str) {
+    async fn end(self, state: &str, exit_code: u8, text: &str) {
         self.follower.abort();
         let mut message = self.about.message("end", text);
         message["state"] = json!(state);

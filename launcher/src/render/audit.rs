@@ -247,6 +247,7 @@ mod tests {
             run_id: "r1".into(),
             run_name: "demo".into(),
             state: "finished".into(),
+            data: "d1".into(),
             samples: 12,
             order: None,
             global_batch: 4,

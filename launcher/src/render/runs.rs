@@ -6,17 +6,37 @@ use coxswain_proto::human;
 use serde_json::{Value, json};
 
 use super::table::table;
-use crate::run_dir::RunDir;
+use crate::{report::Story, run_dir::RunDir};
 
 /// A key of a run, and what each of two runs says; null where it says nothing.
 pub type Difference = (String, Value, Value);
 
+/// A run in a list: how it stands, and how it began.
+pub struct Listed {
+    /// What its directory holds.
+    pub run: RunDir,
+    /// The beginning of its log.
+    pub opening: Story,
+}
+
+impl Listed {
+    /// Where it ran: the machine, or how many of them.
+    fn place(&self) -> String {
+        match &self.opening.machines()[..] {
+            [] => "-".to_owned(),
+            [machine] => human::start(machine, 20),
+            machines => format!("{} machines", machines.len()),
+        }
+    }
+}
+
 /// One row for each run.
-pub fn list(dir: &Path, runs: &[RunDir]) -> String {
+pub fn list(dir: &Path, runs: &[Listed]) -> String {
     if runs.is_empty() {
         return format!("no runs below {}", dir.display());
     }
-    let rows = runs.iter().map(|run| {
+    let rows = runs.iter().map(|listed| {
+        let run = &listed.run;
         let (state, steps) = match &run.records {
             Ok(records) => {
                 let of = records.total_steps.map_or_else(String::new, |total| format!(" of {total}"));
@@ -28,6 +48,9 @@ pub fn list(dir: &Path, runs: &[RunDir]) -> String {
         let loss = run.summary["loss_last"].as_f64();
         [
             run.dir.display().to_string(),
+            // To the minute.
+            listed.opening.begun.as_deref().map_or("-", |begun| begun.get(..16).unwrap_or(begun)).to_owned(),
+            listed.place(),
             text(&run.spec["task"]["type"]),
             state,
             steps,
@@ -36,16 +59,23 @@ pub fn list(dir: &Path, runs: &[RunDir]) -> String {
         ]
     });
     let rows: Vec<_> = rows.collect();
-    let shown = table(["run", "task", "state", "steps", "loss", "faults"], &rows);
-    let unread = runs.iter().filter_map(|run| Some((run, run.records.as_ref().err()?)));
+    let shown = table(["run", "begun", "where", "task", "state", "steps", "loss", "faults"], &rows);
+    let unread = runs.iter().filter_map(|Listed { run, .. }| Some((run, run.records.as_ref().err()?)));
     let unread = unread.map(|(run, why)| format!("\n{}: {why}", run.dir.display()));
     shown + &unread.collect::<String>()
 }
 
 /// The same facts of one run.
-pub fn json(run: &RunDir) -> Value {
-    let mut facts =
-        json!({"dir": run.dir, "run": run.run, "task": run.spec["task"]["type"], "summary": run.summary});
+pub fn json(listed: &Listed) -> Value {
+    let Listed { run, opening } = listed;
+    let mut facts = json!({
+        "dir": run.dir,
+        "run": run.run,
+        "begun": opening.begun,
+        "machines": opening.machines(),
+        "task": run.spec["task"]["type"],
+        "summary": run.summary,
+    });
     match &run.records {
         Err(problem) => facts["problem"] = json!(problem),
         Ok(records) => {
@@ -58,7 +88,7 @@ pub fn json(run: &RunDir) -> Value {
     facts
 }
 
-/// What two runs differ in: program and data set, then keys of the run file, then results.
+/// What two runs differ in: program and content of the data, then keys of the run file, then results.
 pub fn differences(first: &RunDir, second: &RunDir) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut compare = |prefix: &str, one: &Value, other: &Value| {
@@ -76,6 +106,15 @@ pub fn differences(first: &RunDir, second: &RunDir) -> Vec<Difference> {
         }
     };
     compare("run", &first.run, &second.run);
+    // Of a run that goes on it is not known.
+    let data = |run: &RunDir| {
+        let digest = run.records.as_ref().map_or("", |records| &records.data);
+        json!({"digest": Some(digest).filter(|digest| !digest.is_empty())})
+    };
+    let (here, there) = (data(first), data(second));
+    if !here["digest"].is_null() && !there["digest"].is_null() {
+        compare("data", &here, &there);
+    }
     compare("", &first.spec, &second.spec);
     compare("summary", &first.summary, &second.summary);
     found
@@ -147,6 +186,7 @@ fn digits(written: String, number: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::RunRecords;
 
     fn told(dir: &str, spec: Value) -> RunDir {
         RunDir { dir: dir.into(), spec, summary: Value::Null, run: Value::Null, records: Err("gone".into()) }
@@ -165,6 +205,18 @@ mod tests {
     }
 
     #[test]
+    fn data_of_other_content_are_a_difference_where_both_are_known() {
+        let of = |digest: &str| RunDir {
+            records: Ok(RunRecords { data: digest.to_owned(), ..RunRecords::default() }),
+            ..told("a", Value::Null)
+        };
+        let keys = |one: &RunDir, other: &RunDir| differences(one, other).len();
+        assert_eq!((keys(&of("x"), &of("x")), keys(&of("x"), &of("y"))), (0, 1));
+        assert_eq!((keys(&of("x"), &of("")), keys(&of("x"), &told("b", Value::Null))), (0, 0));
+        assert_eq!(differences(&of("x"), &of("y"))[0].0, "data.digest");
+    }
+
+    #[test]
     fn numbers_are_rounded_where_they_are_long() {
         let shown = |number: f64| text(&json!(number));
         assert_eq!(
@@ -176,8 +228,11 @@ mod tests {
 
     #[test]
     fn a_run_without_records_is_a_row_with_the_reason_below() {
-        let shown = list(Path::new("runs"), &[told("runs/a", Value::Null)]);
+        let opening = Story { begun: Some("2026-11-24 10:00:01".into()), ..Story::default() };
+        let listed = Listed { run: told("runs/a", Value::Null), opening };
+        let shown = list(Path::new("runs"), &[listed]);
         assert!(shown.contains("unreadable") && shown.ends_with("runs/a: gone"), "{shown}");
+        assert!(shown.contains("2026-11-24 10:00 "), "{shown}");
         assert_eq!(list(Path::new("runs"), &[]), "no runs below runs");
     }
 }

@@ -20,9 +20,11 @@ const SCALE: u32 = 2;
 /// Size on the page.
 const SIZE: [u32; 2] = [480, 250];
 /// The same of one in a row of many.
-const SMALL: [u32; 2] = [240, 130];
+const SMALL: [u32; 2] = [200, 120];
 /// Letters, in pixels of the page.
-const FONT: u32 = 13;
+const FONT: u32 = 14;
+/// Those of one in a row of many.
+const SMALL_FONT: u32 = 13;
 /// Beyond this ratio of largest to smallest an axis is logarithmic.
 const WIDE_RANGE: f64 = 200.0;
 /// Above the largest value, as a part of the range: a curve on the frame's edge looks cut.
@@ -110,7 +112,8 @@ impl Chart {
             chart.stack();
         }
         let (x, y) = chart.ranges()?;
-        let is_log = !chart.from_zero && !chart.stacked && y.start > 0.0 && y.end > WIDE_RANGE * y.start;
+        let is_plain = chart.from_zero || chart.stacked || chart.small;
+        let is_log = !is_plain && y.start > 0.0 && y.end > WIDE_RANGE * y.start;
         let y = if is_log { y.start.log10()..y.end.log10() } else { y };
         if is_log {
             chart
@@ -161,7 +164,7 @@ impl Chart {
             .margin(margin * SCALE)
             .margin_right(3 * margin * SCALE)
             .x_label_area_size(if below.is_empty() { 18 } else { 34 } * SCALE)
-            .y_label_area_size(48 * SCALE)
+            .y_label_area_size(if self.small { 38 } else { 52 } * SCALE)
             .build_cartesian_2d(axes.x.clone(), axes.y.clone())?;
         let of_x = |value: &f64| self.x.label(*value);
         let of_y = |value: &f64| if axes.is_log { logarithmic(*value) } else { self.y.label(*value) };
@@ -171,7 +174,7 @@ impl Chart {
             .max_light_lines(0)
             .bold_line_style(GRID.stroke_width(SCALE))
             .axis_style(GRID.stroke_width(SCALE))
-            .label_style(font(if self.small { FONT - 3 } else { FONT }))
+            .label_style(font(if self.small { SMALL_FONT } else { FONT }))
             .x_labels(labels)
             .y_labels(labels)
             .x_desc(below)

@@ -101,6 +101,8 @@ fn results_of(runs: &[ReportedRun]) -> Vec<(String, Vec<String>)> {
             rows[row].1[column] = value;
         }
     }
+    // What none of them knows.
+    rows.retain(|(_, values)| values.iter().any(|value| !value.is_empty()));
     rows
 }
 

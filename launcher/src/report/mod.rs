@@ -19,4 +19,4 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-pub use self::{page::page, read::ReportedRun};
+pub use self::{page::page, read::ReportedRun, story::Story};

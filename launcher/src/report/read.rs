@@ -68,15 +68,12 @@ impl ReportedRun {
         points.map(|point| (point.step as f64 + 1.0, point.value)).collect()
     }
 
-    /// Losses of its steps; by the ledger where there are no scalars.
+    /// Losses of its steps; by the scalars where there is no ledger, which has every step.
     pub fn losses(&self) -> Vec<(f64, f64)> {
-        let logged = self.series("train/loss");
-        if !logged.is_empty() {
-            return logged;
-        }
         let rows = self.records().into_iter().flat_map(|records| &records.steps);
         let learned = rows.filter(|row| row.skipped.is_none());
-        learned.map(|row| (row.step as f64 + 1.0, row.loss)).collect()
+        let losses: Vec<_> = learned.map(|row| (row.step as f64 + 1.0, row.loss)).collect();
+        if losses.is_empty() { self.series("train/loss") } else { losses }
     }
 
     /// Tags that begin like this, and the rest of their names, in their order.
@@ -94,7 +91,7 @@ fn samples(path: &Path, problems: &mut Vec<String>) -> Value {
     }
     let text = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_else(|error| {
-        problems.push(format!("{}: {error}", path.display()));
+        problems.push(format!("{}: no JSON; it may be cut ({error})", path.display()));
         Value::Null
     })
 }

@@ -1,6 +1,6 @@
 //! What happened in a run and when, from its coordinator's log, as text or as JSON.
 
-use std::path::Path;
+use std::{fs::File, io::Read, path::Path};
 
 use jiff::{Timestamp, civil::Date, civil::Time, tz::Offset};
 use serde_json::Value;
@@ -34,9 +34,14 @@ pub struct Story {
     pub events: Vec<StoryEvent>,
     /// Those between them that are not kept.
     pub left_out: usize,
+    /// Date and time of its first event, as the log has them.
+    pub begun: Option<String>,
     /// When the last line was written, in seconds since 1970 (UTC).
     pub end: Option<f64>,
 }
+
+/// What of a log is read for its beginning: the first launch with its workers, of some hundred ranks.
+const OPENING_BYTES: u64 = 64 << 10;
 
 impl Story {
     /// Reads a log to its last whole line; lines that are not of a log are passed over.
@@ -52,10 +57,38 @@ impl Story {
         }
     }
 
+    /// Its beginning alone, for a look at many runs; nothing if there is no log.
+    pub fn opening(path: &Path) -> Self {
+        let (mut story, mut day, mut bytes) = (Self::default(), None, Vec::new());
+        let read = File::open(path).and_then(|file| file.take(OPENING_BYTES).read_to_end(&mut bytes));
+        let text = String::from_utf8_lossy(&bytes);
+        let whole = text.rsplit_once('\n').filter(|_| read.is_ok()).map_or("", |(whole, _)| whole);
+        whole.lines().for_each(|line| story.enter(line, &mut day));
+        story
+    }
+
+    /// Machines from which workers joined, by name.
+    pub fn machines(&self) -> Vec<&str> {
+        let joined = self.events.iter().filter(|event| event.tag == "workers");
+        let joined = joined.filter_map(|event| event.text.split_once(" joined from "));
+        let hosts = joined.map(|(_, rest)| rest.split(" (").next().unwrap_or_default());
+        let mut hosts: Vec<_> = hosts.collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
+    }
+
     fn enter(&mut self, line: &str, day: &mut Option<(Date, Offset)>) {
         let event = if line.starts_with('{') { of_json(line) } else { of_text(line, day) };
         let Some(event) = event else { return };
         self.end = event.unix_seconds.or(self.end);
+        if self.begun.is_none() {
+            let date = match line.starts_with('{') {
+                true => event.unix_seconds.and_then(|at| Timestamp::from_second(at as i64).ok()).map(day_of),
+                false => day.map(|(date, _)| date.to_string()),
+            };
+            self.begun = date.map(|date| format!("{date} {}", event.time));
+        }
         if !TOLD.contains(&event.tag.as_str()) && !event.warns {
             return;
         }
@@ -88,6 +121,10 @@ fn of_text(line: &str, day: &mut Option<(Date, Offset)>) -> Option<StoryEvent> {
         text: text.to_owned(),
         warns: line.warns(),
     })
+}
+
+fn day_of(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d").to_string()
 }
 
 /// Of `2026-11-21 (Saturday, UTC+01:00)`.
@@ -139,6 +176,7 @@ mod tests {
         let times: Vec<_> = told.events.iter().filter_map(|event| event.unix_seconds).collect();
         assert_eq!(times, [1_795_301_998.0, 1_795_302_001.0, 1_795_302_002.0]);
         assert_eq!(told.end, Some(1_795_302_003.0));
+        assert_eq!(told.begun.as_deref(), Some("2026-11-21 23:59:58"));
     }
 
     #[test]
@@ -150,6 +188,21 @@ mod tests {
         assert_eq!(told.events.len(), 1);
         assert_eq!((told.events[0].tag.as_str(), told.events[0].warns), ("fail", true));
         assert_eq!((told.events[0].unix_seconds, told.end), (Some(1_795_301_998.5), Some(1_795_301_999.0)));
+    }
+
+    #[test]
+    fn a_beginning_tells_when_and_where_without_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coordinator.log");
+        let begin = "23:59:58  day     2026-11-21 (Saturday, UTC+01:00)\n23:59:59  workers rank 1 joined from \
+                     node-b (process 4711, cpu) (1 of 2)\n00:00:00  workers rank 0 joined from node-a (process \
+                     1, cpu) (2 of 2)\n";
+        let more: String = (0..5000).map(|n| format!("10:00:00  run     event {n}\n")).collect();
+        std::fs::write(&path, format!("{begin}{more}")).unwrap();
+        let opening = Story::opening(&path);
+        assert_eq!(opening.begun.as_deref(), Some("2026-11-21 23:59:59"));
+        assert_eq!(opening.machines(), ["node-a", "node-b"]);
+        assert_eq!(Story::opening(&dir.path().join("none")), Story::default());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use ratatui_termion::termion::event::Key;
 
-use super::run_view::{RunView, Source, Update};
+use super::run_view::{RunView, Update};
 
 /// Something a run is told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +95,9 @@ impl App {
 
     fn ask(&mut self, order: ControlRequest) {
         let run = &mut self.runs[self.shown];
-        match run.source {
-            Source::Coordinator if !run.is_over() => self.question = Some(order),
-            _ => run.message = "no coordinator takes orders for this run".to_owned(),
+        match run.takes_orders() {
+            true => self.question = Some(order),
+            false => run.message = "no coordinator takes orders for this run".to_owned(),
         }
     }
 
@@ -119,6 +119,7 @@ mod tests {
     use coxswain_proto::v1::{GetStatusResponse, RankStatus, RunPhase};
 
     use super::*;
+    use crate::top::run_view::Source;
 
     fn app() -> App {
         let mut app = App::new(["a".to_owned(), "b".to_owned()]);

@@ -24,11 +24,16 @@ const CHARTS_FROM: u16 = 16;
 /// Rows below which there is the state alone.
 const TABLES_FROM: u16 = 8;
 
+/// Rows of the newest fault.
+const FAULT_ROWS: usize = 3;
+/// Columns before those that follow the first.
+const INDENT: usize = 12;
+
 /// Draws everything.
 pub fn draw(frame: &mut Frame, app: &App, theme: Theme) {
     let area = frame.area();
     let run = app.run();
-    let (figures, panels) = (figures(run), panels(run, theme));
+    let (figures, panels) = (figures(run), panels(run, area, theme));
     let tables = area.height >= TABLES_FROM;
     let when = |there: bool, rows: u16| if there { rows } else { 0 };
     let rest = area.height.saturating_sub(4 + rows(&figures));
@@ -77,11 +82,32 @@ fn lines(texts: &[Told], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
 }
 
-/// `1 runs/a  2 runs/b`, or the name of the only one; phase and why.
+/// A text in at most so many rows, between words; the rest is left in the last one, which is cut where it ends.
+fn folded(text: &str, width: usize, most: usize) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    for word in text.split_inclusive(' ') {
+        let last = rows.len();
+        let row = &mut rows[last - 1];
+        let is_full = row.chars().count() + word.trim_end().chars().count() > width;
+        if is_full && last < most && !row.trim().is_empty() {
+            rows.push(format!("{}{word}", " ".repeat(INDENT)));
+        } else {
+            row.push_str(word);
+        }
+    }
+    rows
+}
+
+/// `1 runs/a  2 runs/b`, or the one that is shown where there is no room for all; phase and why.
 fn headline(app: &App, width: u16, theme: Theme) -> Line<'static> {
     let run = app.run();
     let mut spans = Vec::new();
-    if app.runs.len() > 1 {
+    let labels = app.runs.iter().map(|run| run.label.chars().count() + 4).sum::<usize>();
+    if app.runs.len() > 1 && 3 * labels > 2 * usize::from(width) {
+        let place = format!("{} of {}  ", app.shown + 1, app.runs.len());
+        spans.extend([Span::styled(place, theme.faint()), Span::styled(run.label.clone(), theme.title())]);
+        spans.push(Span::raw("  "));
+    } else if app.runs.len() > 1 {
         for (at, other) in app.runs.iter().enumerate().filter(|(at, _)| *at != app.shown) {
             spans.push(Span::styled(format!("{} {}  ", at + 1, other.label), theme.faint()));
         }
@@ -138,7 +164,7 @@ fn figures(run: &RunView) -> Vec<Told> {
 }
 
 /// Membership and faults, checkpoints, kept features: a line each, where there is something to say.
-fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
+fn panels(run: &RunView, area: Rect, theme: Theme) -> Vec<Told> {
     let now = &run.status;
     let mut told = Vec::new();
     if now.restarts > 0 || now.first_failure.is_some() {
@@ -149,7 +175,10 @@ fn panels(run: &RunView, theme: Theme) -> Vec<Told> {
             most => format!("{} of {most}", now.restarts),
         };
         let text = format!("faults      {count}, {what}: {cause}");
-        told.push(Told { text, style: theme.warning() });
+        // What it was stands at its end.
+        let most = if area.height >= CHARTS_FROM { FAULT_ROWS } else { 1 };
+        let rows = folded(&text, area.width.into(), most).into_iter();
+        told.extend(rows.map(|text| Told { text, style: theme.warning() }));
     }
     for of in &now.hardware {
         told.push(Told { text: format!("hardware    {}", status::hardware(of)), style: theme.warning() });
@@ -187,8 +216,11 @@ fn footer(app: &App, width: u16, theme: Theme) -> Line<'static> {
         None if !app.run().message.is_empty() => (app.run().message.clone(), theme.title()),
         None => {
             let runs = if app.runs.len() > 1 { "  tab next run" } else { "" };
-            let keys = "q quit  p pause  r resume  c checkpoint  s stop  d drain node  up/down rank";
-            (format!("{keys}{runs}"), theme.faint())
+            let steers = match app.run().takes_orders() {
+                true => "  p pause  r resume  c checkpoint  s stop  d drain",
+                false => "",
+            };
+            (format!("q quit{runs}{steers}  ↑↓ rank"), theme.faint())
         }
     };
     Line::styled(cut(&text, width.into()), style)
@@ -296,7 +328,7 @@ mod tests {
             "membership  generation 2, 1 of 2 workers",
             "checkpoints after step 80",
             "17:15:21  checkpoint at step 80: checkpoints/step-00000080, 13.0 MiB",
-            "q quit  p pause  r resume",
+            "q quit  tab next run  p pause  r resume  c checkpoint  s stop  d drain  ↑↓ rank",
         ] {
             assert!(text.contains(told), "{told:?} is missing:\n{text}");
         }
@@ -313,14 +345,30 @@ mod tests {
             screen(&app, width, height, true);
         }
         let (lines, _) = screen(&app, 20, 5, true);
-        assert!(
-            lines[0].starts_with("1 runs/a  2 runs/b") && lines[1].contains("100/400  25 %"),
-            "{lines:?}"
-        );
+        assert!(lines[0].starts_with("1 of 2  runs/a") && lines[1].contains("100/400  25 %"), "{lines:?}");
         assert!(lines[2].starts_with("loss 0.0200"), "{lines:?}");
         app.key(Key::Char('s'));
         let (lines, _) = screen(&app, 80, 5, true);
         assert!(lines[4].starts_with("end pick?") && lines[4].contains("y yes"), "{lines:?}");
+    }
+
+    #[test]
+    fn keys_that_would_do_nothing_are_not_offered_and_many_runs_leave_room_for_the_state() {
+        let mut app = App::new((0..9).map(|number| format!("runs/a-longer-name-{number}")));
+        app.take(0, Update::Source(Source::Files("it was broken off".into())));
+        let (lines, _) = screen(&app, 80, 24, true);
+        assert_eq!(lines[23].trim_end(), "q quit  tab next run  ↑↓ rank");
+        assert!(lines[0].starts_with("1 of 9  runs/a-longer-name-0  not running"), "{}", lines[0]);
+    }
+
+    #[test]
+    fn what_a_fault_was_is_not_cut_off() {
+        let text = screen(&app(), 80, 24, true).0.join("\n");
+        assert!(text.contains("its process was killed by"), "{text}");
+        let rows = folded("faults      1: a word and many more words of a cause", 20, 3);
+        assert_eq!(rows.len(), 3, "{rows:?}");
+        assert!(rows[0].len() <= 21 && rows[2].contains("a cause"), "{rows:?}");
+        assert_eq!(folded(&"x".repeat(50), 20, 3).len(), 1);
     }
 
     #[test]

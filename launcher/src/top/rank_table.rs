@@ -35,7 +35,7 @@ pub fn height(run: &RunView) -> u16 {
 /// Draws as many rows as there is room for, the marked one among them.
 pub fn draw(frame: &mut Frame, area: Rect, app: &App, theme: Theme) {
     let run = app.run();
-    let wide = area.width >= WIDE;
+    let wide = area.width >= WIDE && run.status.ranks.iter().any(|rank| !rank.host.is_empty());
     let rows: Vec<Vec<String>> = run.status.ranks.iter().map(|rank| row(run, rank, wide)).collect();
     let mut head =
         vec!["rank", "phase", "ms", "data", "model", "opt", "comm", "memory", "plan", "copy", "health"];
@@ -49,7 +49,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, theme: Theme) {
     let body = lines.zip(&run.status.ranks).enumerate().skip(first).map(|(at, (line, rank))| {
         let style = match at == app.rank {
             true => theme.marked(),
-            false if health(rank) != "ok" => theme.warning(),
+            false if !matches!(health(rank).as_str(), "ok" | "done") => theme.warning(),
             false => Style::new(),
         };
         Line::styled(line, style)

@@ -109,6 +109,11 @@ impl RunView {
         matches!(self.status.phase(), RunPhase::Finished | RunPhase::Failed)
     }
 
+    /// Whether there is a coordinator that takes orders for it.
+    pub fn takes_orders(&self) -> bool {
+        self.source == Source::Coordinator && !self.is_over()
+    }
+
     /// Takes in what was learned.
     pub fn take(&mut self, update: Update) {
         match update {
@@ -159,7 +164,9 @@ impl RunView {
     fn logged(&mut self, line: &str) {
         let Some(line) = LogLine::parse(line) else { return };
         if let Some(step) = line.step() {
-            self.status.committed_steps = step.committed;
+            // The log of a run that is over may be cut, and its journal knows better.
+            let known = if self.is_over() { self.status.committed_steps } else { 0 };
+            self.status.committed_steps = step.committed.max(known);
             self.status.total_steps = step.total;
             self.status.epoch = step.epoch;
             self.status.samples_per_second = step.samples_per_second;
@@ -247,6 +254,17 @@ mod tests {
         );
         watched.take(Update::Source(Source::Coordinator));
         assert!(watched.log.is_empty() && watched.loss.drawn(9).is_empty(), "all of it is read again");
+    }
+
+    #[test]
+    fn a_log_that_is_cut_takes_no_step_from_a_run_that_is_over() {
+        let (phase, committed_steps) = (RunPhase::Finished.into(), 25);
+        let status = GetStatusResponse { phase, committed_steps, ..GetStatusResponse::default() };
+        let mut view = RunView { status, ..RunView::default() };
+        let line =
+            "11:43:34  step     14/25  epoch 0  loss 1.8  grad 4.5  lr 5e-4  101 samples/s  2363 tokens/s";
+        view.take(Update::Logged(vec![line.to_owned()]));
+        assert_eq!((view.status.committed_steps, view.status.total_steps), (25, 25));
     }
 
     #[test]

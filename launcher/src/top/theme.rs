@@ -20,7 +20,8 @@ impl Theme {
 
     /// The run's name, a chart's title.
     pub fn title(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
+        // On a faint border, too.
+        Style::new().add_modifier(Modifier::BOLD).remove_modifier(Modifier::DIM)
     }
 
     /// What is there for orientation.

@@ -86,6 +86,10 @@ pub struct Launch {
     pub threads_per_worker: Option<usize>,
     /// Where the coordinator listens; a free loopback port when absent.
     pub listen: Option<String>,
+    /// Command or URL that is told of faults, standstills and the end. Read, and never written down: the URL
+    /// of a webhook is a secret, and what is written of a run is shown to people.
+    #[serde(skip_serializing)]
+    pub notify: Option<String>,
 }
 
 /// What workers compute on.

@@ -1,13 +1,13 @@
 //! Did every sample count exactly once, and where did features come from.
 
-use coxswain_proto::human::grouped;
+use coxswain_proto::human::{self, grouped};
 use serde_json::Value;
 
 use super::figure::section;
 use crate::{
     audit::{RunRecords, count},
     render::audit,
-    report::{html::Html, read::ReportedRun},
+    report::{chart::number, html::Html, read::ReportedRun},
 };
 
 /// Epochs, memberships and ranges of steps that have a row each; the last ones of more.
@@ -79,10 +79,21 @@ fn of_cache(html: &mut Html, cache: &Value) {
     let Some(cache) = cache.as_object() else { return };
     let told = cache.iter().filter(|(_, value)| value.is_number() || value.is_string());
     let row = |(key, value): (&String, &Value)| {
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        vec![key.replace('_', " ").into(), value.into()]
+        let name = key.strip_suffix("_seconds").map_or_else(|| key.clone(), |name| format!("{name} time"));
+        vec![name.replace('_', " ").into(), told_of(key, value).into()]
     };
     html.table(&["kept features", ""], &told.map(row).collect::<Vec<_>>());
+}
+
+/// A value in the unit that its key ends with.
+fn told_of(key: &str, value: &Value) -> String {
+    match (value.as_f64(), value.as_u64()) {
+        (Some(seconds), _) if key.ends_with("seconds") => human::seconds(seconds),
+        (_, Some(bytes)) if key.ends_with("bytes") => human::bytes(bytes),
+        (_, Some(count)) => grouped(count),
+        (Some(real), _) => number(real),
+        _ => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    }
 }
 
 fn table(html: &mut Html, head: &[&'static str], mut rows: Vec<Vec<Html>>) {

@@ -1,9 +1,14 @@
 //! A part of the page, and a chart with its legend.
 
-use crate::report::{chart::Chart, html::Html};
+use crate::report::{
+    chart::{COLOURS, Chart},
+    html::Html,
+};
 
-/// Classes of the style sheet for a legend's colours.
-const CLASSES: [&str; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
+/// Classes of the style sheet for a legend's colours; the last one is that of faults.
+const CLASSES: [&str; COLOURS + 1] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "fault"];
+/// The colour of faults in a legend.
+pub const FAULTS: usize = COLOURS;
 
 /// A heading and what is below it; nothing if that is empty.
 pub fn section(title: &str, inner: Html) -> Option<Html> {

@@ -16,33 +16,58 @@ const SHORT: usize = 12;
 pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
     let (before, after) =
         (&run.dir.summary["error_before"]["parts"], &run.dir.summary["error_after"]["parts"]);
-    let mut measures = BTreeMap::<&str, Vec<[&str; 2]>>::new();
+    let value = |of: &Value, name: &str| of[name].as_f64().filter(|value| value.is_finite());
+    let mut measures = BTreeMap::<String, Vec<Part>>::new();
     for name in after.as_object().into_iter().flat_map(|parts| parts.keys()) {
-        let (measure, part) = name.split_once('/').unwrap_or((name, ""));
-        measures.entry(measure).or_default().push([name, part]);
+        let (measure, part) = match name.split_once('/') {
+            Some((measure, part)) => (measure.replace('_', " "), words(part)),
+            // Those without parts are beside each other.
+            None => (String::new(), name.replace('_', " ")),
+        };
+        let values = [before, after].map(|of| value(of, name));
+        measures.entry(measure).or_default().push(Part { name: part, values });
     }
     let mut html = Html::new();
-    for (measure, parts) in &measures {
-        let value = |of: &Value, name: &str| of[name].as_f64().filter(|value| value.is_finite());
-        let all = || parts.iter().flat_map(|[name, _]| [value(before, name), value(after, name)]).flatten();
-        let most = all().map(f64::abs).fold(f64::MIN_POSITIVE, f64::max);
-        let row = |[name, part]: &[&str; 2]| {
-            let [before, after] = [before, after].map(|of| value(of, name));
-            let mut bars = Html::new();
-            bars.bar("s7", before.unwrap_or(0.0).abs() / most);
-            bars.bar("s1", after.unwrap_or(0.0).abs() / most);
-            let told = [before, after].map(|value| Html::from(value.map_or_else(|| "-".to_owned(), number)));
-            [Html::from(words(part))].into_iter().chain(told).chain([bars]).collect()
-        };
-        let rows: Vec<_> = parts.iter().take(MOST_PARTS).map(row).collect();
-        // A short one is seen without a click.
-        let (fold, title) = if rows.len() > SHORT { ("details", "summary") } else { ("div", "h4") };
-        html.element(fold, "", |html| {
-            html.element(title, "", |html| html.text(&measure.replace('_', " ")));
-            html.table(&["of", "before#", "after#", ""], &rows);
+    if !measures.is_empty() {
+        html.element("p", "legend", |html| {
+            html.push(Html::of("span", "s7", "before training"));
+            html.push(Html::of("span", "s1", "after"));
         });
     }
-    section("Held-out errors by part", html)
+    for (measure, parts) in &measures {
+        // A short one is seen without a click.
+        let (fold, title) = if parts.len() > SHORT { ("details", "summary") } else { ("div", "h4") };
+        html.element(fold, "", |html| {
+            if !measure.is_empty() || parts.len() > SHORT {
+                html.element(title, "", |html| html.text(measure));
+            }
+            html.table(&["of", "before#", "after#", ""], &rows(parts));
+        });
+    }
+    section("Held-out measures by part", html)
+}
+
+/// One part of a measure.
+struct Part {
+    name: String,
+    /// Before and after training, where they are known.
+    values: [Option<f64>; 2],
+}
+
+/// A row for each part. Lengths say nothing of values below 0.
+fn rows(parts: &[Part]) -> Vec<Vec<Html>> {
+    let all = || parts.iter().flat_map(|part| part.values).flatten();
+    let most = all().fold(f64::MIN_POSITIVE, f64::max);
+    let has_bars = all().all(|value| value >= 0.0);
+    let row = |part: &Part| {
+        let mut bars = Html::new();
+        for (class, value) in ["s7", "s1"].into_iter().zip(part.values).filter(|_| has_bars) {
+            bars.bar(class, value.unwrap_or(0.0) / most);
+        }
+        let told = part.values.map(|value| Html::from(value.map_or_else(|| "-".to_owned(), number)));
+        [Html::from(part.name.as_str())].into_iter().chain(told).chain([bars]).collect()
+    };
+    parts.iter().take(MOST_PARTS).map(row).collect()
 }
 
 /// `dimension 3` of `dim3`.
@@ -52,4 +77,18 @@ fn words(part: &str) -> String {
         Some(format!("{word} {number}"))
     };
     numbered("dim", "dimension").or_else(|| numbered("step", "step")).unwrap_or_else(|| part.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_below_0_have_no_bars_and_what_is_unknown_is_a_dash() {
+        let of = |values| rows(&[Part { name: "drums".into(), values }])[0].clone();
+        assert_eq!(of([Some(-4.0), Some(2.0)])[3], Html::new());
+        assert_ne!(of([Some(4.0), Some(2.0)])[3], Html::new());
+        assert_eq!(of([None, Some(2.0)])[1], Html::from("-"));
+        assert_eq!(["dim3", "step12", "plucks"].map(words), ["dimension 3", "step 12", "plucks"]);
+    }
 }

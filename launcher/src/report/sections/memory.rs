@@ -25,9 +25,16 @@ pub(super) fn section(run: &ReportedRun) -> Option<Html> {
     let curves = vec![PlotCurve { colour: 3, points, ..PlotCurve::default() }];
     let chart = Chart { curves, x: Unit::Steps, y: Unit::Mebibytes, from_zero: true, ..Chart::default() };
     let mut html = Html::new();
-    html.push(categories(&summary["memory"]));
-    html.push(ranks(&summary["peak_memory"]));
-    html.push(charts([figure("Largest peak of a rank", &[], chart)]));
+    let mut tables = categories(&summary["memory"]);
+    tables.push(ranks(&summary["peak_memory"]));
+    let drawn = figure("Largest peak of a rank", &[], chart);
+    if tables == Html::new() {
+        return figure::section("Memory", charts([drawn]));
+    }
+    html.element("div", "beside", |html| {
+        html.element("div", "", |html| html.push(tables));
+        html.push(drawn);
+    });
     figure::section("Memory", html)
 }
 

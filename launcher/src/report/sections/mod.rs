@@ -20,6 +20,7 @@ pub use self::{
 /// All of a run's parts, in the order of the page.
 pub fn all(run: &ReportedRun) -> Html {
     let mut html = Html::new();
+    html.push(overview::lead(run));
     html.push(overview::tiles(run));
     let parts = [
         curves::loss(run),

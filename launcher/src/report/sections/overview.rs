@@ -95,6 +95,33 @@ fn rounded(value: f64) -> String {
     format!("{value:.4}")
 }
 
+/// What it is in a line: task, model, data, when and where it ran; and below it why it failed, if it did.
+pub(super) fn lead(run: &ReportedRun) -> Html {
+    let known = |path: &[&str]| {
+        let value = path.iter().try_fold(&run.dir.spec, |value, key| value.get(*key))?;
+        value.as_str().map(str::to_owned)
+    };
+    let sets = run.dir.spec["data"]["sets"].as_array().filter(|sets| !sets.is_empty());
+    let data = sets.map(|sets| format!("{} data sets", sets.len())).or_else(|| known(&["data", "path"]));
+    let machines = match &run.story.machines()[..] {
+        [] => None,
+        [machine] => Some(format!("on {machine}")),
+        machines => Some(format!("on {} machines", machines.len())),
+    };
+    let begun = run.story.begun.as_ref().map(|begun| format!("began {begun}"));
+    let parts = [known(&["task", "type"]), known(&["model", "path"]), data, begun, machines];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    let mut html = Html::new();
+    if !parts.is_empty() {
+        html.element("p", "note", |html| html.text(&parts.join(" · ")));
+    }
+    let failed = run.records().filter(|records| records.state == "failed");
+    if let Some(cause) = failed.and_then(|records| records.faults.last()) {
+        html.element("p", "bad", |html| html.text(&format!("it failed: {}", cause.text)));
+    }
+    html
+}
+
 /// [`results`] side by side.
 pub fn tiles(run: &ReportedRun) -> Html {
     let mut html = Html::new();
@@ -118,18 +145,15 @@ pub fn tiles(run: &ReportedRun) -> Html {
 /// Identity, machines, the keys that tell most, and below them all others.
 pub(super) fn what_ran(run: &ReportedRun) -> Option<Html> {
     let mut rows: Vec<[String; 2]> = Vec::new();
-    for key in ["name", "run_id", "version", "spec_digest"] {
+    for key in ["name", "run_id", "version", "built", "spec_digest"] {
         let value = run.dir.run[key].as_str().map(|value| [key.replace('_', " "), value.to_owned()]);
         rows.extend(value);
     }
     rows.push(["directory".to_owned(), run.dir.dir.display().to_string()]);
-    let joined =
-        run.story.events.iter().filter(|event| event.tag == "workers" && event.text.contains(" joined "));
-    let joined: Vec<_> = joined.map(|event| event.text.split(" (").next().unwrap_or_default()).collect();
-    let hosts = joined.iter().filter_map(|text| text.split_once(" from ").map(|(_, host)| host));
-    let mut hosts: Vec<_> = hosts.collect();
-    hosts.sort_unstable();
-    hosts.dedup();
+    let data = run.records().map(|records| records.data.clone()).filter(|data| !data.is_empty());
+    rows.extend(data.map(|data| ["data digest".to_owned(), data]));
+    rows.extend(run.story.begun.clone().map(|begun| ["begun".to_owned(), begun]));
+    let hosts = run.story.machines();
     if !hosts.is_empty() {
         rows.push(["machines".to_owned(), hosts.join(", ")]);
     }

@@ -2,7 +2,7 @@
 
 use coxswain_proto::human;
 
-use super::figure::{charts, figure, section};
+use super::figure::{FAULTS, charts, figure, section};
 use crate::report::{
     chart::{Chart, PlotCurve, Unit},
     html::Html,
@@ -28,7 +28,7 @@ fn steps_over_time(run: &ReportedRun) -> Html {
     let points = steps.iter().map(|point| (since(point.unix_seconds), point.step as f64 + 1.0)).collect();
     let faults = run.story.events.iter().filter(|event| event.tag == "fail");
     let faults: Vec<_> = faults.filter_map(|event| event.unix_seconds.map(since)).collect();
-    let lines: &[_] = if faults.is_empty() { &[] } else { &[(8, "faults")] };
+    let lines: &[_] = if faults.is_empty() { &[] } else { &[(FAULTS, "faults")] };
     let world = run.scalars.series.get("run/world_size").into_iter().flatten();
     let world = world.map(|point| (since(point.unix_seconds), point.value)).collect();
     let chart = |curve: PlotCurve, y, faults: &[f64]| Chart {
