@@ -19,6 +19,19 @@ use crate::control::{Access, prompt};
 /// Before a report that did not get through is sent again.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// How a worker's process ended.
+#[derive(Debug)]
+pub struct WorkerExit {
+    /// The process; 0 if it could not be started.
+    pub pid: u32,
+    /// Its exit code or signal.
+    pub how: Ended,
+    /// What it was reading when a signal ended it.
+    pub read: Option<Noted>,
+    /// Whether the kernel killed it because memory ran out.
+    pub out_of_memory: bool,
+}
+
 /// Reports under way, by rank.
 #[derive(Debug)]
 pub struct Exits {
@@ -33,16 +46,20 @@ impl Exits {
         Self { access, node_id, under_way: BTreeMap::new() }
     }
 
-    /// Sends a report, and again while the coordinator is away. `read` is what the process was reading when a
-    /// signal ended it.
-    pub fn report(&mut self, rank: u32, pid: u32, how: Ended, read: Option<Noted>) {
-        let ended = match how {
+    /// Sends a report, and again while the coordinator is away.
+    pub fn report(&mut self, rank: u32, exit: WorkerExit) {
+        let ended = match exit.how {
             Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
             Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
-        let sample = read.map(killing_sample);
-        let node_id = self.node_id.clone();
-        let request = ReportExitRequest { node_id, rank, ended: Some(ended), pid, sample };
+        let request = ReportExitRequest {
+            node_id: self.node_id.clone(),
+            rank,
+            ended: Some(ended),
+            pid: exit.pid,
+            sample: exit.read.map(killing_sample),
+            out_of_memory: exit.out_of_memory,
+        };
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {

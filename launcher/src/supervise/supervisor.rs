@@ -2,7 +2,7 @@
 //! everything to end.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,10 +15,11 @@ use tokio::sync::mpsc;
 
 use super::{
     console::{Console, Terminal},
-    exits::Exits,
-    group::{Started, WorkerGroup},
+    exits::{Exits, WorkerExit},
+    group::{Attempt, Started, WorkerGroup},
     host::{self, Host},
     machine::{Action, Ended, Event, Machine, Why},
+    memory_kills::MemoryKills,
     orders::{self, Order},
     report::{FailedWorker, Report},
     signal_policy::{self, Granted, ShutdownRequest},
@@ -74,6 +75,9 @@ struct Supervisor<'a> {
     ended: mpsc::Sender<(u32, Ended)>,
     ends: mpsc::Receiver<(u32, Ended)>,
     exits: Exits,
+    memory_kills: MemoryKills,
+    /// Workers whose last process was killed because memory ran out.
+    starved: BTreeSet<u32>,
     events: mpsc::Receiver<WatchEvent>,
     orders: mpsc::Receiver<Order>,
     vacancies: mpsc::Receiver<Claim>,
@@ -99,12 +103,14 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
     for local in 0..place.nproc {
-        workers.insert(local, group.start(local, 0, &contacts.terminal, ended.clone())?);
+        workers.insert(local, group.start(local, Attempt::first(), &contacts.terminal, ended.clone())?);
     }
     let mut supervisor = Supervisor {
         group,
         machine: Machine::new(place.nproc, group.stop_patience),
         exits: Exits::new(contacts.access.clone(), group.join.node_id.clone()),
+        memory_kills: MemoryKills::of_this_process(begin),
+        starved: BTreeSet::new(),
         contacts,
         workers,
         ended,
@@ -165,6 +171,7 @@ impl Supervisor<'_> {
     }
 
     fn hear(&mut self, news: News) {
+        self.memory_kills.look(clock::now());
         let event = match news {
             News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
             News::Coordinator(how) => Some(self.coordinator_ended(how)),
@@ -311,7 +318,13 @@ impl Supervisor<'_> {
             Action::ReportExit(worker, how) => {
                 let Started { process, note, .. } = &self.workers[&worker];
                 let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
-                self.exits.report(self.rank(worker), process.pid, how, read);
+                let killed = how == Ended::Signal(nix::libc::SIGKILL);
+                let exit =
+                    WorkerExit { pid: process.pid, how, read, out_of_memory: killed && self.memory_kills.claim() };
+                if exit.out_of_memory {
+                    self.starved.insert(worker);
+                }
+                self.exits.report(self.rank(worker), exit);
             }
         }
     }
@@ -342,6 +355,7 @@ impl Supervisor<'_> {
     fn restart(&mut self, worker: u32, attempt: u32) {
         let rank = self.rank(worker);
         self.exits.forget(rank);
+        let attempt = Attempt { number: attempt, after_memory_kill: self.starved.remove(&worker) };
         match self.group.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
@@ -349,7 +363,7 @@ impl Supervisor<'_> {
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
                 let how = Ended::Code(Exit::Internal.code().into());
-                self.exits.report(rank, 0, how, None);
+                self.exits.report(rank, WorkerExit { pid: 0, how, read: None, out_of_memory: false });
                 let ended = self.ended.clone();
                 tokio::spawn(async move { ended.send((worker, how)).await });
             }
