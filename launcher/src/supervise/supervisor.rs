@@ -27,7 +27,7 @@ use super::{
     standby::{self, Standby},
     watcher,
 };
-use crate::{clock, control::Access, exit::Exit};
+use crate::{clock, control::Access, exit::Exit, threads};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -359,7 +359,9 @@ impl Supervisor<'_> {
         match self.group.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
-                self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));
+                let told = format!("rank {rank} cannot be started again: {error}");
+                let why = threads::explain(&told).map(|why| format!("; {why}")).unwrap_or_default();
+                self.contacts.terminal.line(&format!("{told}{why}"));
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
                 let how = Ended::Code(Exit::Internal.code().into());

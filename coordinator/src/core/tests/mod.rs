@@ -7,6 +7,7 @@ mod draining;
 mod elastic;
 mod ends;
 mod failures;
+mod hostile;
 mod launchers;
 mod launching;
 mod mortal;

@@ -15,7 +15,9 @@
 
 mod error;
 mod full;
-pub mod linear;
+pub #[cfg(test)]
+mod hostile;
+mod linear;
 mod merged;
 mod module;
 mod patterns;
