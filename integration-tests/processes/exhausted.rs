@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     time::Instant,
 };
@@ -13,7 +13,6 @@ use crate::support::{
     Running,
     cgroups::Group,
     processes::{children, coordinator_of, signal, worker_of},
-    root,
     tiny::{Tiny, audit},
 };
 
@@ -31,7 +30,8 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     group.bound_memory(Some(group.memory() + (8 << 20)));
     let neighbour = format!("head -c {} /dev/zero | tail", OVER + (8 << 20));
     let mut shell = Command::new("sh");
-    let mut neighbour = group.holds(shell.args(["-c", &neighbour])).stdout(Stdio::null()).spawn().expect("a shell");
+    let mut neighbour =
+        group.holds(shell.args(["-c", &neighbour])).stdout(Stdio::null()).spawn().expect("a shell");
     let since = Instant::now();
     running.wait_for("was killed by the kernel because memory ran out");
     println!("killed for memory: found after {:?}", since.elapsed());
@@ -44,42 +44,32 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     assert!(status.success(), "{printed}");
     let audit = audit(&tiny.output());
     assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
-    assert!(audit["faults"].as_array().is_some_and(|faults| faults.iter().all(|f| f["kind"] == "out_of_memory")), "{audit:#}");
+    assert!(
+        audit["faults"].as_array().is_some_and(|faults| faults.iter().all(|f| f["kind"] == "out_of_memory")),
+        "{audit:#}"
+    );
     assert_eq!(audit["committed_steps"], 6, "{audit:#}");
 }
 
-/// A disk of its own below a path, as long as the processes that see it live.
-struct Disk {
-    /// As this process sees it.
-    seen: PathBuf,
-}
+/// A disk of its own at a path, which is gone with this value.
+struct Disk(PathBuf);
 
 impl Disk {
-    /// `command` with a disk of so many MiB at `at`; nothing where that cannot be had.
-    fn below(at: &Path, mebibytes: u32, command: &Command) -> Option<Command> {
-        let can = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
-        if !can.is_ok_and(|status| status.success()) {
-            println!("skipped: no mount namespaces here");
-            return None;
+    /// Of so many MiB; nothing, and a line that says so, where none can be had.
+    fn at(place: PathBuf, mebibytes: u32) -> Option<Self> {
+        fs::create_dir_all(&place).expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={mebibytes}M"), "none"]).arg(&place);
+        if mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            return Some(Self(place));
         }
-        fs::create_dir_all(at).expect("a directory");
-        let mut inside = Command::new("unshare");
-        let mount = format!("mount -t tmpfs -o size={mebibytes}M none \"$0\" && exec \"$@\"");
-        inside.args(["--mount", "sh", "-c", &mount]).arg(at);
-        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(root());
-        Some(inside)
-    }
-
-    /// That disk, seen through one of those who see it.
-    fn of(running: &Running, at: &Path) -> Self {
-        let root = PathBuf::from(format!("/proc/{}/root", running.pid()));
-        Self { seen: root.join(at.strip_prefix("/").expect("it is absolute")) }
+        println!("skipped: nothing can be mounted here (that takes root)");
+        None
     }
 
     /// Leaves no byte.
     fn fill(&self) {
-        let mut file = fs::File::create(self.seen.join("filler")).expect("a file");
+        let mut file = fs::File::create(self.0.join("filler")).expect("a file");
         let mut size = 1 << 20;
         while size > 0 {
             match std::io::Write::write_all(&mut file, &vec![1; size]) {
@@ -90,7 +80,14 @@ impl Disk {
     }
 
     fn free(&self) {
-        fs::remove_file(self.seen.join("filler")).expect("it is there");
+        fs::remove_file(self.0.join("filler")).expect("it is there");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Where something still has a file of it open, it goes when that ends.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }
 
@@ -98,21 +95,19 @@ impl Disk {
 fn a_journal_whose_disk_is_full_waits_for_room_and_nothing_is_lost() {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "backward", 3);
-    let state = tiny.output().join("coordinator");
-    let Some(command) = Disk::below(&state, 8, &tiny.command(&[])) else { return };
-    let mut running = Running::of(command);
+    let Some(disk) = Disk::at(tiny.output().join("coordinator"), 8) else { return };
+    let mut running = tiny.start(&[]);
     held.wait(&mut running);
-    let disk = Disk::of(&running, &state);
     disk.fill();
     let (since, processes) = (Instant::now(), children(running.pid()));
     held.release();
     running.wait_for("the disk is full under the journal");
     println!("disk full under the journal: found after {:?}", since.elapsed());
+    assert_eq!(children(running.pid()), processes, "no process has ended over it");
     disk.free();
     let freed = Instant::now();
     running.wait_for("there is room under the journal again");
     println!("disk full under the journal: goes on {:?} after there is room", freed.elapsed());
-    assert_eq!(children(running.pid()), processes, "no process has ended over it");
     let audit = tiny.assert_undisturbed(running, "a full disk under the journal");
     assert_eq!(audit["faults"].as_array().map(Vec::len), Some(0), "{audit:#}");
 }
@@ -121,11 +116,9 @@ fn a_journal_whose_disk_is_full_waits_for_room_and_nothing_is_lost() {
 fn a_coordinator_that_dies_while_its_disk_is_full_waits_for_room_to_begin() {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "backward", 3);
-    let state = tiny.output().join("coordinator");
-    let Some(command) = Disk::below(&state, 8, &tiny.command(&[])) else { return };
-    let mut running = Running::of(command);
+    let Some(disk) = Disk::at(tiny.output().join("coordinator"), 8) else { return };
+    let mut running = tiny.start(&[]);
     held.wait(&mut running);
-    let disk = Disk::of(&running, &state);
     disk.fill();
     let coordinator = coordinator_of(running.pid()).expect("it lives");
     signal(coordinator, Signal::SIGKILL);
@@ -140,21 +133,19 @@ fn a_coordinator_that_dies_while_its_disk_is_full_waits_for_room_to_begin() {
 fn a_checkpoint_that_finds_no_room_is_given_up_and_the_next_one_is_written() {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "forward", 3);
-    let checkpoints = tiny.output().join("checkpoints");
-    let Some(command) = Disk::below(&checkpoints, 64, &tiny.command(&[])) else { return };
+    let Some(disk) = Disk::at(tiny.output().join("checkpoints"), 64) else { return };
     let second = tiny.hold(1, "backward", 1);
-    let mut running = Running::of(command);
+    let mut running = tiny.start(&[]);
     second.wait(&mut running);
-    let disk = Disk::of(&running, &checkpoints);
     disk.fill();
     let since = Instant::now();
     second.release();
-    let line = running.wait_for("checkpoint of step 2 given up");
+    let line = running.wait_for("checkpoint at step 2 was given up");
     println!("disk full under checkpoints: found after {:?}: {line}", since.elapsed());
     held.wait(&mut running);
     disk.free();
     held.release();
-    running.wait_for("checkpoint at step 4");
+    running.wait_for("checkpoint at step 4: ");
     tiny.assert_undisturbed(running, "a full disk under the checkpoints");
 }
 
@@ -162,28 +153,29 @@ fn a_checkpoint_that_finds_no_room_is_given_up_and_the_next_one_is_written() {
 fn an_export_that_finds_no_room_ends_with_a_checkpoint_that_the_next_launch_exports() {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "evaluation", 6);
-    let adapter = tiny.output().join("adapter");
-    let Some(command) = Disk::below(&adapter, 1, &tiny.command(&["--max-restarts=0"])) else { return };
-    let mut running = Running::of(command);
+    let Some(disk) = Disk::at(tiny.output().join("adapter"), 1) else { return };
+    let mut running = tiny.start(&["--max-restarts=0"]);
     held.wait(&mut running);
-    Disk::of(&running, &adapter).fill();
+    disk.fill();
     held.release();
+    let since = Instant::now();
     let (status, printed) = running.finish();
-    assert!(!status.success(), "{printed}");
-    assert!(printed.contains("adapter") && printed.contains("free space"), "{printed}");
+    println!("disk full under the export: ended after {:?}", since.elapsed());
+    assert_eq!(status.code(), Some(4), "{printed}");
+    assert!(printed.contains("adapter_model.safetensors: No space left on device"), "{printed}");
+    drop(disk);
     tiny.assert_undisturbed(tiny.start(&[]), "an export on a full disk");
 }
 
 #[test]
-fn logs_and_kept_features_that_find_no_room_stop_nothing() {
+fn logs_and_timelines_that_find_no_room_stop_nothing() {
     for below in ["logs", "memory"] {
         let tiny = Tiny::new(6, 2);
         let held = tiny.hold(1, "backward", 3);
-        let place = tiny.output().join(below);
-        let Some(command) = Disk::below(&place, 2, &tiny.command(&[])) else { return };
-        let mut running = Running::of(command);
+        let Some(disk) = Disk::at(tiny.output().join(below), 2) else { return };
+        let mut running = tiny.start(&[]);
         held.wait(&mut running);
-        Disk::of(&running, &place).fill();
+        disk.fill();
         held.release();
         let audit = tiny.assert_undisturbed(running, below);
         assert_eq!(audit["faults"].as_array().map(Vec::len), Some(0), "{below}: {audit:#}");
@@ -203,7 +195,9 @@ fn threads_that_cannot_be_started_are_named_with_the_limit() {
     let before = group.threads();
     group.bound_threads(before - threads + 2);
     signal(worker, Signal::SIGKILL);
-    let line = running.wait_for("no more threads can be started");
-    assert!(line.contains("pids.max"), "{line}");
-    drop(running);
+    let since = Instant::now();
+    let (status, printed) = running.finish();
+    println!("threads used up: ended after {:?}", since.elapsed());
+    assert!(!status.success() && printed.contains("no more threads can be started here"), "{printed}");
+    assert!(printed.contains("pids.max") && printed.contains("launch again to go on"), "{printed}");
 }

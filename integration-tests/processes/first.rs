@@ -17,7 +17,11 @@ fn the_first_process_of_a_container_waits_for_orphans_and_obeys_signals() {
     let tiny = Tiny::new(100_000, 0);
     let (command, mut inside) = (tiny.command(&[]), Command::new("unshare"));
     inside.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
-    if Command::new("unshare").args(["--pid", "--fork", "true"]).status().map_or(true, |status| !status.success()) {
+    if Command::new("unshare")
+        .args(["--pid", "--fork", "true"])
+        .status()
+        .map_or(true, |status| !status.success())
+    {
         return println!("skipped: no PID namespaces here");
     }
     inside.arg(command.get_program()).args(command.get_args());
@@ -28,7 +32,8 @@ fn the_first_process_of_a_container_waits_for_orphans_and_obeys_signals() {
     let mut enter = Command::new("nsenter");
     enter.args(["--pid", "--target", &first.to_string(), "sh", "-c", "sleep 3 &"]);
     assert!(enter.status().expect("nsenter is there with unshare").success());
-    let orphan = wait_for("an orphan", || children(first as u32).into_iter().find(|pid| name(*pid) == "sleep"));
+    let orphan =
+        wait_for("an orphan", || children(first as u32).into_iter().find(|pid| name(*pid) == "sleep"));
     wait_for("the orphan's end", || (!children(first as u32).contains(&orphan)).then_some(()));
     signal(first, Signal::SIGTERM);
     let (status, printed) = running.finish();

@@ -3,9 +3,11 @@
 
 use std::time::Instant;
 
+use nix::sys::signal::Signal;
+
 use crate::support::{
     Running,
-    processes::coordinator_of,
+    processes::{coordinator_of, signal, worker_of},
     shim::Shim,
     tiny::Tiny,
 };
@@ -54,17 +56,26 @@ fn a_journal_whose_handle_goes_stale_is_opened_again() {
 }
 
 #[test]
-fn data_whose_handles_go_stale_is_read_again_and_no_sample_is_left_out() {
+fn data_whose_server_is_away_for_a_while_is_read_later_and_no_sample_is_left_out() {
     let tiny = Tiny::new(6, 2);
     std::fs::create_dir_all(tiny.hold_dir()).expect("a directory");
     let Some(shim) = Shim::new(&tiny.hold_dir()) else { return };
     let held = tiny.hold(1, "backward", 1);
+    // Little is read ahead, and nothing of it kept.
     let mut command = tiny.command(&["data.prefetch=1"]);
-    shim.before(&mut command, "metaworld-mini/");
+    shim.before(&mut command, "metaworld-mini/data/");
     let mut running = Running::of(command);
     held.wait(&mut running);
-    shim.handles_go_stale(1);
+    // Workers that begin read from there, too.
+    let pid = worker_of(running.pid(), 0).expect("it lives");
+    shim.server_is_away();
+    signal(pid, Signal::SIGKILL);
     held.release();
-    let audit = tiny.assert_undisturbed(running, "stale handles of the data");
+    let since = Instant::now();
+    let line = running.wait_for("timed out");
+    println!("server of the data away: found after {:?}: {line}", since.elapsed());
+    shim.handles_go_stale(0);
+    let audit = tiny.assert_undisturbed(running, "a server of files that was away");
+    println!("server of the data away: done {:?} later", since.elapsed());
     assert_eq!(audit["epochs"][0]["quarantined"].as_array().map(Vec::len), Some(0), "{audit:#}");
 }

@@ -5,11 +5,7 @@
 //! until somebody asks how it ended. Signals need nothing: the ones that `cox` answers have handlers, which is
 //! all that the kernel asks of a first process.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use nix::{
     sys::wait::{WaitPidFlag, waitpid},

@@ -5,12 +5,15 @@ use std::{
     fs,
     panic::{set_hook, take_hook},
     path::Path,
+    sync::Mutex,
 };
 
 use nix::{
     libc,
     sys::resource::{Resource, getrlimit},
 };
+
+use crate::exit::{Exit, Failed, Outcome};
 
 /// Has a panic over a thread that cannot be started followed by a line that says what to change.
 pub fn explain_panics() {
@@ -23,12 +26,30 @@ pub fn explain_panics() {
     }));
 }
 
+/// Tries whether so many threads can be started: a process that cannot have its threads waits for what they
+/// were to do, or dies of it later, in words that do not help.
+pub fn require(count: usize) -> Outcome {
+    let gate = Mutex::new(());
+    let started = std::thread::scope(|scope| {
+        let held = gate.lock();
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop);
+        let started = (0..count).try_for_each(start);
+        drop(held);
+        started
+    });
+    started.map_err(|error| {
+        let limits = limits(Path::new("/"));
+        Failed::new(Exit::Internal, format!("no more threads can be started here ({error}): {limits}"))
+    })
+}
+
 /// What is behind an error, if it is that no thread or process could be started.
 pub fn explain(message: &str) -> Option<String> {
     let lower = message.to_lowercase();
     let of_system = lower.contains("resource temporarily unavailable") || lower.contains("code: 11,");
     let of_start = ["thread", "cannot be started", "cannot start"].iter().any(|word| lower.contains(word));
-    (of_system && of_start).then(|| format!("no more threads can be started here: {}", limits(Path::new("/"))))
+    (of_system && of_start)
+        .then(|| format!("no more threads can be started here: {}", limits(Path::new("/"))))
 }
 
 /// The limits that there are, the control group's first.

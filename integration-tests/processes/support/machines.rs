@@ -22,7 +22,9 @@ impl Machines {
     pub fn start() -> Option<Self> {
         let started = Self::try_start();
         if started.is_none() {
-            println!("skipped: no network namespaces here (they take root, ip, nsenter, Python 3 and /dev/net/tun)");
+            println!(
+                "skipped: no network namespaces here (they take root, ip, nsenter, Python 3 and /dev/net/tun)"
+            );
         }
         started
     }
@@ -45,7 +47,9 @@ impl Machines {
         let mut inside = Command::new("nsenter");
         inside.args(["--net", "--mount", "--target", &self.holders[machine].id().to_string(), "--"]);
         // One that enters a machine begins at its root.
-        inside.args(["sh", "-c", "cd \"$0\" && exec \"$@\""]).arg(command.get_current_dir().unwrap_or(&super::root()));
+        inside
+            .args(["sh", "-c", "cd \"$0\" && exec \"$@\""])
+            .arg(command.get_current_dir().unwrap_or(&super::root()));
         inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
         inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         inside

@@ -1,6 +1,7 @@
 /* Faults that a test cannot ask a machine for: a wall clock that jumps, and file handles that a server of files has forgotten. Laid before
  * the C library of `cox` by LD_PRELOAD. Two numbers in the file that COX_TEST_SHIM names, which a test changes while `cox` runs: seconds by
- * which the wall clock is wrong, and how often all handles of files below COX_TEST_STALE have gone stale. */
+ * which the wall clock is wrong, and how often all handles of files below COX_TEST_STALE have gone stale; while that is
+ * negative, their server is away. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -55,13 +56,13 @@ time_t time(time_t *out) {
 }
 
 static int watched(int file, const char *path) {
-    if (file >= 0 && file < FILES) opened[file] = numbers && below && path && strstr(path, below) ? 1 + numbers[1] : 0;
+    if (file >= 0 && file < FILES) opened[file] = numbers && below && path && strstr(path, below) ? 1 + (numbers[1] < 0 ? 0 : numbers[1]) : 0;
     return file;
 }
 
 static int is_stale(int file) {
     int stale = file >= 0 && file < FILES && opened[file] && numbers && opened[file] != 1 + numbers[1];
-    if (stale) errno = ESTALE;
+    if (stale) errno = numbers[1] < 0 ? ETIMEDOUT : ESTALE;
     return stale;
 }
 

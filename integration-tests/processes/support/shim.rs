@@ -35,6 +35,11 @@ impl Shim {
         self.file.write_all_at(&seconds.to_le_bytes(), 0).expect("a file");
     }
 
+    /// The server of those files does not answer, until it is said how often handles have gone stale.
+    pub fn server_is_away(&self) {
+        self.handles_go_stale(-1);
+    }
+
     /// Handles that were opened before go stale, for the `times`-th time.
     pub fn handles_go_stale(&self, times: i64) {
         self.file.write_all_at(&times.to_le_bytes(), 8).expect("a file");

@@ -76,7 +76,10 @@ fn places(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     let upwards = |root: PathBuf, path: &str, file: &'static str| {
         let own = root.join(path.trim_start_matches('/'));
         let groups = own.ancestors().map(Path::to_owned).collect::<Vec<_>>();
-        groups.into_iter().take_while(move |group| group.starts_with(&root)).map(move |group| group.join(file))
+        groups
+            .into_iter()
+            .take_while(move |group| group.starts_with(&root))
+            .map(move |group| group.join(file))
     };
     let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -107,7 +110,8 @@ mod tests {
     #[test]
     fn a_kill_is_counted_where_the_process_is_and_is_one_process_s() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (unified, separate) = ("sys/fs/cgroup/job/memory.events", "sys/fs/cgroup/memory/job/memory.oom_control");
+        let (unified, separate) =
+            ("sys/fs/cgroup/job/memory.events", "sys/fs/cgroup/memory/job/memory.oom_control");
         for (groups, file, before) in [
             ("0::/job/task\n", unified, "low 0\nhigh 7\nmax 3\noom 2\n"),
             ("9:pids:/\n4:memory:/job\n0::/\n", separate, "oom_kill_disable 0\nunder_oom 0\n"),

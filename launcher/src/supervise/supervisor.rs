@@ -319,8 +319,12 @@ impl Supervisor<'_> {
                 let Started { process, note, .. } = &self.workers[&worker];
                 let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
                 let killed = how == Ended::Signal(nix::libc::SIGKILL);
-                let exit =
-                    WorkerExit { pid: process.pid, how, read, out_of_memory: killed && self.memory_kills.claim() };
+                let exit = WorkerExit {
+                    pid: process.pid,
+                    how,
+                    read,
+                    out_of_memory: killed && self.memory_kills.claim(),
+                };
                 if exit.out_of_memory {
                     self.starved.insert(worker);
                 }

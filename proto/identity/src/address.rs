@@ -172,7 +172,10 @@ mod tests {
         }
         assert_eq!(Address::parse("https://[::1]:29400").host(), "::1");
         let of = |host| Address::of(host, 7).to_string();
-        assert_eq!(["n3", "10.0.0.4", "fd00::4", "[::1]"].map(of), ["n3:7", "10.0.0.4:7", "[fd00::4]:7", "[::1]:7"]);
+        assert_eq!(
+            ["n3", "10.0.0.4", "fd00::4", "[::1]"].map(of),
+            ["n3:7", "10.0.0.4:7", "[fd00::4]:7", "[::1]:7"]
+        );
         assert_eq!(Address::parse("node0:7").plaintext(true).to_string(), "http://node0:7");
     }
 }

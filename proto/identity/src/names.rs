@@ -5,13 +5,14 @@
 //! found before serve until there are newer ones.
 //!
 //! A lookup cannot be called off, and the system's may take ten seconds for each server that is silent: longer
-//! than a caller waits for its connection. So one is under way for each name at most, its answer is kept
-//! whether or not somebody still waits for it, and the next caller finds it.
+//! than a caller waits for its connection. So one is under way for each name at most, on a thread that no
+//! process waits for when it ends; its answer is kept whether or not somebody still waits for it, and the next
+//! caller finds it.
 
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -19,7 +20,7 @@ use std::{
 };
 
 use hyper_util::client::legacy::connect::dns::Name;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic::codegen::Service;
 
 /// How long a lookup is waited for where addresses of an earlier one are known.
@@ -49,8 +50,16 @@ impl Names {
     pub fn of_the_system() -> Self {
         // The port is the connector's to fill in.
         let ask = |name: &str| -> Answer {
+            let (tell, told) = oneshot::channel();
             let name = name.to_owned();
-            Box::pin(async move { Ok(tokio::net::lookup_host((name.as_str(), 0)).await?.collect()) })
+            let started = std::thread::Builder::new().name("name".into()).spawn(move || {
+                // Nobody may be left who waits for it.
+                drop(tell.send((name.as_str(), 0).to_socket_addrs().map(Iterator::collect)));
+            });
+            Box::pin(async move {
+                started?;
+                told.await.unwrap_or_else(|_| Err(io::Error::other("the lookup has ended without an answer")))
+            })
         };
         Self::asked_by(ask, PATIENCE)
     }

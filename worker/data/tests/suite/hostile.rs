@@ -53,7 +53,8 @@ fn hostile_rows_are_refused_or_read() {
     let path = dir.path().join("data/chunk-000/file-000.parquet");
     let sound = fs::read(&path).unwrap();
     let catalog = Catalog::open(dir.path()).unwrap();
-    let numbers = [("observation.state", 3), ("action", 2)].map(|(name, width)| (name.to_owned(), vec![width]));
+    let numbers =
+        [("observation.state", 3), ("action", 2)].map(|(name, width)| (name.to_owned(), vec![width]));
     let columns = Columns { numbers: numbers.to_vec(), cameras: Vec::new() };
     let read = || {
         let store = RowStore::new(columns.clone(), Limits::default());
