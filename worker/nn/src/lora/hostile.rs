@@ -27,18 +27,22 @@ fn tensors() -> Vec<u8> {
     let of = |name: &str, rank: usize| {
         let key = |side| format!("base_model.model.model.{name}.lora_{side}.weight");
         let view = |shape: [usize; 2]| {
-            TensorView::new(Dtype::F32, shape.to_vec(), &bytes[..4 * shape[0] * shape[1]]).expect("so many bytes")
+            TensorView::new(Dtype::F32, shape.to_vec(), &bytes[..4 * shape[0] * shape[1]])
+                .expect("so many bytes")
         };
         [(key("A"), view([rank, 6])), (key("B"), view([4, rank]))]
     };
-    let all = [("layers.0.q_proj", 2), ("layers.0.v_proj", 4), ("layers.1.q_proj", 4), ("layers.1.v_proj", 4)];
-    safetensors::serialize(all.into_iter().flat_map(|(name, rank)| of(name, rank)), None).expect("small tensors")
+    let all =
+        [("layers.0.q_proj", 2), ("layers.0.v_proj", 4), ("layers.1.q_proj", 4), ("layers.1.v_proj", 4)];
+    safetensors::serialize(all.into_iter().flat_map(|(name, rank)| of(name, rank)), None)
+        .expect("small tensors")
 }
 
 #[test]
 fn hostile_adapters_are_refused_or_read() {
     let dir = tempfile::tempdir().expect("a directory");
-    let [config, weights] = ["adapter_config.json", "adapter_model.safetensors"].map(|name| dir.path().join(name));
+    let [config, weights] =
+        ["adapter_config.json", "adapter_model.safetensors"].map(|name| dir.path().join(name));
     let read = || PeftAdapter::read(dir.path(), &modules());
     fs::write(&config, CONFIG).expect("a file");
     fs::write(&weights, tensors()).expect("a file");

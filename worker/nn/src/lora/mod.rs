@@ -15,9 +15,9 @@
 
 mod error;
 mod full;
-pub #[cfg(test)]
+#[cfg(test)]
 mod hostile;
-mod linear;
+pub mod linear;
 mod merged;
 mod module;
 mod patterns;

@@ -34,7 +34,9 @@ fn read_back(text: &str) -> Result<(), JournalError> {
     let write = database.begin_write().expect("memory");
     for line in text.lines() {
         let mut parts = line.splitn(3, '\t');
-        let (Some(table), Some(key), Some(value)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let (Some(table), Some(key), Some(value)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
         match table.parse().ok().and_then(|number: usize| NUMBERED.get(number)) {
             Some(table) => {
                 let key = key.parse::<u64>().unwrap_or(u64::MAX);
