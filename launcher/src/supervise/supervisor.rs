@@ -2,7 +2,7 @@
 //! everything to end.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -19,7 +19,6 @@ use super::{
     group::{Attempt, Started, WorkerGroup},
     host::{self, Host},
     machine::{Action, Ended, Event, Machine, Why},
-    memory_kills::MemoryKills,
     orders::{self, Order},
     report::{FailedWorker, Report},
     signal_policy::{self, Granted, ShutdownRequest},
@@ -75,9 +74,6 @@ struct Supervisor<'a> {
     ended: mpsc::Sender<(u32, Ended)>,
     ends: mpsc::Receiver<(u32, Ended)>,
     exits: Exits,
-    memory_kills: MemoryKills,
-    /// Workers whose last process was killed because memory ran out.
-    starved: BTreeSet<u32>,
     events: mpsc::Receiver<WatchEvent>,
     orders: mpsc::Receiver<Order>,
     vacancies: mpsc::Receiver<Claim>,
@@ -108,9 +104,7 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
     let mut supervisor = Supervisor {
         group,
         machine: Machine::new(place.nproc, group.stop_patience),
-        exits: Exits::new(contacts.access.clone(), group.join.node_id.clone()),
-        memory_kills: MemoryKills::of_this_process(begin),
-        starved: BTreeSet::new(),
+        exits: Exits::new(contacts.access.clone(), group.join.node_id.clone(), begin),
         contacts,
         workers,
         ended,
@@ -171,7 +165,7 @@ impl Supervisor<'_> {
     }
 
     fn hear(&mut self, news: News) {
-        self.memory_kills.look(clock::now());
+        self.exits.look(clock::now());
         let event = match news {
             News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
             News::Coordinator(how) => Some(self.coordinator_ended(how)),
@@ -318,17 +312,7 @@ impl Supervisor<'_> {
             Action::ReportExit(worker, how) => {
                 let Started { process, note, .. } = &self.workers[&worker];
                 let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
-                let killed = how == Ended::Signal(nix::libc::SIGKILL);
-                let exit = WorkerExit {
-                    pid: process.pid,
-                    how,
-                    read,
-                    out_of_memory: killed && self.memory_kills.claim(),
-                };
-                if exit.out_of_memory {
-                    self.starved.insert(worker);
-                }
-                self.exits.report(self.rank(worker), exit);
+                self.exits.report(self.rank(worker), WorkerExit { pid: process.pid, how, read });
             }
         }
     }
@@ -358,8 +342,8 @@ impl Supervisor<'_> {
 
     fn restart(&mut self, worker: u32, attempt: u32) {
         let rank = self.rank(worker);
-        self.exits.forget(rank);
-        let attempt = Attempt { number: attempt, after_memory_kill: self.starved.remove(&worker) };
+        let after_memory_kill = self.exits.forget(rank);
+        let attempt = Attempt { number: attempt, after_memory_kill };
         match self.group.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
@@ -369,7 +353,7 @@ impl Supervisor<'_> {
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
                 let how = Ended::Code(Exit::Internal.code().into());
-                self.exits.report(rank, WorkerExit { pid: 0, how, read: None, out_of_memory: false });
+                self.exits.report(rank, WorkerExit { pid: 0, how, read: None });
                 let ended = self.ended.clone();
                 tokio::spawn(async move { ended.send((worker, how)).await });
             }

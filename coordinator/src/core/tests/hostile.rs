@@ -44,7 +44,7 @@ const EXIT: u8 = 9;
 const TIME: u8 = 255;
 
 /// A message as a conversation has it: its kind, its length, itself.
-fn said(kind: u8, message: &impl Message) -> Vec<u8> {
+fn framed(kind: u8, message: &impl Message) -> Vec<u8> {
     let bytes = message.encode_to_vec();
     [&[kind], &(bytes.len() as u16).to_le_bytes()[..], &bytes].concat()
 }
@@ -90,7 +90,7 @@ fn step(rank: u32, step: u64) -> Vec<u8> {
         grad_norm: report.totals.grad_norm,
         ..Default::default()
     };
-    said(STEPS, &v1::ReportStepsRequest { worker_id: run.worker(rank).0, steps: vec![wire] })
+    framed(STEPS, &v1::ReportStepsRequest { worker_id: run.worker(rank).0, steps: vec![wire] })
 }
 
 /// Conversations of sound workers: they train, one is lost and replaced, one fails.
@@ -175,17 +175,17 @@ fn conversations() -> [Vec<u8>; 3] {
     };
     let lost = [
         trained.clone(),
-        said(EXIT, &exit),
-        said(REGISTER, &register),
-        said(READY, &ready(0, run.incarnation(0))),
-        said(READY, &ready(1, claim.incarnation)),
-        said(START, &start),
+        framed(EXIT, &exit),
+        framed(REGISTER, &register),
+        framed(READY, &ready(0, run.incarnation(0))),
+        framed(READY, &ready(1, claim.incarnation)),
+        framed(START, &start),
         passes(400),
     ];
     let failing =
-        [said(JOIN, &join), trained.clone(), said(FAILURE, &failed), passes(100), said(BEAT, &beat)];
+        [framed(JOIN, &join), trained.clone(), framed(FAILURE, &failed), passes(100), framed(BEAT, &beat)];
     [
-        [trained, said(CHECKPOINT, &checkpoint), said(BEAT, &beat), passes(50)].concat(),
+        [trained, framed(CHECKPOINT, &checkpoint), framed(BEAT, &beat), passes(50)].concat(),
         lost.concat(),
         failing.concat(),
     ]
