@@ -24,8 +24,8 @@ def machines():
     for process in held:
         process.stdout.readline()
     inside = [["nsenter", f"--net=/proc/{process.pid}/ns/net"] for process in held]
-    subprocess.run([*inside[0], "ip", "link", "add", "a", "type", "veth", "peer", "name", "b", "netns", str(held[1].pid)], check=True)
-    for side, name in enumerate("ab"):
+    subprocess.run([*inside[0], "ip", "link", "add", "cox0", "type", "veth", "peer", "name", "cox1", "netns", str(held[1].pid)], check=True)
+    for side, name in enumerate(["cox0", "cox1"]):
         subprocess.run([*inside[side], "ip", "address", "add", f"10.78.0.{side + 1}/24", "dev", name], check=True)
         subprocess.run([*inside[side], "ip", "link", "set", name, "up"], check=True)
     return held, inside
