@@ -1,5 +1,5 @@
-//! `cox` as the first process of a container: nobody above it waits for orphans, and the kernel delivers it no
-//! signal that it has no handler for.
+//! `cox` as the first process of a container: nobody above it waits for orphans, and the kernel delivers it
+//! no signal that it has no handler for.
 
 use std::process::Command;
 

@@ -1,9 +1,9 @@
 //! What the first process of a container owes the others: to wait for those whose parents are gone.
 //!
-//! `cox` is process 1 where a container's command is `cox run` or `cox serve`. The kernel hands it every process
-//! below it whose own parent has ended, of a hook or of `kubectl exec`, and keeps each of them after its end
-//! until somebody asks how it ended. Signals need nothing: the ones that `cox` answers have handlers, which is
-//! all that the kernel asks of a first process.
+//! `cox` is process 1 where a container's command is `cox run` or `cox serve`. The kernel hands it every
+//! process below it whose own parent has ended, of a hook or of `kubectl exec`, and keeps each of them
+//! after its end until somebody asks how it ended. Signals need nothing: the ones that `cox` answers have
+//! handlers, which is all that the kernel asks of a first process.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -12,8 +12,8 @@ use nix::{
     unistd::{Pid, getpid},
 };
 
-/// Between two looks. Those who have started a process wait for it within a moment: one that is still there at
-/// the next look is nobody's.
+/// Between two looks. Those who have started a process wait for it within a moment: one that is still there
+/// at the next look is nobody's.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Waits for orphans from now on, in a thread of its own, if this is the first process.
@@ -27,7 +27,7 @@ pub fn wait_for_them() {
             std::thread::sleep(LOOK);
             let ended = ended_children();
             for orphan in ended.intersection(&last) {
-                // Whoever started it may have asked meanwhile.
+                // Its parent may have asked meanwhile.
                 let _ = waitpid(Pid::from_raw(*orphan), Some(WaitPidFlag::WNOHANG));
             }
             last = ended;

@@ -1,5 +1,5 @@
-//! Two machines with a network between them that can be made bad: network namespaces of Linux, and a router of
-//! our own that carries the packets. Needs the rights of root, and Python 3.
+//! Two machines with a network between them that can be made bad: network namespaces of Linux, and a router
+//! of our own that carries the packets. Needs the rights of root, and Python 3.
 
 use std::{
     io::{BufRead, BufReader, Write},

@@ -1,5 +1,5 @@
-//! Names of machines, looked up while nothing else can go on: a name server that hangs is waited for once, and
-//! named.
+//! Names of machines, looked up while nothing else can go on: a name server that hangs is waited for once,
+//! and named.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},

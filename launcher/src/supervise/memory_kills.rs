@@ -5,8 +5,8 @@
 //! process is in no group of its own. A worker that SIGKILL ended while the count rose is taken for its
 //! victim. Workers are in their launcher's group, so that it is asked for once.
 //!
-//! What this does not do: see that a whole group was killed (`memory.oom.group`, as Kubernetes sets it), which
-//! ends the launcher, too.
+//! What this does not do: see that a whole group was killed (`memory.oom.group`, as Kubernetes sets it),
+//! which ends the launcher, too.
 
 use std::{
     fs,
@@ -69,9 +69,9 @@ fn count_in(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// The files of the groups that a process is in, each followed by those of the groups above it: in a container
-/// its own group may be all that it sees, under another name. The root of version 2 has no such file, and that
-/// of version 1 counts nothing but its own processes.
+/// The files of the groups that a process is in, each followed by those of the groups above it: in a
+/// container its own group may be all that it sees, under another name. The root of version 2 has no such
+/// file, and that of version 1 counts nothing but its own processes.
 fn places(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     let upwards = |root: PathBuf, path: &str, file: &'static str| {
         let own = root.join(path.trim_start_matches('/'));

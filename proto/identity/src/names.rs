@@ -4,10 +4,10 @@
 //! the run lasts. A name server that hangs then must not cost the run what is known: addresses that were
 //! found before serve until there are newer ones.
 //!
-//! A lookup cannot be called off, and the system's may take ten seconds for each server that is silent: longer
-//! than a caller waits for its connection. So one is under way for each name at most, on a thread that no
-//! process waits for when it ends; its answer is kept whether or not somebody still waits for it, and the next
-//! caller finds it.
+//! A lookup cannot be called off, and the system's may take ten seconds for each server that is silent:
+//! longer than a caller waits for its connection. So one is under way for each name at most, on a thread
+//! that no process waits for when it ends; its answer is kept whether or not somebody still waits for it,
+//! and the next caller finds it.
 
 use std::{
     collections::HashMap,

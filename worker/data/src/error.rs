@@ -197,8 +197,8 @@ impl DataError {
     }
 }
 
-/// Whether a server of files does not answer, or has forgotten what was open: what a mounted directory says of
-/// it.
+/// Whether a server of files does not answer, or has forgotten what was open: what a mounted directory says
+/// of it.
 fn is_away(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{
         HostUnreachable, NetworkDown, NetworkUnreachable, NotConnected, StaleNetworkFileHandle, TimedOut,

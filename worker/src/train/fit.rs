@@ -49,8 +49,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.recut(next, None)
     }
 
-    /// The process before that of `rank` was killed because memory ran out, which nothing here saw coming: all
-    /// take less from now on, as long as there is less to take.
+    /// The process before that of `rank` was killed because memory ran out, which nothing here saw coming:
+    /// all take less from now on, as long as there is less to take.
     pub(super) fn shrink_after_kill(&mut self, rank: Rank) -> Result<(), TrainError> {
         self.feed.asks_for_less = false;
         if self.feed.micro_batch == 1 {

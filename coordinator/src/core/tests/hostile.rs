@@ -1,5 +1,5 @@
-//! What workers and launchers may send, changed in any way, handed to a core that trains: it answers or refuses,
-//! and keeps its invariants.
+//! What workers and launchers may send, changed in any way, handed to a core that trains: it answers or
+//! refuses, and keeps its invariants.
 
 use coxswain_proto::v1;
 use prost::Message;

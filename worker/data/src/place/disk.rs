@@ -1,7 +1,7 @@
 //! Files of this machine, or of a server that this machine has mounted.
 //!
-//! Such a server may forget what was open, when it is started again or moves: a file is then opened again. What
-//! it says while it is away is no fault of any file ([`DataError::is_remote`]).
+//! Such a server may forget what was open, when it is started again or moves: a file is then opened again.
+//! What it says while it is away is no fault of any file ([`DataError::is_remote`]).
 
 use std::{
     fs::File,
