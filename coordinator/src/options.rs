@@ -232,6 +232,8 @@ impl fmt::Display for FirstCause {
 pub enum CauseKind {
     /// Out of memory with nothing left to halve.
     OutOfMemory,
+    /// The kernel killed a process because memory ran out; there may be something left to halve.
+    KilledForMemory,
     /// A peer's connection broke, and no one said why.
     PeerLost,
     /// Model, data or configuration cannot be used.
@@ -264,7 +266,12 @@ impl CauseKind {
             | Self::Disagreement
             | Self::Rendezvous
             | Self::NoProgress => true,
-            Self::PeerLost | Self::Io | Self::Internal | Self::WorkerLost | Self::Hardware => false,
+            Self::KilledForMemory
+            | Self::PeerLost
+            | Self::Io
+            | Self::Internal
+            | Self::WorkerLost
+            | Self::Hardware => false,
         }
     }
 }

@@ -247,8 +247,13 @@ fn write_run_file(output: &Path, identity: &Identity, built: &str) -> Result<(),
         built,
     };
     let text = serde_json::to_string_pretty(&file).expect("run.json is strings");
+    let text = text + "\n";
     let (temporary, path) = (output.join(".run.json.tmp"), output.join("run.json"));
-    fs::write(&temporary, text + "\n").map_err(failed("write", &temporary))?;
+    // A coordinator that takes the place of another one finds it there, and may find no room for another.
+    if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    fs::write(&temporary, text).map_err(failed("write", &temporary))?;
     fs::rename(&temporary, &path).map_err(failed("write", &path))
 }
 

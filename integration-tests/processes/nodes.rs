@@ -1,6 +1,8 @@
 //! A whole machine of several workers is lost at once: what its shards' replicas are for. No checkpoint is
 //! written before the end, so that a step that cannot be gone on from takes the run back to its beginning.
 
+use std::time::Instant;
+
 use nix::sys::signal::Signal;
 
 use crate::support::{
@@ -61,4 +63,33 @@ fn an_elastic_world_trains_on_at_the_same_step_without_whichever_node_is_lost() 
         let audit = audit(&tiny.output());
         assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
     }
+}
+
+#[test]
+fn a_node_of_four_slots_is_lost_at_once_and_no_step_is_repeated() {
+    let tiny = Tiny::of_workers(8, 100_000);
+    let endpoint = free_endpoint();
+    let node = |rank: u32| {
+        let node_rank = format!("--node-rank={rank}");
+        let flags =
+            ["train.global_batch=8", "--nnodes=1:2", "--nproc-per-node=4", "--rdzv-endpoint", &endpoint];
+        tiny.start(&[&flags[..], &["--rdzv-conf=last_call_timeout=0", &node_rank]].concat())
+    };
+    let mut first = node(0);
+    first.wait_for("2/100000");
+    let second = node(1);
+    first.wait_for("generation 2: 8 of 8 workers");
+    first.wait_for("/100000");
+    let since = Instant::now();
+    second.lose();
+    let line = first.wait_for("generation 3: 4 of 8 workers");
+    assert!(line.contains("(state: replica)"), "{line}");
+    first.wait_for("/100000");
+    println!("a node of four slots lost: the next step {:?} later", since.elapsed());
+    signal(first.pid() as i32, Signal::SIGTERM);
+    let (status, printed) = first.finish();
+    assert_eq!(status.code(), Some(143), "{printed}");
+    assert!(!printed.contains("rolled back"), "{printed}");
+    let audit = audit(&tiny.output());
+    assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}\n{printed}");
 }

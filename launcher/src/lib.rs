@@ -13,6 +13,7 @@ mod launch;
 mod log_tail;
 mod notify;
 mod open_files;
+mod orphans;
 mod plan;
 mod profile;
 mod render;
@@ -21,6 +22,7 @@ mod run_dir;
 mod supervise;
 mod tasks;
 mod telemetry;
+mod threads;
 mod top;
 
 use std::process::ExitCode;
@@ -34,6 +36,8 @@ pub use tasks::standard;
 /// ([`CountingAllocator`](coxswain_worker::memory::CountingAllocator)).
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     open_files::raise_limit();
+    orphans::wait_for_them();
+    threads::explain_panics();
     tasks::install(tasks);
     coxswain_remote::install();
     let cli = commands::Cli::parse();
@@ -42,7 +46,8 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             if let Some(message) = failed.message {
-                logging.last_word(&message);
+                let why = threads::explain(&message).map(|why| format!("\n{why}")).unwrap_or_default();
+                logging.last_word(&format!("{message}{why}"));
             }
             ExitCode::from(failed.exit.code())
         }

@@ -339,6 +339,8 @@ pub enum Ended {
     Code(i32),
     /// By a signal.
     Signal(i32),
+    /// By the kernel, because memory ran out.
+    OutOfMemory,
 }
 
 impl fmt::Display for Ended {
@@ -349,6 +351,9 @@ impl fmt::Display for Ended {
             }
             Self::Signal(9) => f.write_str(
                 "its process was killed by signal 9: by hand, or by the kernel because memory ran out",
+            ),
+            Self::OutOfMemory => f.write_str(
+                "its process was killed by the kernel because memory ran out, of its control group or of the machine",
             ),
             Self::Signal(signal) => write!(f, "its process was ended by signal {signal}"),
         }

@@ -87,7 +87,7 @@ impl fmt::Display for Failure {
         }
         match self.phase.is_before_steps() {
             true => write!(f, ", {}", self.phase)?,
-            false if self.kind == CauseKind::WorkerLost => {
+            false if matches!(self.kind, CauseKind::WorkerLost | CauseKind::KilledForMemory) => {
                 write!(f, ", last heard of in {} of step {}", self.phase, self.step)?;
             }
             false => write!(f, ", {} of step {}", self.phase, self.step)?,

@@ -16,20 +16,24 @@ use coxswain_proto::{
     ids::Step,
     run_spec::RunSpec,
 };
-use redb::{Builder, Database, DatabaseError, ReadableDatabase, WriteTransaction};
+use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use super::{
     Change, History, Identity, Journal, JournalError, LedgerEntry,
     copies::{self, FILE},
     reading::{Contents, Reader},
+    room,
     rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
 };
 use crate::core::{action::Record, past::Past};
 
 /// A journal on disk.
 pub struct Durable {
-    database: Database,
+    /// Absent while there is no room to open it again.
+    database: Option<Database>,
     directory: PathBuf,
+    /// Whether workers have state that only they have.
+    under_way: bool,
     /// Whether checkpoints go to a bucket, and the journal with them.
     copies: bool,
 }
@@ -56,7 +60,12 @@ impl Durable {
         std::fs::create_dir_all(directory).map_err(|error| store(error.to_string()))?;
         let (database, contents) = open_whole(directory)?;
         let copies = spec.run.bucket.is_some();
-        let mut journal = Self { database, directory: directory.to_path_buf(), copies };
+        let mut journal = Self {
+            database: Some(database),
+            directory: directory.to_path_buf(),
+            under_way: life == Life::Restarted,
+            copies,
+        };
         let known = contents.identity.as_ref().map(|identity| identity.run_id.as_str());
         let ours = Identity::new(spec, run_id.or(known).unwrap_or(fresh).to_owned());
         let (lives, past) = (contents.lives, contents.past);
@@ -75,6 +84,7 @@ impl Durable {
             Life::Again | Life::Restarted => Begins::AsItWas(past),
         };
         journal.begin_life(&ours, lives + 1, &changes, &begins)?;
+        journal.under_way = true;
         Ok((journal, ours, Remembered { lives, past: begins.into_past(), changed }))
     }
 
@@ -143,18 +153,47 @@ impl Durable {
         })
     }
 
-    /// One durable transaction.
+    /// One durable transaction; in a run that is under way, as soon as there is room for it.
     fn write(
         &mut self,
-        body: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
+        body: impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), JournalError> {
-        let run = || -> Result<(), redb::Error> {
-            let write = self.database.begin_write()?;
-            body(&write)?;
-            write.commit()?;
-            Ok(())
-        };
-        run().map_err(|error| self.failed("write", error))
+        let mut wait = room::Wait::default();
+        loop {
+            match self.write_once(&body) {
+                Ok(()) => {
+                    wait.is_over(&self.directory);
+                    return Ok(());
+                }
+                Err(error) if self.under_way && room::is_missing(&error) => {}
+                Err(error) => return Err(self.failed("write", error)),
+            }
+            // The store holds its lock until it is closed.
+            self.database = None;
+            while self.database.is_none() {
+                wait.pause(&self.directory);
+                self.database = room::open_again(&self.directory)?;
+            }
+        }
+    }
+
+    fn write_once(
+        &self,
+        body: &impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
+    ) -> Result<(), redb::Error> {
+        let write = self.database()?.begin_write()?;
+        body(&write)?;
+        write.commit()?;
+        Ok(())
+    }
+
+    fn database(&self) -> Result<&Database, redb::Error> {
+        self.database.as_ref().ok_or(redb::Error::DatabaseClosed)
+    }
+
+    fn begin_read(&self) -> Result<ReadTransaction, JournalError> {
+        let read = || -> Result<_, redb::Error> { Ok(self.database()?.begin_read()?) };
+        read().map_err(|error| self.failed("read", error))
     }
 
     fn failed(&self, action: &'static str, error: impl std::fmt::Display) -> JournalError {
@@ -168,12 +207,12 @@ impl Journal for Durable {
     }
 
     fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
+        let read = self.begin_read()?;
         Reader::new(&read, &self.directory).steps(first, limit)
     }
 
     fn history(&self) -> Result<History, JournalError> {
-        let read = self.database.begin_read().map_err(|error| self.failed("read", error))?;
+        let read = self.begin_read()?;
         Reader::new(&read, &self.directory).history()
     }
 

@@ -15,6 +15,7 @@ mod history;
 mod identity;
 mod inherited;
 mod reading;
+mod room;
 mod rows;
 mod thread;
 

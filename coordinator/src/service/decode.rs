@@ -281,6 +281,7 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
     fn try_from(wire: v1::ReportExitRequest) -> Decoded<Self> {
         let ended = match wire.ended {
             Some(v1::report_exit_request::Ended::ExitCode(code)) => Ended::Code(code),
+            Some(v1::report_exit_request::Ended::Signal(9)) if wire.out_of_memory => Ended::OutOfMemory,
             Some(v1::report_exit_request::Ended::Signal(signal)) => Ended::Signal(signal),
             None => return Err(FieldError::new("ended", "is missing")),
         };

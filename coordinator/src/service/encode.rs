@@ -339,7 +339,7 @@ fn failure(failure: &Failure, unix_ms: u64) -> v1::Failure {
 impl From<CauseKind> for v1::FailureKind {
     fn from(kind: CauseKind) -> Self {
         match kind {
-            CauseKind::OutOfMemory => Self::OutOfMemory,
+            CauseKind::OutOfMemory | CauseKind::KilledForMemory => Self::OutOfMemory,
             CauseKind::PeerLost => Self::PeerLost,
             CauseKind::BadInput => Self::BadInput,
             CauseKind::Numeric => Self::Numeric,

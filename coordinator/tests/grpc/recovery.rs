@@ -52,6 +52,7 @@ async fn training_goes_on_after_a_worker_is_killed() {
         pid: 101,
         ended: Some(v1::report_exit_request::Ended::Signal(9)),
         sample: None,
+        out_of_memory: false,
     };
     sandbox.workers().await.report_exit(exit).await.unwrap();
     let asked = respawn(&mut line).await;

@@ -16,13 +16,16 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+pub mod cgroups;
 pub mod killed;
+pub mod machines;
 pub mod moto;
 pub mod processes;
 pub mod proxy;
 #[allow(dead_code, reason = "more of it is for the tests that it belongs to")]
 #[path = "../../../worker/remote/tests/suite/server.rs"]
 pub mod server;
+pub mod shim;
 pub mod tiny;
 
 /// Longer than anything here takes on a loaded machine; reached only when something hangs.

@@ -31,6 +31,11 @@ pub fn worker_of(launcher: u32, rank: u32) -> Option<i32> {
     children(launcher).into_iter().find(|pid| entries(*pid, "environ").contains(&wanted))
 }
 
+/// What a process is called.
+pub fn name(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
 fn entries(pid: i32, file: &str) -> Vec<Vec<u8>> {
     let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()

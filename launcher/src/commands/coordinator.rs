@@ -22,6 +22,7 @@ use crate::{
     exit::{Exit, Failed, Outcome},
     launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},
     supervise::signals,
+    threads,
 };
 
 /// Flags of `cox coordinator`.
@@ -74,11 +75,15 @@ pub struct CoordinatorArgs {
     in_place_of: Option<String>,
 }
 
+/// Threads of a coordinator: its own, its journal's, and those that wait for files.
+const THREADS: usize = 6;
+
 /// Listens if neither flag nor configuration says where: `torchrun`'s port.
 const DEFAULT_LISTEN: &str = "127.0.0.1:29400";
 
 /// Serves until the run is over or a signal arrives; a launcher's child ignores signals (`supervise::child`).
 pub fn execute(args: &CoordinatorArgs) -> Outcome {
+    threads::require(THREADS)?;
     let spec = args.spec.load_to_launch()?;
     let configured = spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
     let world = World {

@@ -31,9 +31,10 @@ use crate::{
     launch::{
         inputs::{Env, Given, process_env},
         machine::LocalMachine,
-        worker_env::CLAIMS,
+        worker_env::{self, CLAIMS},
     },
     tasks::{accelerator, tasks},
+    threads,
 };
 
 /// Flags of `cox worker`.
@@ -51,8 +52,13 @@ pub struct WorkerArgs {
     overrides: Vec<String>,
 }
 
+/// Threads of a worker beside those that compute: the trainer's, readers, and those that wait for files.
+const THREADS: usize = 8;
+
 /// Trains this rank's part of a run.
 pub fn execute(args: &WorkerArgs) -> Outcome {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    threads::require(worker_env::threads(&process_env, None, cores, 1) + THREADS)?;
     if let Some(config) = &args.config {
         let mut spec = of_file(config, &args.overrides)?;
         pin(&mut spec)?;
@@ -64,8 +70,9 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     let wanted = args.device(&process_env)?;
     wanted.map_or(Ok(()), refuse_what_is_not_here)?;
     // A world of one has no ring, but every worker registers where it could be called.
-    let address = format!("{}:{}", slot.local_addr, slot.data_port);
-    let listener = RingListener::bind(&address).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
+    let address = Address::of(&slot.local_addr, slot.data_port);
+    let listener =
+        RingListener::bind(address.host_port()).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
     let credentials = credentials::of_env(&process_env)?;
     let listener = listener.with_tokens(credentials.tokens().cloned());
@@ -132,7 +139,9 @@ struct Slot {
 
 impl Slot {
     fn from_env(env: Env<'_>) -> Result<Self, Failed> {
-        let master = || Some(format!("{}:{}", env("MASTER_ADDR")?, env("MASTER_PORT")?));
+        let master =
+            || Some(Address::of(&env("MASTER_ADDR")?, env("MASTER_PORT")?.parse().ok()?).to_string());
+
         let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
             Failed::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
         })?;

@@ -1,8 +1,8 @@
 //! This machine, as far as a launch depends on it.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 
-use super::inputs::process_env;
+use super::{inputs::process_env, names};
 
 /// What this machine is called, where its own name says nothing: that of a container, say.
 const NAME_VARIABLE: &str = "COX_HOST";
@@ -46,7 +46,7 @@ impl LocalMachine {
         let label = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
         bare == "localhost"
             || label(bare) == label(&self.host)
-            || (bare, 0).to_socket_addrs().is_ok_and(|mut found| found.any(|address| ours(address.ip())))
+            || names::look_up(bare, 0).iter().any(|address| ours(address.ip()))
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod flags;
 pub mod inputs;
 pub mod machine;
+mod names;
 pub mod plan;
 pub mod rdzv_conf;
 pub mod rendezvous;

@@ -118,7 +118,7 @@ pub struct Sources<'a> {
 impl Plan {
     /// Where the coordinator is called that this plan names, if it listens at `port`.
     pub fn coordinator(&self, port: u16) -> Address {
-        Address::parse(&format!("{}:{port}", self.endpoint.host)).plaintext(self.plaintext)
+        Address::of(&self.endpoint.host, port).plaintext(self.plaintext)
     }
 
     /// Resolves every setting.

@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     time::Duration,
 };
 
@@ -17,6 +17,7 @@ use tonic::Code;
 
 use super::{
     machine::LocalMachine,
+    names,
     plan::{Hosting, Plan},
     worker_env::Place,
 };
@@ -110,7 +111,7 @@ fn bind_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
     if let Ok(ip) = bare.parse::<IpAddr>() {
         return vec![SocketAddr::new(ip, port)];
     }
-    let found: Vec<_> = (bare, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    let found = names::look_up(bare, port);
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
     let all_4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
     // Takes calls of both kinds where the machine has both.
@@ -143,7 +144,7 @@ pub fn local_addr(plan: &Plan, machine: &LocalMachine, port: u16) -> String {
 
 /// Our address on the route to `host`. "Connecting" a UDP socket sends nothing.
 fn outgoing(host: &str, port: u16) -> Option<IpAddr> {
-    let target = (host, port).to_socket_addrs().ok()?.next()?;
+    let target = names::look_up(host, port).into_iter().next()?;
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

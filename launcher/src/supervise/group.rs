@@ -3,7 +3,7 @@
 use std::{fs::File, io, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
 use coxswain_proto::v1::JoinNodeRequest;
-use coxswain_worker::feeder::note;
+use coxswain_worker::{feeder::note, memory::killed};
 use tokio::sync::mpsc;
 
 use super::{
@@ -43,12 +43,28 @@ pub struct Started {
     pub note: Option<File>,
 }
 
+/// Which process of a worker is started.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    /// How often the worker was started before.
+    pub number: u32,
+    /// Whether the kernel killed the one before because memory ran out.
+    pub after_memory_kill: bool,
+}
+
+impl Attempt {
+    /// The one that a launch begins with.
+    pub fn first() -> Self {
+        Self { number: 0, after_memory_kill: false }
+    }
+}
+
 impl WorkerGroup {
-    /// Starts a worker: its number among ours, and how often it was started before.
+    /// Starts a worker, by its number among ours.
     pub fn start(
         &self,
         local: u32,
-        restart: u32,
+        attempt: Attempt,
         terminal: &Arc<Terminal>,
         ended: mpsc::Sender<(u32, Ended)>,
     ) -> io::Result<Started> {
@@ -69,7 +85,10 @@ impl WorkerGroup {
             let begin = std::fs::metadata(&output.stderr.path).map_or(0, |log| log.len());
             Log { path: output.stderr.path.clone(), begin }
         });
-        let mut env = self.common.variables(local, restart);
+        let mut env = self.common.variables(local, attempt.number);
+        if attempt.after_memory_kill {
+            env.push((killed::VARIABLE, "1".to_owned()));
+        }
         let note = note::make().map(|(memory, place)| {
             env.push((note::VARIABLE, place));
             memory

@@ -19,6 +19,7 @@ pub mod failure_file;
 pub mod group;
 pub mod host;
 pub mod machine;
+mod memory_kills;
 pub mod orders;
 pub mod process;
 pub mod pump;

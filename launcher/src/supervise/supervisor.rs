@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 
 use super::{
     console::{Console, Terminal},
-    exits::Exits,
-    group::{Started, WorkerGroup},
+    exits::{Exits, WorkerExit},
+    group::{Attempt, Started, WorkerGroup},
     host::{self, Host},
     machine::{Action, Ended, Event, Machine, Why},
     orders::{self, Order},
@@ -26,7 +26,7 @@ use super::{
     standby::{self, Standby},
     watcher,
 };
-use crate::{clock, control::Access, exit::Exit};
+use crate::{clock, control::Access, exit::Exit, threads};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -99,12 +99,12 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
     let (ended, ends) = mpsc::channel(NEWS);
     let mut workers = BTreeMap::new();
     for local in 0..place.nproc {
-        workers.insert(local, group.start(local, 0, &contacts.terminal, ended.clone())?);
+        workers.insert(local, group.start(local, Attempt::first(), &contacts.terminal, ended.clone())?);
     }
     let mut supervisor = Supervisor {
         group,
         machine: Machine::new(place.nproc, group.stop_patience),
-        exits: Exits::new(contacts.access.clone(), group.join.node_id.clone()),
+        exits: Exits::new(contacts.access.clone(), group.join.node_id.clone(), begin),
         contacts,
         workers,
         ended,
@@ -165,6 +165,7 @@ impl Supervisor<'_> {
     }
 
     fn hear(&mut self, news: News) {
+        self.exits.look(clock::now());
         let event = match news {
             News::Worker(worker, how) => Some(Event::WorkerEnded(worker, how)),
             News::Coordinator(how) => Some(self.coordinator_ended(how)),
@@ -311,7 +312,7 @@ impl Supervisor<'_> {
             Action::ReportExit(worker, how) => {
                 let Started { process, note, .. } = &self.workers[&worker];
                 let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
-                self.exits.report(self.rank(worker), process.pid, how, read);
+                self.exits.report(self.rank(worker), WorkerExit { pid: process.pid, how, read });
             }
         }
     }
@@ -341,15 +342,18 @@ impl Supervisor<'_> {
 
     fn restart(&mut self, worker: u32, attempt: u32) {
         let rank = self.rank(worker);
-        self.exits.forget(rank);
+        let after_memory_kill = self.exits.forget(rank);
+        let attempt = Attempt { number: attempt, after_memory_kill };
         match self.group.start(worker, attempt, &self.contacts.terminal, self.ended.clone()) {
             Ok(started) => drop(self.workers.insert(worker, started)),
             Err(error) => {
-                self.contacts.terminal.line(&format!("rank {rank} cannot be started again: {error}"));
+                let told = format!("rank {rank} cannot be started again: {error}");
+                let why = threads::explain(&told).map(|why| format!("; {why}")).unwrap_or_default();
+                self.contacts.terminal.line(&format!("{told}{why}"));
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
                 let how = Ended::Code(Exit::Internal.code().into());
-                self.exits.report(rank, 0, how, None);
+                self.exits.report(rank, WorkerExit { pid: 0, how, read: None });
                 let ended = self.ended.clone();
                 tokio::spawn(async move { ended.send((worker, how)).await });
             }

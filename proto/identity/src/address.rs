@@ -33,6 +33,14 @@ impl Address {
         Self { host_port: host_port.trim_end_matches('/').to_owned(), encryption }
     }
 
+    /// A port of a host: a name, or an address. IPv6 addresses are given brackets where they have none.
+    pub fn of(host: &str, port: u16) -> Self {
+        match host.parse::<std::net::Ipv6Addr>() {
+            Ok(address) => Self::parse(&format!("[{address}]:{port}")),
+            Err(_) => Self::parse(&format!("{host}:{port}")),
+        }
+    }
+
     /// The same place, in clear if `plaintext` says so.
     pub fn plaintext(self, plaintext: bool) -> Self {
         let encryption = if plaintext { Encryption::Never } else { self.encryption };
@@ -163,6 +171,11 @@ mod tests {
             assert_eq!(Address::parse(text).to_string(), text);
         }
         assert_eq!(Address::parse("https://[::1]:29400").host(), "::1");
+        let of = |host| Address::of(host, 7).to_string();
+        assert_eq!(
+            ["n3", "10.0.0.4", "fd00::4", "[::1]"].map(of),
+            ["n3:7", "10.0.0.4:7", "[fd00::4]:7", "[::1]:7"]
+        );
         assert_eq!(Address::parse("node0:7").plaintext(true).to_string(), "http://node0:7");
     }
 }

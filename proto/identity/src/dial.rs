@@ -15,7 +15,9 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{CertificateFiles, IdentityError, Scope, Stream, Tokens, Whereabouts, error::DialError, tls};
+use crate::{
+    CertificateFiles, IdentityError, Scope, Stream, Tokens, Whereabouts, error::DialError, names::Names, tls,
+};
 
 /// What a process shows of itself, and by what it knows others.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +74,7 @@ pub fn channel(
     whereabouts: &Whereabouts,
     credentials: &Credentials,
 ) -> Result<Channel, IdentityError> {
-    let mut tcp = HttpConnector::new();
+    let mut tcp = HttpConnector::new_with_resolver(Names::of_the_system());
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     let tls = Arc::new(tls::Client::new(&credentials.certificates)?);
@@ -95,7 +97,7 @@ pub fn refusal(status: &Status) -> Option<String> {
 
 /// Makes a channel's connections.
 struct Dialer {
-    tcp: HttpConnector,
+    tcp: HttpConnector<Names>,
     whereabouts: Whereabouts,
     tokens: Option<Tokens>,
     tls: Arc<tls::Client>,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use coxswain_proto::order::DamagedRow;
 use coxswain_video::Fault;
+use parquet::errors::ParquetError;
 
 /// A data set, tokenizer or image that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -162,10 +163,11 @@ impl DataError {
         }
     }
 
-    /// Whether the network or a bucket is to blame, and no file and no sample.
+    /// Whether the network, a bucket or a server of files is to blame, and no file and no sample.
     pub fn is_remote(&self) -> bool {
         match self {
             Self::Remote { .. } => true,
+            Self::Io { source, .. } => is_away(source),
             Self::Set { source, .. } | Self::AtPosition { source, .. } => source.is_remote(),
             _ => false,
         }
@@ -175,14 +177,58 @@ impl DataError {
     pub fn passes(&self) -> bool {
         match self {
             Self::Remote { passes, .. } => *passes,
+            Self::Io { source, .. } => is_away(source),
             Self::Set { source, .. } | Self::AtPosition { source, .. } => source.passes(),
             _ => false,
         }
     }
 
-    /// A file that cannot be read as parquet.
-    /// A parquet file is truncated or garbled.
-    pub fn parquet(path: &Path, detail: impl std::fmt::Display) -> Self {
-        Self::Parquet { path: path.to_path_buf(), detail: detail.to_string() }
+    /// A parquet file is truncated or garbled, or its server is away.
+    pub fn parquet(path: &Path, error: ParquetError) -> Self {
+        let path = path.to_path_buf();
+        match error {
+            ParquetError::External(source) => match source.downcast::<std::io::Error>() {
+                Ok(source) if is_away(&source) => Self::Io { path, action: "read", source: *source },
+                Ok(source) => Self::Parquet { path, detail: source.to_string() },
+                Err(other) => Self::Parquet { path, detail: other.to_string() },
+            },
+            other => Self::Parquet { path, detail: other.to_string() },
+        }
+    }
+}
+
+/// Whether a server of files does not answer, or has forgotten what was open: what a mounted directory says
+/// of it.
+fn is_away(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{
+        HostUnreachable, NetworkDown, NetworkUnreachable, NotConnected, StaleNetworkFileHandle, TimedOut,
+    };
+    matches!(
+        error.kind(),
+        StaleNetworkFileHandle | TimedOut | NotConnected | HostUnreachable | NetworkDown | NetworkUnreachable
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_away_is_told_from_a_file_that_cannot_be_read() {
+        let path = Path::new("rows.parquet");
+        let read = |kind: ErrorKind| DataError::io(path, "read")(kind.into());
+        let parquet = |kind: ErrorKind| DataError::parquet(path, Error::from(kind).into());
+        for away in [ErrorKind::StaleNetworkFileHandle, ErrorKind::TimedOut, ErrorKind::NotConnected] {
+            assert!(
+                [read(away), parquet(away)].iter().all(|error| error.is_remote() && error.passes()),
+                "{away}"
+            );
+        }
+        let here =
+            [read(ErrorKind::NotFound), parquet(ErrorKind::UnexpectedEof), read(ErrorKind::PermissionDenied)];
+        assert!(!here.iter().any(|error| error.is_remote() || error.passes()));
+        assert!(matches!(&here[1], DataError::Parquet { .. }));
     }
 }

@@ -18,6 +18,7 @@
 mod demand;
 mod fault;
 mod gauge;
+pub mod killed;
 mod meter;
 mod overrun;
 mod peaks;

@@ -22,6 +22,9 @@ pub(super) struct Feed {
     pub micro_batch: usize,
     /// Whether `micro_batch` was searched for and found.
     pub searched: bool,
+    /// Whether the process before this one was killed because memory ran out, and the ranks have not yet been
+    /// told to take less.
+    pub asks_for_less: bool,
     /// Steps whose samples have been requested.
     pub requested: Step,
     /// What this rank consumes in the steps from the next one to `requested`.

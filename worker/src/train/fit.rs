@@ -49,6 +49,19 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.recut(next, None)
     }
 
+    /// The process before that of `rank` was killed because memory ran out, which nothing here saw coming:
+    /// all take less from now on, as long as there is less to take.
+    pub(super) fn shrink_after_kill(&mut self, rank: Rank) -> Result<(), TrainError> {
+        self.feed.asks_for_less = false;
+        if self.feed.micro_batch == 1 {
+            let advice = self.run.advice();
+            tracing::warn!(%rank, advice, "a rank was killed because memory ran out, with one sample at a time");
+            return Ok(());
+        }
+        let why = "a process was killed because memory ran out";
+        self.halve(self.next, rank, &Smaller { why, meanwhile: "" })
+    }
+
     /// Puts what is ready, and this micro-batch, together anew in the size that counts now.
     pub(super) fn recut(&mut self, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
         self.feed.prefetch.replan(step, self.feed.micro_batch, last)?;

@@ -200,7 +200,15 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             run,
             members: Members::alone(link, self.computes, self.transport.take()),
             learner,
-            feed: Feed { samples, prefetch, micro_batch, searched: false, requested, claimed },
+            feed: Feed {
+                samples,
+                prefetch,
+                micro_batch,
+                searched: false,
+                asks_for_less: memory::killed::predecessor_was(),
+                requested,
+                claimed,
+            },
             features,
             stats: RunStats {
                 meter,

@@ -52,6 +52,8 @@ impl Departures<'_> {
             let kind = match ended {
                 Ended::Code(2 | 3) => CauseKind::BadInput,
                 Ended::Code(5) => CauseKind::OutOfMemory,
+                // Its successor has all ranks take half as many samples at a time.
+                Ended::OutOfMemory => CauseKind::KilledForMemory,
                 _ => CauseKind::WorkerLost,
             };
             let told = run.fleet.roster.take_unheard(slot);

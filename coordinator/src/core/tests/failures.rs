@@ -167,6 +167,24 @@ fn a_killed_process_is_named_at_once_by_its_launcher() {
 }
 
 #[test]
+fn a_process_that_the_kernel_killed_for_memory_is_replaced_and_told_as_such() {
+    let killed = |run: &mut Run| {
+        let ended = Ended::OutOfMemory;
+        run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended, sample: None })
+    };
+    let mut run = Run::started(2);
+    let actions = killed(&mut run);
+    assert_eq!((respawns(&actions).len(), run.phase()), (1, RunPhase::WaitingForWorkers), "{actions:?}");
+    assert_eq!(run.machine.run.faults.spent.restarts, 1);
+    let mut run = Run::fragile(2);
+    let actions = killed(&mut run);
+    assert!(cause(&actions).is_some_and(|cause| cause.contains("because memory ran out")), "{actions:?}");
+    run.wait(Duration::from_secs(30));
+    let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!("it goes on") };
+    assert_eq!(cause.kind, CauseKind::KilledForMemory);
+}
+
+#[test]
 fn the_end_of_a_process_that_has_left_is_no_news() {
     let mut run = Run::fragile(1);
     run.tell(failure(0, CauseKind::Io));

@@ -8,6 +8,7 @@ mod elastic;
 mod ends;
 mod failures;
 mod health;
+mod hostile;
 mod launchers;
 mod launching;
 mod mortal;

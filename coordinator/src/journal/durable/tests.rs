@@ -1,5 +1,7 @@
 //! What one life of the coordinator remembers is what the next one finds.
 
+mod hostile;
+
 use std::sync::Arc;
 
 use coxswain_proto::{

@@ -94,7 +94,7 @@ impl Coordinating<'_> {
         self.refuse_without_tls(&listener)?;
         let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
         let host = rendezvous::local_addr(self.plan, self.machine, port);
-        let address = Address::parse(&format!("{host}:{port}")).plaintext(self.plan.plaintext).to_string();
+        let address = Address::of(&host, port).plaintext(self.plan.plaintext).to_string();
         let claimed = self.claims().succeed(last.number, &address, &self.node_id);
         let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
         let published = Published::instead(self.output_dir(), &address)?;

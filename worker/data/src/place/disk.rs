@@ -1,4 +1,7 @@
-//! Files of this machine.
+//! Files of this machine, or of a server that this machine has mounted.
+//!
+//! Such a server may forget what was open, when it is started again or moves: a file is then opened again.
+//! What it says while it is away is no fault of any file ([`DataError::is_remote`]).
 
 use std::{
     fs::File,
@@ -12,6 +15,7 @@ use super::content::Content;
 use crate::error::DataError;
 
 struct OnDisk {
+    path: PathBuf,
     file: File,
     len: u64,
 }
@@ -22,7 +26,17 @@ impl Content for OnDisk {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
+        match self.file.read_exact_at(buffer, offset) {
+            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {
+                let again = File::open(&self.path)?;
+                match again.metadata()?.len() == self.len {
+                    true => again.read_exact_at(buffer, offset),
+                    // Another file lies there by now.
+                    false => Err(error),
+                }
+            }
+            read => read,
+        }
     }
 }
 
@@ -30,7 +44,7 @@ pub fn open(path: &Path) -> Result<Arc<dyn Content>, DataError> {
     let open = || {
         let file = File::open(path)?;
         let len = file.metadata()?.len();
-        Ok(OnDisk { file, len })
+        Ok(OnDisk { path: path.to_owned(), file, len })
     };
     open().map(|file| Arc::new(file) as _).map_err(DataError::io(path, "read"))
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod frames;
+mod hostile;
 mod refused;
 mod sets;
 mod shards;

@@ -15,6 +15,8 @@
 
 mod error;
 mod full;
+#[cfg(test)]
+mod hostile;
 pub mod linear;
 mod merged;
 mod module;

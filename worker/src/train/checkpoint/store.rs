@@ -255,6 +255,24 @@ mod tests {
     }
 
     #[test]
+    fn hostile_manifests_are_refused_or_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        write(&store, 3, b"x");
+        let path = store.path(3).join(Manifest::FILE);
+        let sound = fs::read(&path).unwrap();
+        coxswain_fuzz::Target::new("manifest.json", [sound]).holds(1 << 20, 512).check(|bytes| {
+            fs::write(&path, bytes).unwrap();
+            for found in store.complete().unwrap() {
+                found.bytes();
+                assert!((1..=MAX_WORLD).contains(&found.manifest.world_size));
+            }
+            drop(store.open(3));
+            store.before(Step(9));
+        });
+    }
+
+    #[test]
     fn pruning_keeps_the_newest_and_never_the_last_one_away() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());

@@ -27,6 +27,7 @@ use coxswain_proto::{
 };
 
 pub use choice::{Choice, Holding, Source, choose};
+use table::Agreed;
 pub(super) use table::Carried;
 
 use super::{
@@ -53,12 +54,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let began = clock::now();
         let holdings =
             [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().and_then(Held::holding));
-        let (holdings, carried) = table::exchange(
-            holdings,
-            &self.carried(),
-            self.learner.objective.measures(),
-            self.members.comm.as_mut(),
-        )?;
+        let own = table::Own { holdings, carried: &self.carried(), asks_for_less: self.feed.asks_for_less };
+        let Agreed { holdings, carried, asks_for_less } =
+            table::exchange(own, self.learner.objective.measures(), self.members.comm.as_mut())?;
         let (source, bytes) = match choose(&holdings, self.members.assignment.checkpoint_step) {
             Some(choice) => {
                 let bytes = self.learner.take_over(&choice, self.run.spec, &mut self.members)?;
@@ -77,6 +75,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         };
         let restored = source == StateSource::Checkpoint;
         self.carry_on(carried, restored)?;
+        if let Some(rank) = asks_for_less {
+            self.shrink_after_kill(rank)?;
+        }
         Ok(Start { first_step: self.next, source, bytes, took: began.elapsed() })
     }
 

@@ -87,7 +87,9 @@ const PLACE: usize = 10;
 const COMING: usize = BEFORE + PLACE;
 /// Where the measures of held-out samples stand in a row.
 const MEASURES: usize = COMING + HOLDING;
-const FIELDS: usize = MEASURES + MAX_MEASURES;
+/// Where a rank says that the process before it was killed because memory ran out.
+const ASKS_FOR_LESS: usize = MEASURES + MAX_MEASURES;
+const FIELDS: usize = ASKS_FOR_LESS + 1;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -246,26 +248,45 @@ fn decode_place(fields: &[f64]) -> Result<Option<FeatureVersion>, String> {
     Ok(Some(FeatureVersion { generation, namespace: Digest(namespace) }))
 }
 
-/// What all ranks hold, and what all of them carry on with.
+/// What a rank tells the others.
+pub(in crate::train) struct Own<'a> {
+    pub holdings: Holdings,
+    pub carried: &'a Carried,
+    /// Whether the process before it was killed because memory ran out.
+    pub asks_for_less: bool,
+}
+
+/// What all ranks know after they have told each other.
+pub(in crate::train) struct Agreed {
+    /// What each holds.
+    pub holdings: Vec<(Rank, Holding)>,
+    /// What all carry on with.
+    pub carried: Carried,
+    /// The first that asks for a smaller micro-batch.
+    pub asks_for_less: Option<Rank>,
+}
+
+/// Tells all ranks what each of them brings.
 pub(in crate::train) fn exchange(
-    held: Holdings,
-    carried: &Carried,
+    own: Own<'_>,
     measures: &[&str],
     comm: &mut dyn Collective,
-) -> Result<(Vec<(Rank, Holding)>, Carried), CollectiveError> {
-    let mut table = vec![0.0; FIELDS * comm.world()];
-    comm.all_gather(Buf::F64(&encode(held, carried)), BufMut::F64(&mut table))?;
+) -> Result<Agreed, CollectiveError> {
+    let (mut table, mut row) = (vec![0.0; FIELDS * comm.world()], encode(own.holdings, own.carried));
+    row[ASKS_FOR_LESS] = f64::from(u8::from(own.asks_for_less));
+    comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
     let told = (0..).map(Rank).zip(table.chunks_exact(FIELDS));
+    let asks_for_less = told.clone().find_map(|(rank, row)| (row[ASKS_FOR_LESS] > 0.0).then_some(rank));
     let rows = told.map(|(peer, row)| {
         decode(row, measures).map_err(|detail| CollectiveError::Implausible { peer, detail })
     });
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| carried.clone());
-    let merged = Carried::merge(carriers, carried.clone());
+    let carried = Carried::merge(carriers, own.carried.clone());
     let of_rank = |(rank, (held, _)): (u32, (Holdings, Carried))| {
         held.into_iter().flatten().map(move |held| (Rank(rank), held))
     };
-    Ok(((0..).zip(rows).flat_map(of_rank).collect(), merged))
+    Ok(Agreed { holdings: (0..).zip(rows).flat_map(of_rank).collect(), carried, asks_for_less })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Tables as ranks exchange them, whole and damaged.
 
 use super::*;
+use crate::collective::{Ring, loopback};
 
 /// What held-out samples are measured by.
 const NAMES: [&str; 2] = ["mse", "mae"];
@@ -205,6 +206,38 @@ fn a_fresh_rank_takes_over_what_the_others_have_done() {
     };
     assert_eq!(Carried::merge([behind, old.clone()].into_iter(), fresh.clone()), old);
     assert_eq!(Carried::merge(std::iter::empty(), fresh.clone()), fresh);
+}
+
+/// Who asks for less, as a rank hears it that tells this.
+fn told(own: Own<'_>, connect: impl FnOnce() -> Ring) -> Option<Rank> {
+    exchange(own, &NAMES, &mut connect()).expect("no rank is lost").asks_for_less
+}
+
+#[test]
+fn all_ranks_hear_who_asks_for_less() {
+    let carried = Carried {
+        checkpoints: 0,
+        memory_reports: 0,
+        micro_batch: 4,
+        searched: true,
+        saved: None,
+        before: None,
+        stopped: false,
+        skipped_in_a_row: 0,
+        cache: None,
+    };
+    let heard = |asking: Option<usize>| {
+        std::thread::scope(|scope| {
+            let tell = |(rank, connect)| {
+                let own = Own { holdings: [None; 2], carried: &carried, asks_for_less: asking == Some(rank) };
+                scope.spawn(move || told(own, connect))
+            };
+            let threads: Vec<_> = loopback(3).into_iter().enumerate().map(tell).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(heard(None), [None; 3]);
+    assert_eq!(heard(Some(2)), [Some(Rank(2)); 3]);
 }
 
 #[test]

@@ -1,0 +1,80 @@
+//! A disk without room under the journal: records wait until there is some.
+//!
+//! A coordinator that ended over it would take with it what only its run's processes still have. Nothing
+//! that the record would say has been answered yet, workers wait for their answers as long as their lines
+//! are open, and the time is held against nobody ([`clock`](crate::clock)). So it says what it waits for,
+//! and waits.
+//!
+//! The store trusts its file no more once a write has failed: it is opened again for every try.
+
+use std::{path::Path, time::Duration};
+
+use redb::{Builder, Database, DatabaseError, StorageError};
+
+use super::{JournalError, copies::FILE};
+
+/// Between two tries.
+const LOOK: Duration = Duration::from_millis(500);
+/// Tries between two lines that say what is waited for.
+const TOLD_EVERY: u32 = 120;
+
+/// Whether there was no room: on the disk, within a quota, or in what a file may have.
+pub(super) fn is_missing(error: &redb::Error) -> bool {
+    matches!(error, redb::Error::Io(error) if is_full(error))
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Opens a journal again that was open a moment ago; nothing if there is no room for that either.
+pub(super) fn open_again(directory: &Path) -> Result<Option<Database>, JournalError> {
+    let failed = |error: &dyn std::fmt::Display| JournalError::Store {
+        action: "open",
+        directory: directory.to_path_buf(),
+        reason: error.to_string(),
+    };
+    match Builder::new().create(directory.join(FILE)) {
+        Ok(database) => Ok(Some(database)),
+        Err(DatabaseError::Storage(StorageError::Io(error))) if is_full(&error) => Ok(None),
+        Err(DatabaseError::DatabaseAlreadyOpen) => {
+            Err(JournalError::InUse { directory: directory.to_path_buf() })
+        }
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// One wait for room, which says what it waits for.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    tries: u32,
+}
+
+impl Wait {
+    /// Waits a moment.
+    pub fn pause(&mut self, directory: &Path) {
+        if self.tries.is_multiple_of(TOLD_EVERY) {
+            tracing::error!(
+                target: "coxswain::run",
+                directory = %directory.display(),
+                "the disk is full under the journal in {}: nothing is recorded and nothing is lost, workers wait; make room there, and the run goes on",
+                directory.display()
+            );
+        }
+        self.tries += 1;
+        std::thread::sleep(LOOK);
+    }
+
+    /// There is room again.
+    pub fn is_over(&self, directory: &Path) {
+        if self.tries > 0 {
+            tracing::warn!(
+                target: "coxswain::run",
+                directory = %directory.display(),
+                "there is room under the journal again, after {:.1} s",
+                (LOOK * self.tries).as_secs_f64()
+            );
+        }
+    }
+}

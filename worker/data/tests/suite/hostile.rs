@@ -1,0 +1,72 @@
+//! Data sets whose metadata or rows are anything: refused by file, or read.
+
+use std::{fs, path::Path};
+
+use coxswain_data::{
+    inspect,
+    lerobot::{
+        Catalog,
+        rows::{Columns, Limits, Part, RowStore},
+    },
+};
+use coxswain_fuzz::Target;
+
+use crate::sets::{Layout, V21, V30};
+
+/// Reads what a run reads before its first step, and what `cox data check` looks at.
+fn look(dir: &Path) {
+    let Ok(catalog) = Catalog::open(dir) else { return };
+    let _ = inspect(dir);
+    for index in [0, 5, u64::MAX] {
+        if let Some((row, episode)) = catalog.episodes.of_sample(index) {
+            let _ = catalog.episodes.sample_of_row(episode.file, row);
+        }
+    }
+}
+
+/// Has one file of a data set be anything, while the others are sound.
+fn attack(name: &'static str, layout: &Layout, file: &str, tries: usize) {
+    let dir = layout.write();
+    let path = dir.path().join(file);
+    let sound = fs::read(&path).unwrap();
+    look(dir.path());
+    // What is not the file's takes the same each time.
+    Target::new(name, [sound]).tries(tries).holds(64 << 20, 512).check(|bytes| {
+        fs::write(&path, bytes).unwrap();
+        look(dir.path());
+    });
+}
+
+#[test]
+fn hostile_metadata_is_refused_or_read() {
+    attack("info.json", &V30, "meta/info.json", 400);
+    attack("episodes.parquet", &V30, "meta/episodes/chunk-000/file-000.parquet", 400);
+    attack("tasks.parquet", &V30, "meta/tasks.parquet", 400);
+    attack("stats.json", &V30, "meta/stats.json", 400);
+    attack("episodes.jsonl", &V21, "meta/episodes.jsonl", 400);
+    attack("tasks.jsonl", &V21, "meta/tasks.jsonl", 400);
+}
+
+#[test]
+fn hostile_rows_are_refused_or_read() {
+    let dir = V30.write();
+    let path = dir.path().join("data/chunk-000/file-000.parquet");
+    let sound = fs::read(&path).unwrap();
+    let catalog = Catalog::open(dir.path()).unwrap();
+    let numbers =
+        [("observation.state", 3), ("action", 2)].map(|(name, width)| (name.to_owned(), vec![width]));
+    let columns = Columns { numbers: numbers.to_vec(), cameras: Vec::new() };
+    let read = || {
+        let store = RowStore::new(columns.clone(), Limits::default());
+        let _ = store.check_file(&catalog, 0);
+        for row in [0, 7, 38] {
+            drop(store.block(&catalog, 0, row, Part::Numbers));
+        }
+    };
+    read();
+    // One page may be 2 GiB, whatever the file has (docs/operate/security.md).
+    Target::new("rows.parquet", [sound]).tries(400).holds(3 << 30, 512).check(|bytes| {
+        fs::write(&path, bytes).unwrap();
+        read();
+    });
+}
