@@ -24,7 +24,7 @@ impl Reads for Sensors {
         let named = named(self.visible.as_deref(), gpu);
         match (Driver::load(), named) {
             (Ok(driver), Some(name)) => driver.health(&name),
-            // Whoever wanted a GPU is told elsewhere that there is none.
+            // A worker that wanted a GPU is told elsewhere that there is none.
             _ => GpuHealth::default(),
         }
     }

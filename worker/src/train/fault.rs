@@ -5,14 +5,15 @@
 //! | `COX_FAULT_LOSS="rank=1 step=3 times=1"` | from step 3 on rank 1's next loss is NaN, so many times |
 //! | `COX_FAULT_SLOW="rank=1 step=3 until=40 percent=130 part=compute"` | rank 1 is slower in steps 3 to 39 |
 //! | `COX_FAULT_WEIGHTS="rank=1 step=7 part=0"` | before step 7 one bit flips in rank 1's weights, once |
-//! | `COX_FAULT_GRADIENTS="rank=1 step=7 times=1 slice=own life=0"` | in step 7 one bit flips in what rank 1 makes of a slice |
+//! | `COX_FAULT_GRADIENTS="rank=1 step=7 times=1 slice=own life=0"` | rank 1 makes a slice wrong, in step 7 |
 //!
 //! With `times=1` a loss is a slip of the machine, which a second attempt does not repeat; with many times it
 //! is a run that has diverged. `part` of what is slow is `compute` or `data`; of weights it counts from this
 //! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
 //! The slice whose gradients are wrong is rank 1's `own`, or `another` that it runs to compare; `life` is that
-//! of its process in its slot, from 0, so that a successor may be sound. Fields may come in any order; all are needed. They are part of the program because the program is what is
-//! tested, as `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
+//! of its process in its slot, from 0, so that a successor may be sound. Fields may come in any order; all
+//! are needed. They are part of the program because the program is what is tested, as `COX_FAULT_MEMORY` is.
+//! Nothing else reads the variables, and no run depends on them.
 
 use std::{ops::Range, time::Duration};
 
