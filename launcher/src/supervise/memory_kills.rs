@@ -1,9 +1,9 @@
 //! Kills by the kernel because memory ran out, told from kills by hand.
 //!
-//! Both are SIGKILL. The kernel counts its own: for the control group of the process (`memory.events.local`,
-//! in hierarchies of version 1 `memory.oom_control`), and for the machine (`/proc/vmstat`), which counts where
-//! a process is in no group of its own. A worker that SIGKILL ended while the count rose is taken for its
-//! victim. Workers are in their launcher's group, so that it is asked for once.
+//! Both are SIGKILL. The kernel counts its own: for the control group of the process
+//! (`memory.events.local`, in hierarchies of version 1 `memory.oom_control`), and for the machine
+//! (`/proc/vmstat`), which counts where a process is in no group of its own. A worker that SIGKILL ended
+//! while the count rose is taken for its victim. Workers are in their launcher's group: it is asked for once.
 //!
 //! What this does not do: see that a whole group was killed (`memory.oom.group`, as Kubernetes sets it),
 //! which ends the launcher, too.
