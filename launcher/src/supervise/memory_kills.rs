@@ -1,9 +1,9 @@
 //! Kills by the kernel because memory ran out, told from kills by hand.
 //!
-//! Both are SIGKILL. The kernel counts its own: for the control group of the process (`memory.events`, in
-//! hierarchies of version 1 `memory.oom_control`), and for the machine (`/proc/vmstat`), which counts where a
-//! process is in no group of its own. A worker that SIGKILL ended while the count rose is taken for its
-//! victim. Workers are in their launcher's group, so that it is asked for once.
+//! Both are SIGKILL. The kernel counts its own: for the control group of the process
+//! (`memory.events.local`, in hierarchies of version 1 `memory.oom_control`), and for the machine
+//! (`/proc/vmstat`), which counts where a process is in no group of its own. A worker that SIGKILL ended
+//! while the count rose is taken for its victim. Workers are in their launcher's group: it is asked for once.
 //!
 //! What this does not do: see that a whole group was killed (`memory.oom.group`, as Kubernetes sets it),
 //! which ends the launcher, too.
@@ -16,6 +16,11 @@ use std::{
 
 /// Kills that no end of a worker followed in this time were other processes'.
 const WINDOW: Duration = Duration::from_secs(5);
+
+/// What counts in a group of version 2: its own processes; those of groups below it, too.
+const UNIFIED: [&str; 2] = ["memory.events.local", "memory.events"];
+/// What counts in a group of version 1.
+const SEPARATE: [&str; 1] = ["memory.oom_control"];
 
 /// The kernel's count, as far as workers account for it.
 #[derive(Debug)]
@@ -73,20 +78,17 @@ fn count_in(text: &str) -> Option<u64> {
 /// container its own group may be all that it sees, under another name. The root of version 2 has no such
 /// file, and that of version 1 counts nothing but its own processes.
 fn places(mounted: &Path, groups: &str) -> Vec<PathBuf> {
-    let upwards = |root: PathBuf, path: &str, file: &'static str| {
+    let upwards = |root: PathBuf, path: &str, files: &[&str]| -> Vec<PathBuf> {
         let own = root.join(path.trim_start_matches('/'));
-        let groups = own.ancestors().map(Path::to_owned).collect::<Vec<_>>();
-        groups
-            .into_iter()
-            .take_while(move |group| group.starts_with(&root))
-            .map(move |group| group.join(file))
+        let groups = own.ancestors().take_while(|group| group.starts_with(&root));
+        groups.flat_map(|group| files.iter().map(|file| group.join(file))).collect()
     };
     let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         match (parts.next()?, parts.next()?) {
-            ("", path) => Some(upwards(mounted.to_owned(), path, "memory.events").collect()),
+            ("", path) => Some(upwards(mounted.to_owned(), path, &UNIFIED)),
             (controllers, path) if controllers.split(',').any(|it| it == "memory") => {
-                Some(upwards(mounted.join("memory"), path, "memory.oom_control").collect::<Vec<_>>())
+                Some(upwards(mounted.join("memory"), path, &SEPARATE))
             }
             _ => None,
         }
@@ -111,7 +113,7 @@ mod tests {
     fn a_kill_is_counted_where_the_process_is_and_is_one_process_s() {
         let dir = tempfile::tempdir().expect("a directory");
         let (unified, separate) =
-            ("sys/fs/cgroup/job/memory.events", "sys/fs/cgroup/memory/job/memory.oom_control");
+            ("sys/fs/cgroup/job/memory.events.local", "sys/fs/cgroup/memory/job/memory.oom_control");
         for (groups, file, before) in [
             ("0::/job/task\n", unified, "low 0\nhigh 7\nmax 3\noom 2\n"),
             ("9:pids:/\n4:memory:/job\n0::/\n", separate, "oom_kill_disable 0\nunder_oom 0\n"),
