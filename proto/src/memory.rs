@@ -121,7 +121,17 @@ impl Comparison {
     pub fn table(&self) -> Vec<String> {
         let line = |name: &str, predicted: u64, measured: Option<u64>, error: Option<f64>| {
             let measured = measured.map_or_else(|| "-".to_owned(), human::bytes);
-            let error = error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error));
+            // A category that is hardly there is off by any percentage.
+            let error = error.map_or_else(
+                || "-".to_owned(),
+                |error| {
+                    if error < 10.0 {
+                        format!("{:+.1} %", 100.0 * error)
+                    } else {
+                        format!("{:.0} x", 1.0 + error)
+                    }
+                },
+            );
             format!("{name:<28}{:>11}{measured:>12}{error:>10}", human::bytes(predicted))
         };
         let mut lines = vec![format!("{:<28}{:>11}{:>12}{:>10}", "", "predicted", "measured", "error")];
