@@ -218,7 +218,8 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_category_and_fits_a_terminal_with_a_clock_in_front() {
         let of = |category, measured| Compared { category, predicted: 3 << 30, measured };
-        let categories = vec![of(Category::FrozenWeights, Some(2 << 30)), of(Category::Input, None)];
+        let hardly = of(Category::Cache, Some(20 << 20));
+        let categories = vec![of(Category::FrozenWeights, Some(2 << 30)), of(Category::Input, None), hardly];
         let table = Comparison { predicted: 98 << 20, measured: 100 << 20, runs: 12, categories }.table();
         assert_eq!(
             table,
@@ -226,6 +227,7 @@ mod tests {
                 "                              predicted    measured     error",
                 "frozen weights                  3.0 GiB     2.0 GiB   +50.0 %",
                 "input                           3.0 GiB           -         -",
+                "cache                           3.0 GiB    20.0 MiB     154 x",
                 "peak, with 12 earlier runs     98.0 MiB   100.0 MiB    -2.0 %",
             ]
         );
