@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What each step of guide 3 does to memory, measured: the guide's network, its steps one by one and one after the other.
 
-    python separation_steps.py COX [--scale 16] [--steps 2]
+    python separation_steps.py COX [--scale 16] [--steps 1]
 
 The run is configs/separation-music.yaml, on drawn tracks of a few seconds, with segments so many times shorter than the guide's 8 and 4
 seconds: 43 GB of activations would not fit this machine, and all that grows with a segment is as much smaller. Measured is what the
@@ -49,7 +49,7 @@ def run(a, folder, changes):
     subprocess.run(["rm", "-rf", str(output)], check=True)
     command = [
         a.cox, "run", str(ROOT / "configs/separation-music.yaml"), f"run.output_dir={output}", f"data.path={folder}/tracks",
-        f"data.segment_seconds={seconds}", "data.holdout_every=0", "train.global_batch=10", f"train.steps={a.steps}", "train.epochs=null",
+        f"data.segment_seconds={seconds}", "data.holdout_every=0", "train.global_batch=5", f"train.steps={a.steps}", "train.epochs=null",
         "train.checkpoint_every=0", "eval.samples=0", "optimizer.warmup_steps=0", "launch.device=cpu", *[c for c in changes if c],
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cox")
     parser.add_argument("--scale", type=float, default=16)
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1)
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -121,7 +121,17 @@ impl Comparison {
     pub fn table(&self) -> Vec<String> {
         let line = |name: &str, predicted: u64, measured: Option<u64>, error: Option<f64>| {
             let measured = measured.map_or_else(|| "-".to_owned(), human::bytes);
-            let error = error.map_or_else(|| "-".to_owned(), |error| format!("{:+.1} %", 100.0 * error));
+            // A category that is hardly there is off by any percentage.
+            let error = error.map_or_else(
+                || "-".to_owned(),
+                |error| {
+                    if error < 10.0 {
+                        format!("{:+.1} %", 100.0 * error)
+                    } else {
+                        format!("{:.0} x", 1.0 + error)
+                    }
+                },
+            );
             format!("{name:<28}{:>11}{measured:>12}{error:>10}", human::bytes(predicted))
         };
         let mut lines = vec![format!("{:<28}{:>11}{:>12}{:>10}", "", "predicted", "measured", "error")];
@@ -208,7 +218,8 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_category_and_fits_a_terminal_with_a_clock_in_front() {
         let of = |category, measured| Compared { category, predicted: 3 << 30, measured };
-        let categories = vec![of(Category::FrozenWeights, Some(2 << 30)), of(Category::Input, None)];
+        let hardly = of(Category::Cache, Some(20 << 20));
+        let categories = vec![of(Category::FrozenWeights, Some(2 << 30)), of(Category::Input, None), hardly];
         let table = Comparison { predicted: 98 << 20, measured: 100 << 20, runs: 12, categories }.table();
         assert_eq!(
             table,
@@ -216,6 +227,7 @@ mod tests {
                 "                              predicted    measured     error",
                 "frozen weights                  3.0 GiB     2.0 GiB   +50.0 %",
                 "input                           3.0 GiB           -         -",
+                "cache                           3.0 GiB    20.0 MiB     154 x",
                 "peak, with 12 earlier runs     98.0 MiB   100.0 MiB    -2.0 %",
             ]
         );

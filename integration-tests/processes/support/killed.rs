@@ -13,7 +13,8 @@ use super::{
 
 /// Runs `command`, told its output directory and what is laid over its run file, on two ranks: once
 /// undisturbed, once with workers killed in the forward pass, the backward pass and the optimizer. The audit
-/// finds nothing missing or duplicate, and all that the run leaves, the file `left` among it, has the same bytes.
+/// finds nothing missing or duplicate, and all that the run leaves, the file `left` among it, has the same
+/// bytes.
 pub fn three_times(command: impl Fn(&Path, &[&str]) -> Command, left: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let short = ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];

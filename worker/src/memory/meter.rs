@@ -212,7 +212,8 @@ impl Meter {
         self.most_took
     }
 
-    /// Leaves micro-batches so far out of [`most_took`](Self::most_took): buffers that stay were made in them.
+    /// Leaves micro-batches so far out of [`most_took`](Self::most_took): buffers that stay were made in
+    /// them.
     pub fn forget_most(&mut self) {
         self.most_took = 0;
     }

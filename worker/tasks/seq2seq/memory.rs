@@ -91,7 +91,8 @@ impl PairSizes {
         })
     }
 
-    /// So many of the longest pairs measured, or their sources answered with as many tokens as a target may have.
+    /// So many of the longest pairs measured, or their sources answered with as many tokens as a target may
+    /// have.
     fn using(&self, using: Use, pairs: u64) -> Result<PassCost, TaskError> {
         let kind = format!("{using:?} {:?} {:?}", self.settings, self.outline);
         self.passes.at(&kind, pairs, |pairs| {

@@ -96,8 +96,8 @@ impl ChatSizes {
         })
     }
 
-    /// So many of the longest chats measured, or gone on with: the longest as the prompt, an answer as long as
-    /// `cox generate` writes by itself.
+    /// So many of the longest chats measured, or gone on with: the longest as the prompt, an answer as long
+    /// as `cox generate` writes by itself.
     fn using(&self, using: Use, chats: u64) -> Result<PassCost, TaskError> {
         let kind = format!("{using:?} {:?}", self.settings);
         self.passes.at(&kind, chats, |chats| {

@@ -31,8 +31,9 @@ pub struct MemorySnapshots {
 }
 
 impl MemorySnapshots {
-    /// Bytes by category, for a run whose micro-batches took `took` at most, beyond what was there before them.
-    /// Input and framework cannot be told apart and are left out. `cache` is what is held for kept features.
+    /// Bytes by category, for a run whose micro-batches took `took` at most, beyond what was there before
+    /// them. Input and framework cannot be told apart and are left out. `cache` is what is held for kept
+    /// features.
     pub fn measured(&self, zero: &ZeroBytes, cache: u64, took: u64) -> Vec<(Category, u64)> {
         let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
         vec![

@@ -1,9 +1,9 @@
-//! rav1d by its C interface, on one thread: units of AV1 in, pictures out. The unsafe code of this crate, but for
-//! one call of `rgb`.
+//! rav1d by its C interface, on one thread: units of AV1 in, pictures out. The unsafe code of this crate, but
+//! for one call of `rgb`.
 //!
-//! Not by the crate's own Rust interface, which loses 64 bytes for good with each picture that it gives back: in
-//! the place of one that is returned, rav1d leaves an empty one that owns an empty list of metadata, and nothing
-//! frees that. [`Held::drop`] does.
+//! Not by the crate's own Rust interface, which loses 64 bytes for good with each picture that it gives back:
+//! in the place of one that is returned, rav1d leaves an empty one that owns an empty list of metadata, and
+//! nothing frees that. `Drop` of [`Held`] does.
 
 use std::{fmt, io, ptr::NonNull, slice};
 
@@ -99,8 +99,8 @@ impl Dav1d {
         }
     }
 
-    /// Gives it a copy of a unit. [`Refused::Again`]: a part of it, or of the one before, is still to be taken;
-    /// ask for a picture, then [`send_pending`](Self::send_pending).
+    /// Gives it a copy of a unit. [`Refused::Again`]: a part of it, or of the one before, is still to be
+    /// taken; ask for a picture, then [`send_pending`](Self::send_pending).
     pub fn send(&mut self, unit: &[u8]) -> Result<(), Refused> {
         if let Some(before) = self.pending.take() {
             release(before);
@@ -199,8 +199,8 @@ impl Held {
             let stride = usize::try_from(self.0.stride[n.min(1)]).ok()?;
             let rows = if n == 0 { height } else { chroma };
             let begin = self.0.data[n]?.cast::<u8>();
-            // SAFETY: rav1d's own allocator, which it was left, has made each plane of so many rows of so many
-            // bytes, and more; nobody writes to a picture that was given out.
+            // SAFETY: rav1d's own allocator, which it was left, has made each plane of so many rows of so
+            // many bytes, and more; nobody writes to a picture that was given out.
             let samples = unsafe { slice::from_raw_parts(begin.as_ptr(), stride * rows) };
             Some(Plane { samples, stride })
         };
