@@ -8,7 +8,6 @@ use coxswain_nn::kernels::{
     LinearOps,
     matrix_library::{MatrixProduct, multiply},
 };
-use coxswain_worker::device::Accelerator;
 use cubecl::{Runtime, client::ComputeClient, cuda::CudaRuntime, device::Device};
 
 use super::matrices::{Case, Number, Placed, cases, is_right, product};
