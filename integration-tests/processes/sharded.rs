@@ -1,5 +1,5 @@
-//! Frozen weights shared out over ranks (`memory.shard: frozen`), with real processes: the results are bitwise
-//! those of ranks that hold everything, whatever becomes of a rank, and memory falls as planned.
+//! Frozen weights shared out over ranks (`memory.shard: frozen`), with real processes: the results are
+//! bitwise those of ranks that hold everything, whatever becomes of a rank, and memory falls as planned.
 
 use nix::sys::signal::Signal;
 use serde_json::Value;

@@ -13,7 +13,7 @@
 //! In-place operations and broadcasts take buffers in a device's memory, too ([`BufMut::Device`]): a
 //! transport that can reach them works on them where they lie, everything else on a copy in host memory.
 //!
-//! Beside them [`parts`]: frozen weights asked of the rank that holds them, which no other rank takes part in.
+//! Beside them [`parts`]: frozen weights asked of the rank that holds them, which no other takes part in.
 //!
 //! Every implementation passes the same suite ([`conformance`]).
 

@@ -1,8 +1,8 @@
-//! Frozen weights shared out (`memory.shard: frozen`): where a generation begins, every rank takes the part of
-//! its place.
+//! Frozen weights shared out (`memory.shard: frozen`): where a generation begins, every rank takes the part
+//! of its place.
 //!
-//! A rank whose place has not changed keeps what it holds; a successor, and every rank of a world that grows or
-//! shrinks, reads its own from the model's files. State is agreed on afterwards, in collectives, so that no
+//! A rank whose place has not changed keeps what it holds; a successor, and every rank of a world that grows
+//! or shrinks, reads its own from the model's files. State is agreed on afterwards, in collectives, so that no
 //! rank runs a pass before all have their parts.
 
 use std::sync::Arc;

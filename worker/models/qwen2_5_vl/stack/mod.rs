@@ -1,5 +1,5 @@
-//! The repeated blocks of a tower, held in memory or brought there when they run: code that runs them does not
-//! see which.
+//! The repeated blocks of a tower, held in memory or brought there when they run: code that runs them does
+//! not see which.
 //!
 //! ```text
 //! manifest    what a block is made of: names and sizes, known before any weight is read
