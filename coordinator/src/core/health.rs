@@ -64,7 +64,7 @@ impl Health {
     pub fn count(&mut self, slot: Slot, what: &str, out: &mut Vec<Action>) -> bool {
         let health = self.slots.entry(slot).or_default();
         health.faults = health.faults.saturating_add(1);
-        health.newest = human::start(what, MAX_HARDWARE_TEXT).to_string();
+        health.newest = human::start(what, MAX_HARDWARE_TEXT);
         let cordoned = !health.cordoned && self.after > 0 && health.faults >= self.after;
         health.cordoned |= cordoned;
         if cordoned {

@@ -60,9 +60,7 @@ fn write_and_remove(dir: &Path) -> io::Result<Option<u64>> {
     if fs::read(&path.0)? != [0x5a; 4096] {
         return Err(io::Error::from_raw_os_error(nix::libc::EIO));
     }
-    Ok(nix::sys::statvfs::statvfs(dir)
-        .ok()
-        .map(|of| of.blocks_available() as u64 * of.fragment_size() as u64))
+    Ok(nix::sys::statvfs::statvfs(dir).ok().map(|of| of.blocks_available() * of.fragment_size()))
 }
 
 /// Removed when it is dropped.

@@ -112,8 +112,8 @@ pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult>
     let (x_ni, w_oi, dy_no) = (x.on::<B>(device), w.on::<B>(device), dy.on::<B>(device));
     let y_no = <B as LinearOps>::linear(x_ni.clone(), w_oi.clone(), None);
     x.times(&w.transposed()).expect("layer", y_no)?;
-    dy.times(&w).expect("gradient of the input", B::linear_input_gradient(dy_no.clone(), w_oi.clone()))?;
-    let dw_oi = B::linear_weight_gradient(dy_no.clone(), x_ni.clone());
+    dy.times(&w).expect("gradient of the input", B::linear_input_gradient(dy_no.clone(), w_oi))?;
+    let dw_oi = B::linear_weight_gradient(dy_no, x_ni.clone());
     dy.transposed().times(&x).expect("gradient of the weight", dw_oi)?;
     x.times(&x.transposed()).expect("product", B::product(x_ni.clone(), x_ni.transpose()))?;
     // Thirds are rounded, in every product and every sum.

@@ -126,7 +126,7 @@ impl TokenRun<'_> {
         }
         let mut prediction = Prediction::default().with_pass(pass, |_| 0);
         let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
-        prediction.set(Category::FrozenWeights, held.in_memory(false));
+        prediction.set(Category::FrozenWeights, held.in_memory(InMemory::All));
         prediction.set(Category::Trainables, 4 * self.weights.trained());
         prediction.set(Category::Activations, prediction.forward);
         prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
