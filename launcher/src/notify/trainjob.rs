@@ -173,7 +173,7 @@ impl Known {
 
     /// The message about it. Only a run that is finished is at 100 %.
     fn message(&self, is_finished: bool, now: jiff::Timestamp) -> Value {
-        let share = if self.total > 0 { 100 * self.committed.min(self.total) / self.total } else { 0 };
+        let share = (100 * self.committed.min(self.total)).checked_div(self.total).unwrap_or(0);
         let left = self.total.saturating_sub(self.committed) as f64;
         let pace = self.step.as_ref().and_then(|step| step.times.as_ref()).map(|times| times.total_ms / 1e3);
         let seconds = pace.map(|pace| (left * pace).round().clamp(0.0, f64::from(i32::MAX)) as i32);

@@ -332,7 +332,8 @@ proptest! {
     fn any_run_that_failed_comes_to_its_end(world in 1u32..4, victims in prop::collection::vec(any::<bool>(), 1..3)) {
         let mut run = Run::started(world);
         for (rank, victim) in (0..world).zip(victims) {
-            play(&mut run, &Move::Fail { rank, victim }, &mut []);
+            let kind = if victim { CauseKind::PeerLost } else { CauseKind::Io };
+            play(&mut run, &Move::Fail { rank, kind }, &mut []);
         }
         run.wait(Duration::from_secs(240));
         prop_assert!(run.machine.outcome().is_some());

@@ -26,7 +26,7 @@ mod shape;
 mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -267,17 +267,19 @@ impl Gpus {
         begun: &'a mut HashMap<DeviceId, Begun>,
         device: DeviceId,
     ) -> Result<&'a mut Begun, String> {
-        if !begun.contains_key(&device) {
-            let cuda = |why| format!("CUDA: {why}");
-            let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
-            let between = Between::new(&context).map_err(cuda)?;
-            let handle = self.library.begin().map_err(|why| why.to_string())?;
-            let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
-            let workspace = memory.device_ptr(between.stream()).0;
-            begun
-                .insert(device, Begun { handle, between, _memory: memory, workspace, plans: HashMap::new() });
+        match begun.entry(device) {
+            Entry::Occupied(begun) => Ok(begun.into_mut()),
+            Entry::Vacant(place) => {
+                let cuda = |why| format!("CUDA: {why}");
+                let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
+                let between = Between::new(&context).map_err(cuda)?;
+                let handle = self.library.begin().map_err(|why| why.to_string())?;
+                let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
+                let workspace = memory.device_ptr(between.stream()).0;
+                let plans = HashMap::new();
+                Ok(place.insert(Begun { handle, between, _memory: memory, workspace, plans }))
+            }
         }
-        begun.get_mut(&device).ok_or_else(|| "cuBLASLt has not begun".to_owned())
     }
 }
 

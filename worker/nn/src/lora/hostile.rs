@@ -23,7 +23,7 @@ fn modules() -> Vec<Module> {
 }
 
 fn tensors() -> Vec<u8> {
-    let bytes = vec![0; 4 * 4 * 6];
+    let bytes = [0; 4 * 4 * 6];
     let of = |name: &str, rank: usize| {
         let key = |side| format!("base_model.model.model.{name}.lora_{side}.weight");
         let view = |shape: [usize; 2]| {
