@@ -1,5 +1,5 @@
-//! What `cox --version` and a run's `run.json` say of a build beside its version: features, profile, processor,
-//! and of a release the commit.
+//! What `cox --version` and a run's `run.json` say of a build beside its version: features, profile,
+//! processor, and of a release the commit.
 
 use std::{env, path::Path, process::Command};
 

@@ -33,7 +33,7 @@ use crate::{
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
-    notify::{self, Notifier, NotifyFlags},
+    notify::{HookSources, Notifier, NotifyFlags},
     plan::check::{Forecast, refuse_float16_on_cpu},
     render,
     supervise::{
@@ -283,7 +283,7 @@ impl Launch<'_> {
     }
 
     fn notifier(&self, access: &Access) -> Option<Notifier> {
-        let sources = notify::Sources { flags: self.notify, env: &process_env, spec: &self.spec };
+        let sources = HookSources { flags: self.notify, env: &process_env, spec: &self.spec };
         Notifier::start(sources, access, &self.terminal)
     }
 

@@ -2,9 +2,9 @@
 //! the end; the controller of a Kubeflow TrainJob of the progress, where it asks for it.
 //!
 //! ```text
-//!                 ┌─▶ standstill (pure: is it to be told) ─▶ hook ──┬─▶ hand_over (a process, for a limited time)
-//! events of the run ─▶ trainjob (every five seconds the newest) ────┤
-//! how it ended ─────────────────────────────────────────────────────┘
+//! events of the run ─┬▶ standstill (pure: is it to be told) ─▶ hook ─┬─▶ hand_over (a process, for a time)
+//!                    └▶ trainjob (the newest every five seconds) ────┤
+//! how it ended ──────────────────────────────────────────────────────┘
 //! ```
 //!
 //! A run does not wait for its hook but at its end, and there for a few seconds. What a hook does wrong is a
@@ -16,4 +16,4 @@ mod standstill;
 mod telling;
 mod trainjob;
 
-pub use telling::{Notifier, NotifyFlags, Sources};
+pub use telling::{HookSources, Notifier, NotifyFlags};

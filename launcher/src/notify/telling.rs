@@ -11,7 +11,7 @@ use coxswain_proto::{
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{hook::Hook, standstill::Standstill, trainjob::Progress};
+use super::{hook::Hook, standstill::Standstill, trainjob::JobFollower};
 use crate::{
     clock,
     control::Access,
@@ -59,7 +59,7 @@ impl About {
 
 /// What names who is told, the first one first: flags, environment, run file.
 #[derive(Clone, Copy)]
-pub struct Sources<'a> {
+pub struct HookSources<'a> {
     /// Of the command line.
     pub flags: &'a NotifyFlags,
     /// The environment.
@@ -70,12 +70,12 @@ pub struct Sources<'a> {
 
 /// Tells of a run until it is asked for its last word.
 pub struct Notifier {
-    hook: Option<Told>,
-    progress: Option<Progress>,
+    hook: Option<HookFollower>,
+    progress: Option<JobFollower>,
 }
 
 /// The user's hook, while it is told.
-struct Told {
+struct HookFollower {
     hook: Hook,
     about: About,
     terminal: Arc<Terminal>,
@@ -84,9 +84,9 @@ struct Told {
 
 impl Notifier {
     /// Begins, if anybody is to be told.
-    pub fn start(sources: Sources<'_>, access: &Access, terminal: &Arc<Terminal>) -> Option<Self> {
-        let progress = Progress::start(sources.env, access, terminal);
-        let hook = Told::start(sources, access.clone(), terminal);
+    pub fn start(sources: HookSources<'_>, access: &Access, terminal: &Arc<Terminal>) -> Option<Self> {
+        let progress = JobFollower::start(sources.env, access, terminal);
+        let hook = HookFollower::start(sources, access.clone(), terminal);
         (hook.is_some() || progress.is_some()).then_some(Self { hook, progress })
     }
 
@@ -106,9 +106,9 @@ impl Notifier {
     }
 }
 
-impl Told {
-    fn start(sources: Sources<'_>, access: Access, terminal: &Arc<Terminal>) -> Option<Self> {
-        let Sources { flags, env, spec } = sources;
+impl HookFollower {
+    fn start(sources: HookSources<'_>, access: Access, terminal: &Arc<Terminal>) -> Option<Self> {
+        let HookSources { flags, env, spec } = sources;
         let hook = flags.notify.clone().or_else(|| env("COX_NOTIFY")).or_else(|| spec.launch.notify.clone());
         let hook = Hook::new(&hook.filter(|hook| !hook.is_empty())?);
         let about = About { run: spec.run.name.clone(), output_dir: spec.run.output_dir.clone() };

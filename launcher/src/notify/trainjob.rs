@@ -1,4 +1,4 @@
-//! The progress of a Kubeflow TrainJob: `kubectl get trainjob` shows how far a run is, what is left, its loss.
+//! The progress of a Kubeflow TrainJob: `kubectl` shows how far a run is, what is left, its loss.
 //!
 //! Where Kubeflow Trainer (2.2 and later, feature gate `TrainJobStatus`) wants it, it names in each pod a
 //! server, the file of its certificate authority and the file of a token, which changes now and then. What it
@@ -40,12 +40,12 @@ const EVENTS: usize = 64;
 const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 /// Follows a run and tells its TrainJob.
-pub struct Progress {
+pub struct JobFollower {
     end: oneshot::Sender<bool>,
     follower: JoinHandle<()>,
 }
 
-impl Progress {
+impl JobFollower {
     /// Begins, if the environment is that of a TrainJob whose progress is wanted.
     pub fn start(env: Env<'_>, access: &Access, terminal: &Arc<Terminal>) -> Option<Self> {
         let server = match Server::of(env)? {
@@ -56,8 +56,12 @@ impl Progress {
             }
         };
         let (end, ended) = oneshot::channel();
-        let teller =
-            Teller { server, terminal: Arc::clone(terminal), known: Known::default(), is_refused: false };
+        let teller = Teller {
+            server,
+            terminal: Arc::clone(terminal),
+            known: JobProgress::default(),
+            is_refused: false,
+        };
         Some(Self { end, follower: tokio::spawn(teller.follow(access.clone(), ended)) })
     }
 
@@ -135,7 +139,7 @@ fn quoted(value: &str) -> String {
 
 /// What is known of the run.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Known {
+struct JobProgress {
     committed: u64,
     total: u64,
     /// The newest step that has learned.
@@ -144,7 +148,7 @@ struct Known {
     held_out: Vec<(String, f64)>,
 }
 
-impl Known {
+impl JobProgress {
     fn take(&mut self, event: &WatchEvent) {
         let metrics = match &event.kind {
             Some(Kind::Status(status)) => {
@@ -205,7 +209,7 @@ impl Known {
 struct Teller {
     server: Server,
     terminal: Arc<Terminal>,
-    known: Known,
+    known: JobProgress,
     is_refused: bool,
 }
 
@@ -215,7 +219,7 @@ impl Teller {
         let _watcher = watcher::follow(access, told, Duration::MAX);
         let mut due = interval(PAUSE);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut sent = Known::default();
+        let mut sent = JobProgress::default();
         loop {
             tokio::select! {
                 biased;
@@ -264,7 +268,7 @@ mod tests {
 
     #[test]
     fn progress_is_what_the_controller_documents() {
-        let mut known = Known::default();
+        let mut known = JobProgress::default();
         known.take(&event(Kind::Status(GetStatusResponse { total_steps: 400, ..Default::default() })));
         let eval = Metric { name: "eval/squared".into(), value: 0.25, ..Metric::default() };
         let part = Metric { name: "eval/squared/dim3".into(), value: 9.0, ..Metric::default() };
@@ -293,13 +297,13 @@ mod tests {
         assert_eq!(found, ["0.5", "0.0001", "0.25", "99"]);
         assert_eq!(metric("eval_squared/dim3"), None);
         assert_eq!(known.message(true, at)["trainerStatus"]["progressPercentage"], 100);
-        let nothing = Known::default().message(false, at);
+        let nothing = JobProgress::default().message(false, at);
         assert_eq!(nothing["trainerStatus"]["estimatedRemainingSeconds"], Value::Null);
     }
 
     #[test]
     fn all_steps_of_a_run_that_is_not_finished_are_99_percent() {
-        let known = Known { committed: 400, total: 400, ..Known::default() };
+        let known = JobProgress { committed: 400, total: 400, ..JobProgress::default() };
         let told = known.message(false, jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(told["trainerStatus"]["progressPercentage"], 99);
     }

@@ -82,7 +82,7 @@ fn lines(texts: &[Told], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
 }
 
-/// A text in at most so many rows, between words; the rest is left in the last one, which is cut where it ends.
+/// A text in at most so many rows, between words; the rest is left in the last one, which is cut.
 fn folded(text: &str, width: usize, most: usize) -> Vec<String> {
     let mut rows = vec![String::new()];
     for word in text.split_inclusive(' ') {
