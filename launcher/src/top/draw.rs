@@ -95,7 +95,7 @@ fn folded(text: &str, width: usize, most: usize) -> Vec<String> {
             row.push_str(word);
         }
     }
-    rows
+    rows.iter().map(|row| row.trim_end().to_owned()).collect()
 }
 
 /// `1 runs/a  2 runs/b`, or the one that is shown where there is no room for all; phase and why.
