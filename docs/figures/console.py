@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Records a command on a terminal as an animated SVG, or as one picture, from what tmux has on its screen:
 
-    docs/figures/console.py --every 10 --frames 61 'cox run configs/quickstart.yaml train.steps=2000' > docs/figures/console.svg
-    docs/figures/console.py --every 5 --frames 1 'cox top' > docs/figures/top.svg
+    python3 docs/figures/console.py --every 10 --frames 64 'cox run configs/quickstart.yaml train.steps=4000' > docs/figures/console.svg
+    python3 docs/figures/console.py --every 5 --frames 1 'cox top' > docs/figures/top.svg
 
 A row that comes again is drawn once and used again. Needs tmux; the picture needs nothing, and runs no script.
 """

@@ -3,11 +3,11 @@
 
     cox data make-checkpoint --like CONFIG_DIR --tokenizer configs/assets/tiny-vla --out MODEL_DIR
     python sft_vs_torch.py COX MODEL_DIR [--tokens 256] [--batch 2] [--image 224] [--rank 16] [--threads 2] [--rounds 2]
-        [--warmup 2] [--steps 6] [--recompute none]
+        [--warmup 2] [--steps 6] [--recompute none] [--compile 0]
 
 Both sides: frozen vision tower, LoRA on all linears of the language model, the loss on the tokens of the answer (all but some
 twenty of a chat without an image), clipping to norm 1 and AdamW (PyTorch's fused), float32 on the CPU. Ours is a whole `cox run`
-with one worker; PyTorch, eager, reads the samples that `cox data sample` writes, so both see the same ids, labels and pixels.
+with one worker; PyTorch, eager (--compile 1: torch.compile), reads the samples that `cox data sample` writes, so both see the same ids, labels and pixels.
 Step times and memory: beside_torch.py. Needs torch, transformers and peft.
 """
 import json
@@ -17,7 +17,7 @@ import zlib
 
 import beside_torch as bench
 
-OPTIONS = dict(tokens=256, batch=2, image=224, rank=16, threads=2, rounds=2, warmup=2, steps=6)
+OPTIONS = dict(tokens=256, batch=2, image=224, rank=16, threads=2, rounds=2, warmup=2, steps=6, compile=0)
 
 
 def png(side, draw):
@@ -58,7 +58,8 @@ def torch_side(a):
     images = model.config.image_token_id
     model = bench.adapted(a, model, target_modules=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj")
     batch = bench.batch_of(a)
-    bench.train(a, model, lambda: model(**batch, mm_token_type_ids=(batch["input_ids"] == images).int(), use_cache=False).loss)
+    run = torch.compile(model) if a.compile else model
+    bench.train(a, model, lambda: run(**batch, mm_token_type_ids=(batch["input_ids"] == images).int(), use_cache=False).loss)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 """Streaming training on layer activations next to PyTorch on the same checkpoint and the same images, in turns.
 
     python trajectory_vs_torch.py COX FOLDER [--images 64] [--batch 16] [--hidden 256] [--latent 32] [--depth 2] [--threads 2]
-        [--rounds 3] [--warmup 3] [--steps 12] [--prefetch 2] [--cached]
+        [--rounds 3] [--warmup 3] [--steps 12] [--prefetch 2] [--cached] [--compile 0]
     python trajectory_vs_torch.py COX FOLDER --accumulated 250 500 1000
 
 FOLDER is made: a random checkpoint whose vision tower has 16 blocks of 128 values, the guide's trajectory, and random images of 112 x
 112 pixels. Both sides: the tower frozen and without gradients, 7 x 7 positions, an autoencoder, clipping to norm 1 and AdamW
-(PyTorch's fused), float32 on the CPU. Ours is a whole `cox run` with one worker, which decodes images beside training; PyTorch, eager,
-has the pixels of all its images in memory before it begins (`cox data sample` writes them). Step times are medians after the first.
+(PyTorch's fused), float32 on the CPU. Ours is a whole `cox run` with one worker, which decodes images beside training; PyTorch, eager
+(--compile 1: torch.compile, the tower block by block), has the pixels of all its images in memory before it begins (`cox data sample` writes them). Step times are medians after the first.
 Memory is the peak resident set less what was held before the first batch: imports, runtime, weights, and PyTorch's pixels, are on
 neither side; ours reads as many batches of pixels ahead as --prefetch says, and they count. With --cached the tower runs on neither
 side: ours reads kept features, PyTorch has them in memory.
@@ -29,7 +29,7 @@ import time
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPTIONS = dict(images=64, batch=16, hidden=256, latent=32, depth=2, threads=2, rounds=3, warmup=3, steps=12, prefetch=2)
+OPTIONS = dict(images=64, batch=16, hidden=256, latent=32, depth=2, threads=2, rounds=3, warmup=3, steps=12, prefetch=2, compile=0)
 LAYERS, DIM, SIDE, RESOLUTION = 16, 128, 112, 7
 
 
@@ -120,6 +120,10 @@ def torch_side(a):
 
     width, between = LAYERS * DIM, [a.hidden] * (a.depth - 1)
     net = nn.Sequential(network(width, *between, a.latent), network(a.latent, *between, width))
+    if a.compile:
+        net.compile()
+        for block in visual.blocks:
+            block.compile()
     params = list(net.parameters())
     optimizer = torch.optim.AdamW(params, lr=1e-3, fused=True)
     samples = [load_file(path) for path in sorted(pathlib.Path(a.samples).glob("*.safetensors"))]
