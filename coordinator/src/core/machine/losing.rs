@@ -20,7 +20,7 @@ pub(super) enum Loss {
     Expected,
     /// It is not waited for, and the next process on its machine would fail alike.
     Dispensable,
-    /// The end of its generation, at the cost of a restart; its slot is not used any more.
+    /// The end of its generation. Its slot is not used any more, so nothing is started again: no restart.
     Cordoned,
     /// The end of the run: its slot is not used any more, and there is none instead.
     Irreplaceable,

@@ -94,7 +94,8 @@ impl Run {
             Loss::Breaks | Loss::Cordoned | Loss::Irreplaceable | Loss::Fatal => {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
-                if incident.lose(slot) && sample.is_none() && !self.spend_or_end(&failure) {
+                let costs = incident.lose(slot) && sample.is_none() && loss != Loss::Cordoned;
+                if costs && !self.spend_or_end(&failure) {
                     return;
                 }
                 self.faults.blame(&failure, &mut self.out);

@@ -134,7 +134,7 @@ fn a_worker_that_is_only_joining_is_not_missed() {
     fails_its_check(&mut run, 2, 1102);
     let actions = fails_its_check(&mut run, 2, 2102);
     assert_eq!(cordoned(&actions), [2], "{actions:?}");
-    assert_eq!(members(&run), [0, 1]);
+    assert_eq!(members(&run), [0, 1], "{actions:?} {:?}", run.machine.run.phase);
 }
 
 #[test]
