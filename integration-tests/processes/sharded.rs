@@ -88,7 +88,7 @@ fn while_all_ranks_answer_nothing_is_read_from_the_files() {
     let held = tiny.hold(1, "forward", 3);
     let mut running = tiny.start(&[SHARD, &path]);
     held.wait(&mut running);
-    // Whoever reads a part again now fails.
+    // Any rank that reads a part again now fails.
     let weights = std::fs::File::options().write(true).open(model.path().join("model.safetensors"));
     weights.and_then(|file| file.set_len(100_000)).expect("it is ours");
     held.release();

@@ -17,7 +17,6 @@ use super::{
     cache::{GenerationEntry, Reached},
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::{End, Failure},
-    health::SlotHealth,
     memory::RankMemory,
     news::News,
     quarantine::Quarantine,
@@ -25,6 +24,7 @@ use super::{
     refusal::Refusal,
     report::{CommittedStep, StateSource},
     roster::Respawn,
+    slot_health::SlotHealth,
     status::Status,
 };
 pub use super::{

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coxswain_proto::{
     ids::Step,
     report::Skipped,
-    run_spec::{Cache, Train},
+    run_spec::{Cache, Faults, Train},
 };
 
 use super::{checkpoints::CheckpointEntry, past::Past};
@@ -22,10 +22,8 @@ pub struct Config {
     pub train: Train,
     /// Where features come from.
     pub cache: Cache,
-    /// Whether ranks keep replicas of each other's optimizer shards.
-    pub replica: bool,
-    /// Hardware faults after which a slot is not used any more; 0: it always is.
-    pub cordon_after: u32,
+    /// Whether ranks keep replicas of each other's optimizer shards, and when a slot is not used any more.
+    pub faults: Faults,
     /// How many workers.
     pub world: World,
     /// Bounds on waiting.

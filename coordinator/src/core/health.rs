@@ -13,23 +13,12 @@
 use std::collections::BTreeMap;
 
 use coxswain_proto::{human, ids::Slot, limits::MAX_HARDWARE_TEXT};
-use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Action, Record},
     news::News,
+    slot_health::SlotHealth,
 };
-
-/// What is known of one slot's hardware.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotHealth {
-    /// Faults so far.
-    pub faults: u32,
-    /// The newest, in words.
-    pub newest: String,
-    /// It is not used any more.
-    pub cordoned: bool,
-}
 
 /// All slots whose hardware has shown a fault.
 #[derive(Clone, Debug)]

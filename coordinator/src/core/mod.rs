@@ -55,6 +55,7 @@ mod refreshes;
 pub mod refusal;
 pub mod report;
 pub mod roster;
+pub mod slot_health;
 pub mod starts;
 pub mod status;
 pub mod stragglers;

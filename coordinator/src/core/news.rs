@@ -12,12 +12,12 @@ use super::{
     cache::{Changed, DriftEntry, GenerationEntry},
     checkpoints::CheckpointEntry,
     failure::{Failure, Spent},
-    health::SlotHealth,
     memory::RankMemory,
     quarantine::{BadSample, SampleVerdict},
     reason::{Reason, RunPhase},
     refusal::Refusal,
     report::{CommittedStep, StateSource},
+    slot_health::SlotHealth,
     stragglers::Slowness,
 };
 

@@ -20,10 +20,10 @@ use super::{
     cache::{GenerationEntry, Reached},
     event::{DataSet, WorkerClaim},
     failure::{End, Failure, Spent},
-    health::SlotHealth,
     quarantine::Quarantine,
     report::StateSource,
     roster::Respawn,
+    slot_health::SlotHealth,
 };
 
 /// The sum of all records.

@@ -14,9 +14,9 @@ use super::{
     cache::{DriftEntry, GenerationEntry, GenerationState},
     checkpoints::CheckpointEntry,
     failure::{Failure, Spent},
-    health::SlotHealth,
     reason::{Reason, RunPhase},
     report::{CommittedStep, Metric, StepTimes, WorkerPhase},
+    slot_health::SlotHealth,
     stragglers::Slowness,
 };
 

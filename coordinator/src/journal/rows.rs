@@ -1,8 +1,8 @@
 //! The journal's tables, and what each record writes to them.
 //!
 //! ```text
-//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, health, reached, fault,
-//!                                 over
+//! facts         name -> JSON      identity, lives, dataset, orders, spent, quarantine, health, reached,
+//!                                 fault, over
 //! nodes         place -> JSON     launcher, host
 //! workers       slot -> JSON      id, claim; or what its launcher was asked to do
 //! generations   number -> JSON    members, where it started, whether it is over

@@ -6,9 +6,9 @@ use coxswain_proto::{human, ids::Step, limits, report::stage_times};
 
 use crate::core::{
     failure::Failure,
-    health::SlotHealth,
     quarantine::{BadSample, SampleVerdict},
     report::{CommittedStep, Skipped},
+    slot_health::SlotHealth,
     stragglers::Slowness,
 };
 

@@ -20,7 +20,7 @@ use coxswain_coordinator::{
 use coxswain_proto::{
     ids::{Bytes, Step, WorkerId},
     report::CheckpointState,
-    run_spec::{Cache, CacheMode, Recompute, Span, Train},
+    run_spec::{Cache, CacheMode, Faults, Recompute, Span, Train},
 };
 
 use crate::{
@@ -125,8 +125,7 @@ fn config(script: &Script) -> Config {
             base_digest: None,
         },
         cache: script.cache.map_or_else(Cache::default, cache),
-        replica: script.replica,
-        cordon_after: 2,
+        faults: Faults { replica: script.replica, cordon_after: 2, ..Faults::default() },
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,

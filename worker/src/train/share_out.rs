@@ -2,8 +2,8 @@
 //! of its place.
 //!
 //! A rank whose place has not changed keeps what it holds; a successor, and every rank of a world that grows
-//! or shrinks, reads its own from the model's files. State is agreed on afterwards, in collectives, so that no
-//! rank runs a pass before all have their parts.
+//! or shrinks, reads its own from the model's files. State is agreed on afterwards, in collectives, so that
+//! no rank runs a pass before all have their parts.
 
 use std::sync::Arc;
 

@@ -236,6 +236,8 @@ where
 {
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
         if B::ON_HOST {
+            // What it computes with is what training computes with, so that no other threads keep scratch.
+            pool::join();
             let sound = health::known::compute::<B>(&self.options.device).map_err(TrainError::from);
             sound.map_err(|error| failure(&error, Phase::Joining, Step(0)))?;
         }

@@ -56,7 +56,7 @@ impl Run {
         let fleet = Fleet::new(world, patience, config.life, !config.restarted);
         Self {
             faults: Faults::new(config.budgets, past, now.after(patience.rendezvous)),
-            health: Health::new(config.cordon_after, past.health.clone()),
+            health: Health::new(config.faults.cordon_after, past.health.clone()),
             orders: past.orders.clone(),
             voice: Voice::new(fleet.incomplete()),
             memory: Memory::default(),
@@ -116,7 +116,7 @@ impl Run {
         let (generation, workers) = (assignment.generation, assignment.world());
         // On a single node all of them are at home, which is nothing to tell.
         let at_home =
-            Some(assignment.replicas.at_home).filter(|count| self.config.replica && *count < workers);
+            Some(assignment.replicas.at_home).filter(|count| self.config.faults.replica && *count < workers);
         Reason::Formed { generation, workers, at_home: at_home.unwrap_or(0) }
     }
 

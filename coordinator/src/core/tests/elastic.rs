@@ -112,7 +112,7 @@ fn replicas_are_on_another_node_as_far_as_there_is_room() {
     assert_eq!(placed(&run), (1, told.into()));
     // On one node there is no other, and without replicas there is nothing to tell.
     for replica in [true, false] {
-        let mut run = Run::new(Config { replica, ..config(2) });
+        let mut run = Run::new(Config { faults: Faults { replica, ..Faults::default() }, ..config(2) });
         run.gather(2);
         (0..2).for_each(|rank| drop(run.get_ready(rank, 0, "")));
         assert_eq!(placed(&run), (1, "generation 1 of 2 workers connects".into()));

@@ -27,7 +27,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use coxswain_proto::{
     ids::{Bytes, Generation, Rank, Slot, Step, WorkerId},
     plan::Plan,
-    run_spec::{Cache, Recompute, Train},
+    run_spec::{Cache, Faults, Recompute, Train},
 };
 
 use seen::{news, phases, respawns, told};
@@ -82,8 +82,7 @@ pub(crate) fn config(world: u32) -> Config {
         version: VERSION.into(),
         train: train(),
         cache: Cache::default(),
-        replica: true,
-        cordon_after: 2,
+        faults: Faults { replica: true, cordon_after: 2, ..Faults::default() },
         world: World::fixed(1, world),
         patience: Patience {
             rendezvous: Duration::from_secs(60),

@@ -15,10 +15,10 @@ use super::*;
 use crate::{
     core::{
         failure::Failure,
-        health::SlotHealth,
         phase::End,
         quarantine::{BadSample, Quarantine, Try},
         report::StateSource,
+        slot_health::SlotHealth,
         tests::claim,
     },
     options::CauseKind,

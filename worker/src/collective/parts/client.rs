@@ -15,7 +15,7 @@ use coxswain_identity::Tokens;
 use coxswain_nn::sharded::{Cut, Peers, Wanted};
 use coxswain_proto::limits::{PART_PAUSE, PART_TIMEOUT};
 
-use super::wire::{ANSWER, Hello, NOT_HERE, PROVEN_ANSWER, Verdict, ask, decode_answer, hear};
+use super::wire::{ANSWER, Admission, Greeting, NOT_HERE, PROVEN_ANSWER, ask, decode_answer, hear};
 use crate::{
     clock,
     collective::{
@@ -44,12 +44,12 @@ pub struct Caller {
 pub struct RemotePeers {
     caller: Caller,
     addresses: Vec<Option<SocketAddr>>,
-    lines: Mutex<Vec<Line>>,
+    lines: Mutex<Vec<Connection>>,
 }
 
 /// The way to a rank.
 #[derive(Debug)]
-enum Line {
+enum Connection {
     Closed,
     Open(TcpStream),
     LeftAlone(Instant),
@@ -58,24 +58,24 @@ enum Line {
 impl RemotePeers {
     /// The ranks that answer at these addresses, in their order.
     pub fn new(caller: Caller, addresses: Vec<Option<SocketAddr>>) -> Self {
-        let lines = addresses.iter().map(|_| Line::Closed).collect();
+        let lines = addresses.iter().map(|_| Connection::Closed).collect();
         Self { caller, addresses, lines: Mutex::new(lines) }
     }
 
     /// Puts the question to a rank; false if it is left alone, or has no address.
-    fn put(&self, line: &mut Line, rank: usize, block: usize) -> io::Result<bool> {
+    fn put(&self, line: &mut Connection, rank: usize, block: usize) -> io::Result<bool> {
         match line {
-            Line::LeftAlone(since) if since.elapsed() < PART_PAUSE => return Ok(false),
-            Line::Open(socket) => {
+            Connection::LeftAlone(since) if since.elapsed() < PART_PAUSE => return Ok(false),
+            Connection::Open(socket) => {
                 ask(&*socket, block)?;
                 return Ok(true);
             }
-            Line::LeftAlone(_) | Line::Closed => {}
+            Connection::LeftAlone(_) | Connection::Closed => {}
         }
         let Some(address) = self.addresses.get(rank).copied().flatten() else { return Ok(false) };
         let socket = self.call(address, rank)?;
         ask(&socket, block)?;
-        *line = Line::Open(socket);
+        *line = Connection::Open(socket);
         Ok(true)
     }
 
@@ -86,7 +86,7 @@ impl RemotePeers {
         prepare(&socket)?;
         let Caller { run, blocks, cut, tokens } = &self.caller;
         let [own, to, world] = [cut.rank, rank, cut.world].map(|number| number as u32);
-        let hello = Hello { run: *run, blocks: *blocks, rank: own, to, world };
+        let hello = Greeting { run: *run, blocks: *blocks, rank: own, to, world };
         // The token that is valid now, each time.
         let key = RingKey::to_call(tokens.as_ref());
         let opening = hello.open(key.name, nonce().map_err(io::Error::other)?);
@@ -101,7 +101,7 @@ impl RemotePeers {
             return Err(io::Error::other("something else than a rank of this run listens there"));
         }
         match decode_answer(&answer) {
-            Some(Verdict::Welcome) => Ok(socket),
+            Some(Admission::Welcome) => Ok(socket),
             Some(verdict) => Err(io::Error::other(verdict.to_string())),
             None => Err(io::Error::other("it answers what this version does not know")),
         }
@@ -136,9 +136,9 @@ fn read(mut socket: &TcpStream, wanted: &mut Wanted<'_>, goes_on: &dyn Fn() -> b
 }
 
 /// Leaves a rank alone for a while, after this.
-fn leave_alone(line: &mut Line, rank: usize, error: &io::Error) {
+fn leave_alone(line: &mut Connection, rank: usize, error: &io::Error) {
     tracing::warn!(rank, %error, "its part of the frozen weights is read from the model's files for a while");
-    *line = Line::LeftAlone(clock::now());
+    *line = Connection::LeftAlone(clock::now());
 }
 
 impl Peers for RemotePeers {
@@ -156,17 +156,17 @@ impl Peers for RemotePeers {
         let mut is_waited_for = true;
         for wanted in asked {
             let line = &mut lines[wanted.rank];
-            let Line::Open(socket) = line else { continue };
+            let Connection::Open(socket) = line else { continue };
             if !is_waited_for {
                 // What it answers would be taken for the answer to the next question.
-                *line = Line::Closed;
+                *line = Connection::Closed;
                 continue;
             }
             match read(socket, wanted, goes_on) {
                 Ok(Answer::Came | Answer::NotHere) => {}
                 Ok(Answer::NotWaitedFor) => {
                     is_waited_for = false;
-                    *line = Line::Closed;
+                    *line = Connection::Closed;
                 }
                 Err(error) => leave_alone(line, wanted.rank, &error),
             }

@@ -18,7 +18,7 @@ use coxswain_nn::sharded::{Cut, HeldParts};
 use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_WORLD};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::wire::{ANSWER, Hello, NOT_HERE, OPENING, Verdict, encode_answer, hear};
+use super::wire::{ANSWER, Admission, Greeting, NOT_HERE, OPENING, encode_answer, hear};
 use crate::collective::{
     proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
     ring::prepare,
@@ -173,9 +173,9 @@ impl Answers {
     }
 
     /// Who calls, if it is a rank of this run.
-    fn admit(&self, mut socket: &TcpStream) -> io::Result<Option<Hello>> {
+    fn admit(&self, mut socket: &TcpStream) -> io::Result<Option<Greeting>> {
         let opening: [u8; OPENING] = hear(socket)?;
-        let known = Hello::opened(&opening).and_then(|(hello, name)| {
+        let known = Greeting::opened(&opening).and_then(|(hello, name)| {
             let key = RingKey::named(name, self.tokens.as_ref())?;
             Some((hello, key))
         });
@@ -199,6 +199,6 @@ impl Answers {
         let answer: [u8; ANSWER] = encode_answer(verdict);
         socket.write_all(&answer)?;
         socket.write_all(&key.prove(Role::Called, &Heard { answer: &answer, ..heard }))?;
-        Ok((verdict == Verdict::Welcome).then_some(hello))
+        Ok((verdict == Admission::Welcome).then_some(hello))
     }
 }

@@ -142,7 +142,7 @@ fn an_answer_that_is_not_waited_for_is_no_answer_to_the_next_question() {
 }
 
 #[test]
-fn strangers_other_runs_and_other_models_are_turned_away() {
+fn strangers_other_runs_and_other_models_are_refused() {
     let parts = Parts::new(cut(1, 2), 64);
     let token = Tokens::one(Token::fresh(Scope::Worker).expect("randomness"));
     let server = served(&parts, Some(token.clone()));

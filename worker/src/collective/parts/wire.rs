@@ -33,7 +33,7 @@ pub(super) const NOT_HERE: u64 = u64::MAX;
 
 /// What a caller says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct Greeting {
     /// Names the run and its specification.
     pub run: [u8; 32],
     /// Names how blocks are cut up.
@@ -48,7 +48,7 @@ pub(super) struct Hello {
 
 /// What the called rank makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Verdict {
+pub(super) enum Admission {
     #[error("welcome")]
     Welcome = 1,
     #[error("it belongs to another run")]
@@ -57,7 +57,7 @@ pub(super) enum Verdict {
     OtherBlocks,
 }
 
-impl Hello {
+impl Greeting {
     /// The first bytes of a conversation: this, which key it is about, and a nonce.
     pub(super) fn open(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
         let mut bytes = [0; OPENING];
@@ -91,17 +91,17 @@ impl Hello {
     }
 
     /// What a rank of this run and these blocks answers.
-    pub(super) fn judge(&self, run: &[u8; 32], blocks: &[u8; 32]) -> Verdict {
+    pub(super) fn judge(&self, run: &[u8; 32], blocks: &[u8; 32]) -> Admission {
         match () {
-            () if self.run != *run => Verdict::OtherRun,
-            () if self.blocks != *blocks => Verdict::OtherBlocks,
-            () => Verdict::Welcome,
+            () if self.run != *run => Admission::OtherRun,
+            () if self.blocks != *blocks => Admission::OtherBlocks,
+            () => Admission::Welcome,
         }
     }
 }
 
 /// An answer as bytes.
-pub(super) fn encode_answer(verdict: Verdict) -> [u8; ANSWER] {
+pub(super) fn encode_answer(verdict: Admission) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[0..6].copy_from_slice(&MAGIC);
     bytes[6] = verdict as u8;
@@ -109,8 +109,8 @@ pub(super) fn encode_answer(verdict: Verdict) -> [u8; ANSWER] {
 }
 
 /// The verdict; `None` if that was no rank of ours.
-pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<Verdict> {
-    let verdicts = [Verdict::Welcome, Verdict::OtherRun, Verdict::OtherBlocks];
+pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<Admission> {
+    let verdicts = [Admission::Welcome, Admission::OtherRun, Admission::OtherBlocks];
     let verdict = verdicts.into_iter().find(|verdict| *verdict as u8 == bytes[6])?;
     (bytes[0..6] == MAGIC).then_some(verdict)
 }
@@ -132,31 +132,31 @@ pub(super) fn ask(mut to: impl Write, block: usize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn hello() -> Hello {
-        Hello { run: [1; 32], blocks: [2; 32], rank: 3, to: 0, world: 4 }
+    fn hello() -> Greeting {
+        Greeting { run: [1; 32], blocks: [2; 32], rank: 3, to: 0, world: 4 }
     }
 
     #[test]
     fn opening_and_answer_survive_the_wire() {
         let opening = hello().open([7; NAME], [9; NONCE]);
-        assert_eq!(Hello::opened(&opening), Some((hello(), [7; NAME])));
-        for verdict in [Verdict::Welcome, Verdict::OtherRun, Verdict::OtherBlocks] {
+        assert_eq!(Greeting::opened(&opening), Some((hello(), [7; NAME])));
+        for verdict in [Admission::Welcome, Admission::OtherRun, Admission::OtherBlocks] {
             assert_eq!(decode_answer(&encode_answer(verdict)), Some(verdict));
         }
-        assert_eq!(hello().judge(&[1; 32], &[2; 32]), Verdict::Welcome);
-        assert_eq!(hello().judge(&[9; 32], &[2; 32]), Verdict::OtherRun);
-        assert_eq!(hello().judge(&[1; 32], &[9; 32]), Verdict::OtherBlocks);
+        assert_eq!(hello().judge(&[1; 32], &[2; 32]), Admission::Welcome);
+        assert_eq!(hello().judge(&[9; 32], &[2; 32]), Admission::OtherRun);
+        assert_eq!(hello().judge(&[1; 32], &[9; 32]), Admission::OtherBlocks);
     }
 
     #[test]
     fn hostile_openings_and_answers_are_strangers_or_judged() {
         let opening = hello().open([7; NAME], [9; NONCE]).to_vec();
-        let answer = encode_answer(Verdict::OtherRun).to_vec();
+        let answer = encode_answer(Admission::OtherRun).to_vec();
         coxswain_fuzz::Target::new("a rank's parts", [opening, answer]).tries(20_000).check(|bytes| {
             let (mut opening, mut answer) = ([0; OPENING], [0; ANSWER]);
             opening.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             answer.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-            if let Some((hello, key)) = Hello::opened(&opening) {
+            if let Some((hello, key)) = Greeting::opened(&opening) {
                 let nonce = std::array::from_fn(|i| opening[HELLO + NAME + i]);
                 assert_eq!(hello.open(key, nonce), opening);
             }

@@ -1,5 +1,5 @@
-//! Frozen blocks shared out over ranks: the same bits as from blocks that are held, in worlds of any size, with
-//! ranks that do different things, and with ranks that are gone.
+//! Frozen blocks shared out over ranks: the same bits as from blocks that are held, in worlds of any size,
+//! with ranks that do different things, and with ranks that are gone.
 
 use std::{
     collections::BTreeSet,
@@ -177,8 +177,8 @@ fn parts_add_up_to_the_blocks_and_two_blocks_are_gathered_at_most() {
             let predicted = bytes.in_memory(InMemory::Part(Cut { rank, world: size }));
             let gathered = if size > 1 { bytes.two_blocks() } else { 0 };
             let planned = predicted - bytes.outside - gathered;
-            // Each of a block's 12 tensors is cut by itself, into equal chunks but for the last, which may lack
-            // as many elements as there are ranks.
+            // Each of a block's 12 tensors is cut by itself, into equal chunks but for the last, which may
+            // lack as many elements as there are ranks.
             let off = 4 * size as u64 * 12 * bytes.towers.iter().flatten().count() as u64;
             assert!(part.abs_diff(planned) <= off, "rank {rank} of {size}: {part} held, {planned} planned");
         }
