@@ -15,7 +15,7 @@ use coxswain_identity::Tokens;
 use coxswain_nn::sharded::{Cut, Peers, Wanted};
 use coxswain_proto::limits::{PART_PAUSE, PART_TIMEOUT};
 
-use super::wire::{ANSWER, Admission, Greeting, NOT_HERE, PROVEN_ANSWER, ask, decode_answer, hear};
+use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, PROVEN_ANSWER, ask, decode_answer, hear};
 use crate::{
     clock,
     collective::{
@@ -101,7 +101,7 @@ impl RemotePeers {
             return Err(io::Error::other("something else than a rank of this run listens there"));
         }
         match decode_answer(&answer) {
-            Some(Admission::Welcome) => Ok(socket),
+            Some(Admitted::Welcome) => Ok(socket),
             Some(verdict) => Err(io::Error::other(verdict.to_string())),
             None => Err(io::Error::other("it answers what this version does not know")),
         }

@@ -18,7 +18,7 @@ use coxswain_nn::sharded::{Cut, HeldParts};
 use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_WORLD};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::wire::{ANSWER, Admission, Greeting, NOT_HERE, OPENING, encode_answer, hear};
+use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, OPENING, encode_answer, hear};
 use crate::collective::{
     proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
     ring::prepare,
@@ -199,6 +199,6 @@ impl Answers {
         let answer: [u8; ANSWER] = encode_answer(verdict);
         socket.write_all(&answer)?;
         socket.write_all(&key.prove(Role::Called, &Heard { answer: &answer, ..heard }))?;
-        Ok((verdict == Admission::Welcome).then_some(hello))
+        Ok((verdict == Admitted::Welcome).then_some(hello))
     }
 }
