@@ -12,8 +12,8 @@
 //! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
 //! The slice whose gradients are wrong is rank 1's `own`, or `another` that it runs to compare; `life` is
 //! that of its process in its slot, from 0, so that a successor may be sound. Fields may come in any order;
-//! all are needed. They are part of the program because the program is what is tested, as `COX_FAULT_MEMORY` is.
-//! Nothing else reads the variables, and no run depends on them.
+//! all are needed. They are part of the program because the program is what is tested, as
+//! `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
 
 use std::{ops::Range, time::Duration};
 
