@@ -121,7 +121,8 @@ pack() {
     mkdir -p "$stage/bin"
     # The path of the binary whose message has this in it.
     built() { sed -n "s/.*\"executable\":\"\([^\"]*$1[^\"]*\)\".*/\1/p" | tail -1; }
-    tests=$(cargo test --locked -p coxswain-cuda --no-run --message-format=json)
+    # All of the workspace's: what `cargo test` has built is not built again with other features.
+    tests=$(cargo test --locked --workspace --no-run --message-format=json)
     install -m 755 "$(built '\/coxswain_cuda-' <<<"$tests")" "$stage/bin/operations"
     install -m 755 "$(built '\/gpu-' <<<"$tests")" "$stage/bin/gpu"
     name=$(cargo build --profile "$profile" --locked -p coxswain --features cuda --message-format=json | built '\/cox')
