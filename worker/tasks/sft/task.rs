@@ -10,7 +10,7 @@ use coxswain_data::DataError;
 use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{
     config::TaskSchema,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{
     Built, Float16, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written,
@@ -57,7 +57,7 @@ impl Task for Sft {
         // Whatever cannot be read was refused long before somebody asks for advice.
         let Ok(sft) = SftSettings::of(spec) else { return Vec::new() };
         let mut settings = frugal(&sft.model);
-        if spec.memory.offload != Offload::Layers {
+        if spec.memory.offload != Offload::Layers && spec.memory.shard == Shard::None {
             settings
                 .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
         }

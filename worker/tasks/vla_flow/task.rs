@@ -22,7 +22,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     config::TaskSchema,
-    run_spec::{Offload, RunSpec},
+    run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{
     Built, Float16, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterFile, StarterJob, Task,
@@ -75,7 +75,8 @@ impl Task for VlaFlow {
         if vla.model.weights_dtype == FrozenDtype::Float32 {
             settings.push("model.weights_dtype: bfloat16".into());
         }
-        if spec.memory.offload != Offload::Layers && vla.model.weights_dtype.packing().is_none() {
+        let held = spec.memory.offload != Offload::Layers && spec.memory.shard == Shard::None;
+        if held && vla.model.weights_dtype.packing().is_none() {
             settings
                 .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
         }
