@@ -25,6 +25,7 @@ static ALLOCATOR: CountingAllocator<System> = CountingAllocator(System);
 
 static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
+#[expect(clippy::disallowed_methods, reason = "no video is decoded here")]
 fn exclusive() -> MutexGuard<'static, ()> {
     // The symbol tables of a failed test's backtrace would stay in memory and count in the tests after it.
     std::panic::set_hook(Box::new(|failure| eprintln!("{failure}")));

@@ -16,6 +16,7 @@ use nix::{
 use crate::exit::{Exit, Failed, Outcome};
 
 /// Has a panic over a thread that cannot be started followed by a line that says what to change.
+#[expect(clippy::disallowed_methods, reason = "the first thing that a program does")]
 pub fn explain_panics() {
     let before = take_hook();
     set_hook(Box::new(move |panic| {

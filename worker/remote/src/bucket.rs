@@ -50,6 +50,29 @@ enum Provider {
     Http,
 }
 
+impl Provider {
+    /// What lets it be read.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Aws => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL where they are needed), or AWS_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Google => {
+                "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Azure => {
+                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
+            }
+            Self::Http => "the server wants to know who asks, which cannot be told to it here",
+        }
+    }
+
+    /// What of the environment cannot be used.
+    fn unusable(self, error: &Error) -> RemoteError {
+        RemoteError::Environment { message: words(error), remedy: self.remedy() }
+    }
+}
+
 /// A bucket that can be asked.
 pub struct Bucket {
     /// What its objects' addresses begin with: `s3://bucket`.
@@ -78,7 +101,6 @@ impl Bucket {
     pub fn connect(url: &Url) -> Result<Self, RemoteError> {
         // Fails where the process has one already, which is as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let refused = |error: Error| RemoteError::Refused(words(&error));
         let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let times = [(ClientConfigKey::Timeout, REQUEST), (ClientConfigKey::ConnectTimeout, CONNECT)];
         let (provider, store, parts): (_, Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) = match url
@@ -89,7 +111,7 @@ impl Bucket {
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(AmazonS3ConfigKey::Client(key), value)
                 });
-                let client = Arc::new(builder.build().map_err(refused)?);
+                let client = Arc::new(builder.build().map_err(|error| Provider::Aws.unusable(&error))?);
                 (Provider::Aws, client.clone(), Some(client))
             }
             "gs" => {
@@ -97,7 +119,7 @@ impl Bucket {
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(GoogleConfigKey::Client(key), value)
                 });
-                let client = Arc::new(builder.build().map_err(refused)?);
+                let client = Arc::new(builder.build().map_err(|error| Provider::Google.unusable(&error))?);
                 (Provider::Google, client.clone(), Some(client))
             }
             "az" | "abfs" | "abfss" => {
@@ -105,7 +127,7 @@ impl Bucket {
                 let builder = times.into_iter().fold(builder, |builder, (key, value)| {
                     builder.with_config(AzureConfigKey::Client(key), value)
                 });
-                let client = Arc::new(builder.build().map_err(refused)?);
+                let client = Arc::new(builder.build().map_err(|error| Provider::Azure.unusable(&error))?);
                 (Provider::Azure, client.clone(), Some(client))
             }
             "http" | "https" => {
@@ -113,7 +135,8 @@ impl Bucket {
                 let builder =
                     times.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 let builder = builder.with_config(ClientConfigKey::AllowHttp, "true");
-                (Provider::Http, Arc::new(builder.build().map_err(refused)?), None)
+                let client = builder.build().map_err(|error| RemoteError::Refused(words(&error)))?;
+                (Provider::Http, Arc::new(client), None)
             }
             other => return Err(RemoteError::Address(format!("{other}:// is not known here"))),
         };
@@ -157,7 +180,7 @@ impl Bucket {
                 Ok(value)
             }
             Ok(Err(refusal)) => Err(refusal),
-            Err(_) if self.wants_credentials(&message) => Err(self.denied("there are no credentials".into())),
+            Err(_) if self.wants_credentials(&message) => Err(self.denied(message)),
             Err(_) => Err(RemoteError::Unreachable { seconds: deadline.as_secs(), attempts, message }),
         }
     }
@@ -191,19 +214,11 @@ impl Bucket {
     }
 
     fn denied(&self, message: String) -> RemoteError {
-        let remedy = match self.provider {
-            Provider::Aws => {
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL where they are needed), or AWS_SKIP_SIGNATURE=true for a public bucket"
-            }
-            Provider::Google => {
-                "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
-            }
-            Provider::Azure => {
-                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
-            }
-            Provider::Http => "the server wants to know who asks, which cannot be told to it here",
+        let message = match self.wants_credentials(&message) {
+            true => "there are no credentials".to_owned(),
+            false => message,
         };
-        RemoteError::Denied { message, remedy }
+        RemoteError::Denied { message, remedy: self.provider.remedy() }
     }
 
     /// Whether what failed is the search for a machine's own credentials, which comes last of all.

@@ -26,6 +26,14 @@ pub enum RemoteError {
         /// Which variables of the environment hold credentials.
         remedy: &'static str,
     },
+    /// No client can be made of what the environment says.
+    #[error("the environment's credentials cannot be used ({message}); {remedy}")]
+    Environment {
+        /// What is wrong with them.
+        message: String,
+        /// Which variables hold credentials.
+        remedy: &'static str,
+    },
     /// No answer that is of use, after all attempts until the deadline.
     #[error(
         "no answer within {seconds} s, after {attempts} attempts ({message}); check the network, the address and the server, then start again"

@@ -43,7 +43,9 @@ pub struct Seen {
 
 impl Seen {
     pub fn of(meta: &ObjectMeta) -> Self {
-        let tag = meta.e_tag.clone();
+        // Azure names a tag without its quotation marks where it lists, and with them where it answers.
+        let quoted = |tag: &String| if tag.ends_with('"') { tag.clone() } else { format!("\"{tag}\"") };
+        let tag = meta.e_tag.as_ref().map(quoted);
         // A weak tag never matches (RFC 9110, 13.1.1).
         let tagged = tag.as_ref().is_some_and(|tag| !tag.starts_with("W/"));
         let version = tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
@@ -244,6 +246,22 @@ fn blocks(range: &Range<u64>) -> Range<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_is_the_same_with_quotation_marks_and_without() {
+        let seen = |tag: &str| {
+            Seen::of(&ObjectMeta {
+                location: "a".into(),
+                last_modified: Default::default(),
+                size: 1,
+                e_tag: Some(tag.into()),
+                version: None,
+            })
+        };
+        assert_eq!(seen("0x8DE"), seen("\"0x8DE\""));
+        assert_eq!(seen("0x8DE").version, "\"0x8DE\"", "as requests are to name it");
+        assert!(!seen("W/\"1\"").tagged && seen("\"1\"").tagged);
+    }
 
     #[test]
     fn a_range_touches_the_blocks_that_hold_it() {

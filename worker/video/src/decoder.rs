@@ -71,8 +71,7 @@ impl Decoder {
 }
 
 /// A decoder that panics has met a file it should have refused: an error like any other. Its state is not
-/// used again. This holds for rusty_h264; rav1d's functions are `extern "C"`, where a panic ends the process
-/// before it gets here.
+/// used again. rusty_h264 panics here; rav1d on a thread of its own, which is given up (`av1::panics`).
 fn guarded<T>(call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(picture("the decoder gave up on it (it panicked)")))

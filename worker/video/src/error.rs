@@ -72,6 +72,15 @@ pub enum Fault {
     /// The coded picture cannot be decoded. Other frames may be fine.
     #[error("damaged picture: {0}; leave the episode out or restore the file")]
     Picture(String),
+    /// The AV1 decoder has panicked too often.
+    #[error(
+        "AV1 is decoded no more in this process: the decoder has panicked {times} times, and each time keeps \
+         its memory; leave out the frames that were named before, and start again"
+    )]
+    GivenUp {
+        /// How often.
+        times: usize,
+    },
     /// The caller asked for a frame beyond the last.
     #[error("the file has {frames} frames; the data set's tables do not belong to this file")]
     NoSuchFrame {

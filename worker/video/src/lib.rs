@@ -16,9 +16,8 @@
 //! converts it.
 //!
 //! Files are not trusted: sizes are bounded before memory is spent ([`limits`]), what is damaged is an error
-//! of the frames that need it, and a panic of the H.264 decoder is an error too. A panic inside rav1d ends
-//! the process: its functions are `extern "C"`, which do not unwind. None was met in some ten thousand
-//! damaged streams.
+//! of the frames that need it, and so is a panic of a decoder. Since rav1d's functions are `extern "C"`,
+//! which do not unwind, each of its decoders has a thread of its own, which a panic stops for good.
 //!
 //! mp4 is parsed here because no crate does what is needed: `re_mp4` panics on files without chunk tables and
 //! builds 56 bytes for each of up to four thousand million samples that twelve bytes can claim; `mp4parse`

@@ -20,6 +20,10 @@ pub const MAX_READ_BYTES: u64 = 8 << 20;
 /// write a slice for each row of macroblocks at most.
 pub const MAX_UNITS_IN_SAMPLE: usize = 512;
 
+/// AV1 decoders that may panic before no further one is opened in this process: each leaves behind a thread
+/// that sleeps and what it had allocated, some ten frames.
+pub const MAX_GIVEN_UP: usize = 16;
+
 /// Reference pictures an H.264 stream may keep, and entries a reference list may have (H.264 Annex A and
 /// 7.4.3).
 pub const MAX_REFERENCES: u32 = 16;

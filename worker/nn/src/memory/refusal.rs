@@ -36,7 +36,9 @@ thread_local! {
 }
 
 /// From now on refusals on any thread are heard, and neither they nor their consequences printed; other
-/// panics go to the hook there was. Once in a process.
+/// panics go to the hook there was. Once in a process, and before any data are read: a decoder of video that
+/// panics must come to its own hook first.
+#[expect(clippy::disallowed_methods, reason = "before anything is decoded")]
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

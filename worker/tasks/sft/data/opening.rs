@@ -9,6 +9,7 @@ use crate::sft::config::ChatData;
 
 /// The chats at `data.path`, none of them read.
 pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataError> {
+    refuse_folder(path)?;
     Ok(match names_shards(path) {
         true => Box::new(ChatShards::open(path, data)?),
         false => Box::new(ChatLines::open(path, data)?),
@@ -17,6 +18,7 @@ pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataErr
 
 /// The same, each chat read and its images looked for; and what names their content.
 pub fn open_checked(path: &Path, data: &ChatData) -> Result<(Box<dyn ChatSource>, Fingerprint), DataError> {
+    refuse_folder(path)?;
     if names_shards(path) {
         let shards = ChatShards::open(path, data)?;
         let fingerprint = shards.check()?;
@@ -24,6 +26,14 @@ pub fn open_checked(path: &Path, data: &ChatData) -> Result<(Box<dyn ChatSource>
     }
     let (lines, fingerprint) = ChatLines::checked(path, data)?;
     Ok((Box::new(lines), fingerprint))
+}
+
+fn refuse_folder(path: &Path) -> Result<(), DataError> {
+    let remedy = "name the file of lines in it, or its tar shards (`FOLDER/*.tar`)";
+    match path.is_dir() {
+        true => Err(DataError::invalid(path, "data.path", "is a folder", remedy)),
+        false => Ok(()),
+    }
 }
 
 /// Every chat that [`open_checked`] refuses, where it would name the first alone.

@@ -49,6 +49,9 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
     fs::write(&path, b"\xff\xfe").expect("a file");
     let found = Chats::open(&spec(&path, &[])).err().expect("it is refused").to_string();
     assert!(found.contains("chats.jsonl:1: is not UTF-8"), "{found}");
+    let folder = path.parent().expect("it has one");
+    let found = Chats::open(&spec(folder, &[])).err().expect("it is refused").to_string();
+    assert!(found.contains("is a folder; name the file of lines in it, or its tar shards"), "{found}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! rav1d by its C interface, on one thread: units of AV1 in, pictures out. The unsafe code of this crate, but
-//! for one call of `rgb`.
+//! for one call of `rgb`. A panic of any function here ends the process, unless `panics` is asked not to.
 //!
 //! Not by the crate's own Rust interface, which loses 64 bytes for good with each picture that it gives back:
 //! in the place of one that is returned, rav1d leaves an empty one that owns an empty list of metadata, and
@@ -55,16 +55,12 @@ impl fmt::Display for Refused {
     }
 }
 
-/// A decoder.
+/// A decoder. It stays on the thread that opened it.
 pub(super) struct Dav1d {
     context: Dav1dContext,
     /// What of a unit rav1d has not taken yet.
     pending: Option<Dav1dData>,
 }
-
-// SAFETY: the context is shared with nobody: rav1d was told to start no threads, and a reference to this
-// value is needed for every call. Whichever thread has the value may make them.
-unsafe impl Send for Dav1d {}
 
 impl Dav1d {
     /// For frames of at most `pixels`.
@@ -79,6 +75,8 @@ impl Dav1d {
         settings.max_frame_delay = 1;
         settings.all_layers = 0;
         settings.frame_size_limit = pixels;
+        #[cfg(test)]
+        super::tests::sabotage(&mut settings.allocator);
         let mut context = None;
         // SAFETY: both outlive the call, which reads the settings and writes the context.
         let opened =
@@ -140,9 +138,9 @@ impl Dav1d {
 
     /// The next picture.
     pub fn picture(&mut self) -> Result<Held, Refused> {
-        let mut held = Held(Dav1dPicture::default());
+        let mut held = Held(Box::default());
         // SAFETY: the context is open. What it writes over owns nothing.
-        let given = unsafe { dav1d_get_picture(Some(self.context), Some(NonNull::from(&mut held.0))) };
+        let given = unsafe { dav1d_get_picture(Some(self.context), Some(NonNull::from(&mut *held.0))) };
         Refused::of(given).map(|()| held)
     }
 }
@@ -160,8 +158,12 @@ fn release(mut data: Dav1dData) {
     unsafe { dav1d_data_unref(Some(NonNull::from(&mut data))) };
 }
 
-/// A picture, or the empty one that stands for none.
-pub(super) struct Held(Dav1dPicture);
+/// A picture, or the empty one that stands for none. It is given back before its decoder is closed.
+pub(super) struct Held(Box<Dav1dPicture>);
+
+// SAFETY: what it points to is counted by atomic references, which rav1d hands to threads of its own, too;
+// samples and headers are not written to any more, and the pool that the samples go back to has a lock.
+unsafe impl Send for Held {}
 
 impl Held {
     pub fn size(&self) -> (usize, usize) {
@@ -211,7 +213,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: the picture is whole. What is left in its place is an empty one.
-        unsafe { dav1d_picture_unref(Some(NonNull::from(&mut self.0))) };
+        unsafe { dav1d_picture_unref(Some(NonNull::from(&mut *self.0))) };
         if let Some(list) = self.0.itut_t35_ref.take() {
             // SAFETY: the empty picture owns this list, has it from `from_arc`, and is not used again.
             drop(unsafe { list.into_arc() });

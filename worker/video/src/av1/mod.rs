@@ -1,11 +1,22 @@
 //! AV1 by rav1d, the Rust port of dav1d.
+//!
+//! ```text
+//! thread   a decoder on a thread of its own: all calls of rav1d
+//! panics   a panic of such a thread costs the thread, and not the process
+//! dav1d    rav1d's C interface
+//! ```
 
 mod dav1d;
+mod panics;
+#[cfg(test)]
+mod tests;
+mod thread;
 
-use self::dav1d::{Dav1d, Held, Refused};
+use self::dav1d::Held;
+use self::thread::{DecoderThread, Order};
 use crate::boxes::Cursor;
 use crate::error::{Fault, container, picture, refused};
-use crate::limits::MAX_UNITS_IN_SAMPLE;
+use crate::limits::{MAX_READ_BYTES, MAX_UNITS_IN_SAMPLE};
 use crate::picture::{Picture, Show};
 
 /// The OBUs of `av1C`; refuses what the box says is not decoded.
@@ -28,58 +39,50 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
     Ok(cursor.rest().to_vec())
 }
 
-/// One dav1d with one thread: a sample in, its picture out.
+/// A decoder: a sample in, its picture out.
 pub(crate) struct Av1 {
-    decoder: Dav1d,
+    /// The picture that was shown last. It goes back to the decoder's thread with the next order; it stands
+    /// before the decoder here, so that it is dropped before that is closed.
+    shown: Option<Held>,
+    decoder: DecoderThread,
     /// OBUs that go before the next sample.
     header: Vec<u8>,
+    /// Whether the next sample has nothing to do with the one before.
+    restart: bool,
+    /// Memory for the next order.
+    unit: Vec<u8>,
 }
 
 impl Av1 {
     /// A decoder for frames of at most `pixels`.
     pub fn new(pixels: usize) -> Result<Self, Fault> {
-        let decoder = Dav1d::open(u32::try_from(pixels).unwrap_or(u32::MAX)).map_err(fault)?;
-        Ok(Self { decoder, header: Vec::new() })
+        let decoder = DecoderThread::open(u32::try_from(pixels).unwrap_or(u32::MAX))?;
+        Ok(Self { shown: None, decoder, header: Vec::new(), restart: false, unit: Vec::new() })
     }
 
     /// Forgets what came before; `header` holds the sequence header, which keyframes usually repeat.
     pub fn restart(&mut self, header: &[u8]) {
-        self.decoder.flush();
+        self.restart = true;
         self.header = header.to_vec();
     }
 
-    /// A picture that nobody wants is taken out, and dropped: the next sample is not taken in before.
+    /// Decodes one sample; without `show` nobody wants its picture.
     pub fn decode(&mut self, sample: &[u8], show: Option<Show<'_>>) -> Result<(), Fault> {
-        let mut unit = std::mem::take(&mut self.header);
-        if unit.is_empty() {
-            self.send(sample)?;
-        } else {
-            unit.extend_from_slice(sample);
-            self.send(&unit)?;
-        }
-        match self.decoder.picture() {
-            Ok(decoded) => show.map_or(Ok(()), |show| hand_over(&decoded, show)),
-            Err(Refused::Again) => Err(picture("a sample without a shown frame")),
-            Err(refused) => Err(fault(refused)),
-        }
-    }
-
-    /// What stands behind a sample's picture is taken in when the next one comes.
-    fn send(&mut self, unit: &[u8]) -> Result<(), Fault> {
-        count_frames(unit)?;
-        match self.decoder.send(unit) {
-            Err(Refused::Again) => match self.decoder.picture() {
-                Ok(_) => Err(picture("two shown frames in one sample")),
-                Err(Refused::Again) => self.decoder.send_pending().map_err(fault),
-                Err(refused) => Err(fault(refused)),
-            },
-            sent => sent.map_err(fault),
+        let mut unit = std::mem::take(&mut self.unit);
+        unit.clear();
+        unit.append(&mut self.header);
+        unit.extend_from_slice(sample);
+        count_frames(&unit)?;
+        let (back, restart) = (self.shown.take(), std::mem::take(&mut self.restart));
+        let order = Order { back, restart, unit, show: show.is_some() };
+        let (decoded, unit) = self.decoder.decode(order)?;
+        self.unit = unit;
+        self.unit.shrink_to(MAX_READ_BYTES as usize);
+        match decoded.zip(show) {
+            Some((decoded, show)) => hand_over(self.shown.insert(decoded), show),
+            None => Ok(()),
         }
     }
-}
-
-fn fault(refused: Refused) -> Fault {
-    picture(format!("dav1d: {refused}"))
 }
 
 fn hand_over(decoded: &Held, show: Show<'_>) -> Result<(), Fault> {
