@@ -88,27 +88,34 @@ pub struct World {
     pub max_nodes: u32,
     /// Workers of each.
     pub nproc_per_node: u32,
+    /// Of all of them, those that hold no rank while there are others enough.
+    pub spares: u32,
 }
 
 impl World {
     /// A world of exactly so many nodes.
     pub fn fixed(nnodes: u32, nproc_per_node: u32) -> Self {
-        Self { min_nodes: nnodes, max_nodes: nnodes, nproc_per_node }
+        Self { min_nodes: nnodes, max_nodes: nnodes, nproc_per_node, spares: 0 }
     }
 
-    /// Workers at most, which is the number of slots.
+    /// The number of slots: workers at most, spares included.
     pub fn size(&self) -> u32 {
         self.max_nodes.saturating_mul(self.nproc_per_node)
     }
 
-    /// Fewest workers to train with.
-    pub fn least(&self) -> u32 {
-        self.min_nodes.saturating_mul(self.nproc_per_node)
+    /// Ranks at most.
+    pub fn most(&self) -> u32 {
+        self.size().saturating_sub(self.spares)
     }
 
-    /// True when the number of workers may change.
+    /// Fewest workers to train with.
+    pub fn least(&self) -> u32 {
+        self.min_nodes.saturating_mul(self.nproc_per_node).min(self.most())
+    }
+
+    /// True when a generation need not have all slots: it may have fewer ranks, or there are spares.
     pub fn elastic(&self) -> bool {
-        self.min_nodes < self.max_nodes
+        self.least() < self.size()
     }
 
     /// The node that a slot is on.

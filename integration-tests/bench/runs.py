@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What whole runs cost: two ranks against one, the coordinator's share, EMA, dropout and skipping. Real `cox run`s, in turns: A B A B.
+"""What whole runs cost: two ranks against one, the coordinator's share, EMA, dropout, skipping, replayed steps. Real `cox run`s, in turns: A B A B.
 
     runs.py ranks COX [--rounds 3] [CONFIG] [KEY=VALUE ...]         2 ranks of 1 thread against 1 rank of 2 threads
     runs.py coordinator COX [--rounds 3] [CONFIG] [KEY=VALUE ...]   1 rank with a coordinator against `cox worker --config`, which has none
@@ -7,6 +7,8 @@
                                                                     over one without; and that over one of an older program (no skipping)
     runs.py sharded COX [--rounds 3] [--nproc 2] [CONFIG] [KEY=VALUE ...]    a step of `small` on ranks of one thread that share frozen
                                                                     weights out, and on ranks that stream them, over one that hold them
+    runs.py replay COX [--rounds 5] [CONFIG] [KEY=VALUE ...]        2 ranks with `faults.replay_every` of 1 and of 50, over one with 0:
+                                                                    the mean of a step, in processor time and in time
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
 The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
@@ -163,9 +165,23 @@ def sharded(a, _):
         print(f"{name} over held: {statistics.median(ratios):.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)})")
 
 
+def replay(a, train):
+    sides = {"never": 0, "every 50": 50, "every step": 1}
+    ratios = {name: [] for name in sides}
+    for _ in range(a.rounds):
+        ran = {}
+        for name, every in sides.items():
+            run = show(name, measure([*train, f"faults.replay_every={every}", "--nproc-per-node", "2", "--log-format", "json"], 1))
+            ran[name] = (run["all"] / run["steps"], statistics.fmean(run["step_ms"]))
+            ratios[name].append([this / never for this, never in zip(ran[name], ran["never"])])
+    for name in list(sides)[1:]:
+        for part, of in zip(["processor time, start and end included", "time"], zip(*ratios[name])):
+            print(f"replayed {name} over never, {part}: {statistics.median(of):.3f} ({', '.join(f'{ratio:.3f}' for ratio in of)})")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded"])
+    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded", "replay"])
     parser.add_argument("cox")
     parser.add_argument("config", nargs="?", default="configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*")
@@ -176,7 +192,7 @@ def main():
     a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
-    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded}[a.what](a, train)
+    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded, "replay": replay}[a.what](a, train)
 
 
 main()

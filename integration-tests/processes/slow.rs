@@ -1,6 +1,6 @@
-//! A rank that is slower than the others is named, and nothing else happens to it.
+//! A rank that is slower than the others is named, and replaced where a spare is there and that is wanted.
 
-use crate::support::{Running, read_json};
+use crate::support::{Running, cox, read_json};
 
 #[test]
 fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_keeps_up() {
@@ -22,4 +22,33 @@ fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_k
         "{printed}"
     );
     assert_eq!(read_json(&output.join("summary.json"))["steps"], 60);
+}
+
+#[test]
+fn a_rank_that_stays_slow_is_replaced_by_a_spare_and_steps_take_as_long_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, more: &[&str], fault: &[(&str, &str)]| {
+        let output = dir.path().join(name);
+        let output_dir = format!("run.output_dir={}", output.display());
+        let keys = ["run", "configs/quickstart.yaml", &output_dir, "train.steps=100", "eval.samples=0"];
+        let (status, printed) = Running::start_with(&[&keys[..], more].concat(), fault).finish();
+        assert!(status.success(), "{printed}");
+        (output, printed)
+    };
+    let spare = ["--nproc-per-node=3", "--spares=1", "faults.replace_slow=1"];
+    let fault = [("COX_FAULT_SLOW", "rank=1 step=8 until=100 percent=200 part=compute")];
+    let (output, printed) = run("replaced", &spare, &fault);
+    let lines: Vec<&str> = printed.lines().collect();
+    let place = |text: &str| {
+        let found = lines.iter().position(|line| line.contains(text));
+        found.unwrap_or_else(|| panic!("{text} is not told: {printed}"))
+    };
+    let (named, replaced) = (place("rank 1 is slow: "), place("rank 1 gives its place to a spare"));
+    assert!(named < replaced && replaced < place("rank 2, a spare, takes part from now on"), "{printed}");
+    let (undisturbed, _) = run("undisturbed", &["--nproc-per-node=2"], &[]);
+    let adapter = |output: &std::path::Path| std::fs::read(output.join("adapter/adapter_model.safetensors"));
+    assert!(adapter(&output).unwrap() == adapter(&undisturbed).unwrap(), "it learned something else");
+    let audited = cox(&["audit", &output.display().to_string()]).output().expect("cox was built");
+    assert!(audited.status.success(), "{}", String::from_utf8_lossy(&audited.stdout));
+    assert_eq!(lines.iter().filter(|line| line.contains("is slow: ")).count(), 1, "{printed}");
 }

@@ -107,6 +107,7 @@ pub const ENGINE: &Classes = &[
     ("faults.mirror", Outside("redundancy")),
     ("faults.verify_every", Outside("how often it is checked, not what it learns")),
     ("faults.cordon_after", Outside("where")),
+    ("faults.replace_slow", Outside("where")),
     ("faults.replay_every", Outside("how often it is checked, not what it learns")),
     ("launch.nproc_per_node", Outside("where")),
     ("launch.device", Outside("where")),

@@ -176,6 +176,13 @@ pub enum End {
     Failed(#[serde(with = "shared")] Arc<Failure>),
 }
 
+impl End {
+    /// Whether the run ended as it was meant to.
+    pub fn in_order(&self) -> bool {
+        !matches!(self, Self::Failed(_))
+    }
+}
+
 /// What a run has used of its budgets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {

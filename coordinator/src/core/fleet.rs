@@ -360,6 +360,13 @@ impl Fleet {
         }
     }
 
+    /// The worker at a slot is ready, and waits while others have places.
+    pub fn now_spare(&mut self, slot: Slot) {
+        if let Some(worker) = self.roster.at_mut(slot).filter(|worker| worker.gone.is_none()) {
+            worker.without.spare = true;
+        }
+    }
+
     /// Whether a slot has a worker that can be assigned.
     pub fn assignable(&self, slot: Slot) -> bool {
         self.roster.at(slot).is_some_and(Worker::assignable)

@@ -14,9 +14,11 @@ type Named = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
-    let all: [Named; 16] = [
+    let all: [Named; 18] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
+        ("spares have no rank", spares_have_no_rank),
+        ("no spare waits while a rank is missing", no_spare_waits_while_a_rank_is_missing),
         ("a run that closes trains no step", a_run_that_closes_trains_no_step),
         ("each worker stands at its slot", each_worker_stands_at_its_slot),
         ("one generation lives", one_generation_lives),
@@ -48,12 +50,29 @@ fn no_generation_has_a_lost_member(run: &Run) -> bool {
     })
 }
 
-/// A fixed world trains with every slot; an elastic one with the fewest at least. The last generation of a
-/// run that fails, which does not train, may be smaller.
+/// A fixed world trains with every slot but its spares; an elastic one with the fewest at least. The last
+/// generation of a run that fails, which does not train, may be smaller.
 fn a_fixed_world_is_complete_or_waits(run: &Run) -> bool {
     let Phase::Running(running) = &run.phase else { return true };
     let least = if running.assignment.closing { 1 } else { run.config.world.least() };
-    (least..=run.config.world.size()).contains(&running.assignment.world())
+    (least..=run.config.world.most()).contains(&running.assignment.world())
+}
+
+/// A worker that waits for a place has none in the generation that runs.
+fn spares_have_no_rank(run: &Run) -> bool {
+    let Some(running) = run.phase.running() else { return true };
+    run.fleet.roster.living().all(|worker| !(worker.without.spare && running.rank_of(worker.id).is_some()))
+}
+
+/// Where all that hold a part of the state are ready, and spares make up for the rest, the next generation
+/// has been formed.
+fn no_spare_waits_while_a_rank_is_missing(run: &Run) -> bool {
+    let Phase::Gathering(gathering) = &run.phase else { return true };
+    let settled = !gathering.is_first() && run.faults.closing().is_none();
+    let roster = &run.fleet.roster;
+    let ready = roster.living().filter(|worker| worker.assignable() && !run.drained(worker.slot())).count();
+    let leaving = roster.living().any(Worker::is_leaving);
+    run.config.world.spares == 0 || !settled || leaving || ready < run.config.world.most() as usize
 }
 
 /// Once it is decided that the run has failed, its last generation is told so, and is granted no steps.

@@ -69,6 +69,8 @@ pub enum News {
     Cordoned(Slot, SlotHealth),
     /// A rank's steps take longer than the others', or do not any more.
     Slow(Slot, Option<Slowness>),
+    /// A slow rank gives its place to a spare.
+    SetAside(Slot, Slowness),
     /// Peaks of every rank: at the end, and when asked for.
     Memory(Arc<Vec<RankMemory>>),
     /// A claim was turned down.
@@ -171,6 +173,11 @@ pub enum MemberChange {
         /// Its slot.
         slot: Slot,
     },
+    /// A spare has a rank from now on.
+    StandsIn {
+        /// Its slot.
+        slot: Slot,
+    },
     /// A worker ended in order.
     Left {
         /// Its slot.
@@ -195,6 +202,7 @@ impl std::fmt::Display for MemberChange {
             }
             Self::LineClosed { slot } => write!(f, "rank {slot} closed its connection; it may be gone"),
             Self::LineOpened { slot } => write!(f, "rank {slot} is connected again"),
+            Self::StandsIn { slot } => write!(f, "rank {slot}, a spare, takes part from now on"),
             Self::Left { slot, exit_code: 0, reason } => write!(f, "rank {slot} left: {reason}"),
             Self::Left { slot, reason, .. } => {
                 // The failure has a line of its own, in full.

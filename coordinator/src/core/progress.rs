@@ -252,6 +252,11 @@ impl Progress {
         self.training()?.stragglers.slow(self.rank_of(worker)?)
     }
 
+    /// The rank of the generation that trains that has been slow for so many windows, and longest.
+    pub fn overdue(&self, windows: u64) -> Option<SlownessChange> {
+        self.training()?.stragglers.overdue(windows)
+    }
+
     /// Commits every step that all ranks have reported; false if there is none.
     pub fn commit(&mut self, out: &mut Vec<Action>) -> bool {
         let before = self.committed;

@@ -82,8 +82,19 @@ pub struct Worker {
     pub generation: Generation,
     /// It can take a place in the next generation.
     pub ready: bool,
+    /// Whether it waits without one, and why.
+    pub without: WithoutRank,
     /// How it went, once it is gone.
     pub gone: Option<Gone>,
+}
+
+/// Why a worker that is there may have no rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WithoutRank {
+    /// It could have one, and waits while others have theirs.
+    pub spare: bool,
+    /// It was slow, and has one only where there is no other for it.
+    pub aside: bool,
 }
 
 /// What a worker was doing when last heard of.
@@ -126,6 +137,7 @@ impl Worker {
             notes: 0,
             generation: Generation(0),
             ready: false,
+            without: WithoutRank::default(),
             gone: None,
         }
     }
@@ -174,7 +186,7 @@ impl Worker {
 
     /// It is gone; the line that it had, which is to be closed.
     pub fn go(&mut self, how: Gone) -> Option<StreamId> {
-        (self.gone, self.ready) = (Some(how), false);
+        (self.gone, self.ready, self.without.spare) = (Some(how), false, false);
         self.line.stream.take()
     }
 }
@@ -287,6 +299,13 @@ impl Roster {
     /// The worker at a slot, if it is not gone.
     pub fn living_at(&self, slot: Slot) -> Option<&Worker> {
         self.at(slot).filter(|worker| worker.gone.is_none())
+    }
+
+    /// Those at these slots have places; all others that could have had one are spares.
+    pub fn choose(&mut self, slots: &[Slot]) {
+        for worker in self.states.iter_mut().filter_map(|state| state.worker.as_mut()) {
+            worker.without.spare = worker.assignable() && !slots.contains(&worker.slot());
+        }
     }
 
     /// A worker is named for standing still; false if it has been before, and has not moved since.

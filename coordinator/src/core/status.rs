@@ -77,6 +77,8 @@ pub struct Workers {
     pub wanted: u32,
     /// Those that are there.
     pub present: u32,
+    /// Of these, those that wait while others have ranks.
+    pub spare: u32,
 }
 
 /// A node that was asked to leave.
@@ -175,6 +177,8 @@ pub struct WorkerStatus {
     pub memory_peak: Bytes,
     /// How slow it is beside the other ranks, if it is.
     pub slow: Option<Slowness>,
+    /// It waits, with its model loaded, while others have ranks.
+    pub spare: bool,
 }
 
 impl RankStatus {

@@ -118,6 +118,8 @@ pub struct Stragglers {
 struct Watched {
     recent: VecDeque<Compared>,
     slow: Option<Slowness>,
+    /// Steps since it was named.
+    named_for: u64,
 }
 
 /// One rank's step beside the others'.
@@ -184,6 +186,17 @@ impl Stragglers {
         self.ranks.get(rank.0 as usize)?.slow
     }
 
+    /// The rank that was named so many windows ago, and has been slow ever since; of several the slowest.
+    pub fn overdue(&self, windows: u64) -> Option<SlownessChange> {
+        let least = windows.saturating_mul(WINDOW as u64);
+        let named = (0..).map(Rank).zip(&self.ranks);
+        let overdue = named.filter_map(|(rank, watched)| Some((rank, watched.slow?, watched.named_for)));
+        let (rank, slow, _) = overdue
+            .filter(|(_, _, named_for)| *named_for >= least)
+            .max_by(|(_, a, _), (_, b, _)| a.factor.total_cmp(&b.factor))?;
+        Some(SlownessChange { rank, slow: Some(slow) })
+    }
+
     fn compare(&mut self, row: &[Work]) -> Vec<SlownessChange> {
         let of_others = |value: &dyn Fn(&Work) -> f64| {
             let values: Vec<f64> = row.iter().map(value).collect();
@@ -221,6 +234,7 @@ impl Watched {
             false => factor >= SLOW && self.above(COUNTS).count() >= ENOUGH,
         };
         let is = is && excess >= LEAST_EXCESS;
+        self.named_for = if was && is { self.named_for + 1 } else { 0 };
         self.slow = is.then(|| Slowness { part: self.part(factor), factor, excess });
         was != is
     }

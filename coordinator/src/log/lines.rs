@@ -98,6 +98,11 @@ pub fn slow(slow: Option<&Slowness>) -> String {
     }
 }
 
+/// What is told of a slow rank that is replaced: `gives its place to a spare: it is slow, 1.31 times ...`.
+pub fn set_aside(slow: &Slowness) -> String {
+    format!("gives its place to a spare (faults.replace_slow): it takes {slow}")
+}
+
 /// What is told of a slot that is not used any more: `is cordoned after 2 hardware faults ...`.
 pub fn cordoned(health: &SlotHealth) -> String {
     format!(

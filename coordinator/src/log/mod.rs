@@ -15,7 +15,7 @@ pub(crate) use cache_lines::{line as cache_line, why};
 use coxswain_proto::{human, ids::Step, report::CheckpointState};
 pub use human_format::{Human, time_of_day};
 pub use json_format::WithMetrics;
-pub(crate) use lines::{cordoned, rolled_back, sample, slow};
+pub(crate) use lines::{cordoned, rolled_back, sample, set_aside, slow};
 pub use memory::tables as memory_tables;
 use spans::Spans;
 use tracing::{debug, error, info, warn};
@@ -68,7 +68,8 @@ impl Log {
                 let line = format!("{change} ({present} of {world})");
                 let detail =
                     matches!(change, MemberChange::LineClosed { .. } | MemberChange::LineOpened { .. });
-                if *world > CROWD || self.recovering || detail {
+                let stands_in = matches!(change, MemberChange::StandsIn { .. });
+                if !stands_in && (*world > CROWD || self.recovering || detail) {
                     debug!(target: "coxswain::workers", generation, present, world, "{line}");
                 } else {
                     info!(target: "coxswain::workers", generation, present, world, "{line}");
@@ -126,6 +127,10 @@ impl Log {
                     }
                     None => info!(target: "coxswain::workers", rank, "rank {rank} {line}"),
                 }
+            }
+            News::SetAside(slot, slow) => {
+                let (rank, line) = (slot.0, lines::set_aside(slow));
+                warn!(target: "coxswain::workers", rank, factor = slow.factor, "rank {rank} {line}");
             }
             News::Memory(table) => memory(table),
             News::Refused(refusal) => warn!(target: "coxswain::refuse", "{refusal}"),

@@ -237,6 +237,9 @@ pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
         News::Slow(slot, slow) => {
             Kind::Note(v1::Note { rank: slot.0, text: crate::log::slow(slow.as_ref()) })
         }
+        News::SetAside(slot, slow) => {
+            Kind::Note(v1::Note { rank: slot.0, text: crate::log::set_aside(slow) })
+        }
         News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
             rank: failure.slot.map_or(0, |slot| slot.0),
             text: crate::log::sample(at, *verdict, failure),
@@ -275,6 +278,7 @@ fn worker_status(worker: WorkerStatus, slot: v1::RankStatus) -> v1::RankStatus {
         times: Some((&worker.times).into()),
         metrics: worker.metrics.iter().take(MAX_RANK_METRICS).map(Into::into).collect(),
         gone: worker.gone,
+        spare: worker.spare,
         slow: worker.slow.map(|slow| v1::Slowness { part: slow.part.to_string(), factor: slow.factor }),
         ..slot
     }

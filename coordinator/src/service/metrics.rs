@@ -97,6 +97,7 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
     )?;
     sheet.gauge("world_size", "Workers wanted", None, f64::from(status.workers.wanted))?;
     sheet.gauge("workers", "Workers there now", None, f64::from(status.workers.present))?;
+    sheet.gauge("spares", "Of these, without a rank", None, f64::from(status.workers.spare))?;
     sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
     sheet.gauge("steps_skipped", "Of these, left out", None, status.skipped as f64)?;
     if let Some(plan) = status.plan {

@@ -125,11 +125,17 @@ fn config(script: &Script) -> Config {
             base_digest: None,
         },
         cache: script.cache.map_or_else(Cache::default, cache),
-        faults: Faults { replica: script.replica, cordon_after: 2, ..Faults::default() },
+        faults: Faults {
+            replica: script.replica,
+            cordon_after: 2,
+            replace_slow: script.replace_slow,
+            ..Faults::default()
+        },
         world: Nodes {
             min_nodes: script.min_nodes.unwrap_or(script.nodes),
             max_nodes: script.nodes,
             nproc_per_node: script.workers_per_node,
+            spares: script.spares,
         },
         patience: Patience::default(),
         budgets: Budgets { restarts: script.max_restarts, rescales: None },

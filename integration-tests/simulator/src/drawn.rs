@@ -41,6 +41,8 @@ impl Script {
             min_nodes: elastic.then(|| 1 + random.below(u64::from(nodes)) as u32),
             nodes,
             workers_per_node,
+            spares: 0,
+            replace_slow: 0,
             steps,
             samples: 5 + random.below(60),
             global_batch: 1 + random.below(16),
@@ -60,6 +62,18 @@ impl Script {
             },
             faults,
             verbose: false,
+        }
+    }
+
+    /// The same with another worker on each node, and some of all as spares.
+    pub fn drawn_with_spares(seed: u64) -> Self {
+        let mut random = Random::new(seed.rotate_left(48) ^ !seed);
+        let script = Self::drawn(seed);
+        Self {
+            workers_per_node: script.workers_per_node + 1,
+            spares: 1 + random.below(u64::from(script.nodes)) as u32,
+            replace_slow: random.below(2),
+            ..script
         }
     }
 }

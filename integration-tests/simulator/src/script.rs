@@ -20,6 +20,12 @@ pub struct Script {
     pub nodes: u32,
     /// Workers on each.
     pub workers_per_node: u32,
+    /// Of all workers, those that have no rank while there are others enough.
+    #[serde(default)]
+    pub spares: u32,
+    /// Windows of steps after which a slow rank gives its place to a spare; 0: never.
+    #[serde(default)]
+    pub replace_slow: u64,
     /// Steps to train.
     pub steps: u64,
     /// Samples in an epoch.
@@ -229,6 +235,9 @@ impl Script {
         }
         if least > self.nodes {
             return Err(format!("min_nodes: {least} are more than nodes, {}", self.nodes));
+        }
+        if self.spares >= self.slots() {
+            return Err(format!("spares: {} of {} workers leave none to train", self.spares, self.slots()));
         }
         if self.slots() > MOST {
             return Err(format!("nodes x workers_per_node: at most {MOST} workers can be simulated"));

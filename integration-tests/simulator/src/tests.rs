@@ -24,9 +24,13 @@ const FAILED_ONCE: [u64; 21] = [
 ];
 
 fn play_seeds(seeds: impl IntoIterator<Item = u64>) -> (u64, u64) {
+    play_drawn(seeds, Script::drawn)
+}
+
+fn play_drawn(seeds: impl IntoIterator<Item = u64>, drawn: fn(u64) -> Script) -> (u64, u64) {
     let (mut finished, mut repeated) = (0, 0);
     for seed in seeds {
-        let report = play(&Script::drawn(seed));
+        let report = play(&drawn(seed));
         assert!(report.violations.is_empty(), "seed {seed}:\n{report}");
         // A handful of faults is far below the budget of a hundred, and every launcher that dies is followed
         // by another: whatever the faults were, the run must come to its end.
@@ -50,6 +54,40 @@ fn no_seed_of_the_first_thousand_breaks_what_must_hold() {
 }
 
 #[test]
+fn no_seed_with_spares_breaks_what_must_hold() {
+    play_drawn(0..1500, Script::drawn_with_spares);
+}
+
+#[test]
+fn a_spare_trains_long_before_a_process_has_loaded_the_model() {
+    let mut script = quiet(9, 3, 2, 60);
+    (script.load_ms, script.spares, script.max_restarts) = (30_000.0, 2, 3);
+    script.faults = vec![fault(35.0, Kind::Kill, 1)];
+    // A whole node, while the successor of the first loads: two nodes of three are needed.
+    script.faults.push(Fault { for_s: 600.0, ..fault(38.0, Kind::KillLauncher, 0) });
+    (script.faults[1].node, script.checkpoint_every) = (1, 5);
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    assert!(report.recoveries.first().is_some_and(|took| took.as_secs_f64() < 1.5), "{report}");
+    assert!(matches!(report.outcome, Some(Outcome::Finished { .. })), "{report}");
+}
+
+#[test]
+fn a_rank_that_stays_slow_is_replaced_and_a_world_keeps_its_size() {
+    let mut script = quiet(10, 1, 5, 400);
+    (script.spares, script.replace_slow) = (1, 1);
+    script.faults = vec![Fault { for_s: 600.0, factor: 1.3, ..fault(10.0, Kind::Slow, 2) }];
+    let report = play(&script);
+    assert!(report.violations.is_empty(), "{report}");
+    // 40 steps at the slow one's pace, and then none.
+    assert!(report.took.as_secs_f64() < 400.0 * 0.2 + 43.0 * 0.2 * 0.3 + 4.0, "{report}");
+    script.replace_slow = 0;
+    let kept = play(&script);
+    assert!(kept.took > report.took + std::time::Duration::from_secs(15), "{kept}");
+    assert_eq!((report.restarts, report.repeated), (0, 0), "{report}");
+}
+
+#[test]
 fn no_seed_of_the_second_thousand_breaks_what_must_hold() {
     play_seeds(1000..2000);
 }
@@ -70,6 +108,8 @@ fn quiet(seed: u64, nodes: u32, workers_per_node: u32, steps: u64) -> Script {
         min_nodes: None,
         nodes,
         workers_per_node,
+        spares: 0,
+        replace_slow: 0,
         steps,
         samples: 100,
         global_batch: 16,

@@ -25,6 +25,20 @@ use crate::{
     threads,
 };
 
+/// What a run may spend on repairs.
+#[derive(Args, Debug)]
+struct BudgetArgs {
+    /// Of all workers, those that wait with the model loaded until another one is lost, or slow
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    spares: u32,
+    /// Faults that this launch may survive; workers that are lost together are one
+    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = limits::MAX_RESTARTS)]
+    max_restarts: u32,
+    /// Times the number of machines may change on purpose [default: no bound]
+    #[arg(long, alias = "max_rescales", value_name = "N")]
+    max_rescales: Option<u32>,
+}
+
 /// Flags of `cox coordinator`.
 #[derive(Args, Debug)]
 pub struct CoordinatorArgs {
@@ -52,12 +66,8 @@ pub struct CoordinatorArgs {
     /// How long, after that, to wait for as many as are allowed [default: 30]
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
-    /// Faults that this launch may survive; workers that are lost together are one
-    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = limits::MAX_RESTARTS)]
-    max_restarts: u32,
-    /// Times the number of machines may change on purpose [default: no bound]
-    #[arg(long, alias = "max_rescales", value_name = "N")]
-    max_rescales: Option<u32>,
+    #[command(flatten)]
+    budgets: BudgetArgs,
     /// No TLS with callers from elsewhere: tokens and the run's configuration travel in clear
     #[arg(long)]
     plaintext: bool,
@@ -90,8 +100,9 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         min_nodes: args.nnodes.min,
         max_nodes: args.nnodes.max,
         nproc_per_node: args.nproc_per_node.or(configured).unwrap_or(1),
+        spares: args.budgets.spares,
     };
-    spec.check_world(world.size() as usize)?;
+    spec.check_world(world.most().max(1) as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
     let stays_here = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let shown = OfLaunch::of(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
@@ -102,7 +113,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         run_id: args.rdzv_id.clone(),
         door: Door::new(&shown.credentials, args.plaintext)?,
         patience: args.patience()?,
-        budgets: Budgets { restarts: args.max_restarts, rescales: args.max_rescales },
+        budgets: Budgets { restarts: args.budgets.max_restarts, rescales: args.budgets.max_rescales },
         restarted: args.restarted,
         hosted_by: args.hosted_by.clone(),
         claim: args.claim,

@@ -117,7 +117,8 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
 fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
     refuse_float16_on_cpu(spec, plan.device)?;
     let local = u64::from(plan.nproc_per_node);
-    let Ok(forecast) = Forecast::of(spec, plan.device, u64::from(plan.nnodes.min) * local, local) else {
+    let ranks = u64::from(plan.ranks(plan.nnodes.min));
+    let Ok(forecast) = Forecast::of(spec, plan.device, ranks, local) else {
         return Ok(None);
     };
     match &forecast.shortfall {

@@ -1,32 +1,52 @@
-//! What the driver says of the GPUs that a worker sees, for its check before it registers.
+//! What the driver says of the GPUs that a worker sees: for its check before it registers, and later.
 //!
 //! A worker counts the GPUs that CUDA shows it; the management library counts all of the machine. Which is
 //! which is in `CUDA_VISIBLE_DEVICES`.
 
+use std::{sync::OnceLock, time::Duration};
+
 use coxswain_worker::health::device::{Driver as Reads, GpuHealth};
 
 use super::Driver;
+use crate::clock;
 
 /// Reads the health of GPUs from the driver, where there is one.
 pub struct Sensors {
     visible: Option<String>,
+    /// Loaded when it is needed; none where there is none.
+    driver: OnceLock<Option<Driver>>,
 }
 
 impl Sensors {
     /// For a process that sees these GPUs (`CUDA_VISIBLE_DEVICES`).
     pub fn new(visible: Option<String>) -> Self {
-        Self { visible }
+        Self { visible, driver: OnceLock::new() }
     }
 }
 
 impl Reads for Sensors {
     fn health(&self, gpu: usize) -> GpuHealth {
-        let named = named(self.visible.as_deref(), gpu);
-        match (Driver::load(), named) {
-            (Ok(driver), Some(name)) => driver.health(&name),
-            // A worker that wanted a GPU is told elsewhere that there is none.
-            _ => GpuHealth::default(),
+        // A worker that wanted a GPU is told elsewhere that there is none.
+        let found = self.found(gpu);
+        found.map_or_else(GpuHealth::default, |(driver, name)| driver.health(&name))
+    }
+
+    fn critical_error(&self, gpu: usize, within: Duration) -> Option<u64> {
+        let began = clock::now();
+        let found = self.found(gpu);
+        let error = found.and_then(|(driver, name)| driver.critical_error(&name, within));
+        if error.is_none() {
+            // A driver that cannot tell answers at once.
+            std::thread::sleep(within.saturating_sub(began.elapsed()));
         }
+        error
+    }
+}
+
+impl Sensors {
+    fn found(&self, gpu: usize) -> Option<(&Driver, String)> {
+        let driver = self.driver.get_or_init(|| Driver::load().ok()).as_ref()?;
+        Some((driver, named(self.visible.as_deref(), gpu)?))
     }
 }
 

@@ -1,11 +1,13 @@
 //! The driver's management library, loaded at run time.
 
+use std::time::Duration;
+
 use coxswain_worker::health::device::GpuHealth;
 use nvml_wrapper::{
     Device, Nvml,
-    bitmasks::device::ThrottleReasons,
+    bitmasks::{device::ThrottleReasons, event::EventTypes},
     enum_wrappers::device::{EccCounter, MemoryError},
-    enums::device::UsedGpuMemory,
+    enums::{device::UsedGpuMemory, event::XidError},
     error::NvmlError,
 };
 
@@ -59,10 +61,7 @@ impl Driver {
 
     /// What it says of the health of a GPU, by its number or, behind `GPU-`, its UUID.
     pub fn health(&self, gpu: &str) -> GpuHealth {
-        let found = match gpu.parse() {
-            Ok(index) => self.0.device_by_index(index),
-            Err(_) => self.0.device_by_uuid(gpu),
-        };
+        let found = self.device(gpu);
         let name = format!("GPU {gpu}");
         match found {
             Ok(device) => health(&device, name),
@@ -71,6 +70,26 @@ impl Driver {
             }
             // What the driver does not know by this name is not this process's to judge.
             Err(_) => GpuHealth { name, ..GpuHealth::default() },
+        }
+    }
+
+    /// The first critical error that it reports of a GPU within so long. One that comes while nobody waits is
+    /// not told.
+    pub fn critical_error(&self, gpu: &str, within: Duration) -> Option<u64> {
+        let events = self.0.create_event_set().ok()?;
+        let device = self.device(gpu).ok()?;
+        let events = device.register_events(EventTypes::CRITICAL_XID_ERROR, events).ok()?;
+        let event = events.wait(u32::try_from(within.as_millis()).unwrap_or(u32::MAX)).ok()?;
+        match event.event_data? {
+            XidError::Value(number) => Some(number),
+            XidError::Unknown => None,
+        }
+    }
+
+    fn device(&self, gpu: &str) -> Result<Device<'_>, NvmlError> {
+        match gpu.parse() {
+            Ok(index) => self.0.device_by_index(index),
+            Err(_) => self.0.device_by_uuid(gpu),
         }
     }
 

@@ -15,6 +15,9 @@ pub struct LaunchFlags {
     /// Worker processes on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
     #[arg(long, alias = "nproc_per_node", value_name = "N|auto|gpu|cpu")]
     pub nproc_per_node: Option<String>,
+    /// Of all workers, those that wait with the model loaded until another one is lost, or slow [default: 0]
+    #[arg(long, value_name = "N")]
+    pub spares: Option<String>,
     /// What workers compute on: `cuda` (one GPU each), `cpu`, or `auto` [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     pub device: Option<String>,

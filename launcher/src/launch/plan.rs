@@ -152,6 +152,7 @@ impl Plan {
             budgets: Budgets::parse(
                 from.given("max-restarts", from.flags.max_restarts.as_ref()),
                 from.given("max-rescales", from.flags.max_rescales.as_ref()),
+                from.given("spares", from.flags.spares.as_ref()),
             )?,
             join_timeout: conf.join_timeout.unwrap_or(limits::RENDEZVOUS_TIMEOUT),
             last_call: conf.last_call.unwrap_or(limits::LAST_CALL_TIMEOUT),
@@ -163,13 +164,21 @@ impl Plan {
                 "--rdzv-endpoint: port 0 takes a free port, which other machines cannot know; name one",
             ));
         }
-        from.spec.check_world(plan.world_size())?;
+        if plan.ranks(plan.nnodes.max) == 0 {
+            let (spares, workers) =
+                (plan.budgets.spares, plan.nnodes.max.saturating_mul(plan.nproc_per_node));
+            return Err(Failed::usage(format!(
+                "--spares {spares}: of {workers} workers in all, fewer can be spares (--nnodes, --nproc-per-node)"
+            )));
+        }
+        from.spec.check_world(plan.ranks(plan.nnodes.max) as usize)?;
         Ok(plan)
     }
 
-    /// Workers in the world when it is complete.
-    pub fn world_size(&self) -> usize {
-        self.nnodes.max as usize * self.nproc_per_node as usize
+    /// Ranks when so many launchers are there.
+    pub fn ranks(&self, nodes: u32) -> u32 {
+        let of_all = self.nnodes.max.saturating_mul(self.nproc_per_node).saturating_sub(self.budgets.spares);
+        nodes.saturating_mul(self.nproc_per_node).min(of_all)
     }
 }
 

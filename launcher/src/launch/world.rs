@@ -61,15 +61,22 @@ pub struct Budgets {
     pub restarts: u32,
     /// Changes of the world's size on purpose; without a bound if absent.
     pub rescales: Option<u32>,
+    /// Of all workers, those that hold no rank while there are others enough.
+    pub spares: u32,
 }
 
 impl Budgets {
-    /// Reads both settings.
-    pub fn parse(restarts: Option<Given>, rescales: Option<Given>) -> Result<Self, Failed> {
+    /// Reads the settings.
+    pub fn parse(
+        restarts: Option<Given>,
+        rescales: Option<Given>,
+        spares: Option<Given>,
+    ) -> Result<Self, Failed> {
         let count = |given: Given| given.parse("a whole number");
         Ok(Self {
             restarts: restarts.map_or(Ok(limits::MAX_RESTARTS), count)?,
             rescales: rescales.map(count).transpose()?,
+            spares: spares.map_or(Ok(0), count)?,
         })
     }
 }

@@ -70,6 +70,7 @@ fn rank(rank: &RankStatus) -> Value {
         "lease_end_step": known.then_some(rank.lease_end_step),
         "memory_peak": known.then_some(rank.memory_peak),
         "times": rank.times.as_ref().map(times),
+        "spare": rank.spare,
         "slow": rank.slow.as_ref().map(|slow| json!({"part": slow.part, "factor": slow.factor})),
         "metrics": metrics(&rank.metrics),
     })

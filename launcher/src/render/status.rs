@@ -119,7 +119,11 @@ fn ranks(ranks: &[RankStatus]) -> String {
             rank.host.clone(),
             shown(rank.pid.to_string()),
             shown(rank.device.clone()),
-            if rank.gone { format!("gone ({phase})") } else { phase },
+            match (rank.gone, rank.spare) {
+                (true, _) => format!("gone ({phase})"),
+                (false, true) => "spare".to_owned(),
+                (false, false) => phase,
+            },
             shown(rank.step.to_string()),
             shown(format!("{}..{}", rank.lease_first_step, rank.lease_end_step)),
             human::time(Duration::from_millis(rank.silent_ms)),

@@ -93,6 +93,7 @@ fn health(rank: &RankStatus) -> String {
     let silent = Duration::from_millis(rank.silent_ms);
     match rank.gone {
         true => "gone".to_owned(),
+        false if rank.spare => "spare".to_owned(),
         false if rank.phase == i32::from(WorkerPhase::Done) => "done".to_owned(),
         false if silent >= SILENT => format!("silent {}", human::time(silent)),
         false if rank.slow.is_some() => rank

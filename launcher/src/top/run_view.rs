@@ -208,12 +208,14 @@ impl RunView {
     /// Where the copy of a rank's optimizer state is: with a rank of another node where there is one, if that
     /// lives.
     pub fn replica(&self, rank: &RankStatus) -> String {
-        let nodes: Vec<_> = self.status.ranks.iter().map(|rank| rank.node_rank).collect();
-        let next = (rank.rank + Placement::of(&nodes).distance) % self.status.world_size.max(1);
-        let holder = self.status.ranks.iter().find(|other| other.rank == next && next != rank.rank);
-        match holder {
+        let members: Vec<_> = self.status.ranks.iter().filter(|rank| !rank.spare).collect();
+        let nodes: Vec<_> = members.iter().map(|rank| rank.node_rank).collect();
+        let place = members.iter().position(|member| member.rank == rank.rank);
+        let distance = Placement::of(&nodes).distance as usize;
+        let holder = place.and_then(|place| members.get((place + distance) % members.len().max(1)));
+        match holder.filter(|holder| holder.rank != rank.rank) {
             Some(holder) if holder.phase == i32::from(WorkerPhase::Done) => "-".to_owned(),
-            Some(holder) if !holder.gone => format!("on {next}"),
+            Some(holder) if !holder.gone => format!("on {}", holder.rank),
             Some(_) => "lost".to_owned(),
             None => "-".to_owned(),
         }

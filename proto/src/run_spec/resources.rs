@@ -64,11 +64,14 @@ pub struct Faults {
     /// results, a check that was not passed, errors that a GPU's driver reports. A process that is killed or
     /// hangs is none. 0: slots are always used again.
     pub cordon_after: u32,
+    /// Windows of 20 steps for which a rank may have been named slow before a spare (`--spares`) has its
+    /// place; without a spare it keeps it. 0: slow ranks are named, and nothing follows.
+    pub replace_slow: u64,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { replica: true, verify_every: 50, replay_every: 0, cordon_after: 2 }
+        Self { replica: true, verify_every: 50, replay_every: 0, cordon_after: 2, replace_slow: 0 }
     }
 }
 

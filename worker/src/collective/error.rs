@@ -142,6 +142,16 @@ pub enum JoinError {
         /// Connections turned away.
         refused: usize,
     },
+    /// What passes between two ranks is lost or changed.
+    #[error("the link from rank {from} to rank {to} fails: {why}")]
+    Link {
+        /// Who has sent.
+        from: Rank,
+        /// To whom.
+        to: Rank,
+        /// What was seen.
+        why: String,
+    },
     /// A neighbour that had been found left again.
     #[error("rank {peer} left while the ring was formed: {source}")]
     Left {

@@ -8,7 +8,7 @@
 //! ahead            what has come in of a collective that this rank has not entered yet
 //! abort            ends a ring from another thread
 //! handshake        who may join, which proof of a token decides (`super::proof`)
-//! join             how the ring is formed, in two halves: call and welcome; then offer
+//! join             how the ring is formed, in two halves: call and welcome; then offer and echo
 //! patience         how long both halves wait
 //! lane, shared     the way to a neighbour: a socket, or memory that both have mapped
 //! connected        a rank's place in a ring: one collective after the other, until the first failure
@@ -37,6 +37,7 @@ mod abort;
 mod ahead;
 mod call;
 mod connected;
+mod echo;
 mod element;
 mod handshake;
 mod join;

@@ -1,10 +1,19 @@
 //! What a driver says of a GPU, and whether it is to be used.
 
+use std::time::Duration;
+
 /// Reads what drivers say. The only implementation that asks a real one is the program's; tests have their
 /// own.
 pub trait Driver: Send + Sync {
     /// A GPU, by its number among those that this process sees.
     fn health(&self, gpu: usize) -> GpuHealth;
+
+    /// The number of the first critical error (Xid) that comes of it within so long; none where none comes,
+    /// or that cannot be told.
+    fn critical_error(&self, _gpu: usize, within: Duration) -> Option<u64> {
+        std::thread::sleep(within);
+        None
+    }
 }
 
 /// What a driver says of one GPU. What it does not tell (older ones, virtual GPUs) counts as sound.

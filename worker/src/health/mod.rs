@@ -7,6 +7,7 @@
 //! disk     a file can be written where checkpoints go, and there is room
 //! memory   what the system can still give
 //! kind     which processors come to the same bits
+//! watch    what the driver says of the GPU later, while the worker lives
 //! ```
 //!
 //! A check that is not passed ends the process before it has registered, as a fault of its slot's hardware
@@ -21,6 +22,7 @@ mod fault;
 pub mod kind;
 pub mod known;
 mod memory;
+pub mod watch;
 
 use std::{path::Path, time::Duration};
 

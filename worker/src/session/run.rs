@@ -59,6 +59,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         run_id: run.run_id,
         incarnation,
         worker_id: None,
+        device: Device::Cpu,
         worth_knowing: Vec::new(),
         shared,
         lines: watch::Sender::new(0),
@@ -67,8 +68,9 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
         Ok(opened) => opened,
         Err(failure) => return Err(session.fail(failure).await),
     };
-    session.check(output_dir, device).await?;
-    session.register(facts, device).await?;
+    session.device = device;
+    session.check(output_dir).await?;
+    session.register(facts).await?;
     session.train(thread).await
 }
 
@@ -80,6 +82,8 @@ struct Session {
     incarnation: String,
     /// None before `Register`.
     worker_id: Option<u64>,
+    /// What computes; the CPU before that is known.
+    device: Device,
     /// Of its machine, for people.
     worth_knowing: Vec<String>,
     shared: Arc<Shared>,
@@ -110,8 +114,8 @@ fn read_spec(options: &SessionOptions, run: &v1::GetRunResponse) -> Result<RunSp
 
 impl Session {
     /// Looks at the machine. One that is not to be used is told, and ends this worker before it has a slot.
-    async fn check(&mut self, output_dir: PathBuf, device: Device) -> Result<(), SessionError> {
-        let driver = self.options.driver.clone();
+    async fn check(&mut self, output_dir: PathBuf) -> Result<(), SessionError> {
+        let (driver, device) = (self.options.driver.clone(), self.device);
         let looked = tokio::task::spawn_blocking(move || {
             let site = Site { output_dir: &output_dir, device, driver: driver.as_deref() };
             health::check(&site)
@@ -130,7 +134,7 @@ impl Session {
         }
     }
 
-    async fn register(&mut self, facts: DataSetFacts, device: Device) -> Result<(), SessionError> {
+    async fn register(&mut self, facts: DataSetFacts) -> Result<(), SessionError> {
         let options = &self.options;
         let request = v1::RegisterRequest {
             version: VERSION.to_owned(),
@@ -142,7 +146,7 @@ impl Session {
             local_rank: options.local_rank,
             node_rank: options.node_rank,
             data_address: options.data_address.clone(),
-            device: device.to_string(),
+            device: self.device.to_string(),
             training_samples: facts.training_samples,
             dataset_fingerprint: facts.fingerprint,
             order_key: facts.order_key,
@@ -171,6 +175,16 @@ impl Session {
         for line in self.worth_knowing.iter().cloned() {
             // There is room: nobody else has the queue yet.
             let _ = reports.try_send(Message::Report(Generation(0), Report::Note(line)));
+        }
+        if let (Device::Cuda(gpu), Some(driver)) = (self.device, self.options.driver.clone()) {
+            let told = reports.downgrade();
+            health::watch::follow(driver, gpu, move |news| {
+                let Some(told) = told.upgrade() else { return false };
+                // A queue that is full is one of a worker that is about to be lost.
+                let say = |report| drop(told.try_send(Message::Report(Generation(0), report)));
+                news.into_iter().for_each(say);
+                true
+            });
         }
         let link = ChannelLink::new(self.shared.clone(), reports, self.run_id.clone());
         let voice = Voice {

@@ -11,9 +11,10 @@
 //! is a run that has diverged. `part` of what is slow is `compute` or `data`; of weights it counts from this
 //! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
 //! The slice whose gradients are wrong is rank 1's `own`, or `another` that it runs to compare; `life` is
-//! that of its process in its slot, from 0, so that a successor may be sound. Fields may come in any order;
-//! all are needed. They are part of the program because the program is what is tested, as
-//! `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
+//! that of its process in its slot, from 0, so that a successor may be sound. The rank that is slow is a
+//! slot, as people are told of it: the spare that has its place is not slow. Fields may come in any order;
+//! all are needed. They are part of the program because the program is what is tested, as `COX_FAULT_MEMORY`
+//! is. Nothing else reads the variables, and no run depends on them.
 
 use std::{ops::Range, time::Duration};
 
@@ -25,6 +26,8 @@ const WEIGHTS: &str = "COX_FAULT_WEIGHTS";
 const GRADIENTS: &str = "COX_FAULT_GRADIENTS";
 /// How often the process of this slot has been started again; the launcher says it.
 const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
+/// The slot of this process; the launcher says it.
+const SLOT: &str = "RANK";
 
 /// The faults that this process was given, as far as they are still to come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +47,7 @@ struct Loss {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Slow {
-    rank: Rank,
+    slot: u32,
     steps: Range<Step>,
     /// Of its usual time.
     percent: u32,
@@ -74,7 +77,8 @@ impl InjectedFaults {
     pub fn from_environment() -> Self {
         Self {
             loss: read(LOSS, "rank=1 step=3 times=1", Loss::parse),
-            slow: read(SLOW, "rank=1 step=3 until=40 percent=130 part=compute", Slow::parse),
+            slow: read(SLOW, "rank=1 step=3 until=40 percent=130 part=compute", Slow::parse)
+                .filter(|slow| slow.slot == slot()),
             flip: read(WEIGHTS, "rank=1 step=7 part=0", Flip::parse),
             gradient: read(GRADIENTS, "rank=1 step=7 times=1 slice=own life=0", WrongGradient::parse)
                 .filter(|fault| fault.life == life()),
@@ -106,11 +110,8 @@ impl InjectedFaults {
     }
 
     /// Makes a pass that took so long take longer; `data` is the time for which the step waited for data.
-    pub fn slow_down(&self, rank: Rank, step: Step, took: Duration, data: &mut Duration) {
-        let Some(fault) = self.slow.as_ref().filter(|slow| slow.rank == rank && slow.steps.contains(&step))
-        else {
-            return;
-        };
+    pub fn slow_down(&self, step: Step, took: Duration, data: &mut Duration) {
+        let Some(fault) = self.slow.as_ref().filter(|slow| slow.steps.contains(&step)) else { return };
         let longer = took * fault.percent.saturating_sub(100) / 100;
         std::thread::sleep(longer);
         if fault.in_data {
@@ -135,7 +136,15 @@ impl InjectedFaults {
 }
 
 fn life() -> u32 {
-    std::env::var(RESTARTS).ok().and_then(|restarts| restarts.parse().ok()).unwrap_or(0)
+    number(RESTARTS)
+}
+
+fn slot() -> u32 {
+    number(SLOT)
+}
+
+fn number(variable: &str) -> u32 {
+    std::env::var(variable).ok().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 impl WrongGradient {
@@ -174,7 +183,7 @@ impl Slow {
         };
         let step = |name| Some(Step(field(text, name)?.parse().ok()?));
         let percent = field(text, "percent")?.parse().ok()?;
-        Some(Self { rank: rank(text)?, steps: step("step")?..step("until")?, percent, in_data })
+        Some(Self { slot: rank(text)?.0, steps: step("step")?..step("until")?, percent, in_data })
     }
 }
 
@@ -236,14 +245,14 @@ mod tests {
     #[test]
     fn a_rank_is_slow_for_some_steps_in_what_is_named() {
         let slow = Slow::parse("rank=1 step=3 until=5 percent=150 part=data");
+        assert_eq!(slow.as_ref().map(|slow| slow.slot), Some(1));
         let fault = InjectedFaults { slow, ..InjectedFaults::default() };
-        let waited = |rank, step| {
+        let waited = |step| {
             let mut data = Duration::ZERO;
-            fault.slow_down(rank, Step(step), Duration::from_micros(2), &mut data);
+            fault.slow_down(Step(step), Duration::from_micros(2), &mut data);
             data.as_nanos()
         };
-        assert_eq!([waited(ONE, 2), waited(ONE, 3), waited(ONE, 4), waited(ONE, 5)], [0, 1000, 1000, 0]);
-        assert_eq!(waited(TWO, 3), 0);
+        assert_eq!([waited(2), waited(3), waited(4), waited(5)], [0, 1000, 1000, 0]);
         assert_eq!(Slow::parse("rank=1 step=3 until=5 percent=150 part=tea"), None);
     }
 

@@ -276,7 +276,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
             let began = clock::now();
             let mut loss = self.pass(step, micro_batch, spent)?;
-            self.stats.injected.slow_down(self.members.rank(), step, began.elapsed(), &mut spent.times.data);
+            self.stats.injected.slow_down(step, began.elapsed(), &mut spent.times.data);
             loss.loss_sum = self.stats.injected.loss(self.members.rank(), step, loss.loss_sum);
             self.learner.judge(step, micro_batch, &loss, doubt.is_some())?;
             share.loss_sum += loss.loss_sum;

@@ -158,8 +158,11 @@ impl People<'_> {
         }
         let stays = |place: &u32| *place != node_rank && !draining.contains(place);
         let staying = self.run.fleet.nodes.living().filter(stays).count();
-        if staying < world.min_nodes as usize {
-            let why = format!("{staying} nodes would remain, and the fewest are {}", world.min_nodes);
+        if staying < world.least().div_ceil(world.nproc_per_node.max(1)) as usize {
+            let why = match world.spares {
+                0 => format!("{staying} nodes would remain, and the fewest are {}", world.min_nodes),
+                _ => format!("{staying} nodes would remain, and {} workers are needed", world.least()),
+            };
             return Err(Refusal::Needed { node_rank, why });
         }
         Ok(())

@@ -29,7 +29,10 @@ pub(super) fn is_worth_it(run: &Run) -> bool {
 /// Workers that were in a generation, and may hold a part of its state: the members of the last one.
 pub(super) fn holders(run: &Run) -> impl Iterator<Item = &Worker> {
     let living = run.fleet.roster.living();
-    living.filter(|worker| worker.generation.0 > 0 && !run.may_go(worker.slot()))
+    living.filter(|worker| {
+        let has_part = worker.generation.0 > 0 && worker.generation == run.generation;
+        has_part && !run.may_go(worker.slot())
+    })
 }
 
 /// The failure of the run, with where to go on from; `hindrance` says why the last checkpoint is not there,

@@ -5,8 +5,13 @@
 //! elastic   every slot of every node that is there; without the slots whose successors do not come in time,
 //!           but with the fewest at least; when the run begins, more nodes than the fewest are waited for
 //!           until the last call is over
+//! spares    elastic, with no more ranks than are wanted: no successor is waited for while others are ready
 //! last      see `closing`
 //! ```
+//!
+//! A spare is a worker that is ready, and is not chosen: it waits, with its model loaded, for the next
+//! generation. Workers that have a part of the state are chosen before those that have none, and workers that
+//! were set aside for being slow come last.
 //!
 //! A worker is ready when it has said so and its line is open: a generation never begins with the dead.
 
@@ -69,33 +74,65 @@ fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     let (world, roster) = (run.config.world, &run.fleet.roster);
     let stays = |slot: &Slot| run.fleet.assignable(*slot) && !run.may_go(*slot);
     let ready: Vec<_> = (0..roster.size()).map(Slot).filter(stays).collect();
-    let (full, enough) = (ready.len() == world.size() as usize, ready.len() >= world.least() as usize);
-    if !full && enough && gathering.last_call == LastCall::Closed {
+    let all_are_there = ready.len() == world.size() as usize;
+    let (full, enough) = (ready.len() >= world.most() as usize, ready.len() >= world.least() as usize);
+    if !all_are_there && enough && gathering.last_call == LastCall::Closed {
         return Forming::OpenLastCall;
     }
-    let waits_for_more = !full && gathering.is_first();
+    let waits_for_more = !all_are_there && gathering.is_first();
     let mut missing = run.fleet.missing(&run.orders.draining);
-    let missing = missing.any(|slot| !run.health.is_cordoned(slot));
+    let missing = !full && missing.any(|slot| !run.health.is_cordoned(slot));
     let waits_for_missing = missing && (gathering.respawn_by.is_some() || gathering.is_first());
     // A worker that is still leaving the old generation has its part of the state.
     let leaving = roster.living().any(Worker::is_leaving);
     let waits_for_leaving = leaving && gathering.settle_by.is_some();
     match enough && !waits_for_more && !waits_for_missing && !waits_for_leaving {
-        true => Forming::Of(ready),
+        true => Forming::Of(chosen(run, ready)),
         false => Forming::Wait,
     }
 }
 
-/// Whether the world is to grow: workers are ready that are not in the generation that runs, and so are all
-/// that came.
+/// Of the workers that are ready, those that are to have ranks; the others are spares.
+fn chosen(run: &Run, mut ready: Vec<Slot>) -> Vec<Slot> {
+    let rank = |slot: &Slot| {
+        let worker = run.fleet.roster.at(*slot);
+        let aside = worker.is_some_and(|worker| worker.without.aside) || run.health.is_cordoned(*slot);
+        (aside, worker.is_none_or(|worker| worker.generation < run.generation), *slot)
+    };
+    ready.sort_by_key(rank);
+    ready.truncate(run.config.world.most() as usize);
+    ready.sort();
+    ready
+}
+
+/// Workers that wait for a place in a generation to come, while one runs without them.
+pub(super) fn spares(run: &Run) -> impl Iterator<Item = &Worker> {
+    let running = run.phase.running();
+    run.fleet.roster.living().filter(move |worker| {
+        let outside = running.is_some_and(|running| running.rank_of(worker.id).is_none());
+        outside && worker.assignable() && !run.drained(worker.slot())
+    })
+}
+
+/// Whether the world is to grow: fewer have ranks than may, and workers are ready that have none, and so are
+/// all that came.
 pub(super) fn widens(run: &Run) -> bool {
     let Some(running) = run.phase.running() else { return false };
+    if running.assignment.world() >= run.config.world.most() {
+        return false;
+    }
     let outside = |worker: &&Worker| running.rank_of(worker.id).is_none() && !run.drained(worker.slot());
     let newcomers = || run.fleet.roster.living().filter(outside);
-    let within_budget = run.faults.budgets.rescales.is_none_or(|most| run.faults.spent.rescales < most);
     let all_ready = newcomers().next().is_some() && newcomers().all(|worker| worker.ready);
+    all_ready && may_regroup(run)
+}
+
+/// Whether the generation that runs may be asked to end at the next boundary, for the sake of another one.
+pub(super) fn may_regroup(run: &Run) -> bool {
+    let asked = run.phase.running().is_none_or(|running| running.regroup);
+    let within_budget = run.faults.budgets.rescales.is_none_or(|most| run.faults.spent.rescales < most);
     let goes_on = !run.steps_done() && run.faults.closing().is_none();
-    !running.regroup && goes_on && within_budget && all_ready
+    !asked && goes_on && within_budget
 }
 
 /// Whether a generation with members that are to go is to end at the next boundary.

@@ -35,6 +35,8 @@ impl Arrivals<'_> {
         if !matches!(placed, Placed::Again(_)) {
             self.node_is_there(place);
         }
+        // Workers of a node that was to go, and is to stay now, can have places again.
+        self.run.try_form();
         let first = Slot(place * self.run.config.world.nproc_per_node);
         Ok(Reply::Placed { node_rank: place, first })
     }
@@ -104,6 +106,8 @@ impl Arrivals<'_> {
         if matches!(run.phase, Phase::Gathering(_)) && run.faults.incident.is_none() {
             run.say(run.fleet.incomplete());
         }
+        // The worker in whose place it came may have been the last that others waited for.
+        run.try_form();
         Ok(Reply::Registered(id))
     }
 
@@ -167,6 +171,7 @@ impl Arrivals<'_> {
         let Ok(worker) = run.fleet.roster.get_mut(id) else { return };
         let (again, asked_before) = (worker.line.opened > 1, worker.asked_before);
         let (leaving, generation) = (worker.is_leaving(), worker.generation);
+        let idle = generation < run.generation;
         let (over, reason) = (run.phase.is_over(), run.voice.reason.to_string());
         let mut tell = |directive| run.out.push(Action::Tell(stream, directive));
         match &run.phase {
@@ -179,6 +184,7 @@ impl Arrivals<'_> {
                     tell(Directive::Regroup { generation, checkpoint });
                 }
             }
+            Phase::Over(over) if idle && over.end.in_order() => tell(Directive::Dismiss(reason)),
             Phase::Over(_) => tell(Directive::Abort { generation: run.generation, reason, over }),
             // It has not heard yet that its generation is over.
             _ if leaving => tell(Directive::Abort { generation, reason, over }),

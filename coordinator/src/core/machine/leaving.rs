@@ -74,7 +74,7 @@ impl Departures<'_> {
         let KillingSample { sample, generation } = killing;
         let workers = match &run.phase {
             Phase::Running(running) => running.assignment.world(),
-            Phase::Gathering(_) | Phase::Over(_) => run.config.world.size(),
+            Phase::Gathering(_) | Phase::Over(_) => run.config.world.most(),
         };
         let theirs = run.fleet.roster.at(slot).is_some_and(|worker| worker.generation == generation);
         let breaks = losing::judge(run, slot, failure.kind) == Loss::Breaks;
@@ -148,7 +148,9 @@ impl Departures<'_> {
                 let theirs = running.assignment.generation != failure.generation;
                 (theirs || running.rank_of(id).is_none(), running.assignment.world())
             }
-            Phase::Gathering(_) if run.config.world.elastic() => (false, run.fleet.roster.present()),
+            Phase::Gathering(_) if run.config.world.elastic() => {
+                (false, run.fleet.roster.present().min(run.config.world.most()))
+            }
             Phase::Gathering(_) => (false, run.config.world.size()),
             Phase::Over(_) => (true, 0),
         };

@@ -30,6 +30,19 @@ pub(super) enum Loss {
     Breaks,
 }
 
+/// Whether a worker that waits can have the place of the one that is lost at a slot, or has lost nothing by
+/// it: the run goes on though its slot cannot be called back any more.
+pub(super) fn stands_in(run: &Run, slot: Slot) -> bool {
+    let world = run.config.world;
+    let wanted = run.phase.running().map_or(world.least(), |running| running.assignment.world());
+    let sound = |worker: &&Worker| {
+        let (slot_of, has_part) = (worker.slot(), worker.generation == run.generation);
+        let usable = slot_of != slot && !run.drained(slot_of) && !run.health.is_cordoned(slot_of);
+        usable && (has_part || worker.assignable())
+    };
+    world.spares > 0 && run.fleet.roster.living().filter(sound).count() >= wanted as usize
+}
+
 /// What the loss of the worker at a slot means.
 pub(super) fn judge(run: &Run, slot: Slot, kind: CauseKind) -> Loss {
     let outside = run.phase.running().is_some() && !run.is_member(slot);

@@ -155,7 +155,7 @@ impl Run {
     }
 
     /// Whether a slot's node is to go.
-    pub(super) fn drained(&self, slot: Slot) -> bool {
+    pub(in crate::core) fn drained(&self, slot: Slot) -> bool {
         self.orders.draining.contains(&self.config.world.node_of(slot))
     }
 

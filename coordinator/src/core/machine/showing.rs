@@ -22,7 +22,11 @@ pub(super) fn status(run: &Run) -> Status {
         phase: run.phase_for(&voice.reason),
         reason: voice.reason.clone(),
         generation: run.generation_now(),
-        workers: Workers { wanted: run.config.world.size(), present: fleet.roster.present() },
+        workers: Workers {
+            wanted: run.config.world.size(),
+            present: fleet.roster.present(),
+            spare: fleet.roster.living().filter(|worker| worker.without.spare).count() as u32,
+        },
         committed,
         plan,
         last: progress.last.clone(),
@@ -90,6 +94,7 @@ fn present(run: &Run, worker: &Worker) -> RankStatus {
             metrics: worker.metrics.clone(),
             memory_peak: run.memory.ledger.peak(worker.slot()),
             slow: run.progress.slow(worker.id),
+            spare: worker.without.spare,
         }),
     }
 }

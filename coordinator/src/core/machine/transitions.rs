@@ -33,7 +33,7 @@ use crate::{
     core::{
         action::{Action, Assignment, Directive, Record},
         failure::{End, Failure},
-        news::{News, Recovery},
+        news::{MemberChange, News, Recovery},
         phase::{Gathering, LastCall, Over, Phase, Running, Stage},
         quarantine::BadSample,
         reason::Reason,
@@ -41,6 +41,17 @@ use crate::{
     },
     options::CauseKind,
 };
+
+/// What the loss of a worker was paid with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Paid {
+    /// A restart: its slot is called back.
+    Restart,
+    /// A spare: no restart is left, and its slot stays empty.
+    Spare,
+    /// Neither is left: the run ends.
+    Ended,
+}
 
 impl Run {
     /// A worker is gone for a reason that may pass: unless nothing follows, its slot is called back, and its
@@ -79,12 +90,15 @@ impl Run {
             }
             Loss::ExpectedOutside => self.publish(News::Consequence(failure)),
             Loss::Dispensable => self.faults.outside(&failure, &mut self.out),
-            Loss::Outside => {
-                if self.spend_or_end(&failure) {
+            Loss::Outside => match self.pay_for(slot, &failure) {
+                Paid::Ended => {}
+                paid => {
                     self.faults.outside(&failure, &mut self.out);
-                    self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
+                    if paid == Paid::Restart {
+                        self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
+                    }
                 }
-            }
+            },
             Loss::Expected => {
                 self.faults.incident(self.now).lose(slot);
                 self.faults.blame(&failure, &mut self.out);
@@ -95,11 +109,12 @@ impl Run {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
                 let costs = incident.lose(slot) && sample.is_none() && loss != Loss::Cordoned;
-                if costs && !self.spend_or_end(&failure) {
+                let paid = if costs { self.pay_for(slot, &failure) } else { Paid::Restart };
+                if paid == Paid::Ended {
                     return;
                 }
                 self.faults.blame(&failure, &mut self.out);
-                if loss == Loss::Breaks {
+                if loss == Loss::Breaks && paid == Paid::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
                 self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);
@@ -133,16 +148,20 @@ impl Run {
         self.lose(slot, failure);
     }
 
-    /// Pays for one fault; false if that is more than the run may survive, which ends it.
-    fn spend_or_end(&mut self, failure: &Failure) -> bool {
-        let paid = self.faults.pay(&mut self.out);
-        if !paid {
-            let budget = self.config.budgets.restarts;
-            let message =
-                format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
-            close(self, Failure { message, ..failure.clone() });
+    /// Pays for the loss of a slot's worker. If that is more than the run may spend, it ends, unless a spare
+    /// is there: a slot that is not called back costs nothing.
+    fn pay_for(&mut self, slot: Slot, failure: &Failure) -> Paid {
+        if self.faults.pay(&mut self.out) {
+            return Paid::Restart;
         }
-        paid
+        if losing::stands_in(self, slot) {
+            return Paid::Spare;
+        }
+        let budget = self.config.budgets.restarts;
+        let message =
+            format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
+        close(self, Failure { message, ..failure.clone() });
+        Paid::Ended
     }
 
     /// Running to Gathering: the generation is over, its workers get ready for the next.
@@ -248,6 +267,7 @@ impl Run {
                 worker.doing.collective = (0, 0);
             }
         }
+        self.tell_who_stands_in(&slots);
         let members = assignment.members.iter().map(|member| (member.slot, member.worker)).collect();
         self.out.push(Action::Record(Record::Generation { generation, members }));
         self.phase = Phase::Running(Box::new(Running::new(assignment.clone())));
@@ -259,6 +279,15 @@ impl Run {
         }
         self.fleet.motion.begin(self.now);
         self.let_go();
+    }
+
+    /// Of the workers that wait, those at these slots have ranks from now on; the others are spares.
+    fn tell_who_stands_in(&mut self, slots: &[Slot]) {
+        let chosen = |slot: &Slot| slots.contains(slot);
+        let spares: Vec<_> = self.fleet.roster.living().filter(|worker| worker.without.spare).collect();
+        let came: Vec<_> = spares.iter().map(|worker| worker.slot()).filter(chosen).collect();
+        came.into_iter().for_each(|slot| self.announce(MemberChange::StandsIn { slot }));
+        self.fleet.roster.choose(slots);
     }
 
     /// Asks a generation with members that are to go to end at the next boundary, after a checkpoint.
@@ -342,7 +371,7 @@ impl Run {
         self.publish(News::Recovered(Recovery {
             generation: self.generation,
             members,
-            world: self.config.world.size(),
+            world: self.config.world.most(),
             first_step,
             source,
             took: self.now.since(incident.since),
@@ -379,6 +408,19 @@ impl Run {
         }
     }
 
+    /// Tells every worker that the run is over. One that had no part in the last generation of a run that
+    /// ends well has nothing to complain of.
+    fn tell_end(&mut self, in_order: bool, reason: String) {
+        for worker in self.fleet.roster.workers() {
+            let Some(stream) = worker.line.stream else { continue };
+            let directive = match in_order && worker.generation < self.generation {
+                true => Directive::Dismiss(reason.clone()),
+                false => Directive::Abort { generation: self.generation, reason: reason.clone(), over: true },
+            };
+            self.out.push(Action::Tell(stream, directive));
+        }
+    }
+
     /// To Over.
     pub(super) fn end(&mut self, end: End) {
         let reason = Reason::of_end(&end);
@@ -389,7 +431,7 @@ impl Run {
             }
             End::Finished(_) | End::Stopped(..) => reason.to_string(),
         };
-        self.tell_all(&Directive::Abort { generation: self.generation, reason: told, over: true });
+        self.tell_end(end.in_order(), told);
         let deadline = self.now.after(self.config.patience.farewell);
         if self.faults.closing().is_some() {
             self.faults.spend(|spent| spent.closing = None, &mut self.out);

@@ -8,7 +8,7 @@ use coxswain_proto::{
 use super::{forming, losing, run::Run, transitions};
 use crate::{
     core::{
-        action::Reply,
+        action::{Action, Reply},
         event::{Beat, CheckpointReport, Readiness, StartReport},
         failure::Failure,
         ledger::Fault,
@@ -18,6 +18,7 @@ use crate::{
         reason::Reason,
         refusal::Refusal,
         report::{StepReport, WorkerPhase},
+        roster::Worker,
         stragglers::SlownessChange,
     },
     options::CauseKind,
@@ -58,8 +59,9 @@ impl Reports<'_> {
             }
             Phase::Running(_) if run.is_member(slot) => self.deserted(slot, &ready.reason),
             Phase::Running(_) if forming::widens(run) => run.regroup(false),
+            Phase::Running(_) => run.fleet.now_spare(slot),
             Phase::Gathering(_) if !ready.reason.is_empty() => self.complained(slot, &ready.reason),
-            Phase::Running(_) | Phase::Gathering(_) | Phase::Over(_) => {}
+            Phase::Gathering(_) | Phase::Over(_) => {}
         }
         self.run.dismiss(ready.worker);
         self.run.try_form();
@@ -143,7 +145,9 @@ impl Reports<'_> {
     fn all_paused(&mut self) {
         let paused = |phase| phase == WorkerPhase::Paused;
         let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
-        let phases = || self.run.fleet.roster.living().map(|worker| worker.doing.phase);
+        let running = self.run.phase.running();
+        let has_rank = |worker: &&Worker| running.is_some_and(|it| it.rank_of(worker.id).is_some());
+        let phases = || self.run.fleet.roster.living().filter(has_rank).map(|worker| worker.doing.phase);
         if phases().any(paused) && phases().all(waits) {
             self.run.say(Reason::AllWait);
         }
@@ -159,7 +163,10 @@ impl Reports<'_> {
             worker.doing.step = newest.step;
         }
         match run.progress.report(id, slot, reports) {
-            Ok(changes) => self.tell_slow(&changes),
+            Ok(changes) => {
+                self.tell_slow(&changes);
+                self.replace_slow();
+            }
             Err(refused) => match *refused {
                 // An earlier life had heard what is missing; on its new line the worker says it again, and
                 // this, too.
@@ -180,6 +187,29 @@ impl Reports<'_> {
         let member = |change: &SlownessChange| running.assignment.members.get(change.rank.0 as usize);
         let news = changes.iter().filter_map(|change| Some(News::Slow(member(change)?.slot, change.slow)));
         news.collect::<Vec<_>>().into_iter().for_each(|news| self.run.publish(news));
+    }
+
+    /// A rank that has been slow for long enough gives its place to a spare at the next boundary, if there is
+    /// one, and is a spare itself from then on: a world does not shrink for it.
+    fn replace_slow(&mut self) {
+        let run = &mut *self.run;
+        let windows = run.config.faults.replace_slow;
+        if windows == 0 || !forming::may_regroup(run) || run.orders.stop.is_some() {
+            return;
+        }
+        let sound = |worker: &Worker| !worker.without.aside && !run.health.is_cordoned(worker.slot());
+        if !forming::spares(run).any(sound) {
+            return;
+        }
+        let Some(overdue) = run.progress.overdue(windows) else { return };
+        let member = run.phase.running().and_then(|it| it.assignment.members.get(overdue.rank.0 as usize));
+        let Some(slot) = member.map(|member| member.slot) else { return };
+        if let Some(worker) = run.fleet.roster.at_mut(slot) {
+            worker.without.aside = true;
+        }
+        run.out.extend(overdue.slow.map(|slow| Action::Publish(News::SetAside(slot, slow))));
+        // Its part of the state is in the checkpoint of that boundary, whether there is a replica or not.
+        run.regroup(true);
     }
 
     /// Commits every step that all ranks have reported.

@@ -6,7 +6,7 @@ use crate::core::event::Ended;
 /// Two nodes at most, one at least, two workers each.
 pub(super) fn elastic() -> Run {
     let mut config = config(2);
-    config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2 };
+    config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2, spares: 0 };
     Run::new(config)
 }
 
@@ -157,7 +157,7 @@ fn a_node_that_joins_is_taken_in_at_a_boundary() {
 fn a_lost_worker_is_waited_for_and_then_done_without() {
     let mut run = one_node();
     let mut config = config(2);
-    config.world = World { min_nodes: 1, max_nodes: 3, nproc_per_node: 1 };
+    config.world = World { min_nodes: 1, max_nodes: 3, nproc_per_node: 1, spares: 0 };
     drop(std::mem::replace(&mut run, Run::new(config)));
     for node in 0..2 {
         let node_id = format!("node-{node}");

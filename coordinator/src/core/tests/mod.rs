@@ -19,6 +19,7 @@ mod relaunch;
 mod rendezvous;
 mod samples;
 mod seen;
+mod spares;
 mod standstill;
 mod training;
 

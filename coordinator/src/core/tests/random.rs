@@ -267,9 +267,12 @@ proptest! {
 
     #[test]
     fn any_history_keeps_the_invariants_and_commits_each_step_once(
-        world in 1u32..4, cache in caches(), history in prop::collection::vec(moves(3), 1..120),
+        world in 1u32..4, spares in 0u32..3, cache in caches(),
+        history in prop::collection::vec(moves(3), 1..120),
     ) {
-        let mut run = Run::new(Config { cache, ..config(world) });
+        let mut config = Config { cache, ..config(world) };
+        config.world.spares = spares.min(world - 1);
+        let mut run = Run::new(config);
         run.ticket = 1;
         let mut owed = vec![0; 3];
         let mut next_commit = 0;

@@ -124,7 +124,7 @@ fn a_coordinator_that_was_started_again_gives_no_place_away_before_the_reunion_i
 #[test]
 fn an_elastic_world_that_is_launched_again_elsewhere_forgets_the_one_before() {
     let mut config = config(2);
-    config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2 };
+    config.world = World { min_nodes: 1, max_nodes: 2, nproc_per_node: 2, spares: 0 };
     config.budgets.restarts = 0;
     let mut mortal = Mortal::new(config);
     mortal.ask(wants("node-0", "host-0", None, 2));

@@ -1,4 +1,5 @@
-//! What is sick is found: weights that differ between ranks, and samples that end their reader.
+//! What is sick is found: weights that differ between ranks, and samples that end their reader. What is gone
+//! for good is replaced by a spare.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -253,4 +254,87 @@ fn a_sample_that_exhausts_the_stack_is_tried_elsewhere_and_then_left_out() {
 #[test]
 fn a_sample_that_aborts_is_tried_again_by_a_worker_that_is_alone_and_then_left_out() {
     left_out("--nproc-per-node=1", "abort");
+}
+
+/// What a spare says that takes part.
+const STANDS_IN: &str = "a spare, takes part from now on";
+
+#[test]
+fn a_spare_takes_the_place_of_a_rank_that_does_not_come_back_and_no_step_is_lost() {
+    let toy = Toy::new(ROWS);
+    let (_, printed) = toy.train("undisturbed", &[&RUN[..], &["--nproc-per-node=2"]].concat());
+    assert!(!printed.contains(STANDS_IN), "{printed}");
+    // No restart is left: the spare is all there is.
+    let run = [&RUN[..], &["--nproc-per-node=3", "--spares=1", "--max-restarts=0"]].concat();
+    let held = toy.hold(1, "backward", 8);
+    let mut running = toy.start("run", &run);
+    running.wait_until_held(&held);
+    signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    assert!(printed.contains(&format!("rank 2, {STANDS_IN}")), "{printed}");
+    assert!(printed.contains("2 of 2 workers, from step 8 (state: replica)"), "{printed}");
+    assert_eq!(printed.matches("joined from").count(), 4, "a node and three workers: {printed}");
+    assert!(toy.network("run") == toy.network("undisturbed"), "it learned something else");
+    toy.assert_audited("run", 16);
+}
+
+#[test]
+fn a_spare_trains_before_the_successor_of_a_lost_rank_is_there() {
+    let toy = Toy::new(ROWS);
+    toy.train("undisturbed", &[&RUN[..], &["--nproc-per-node=2"]].concat());
+    let run = [&RUN[..], &["--nproc-per-node=3", "--spares=1"]].concat();
+    let held = toy.hold(0, "backward", 8);
+    let mut running = toy.start("run", &run);
+    running.wait_until_held(&held);
+    // The next process of the slot stands still before it has made itself known, until the run is over.
+    let never = toy.hold(0, "joining", 0);
+    let first = worker_of(running.pid(), 0).expect("it lives");
+    signal(first, Signal::SIGKILL);
+    let (status, printed) = running.finish();
+    assert!(status.success(), "{status}\n{printed}");
+    assert!(never.exists(), "it was started: {printed}");
+    assert!(printed.contains(&format!("rank 2, {STANDS_IN}")), "{printed}");
+    assert!(toy.network("run") == toy.network("undisturbed"), "it learned something else");
+    toy.assert_audited("run", 16);
+}
+
+#[test]
+fn a_fixed_world_with_a_spare_trains_on_without_a_machine_that_computes_wrong_results() {
+    let toy = Toy::new(ROWS);
+    toy.train("undisturbed", &[&RUN[..], &["--nproc-per-node=3"]].concat());
+    let run = [&RUN[..], &["--nproc-per-node=4", "--spares=1", "faults.replay_every=5"]].concat();
+    let fault = ("COX_FAULT_GRADIENTS", "rank=1 step=5 times=2 slice=own life=0");
+    let printed = with_fault(&toy, "run", &run, fault);
+    assert!(printed.contains("rank 1 is cordoned after 2 hardware faults"), "{printed}");
+    assert!(printed.contains(&format!("rank 3, {STANDS_IN}")), "{printed}");
+    assert!(toy.network("run") == toy.network("undisturbed"), "it learned something else");
+    toy.assert_audited("run", 16);
+}
+
+#[test]
+fn a_launcher_of_spares_has_the_place_of_one_that_is_killed() {
+    let (toy, endpoint) = (Toy::new(ROWS), free_endpoint());
+    toy.train("undisturbed", &[&RUN[..], &["--nproc-per-node=2"]].concat());
+    let node = ["--nnodes=3", "--nproc-per-node=1", "--spares=1", "--rdzv-endpoint", &endpoint];
+    let run = |rank: &str| {
+        let rank = format!("--node-rank={rank}");
+        [&RUN[..], &node, &[&rank]].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let held = toy.hold(1, "backward", 8);
+    let start = |rank| {
+        let run = run(rank);
+        toy.start("run", &run.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let (mut first, second, third) = (start("0"), start("1"), start("2"));
+    first.wait_until_held(&held);
+    // Its worker goes with it, as when a machine is gone.
+    signal(i32::try_from(second.pid()).expect("a process id"), Signal::SIGKILL);
+    let (status, printed) = first.finish();
+    let (of_third, told) = third.finish();
+    assert!(status.success() && of_third.success(), "{status} {of_third}\n{printed}\n{told}");
+    assert!(printed.contains(&format!("rank 2, {STANDS_IN}")), "{printed}");
+    assert!(!printed.contains("rolled back"), "{printed}");
+    assert!(toy.network("run") == toy.network("undisturbed"), "it learned something else");
+    toy.assert_audited("run", 16);
 }

@@ -177,6 +177,7 @@ impl Coordinating<'_> {
             "--listen-stdin".to_owned(),
             format!("--nnodes={}", plan.nnodes),
             format!("--nproc-per-node={}", plan.nproc_per_node),
+            format!("--spares={}", plan.budgets.spares),
             format!("--max-restarts={}", plan.budgets.restarts),
             format!("--join-timeout={}", plan.join_timeout.as_secs_f64()),
             format!("--last-call={}", plan.last_call.as_secs_f64()),

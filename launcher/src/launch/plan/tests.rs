@@ -58,7 +58,7 @@ const SRUN: &[(&str, &str)] = &[
 fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
     let plan = resolve(&Case::default()).unwrap();
     assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (Nodes::fixed(1), 1, None));
-    assert_eq!(plan.budgets, Budgets { restarts: 3, rescales: None });
+    assert_eq!(plan.budgets, Budgets { restarts: 3, rescales: None, spares: 0 });
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
     assert_eq!(plan.hosting, Hosting::Yes);
     assert_eq!(plan.output.log_dir, Path::new("runs/a/logs"));
@@ -265,10 +265,31 @@ fn a_range_of_machines_makes_an_elastic_world_with_two_budgets() {
     };
     let plan = resolve(&Case { flags, env: &[("PET_MAX_RESTARTS", "7")], ..Case::default() }).unwrap();
     assert_eq!(plan.nnodes, Nodes { min: 1, max: 4 });
-    assert_eq!(plan.world_size(), 8);
-    assert_eq!(plan.budgets, Budgets { restarts: 7, rescales: Some(9) });
+    assert_eq!(plan.ranks(plan.nnodes.max), 8);
+    assert_eq!(plan.budgets, Budgets { restarts: 7, rescales: Some(9), spares: 0 });
     assert_eq!(plan.hosting, Hosting::IfFree);
     assert_eq!(plan.last_call, Duration::from_secs(30));
+}
+
+#[test]
+fn spares_are_some_of_the_workers_and_never_all_of_them() {
+    let of = |nnodes, spares| {
+        let flags = LaunchFlags {
+            nnodes: text(nnodes),
+            nproc_per_node: text("2"),
+            rdzv_endpoint: text("n4:29400"),
+            spares: text(spares),
+            ..LaunchFlags::default()
+        };
+        resolve(&Case { flags, ..Case::default() })
+    };
+    let ranks = |plan: Plan| (plan.budgets.spares, plan.ranks(plan.nnodes.min), plan.ranks(plan.nnodes.max));
+    assert_eq!(of("1", "1").map(ranks), Ok((1, 1, 1)));
+    assert_eq!(of("3", "2").map(ranks), Ok((2, 4, 4)));
+    assert_eq!(of("1:3", "1").map(ranks), Ok((1, 2, 5)));
+    let refused = of("1", "2").unwrap_err();
+    assert!(refused.starts_with("--spares 2: of 2 workers in all, fewer can be spares"), "{refused}");
+    assert!(of("1", "one").unwrap_err().contains("--spares"));
 }
 
 #[test]

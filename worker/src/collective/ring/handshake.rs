@@ -20,9 +20,9 @@ use coxswain_proto::ids::Generation;
 
 use crate::collective::proof::{NAME, NONCE, PROOF};
 
-/// Grows whenever the bytes of this file, of `offer`, of `wire`, of what ranks tell each other first
+/// Grows whenever the bytes of this file, of `offer`, `echo`, `wire`, of what ranks tell each other first
 /// (`hybrid::join`), the fields of a ballot (`train::vote`), or the order of reductions change.
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 const MAGIC: [u8; 6] = *b"CXring";
 /// Written in the machine's own byte order: payloads are not converted, so neighbours must share it.
 const ORDER: u16 = 0x0102;

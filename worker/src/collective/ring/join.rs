@@ -1,7 +1,7 @@
 //! Forming a ring: every rank calls the next one and waits for the call of the previous one, at the same
 //! time.
 //!
-//! The halves are `call` and `welcome`; `offer` follows when both are done.
+//! The halves are `call` and `welcome`; `offer` and `echo` follow when both are done.
 
 use std::{io::ErrorKind, net::TcpStream, sync::Arc, time::Instant};
 
@@ -10,6 +10,7 @@ use coxswain_proto::ids::{Generation, Rank};
 use super::{
     abort::RingAbort,
     call::{Introduction, call},
+    echo::{self, Links},
     handshake::Hello,
     lane::{Inbound, Outbound},
     offer::{self, Lost},
@@ -79,6 +80,14 @@ pub(super) fn join(
         (Ok(called), Ok(came)) => {
             let lost = match offer::agree(&called, &came, listener.shared_memory, &patience) {
                 Ok((writer, reader)) => {
+                    let links = Links {
+                        rank: membership.rank,
+                        next: (Rank(next as u32), writer.is_none().then_some(&called)),
+                        previous: (Rank(previous as u32), reader.is_none().then_some(&came)),
+                    };
+                    if echo::check(&links, echo::LIMIT, &patience)?.is_none() {
+                        return Ok(None);
+                    }
                     let (called, came) = (Arc::new(called), Arc::new(came));
                     return Ok(Some(Neighbours {
                         sockets: [called.clone(), came.clone()],
