@@ -10,8 +10,8 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
 use coxswain_nn::kernels::{
-    AdaNorm, Attending, AttentionMask, AttentionOps, JoinedHeads, JoinedLayers, LinearLayer, LinearOps,
-    LowRank, ModelBackend, Residual, RowOps,
+    AdaNorm, Attending, AttentionMask, AttentionOps, JoinedHeads, LinearLayer, LinearOps, LowRank,
+    ModelBackend, Residual, RowOps,
     flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
 };
 use coxswain_proto::run_spec::Recompute;

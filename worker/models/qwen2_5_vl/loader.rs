@@ -72,7 +72,7 @@ impl LinearShape {
 }
 
 /// Layers of one input, and their weights if they lie together.
-type Group<B> = (Vec<LoraLinear<B>>, Option<JoinedWeights<B>>);
+type LoadedGroup<B> = (Vec<LoraLinear<B>>, Option<JoinedWeights<B>>);
 
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
@@ -110,9 +110,9 @@ impl<B: ModelBackend> Loader<'_, B> {
         Ok(LoraLinear::new(weight_oi, bias_o, adapter))
     }
 
-    /// The linears of one input; their weights lie together where the backend joins such layers, and these can
-    /// be joined.
-    pub fn group(&mut self, shapes: &[LinearShape]) -> Result<Group<B>, ModelError> {
+    /// The linears of one input; their weights lie together where the backend joins such layers, and these
+    /// can be joined.
+    pub fn group(&mut self, shapes: &[LinearShape]) -> Result<LoadedGroup<B>, ModelError> {
         let Some(joined) = self.joins(shapes).then(|| self.joined(shapes)).transpose()? else {
             let each = shapes.iter().map(|shape| self.linear(&shape.module, shape.features, shape.bias));
             return Ok((each.collect::<Result<_, _>>()?, None));

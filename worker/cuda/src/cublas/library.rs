@@ -216,9 +216,9 @@ impl Handle {
         };
         let sums = if shape.rounds { SUMS_IN_F32_OF_TF32 } else { SUMS_IN_F32 };
         // SAFETY: every pointer is to a live value of the type that the header names for the attribute:
-        // 4-byte integers for an operation's transposes, epilogue and type of the bias, a layout's count and a
-        // preference's reductions and alignments, 8-byte ones for offsets and bytes. What is made is in `plan`, which ends it whatever
-        // comes.
+        // 4-byte integers for an operation's transposes, epilogue and type of the bias, a layout's count and
+        // a preference's reductions and alignments, 8-byte ones for offsets and bytes. What is made is in
+        // `plan`, which ends it whatever comes.
         unsafe {
             accepted("cublasLtMatmulDescCreate", (f.operation)(&raw mut plan.operation, sums, F32))?;
             for (side, attribute) in [&shape.a, &shape.b].into_iter().zip(TRANSPOSED) {

@@ -72,8 +72,8 @@ pub trait AttentionOps: Backend {
         [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
     }
 
-    /// [`rope_attention`](Self::rope_attention) of tokens whose queries, keys and values lie side by side in a
-    /// row, `[b s, (heads + kv_heads + kv_heads) k]`; gradients lie so, too. With `to`, they are rounded to
+    /// [`rope_attention`](Self::rope_attention) of tokens whose queries, keys and values lie side by side in
+    /// a row, `[b s, (heads + kv_heads + kv_heads) k]`; gradients lie so, too. With `to`, they are rounded to
     /// that type where that saves a pass, for products that round their inputs.
     fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: Attending<'_, Self>) -> Tensor<Self, 4> {
         let Attending { tables_bsk, mask, scale, .. } = attending;

@@ -23,7 +23,7 @@ use burn_autodiff::ops::Backward;
 
 pub(super) use self::linear::linear_leaving_weight;
 use self::{
-    linear::{joined_node, linear_node, lora_linear_node},
+    linear::{inner, joined_inner, joined_node, linear_node, lora_linear_node},
     node::{
         Node, Tracked, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked,
     },
@@ -350,18 +350,6 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
     }
 }
 
-/// Joined layers as they are underneath.
-fn joined_inner<B: ModelBackend>(layers: JoinedLayers<Autodiff<B>>) -> JoinedLayers<B> {
-    let JoinedLayers { w_oi, bias_o, updates, outputs, rounded } = layers;
-    JoinedLayers {
-        w_oi: w_oi.inner(),
-        bias_o: bias_o.map(Tensor::inner),
-        updates: updates.into_iter().map(inner).collect(),
-        outputs,
-        rounded,
-    }
-}
-
 /// A norm with this value.
 fn rms_norm_node<B: ModelBackend>(
     x: Tracked<B>,
@@ -404,16 +392,5 @@ impl<B: ModelBackend> Weight<Autodiff<B>> {
 
     fn is_tracked(&self) -> bool {
         matches!(self, Self::Dense(w_oi) if is_tracked(w_oi))
-    }
-}
-
-/// An update without its graph.
-fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {
-    let LowRank { a_ri, b_or, scale, dropout } = update;
-    LowRank {
-        a_ri: a_ri.inner(),
-        b_or: b_or.inner(),
-        scale,
-        dropout: dropout.map(|dropout| dropout.changed(Tensor::inner)),
     }
 }

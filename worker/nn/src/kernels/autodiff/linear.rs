@@ -2,7 +2,6 @@
 
 use burn::{backend::Autodiff, tensor::Tensor};
 
-use super::joined_inner;
 use super::node::{Tracked, plain, primitive, record, record_residual, tracked};
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LowRank, LowRankSaved, ModelBackend, Weight,
@@ -132,8 +131,9 @@ pub(super) fn joined_node<B: ModelBackend>(
 fn joined_node_of<B: ModelBackend, const N: usize>(
     x: Tracked<B>,
     layers: JoinedLayers<Autodiff<B>>,
-    (y_no, down_nr): (Tensor<B, 2>, Option<Tensor<B, 2>>),
+    known: (Tensor<B, 2>, Option<Tensor<B, 2>>),
 ) -> Tensor<Autodiff<B>, 2> {
+    let (y_no, down_nr) = known;
     let matrices = layers.updates.iter().flat_map(|update| [&update.a_ri, &update.b_or]);
     let factors: Vec<_> = matrices.map(|matrix| tracked(matrix.clone())).collect();
     let inputs: [&Tracked<B>; N] =
@@ -146,4 +146,27 @@ fn joined_node_of<B: ModelBackend, const N: usize>(
         let mut all = all.map(|gradient| gradient.map(primitive));
         std::array::from_fn(|_| all.next().flatten())
     })
+}
+
+/// An update without its graph.
+pub(super) fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {
+    let LowRank { a_ri, b_or, scale, dropout } = update;
+    LowRank {
+        a_ri: a_ri.inner(),
+        b_or: b_or.inner(),
+        scale,
+        dropout: dropout.map(|dropout| dropout.changed(Tensor::inner)),
+    }
+}
+
+/// Joined layers as they are underneath.
+pub(super) fn joined_inner<B: ModelBackend>(layers: JoinedLayers<Autodiff<B>>) -> JoinedLayers<B> {
+    let JoinedLayers { w_oi, bias_o, updates, outputs, rounded } = layers;
+    JoinedLayers {
+        w_oi: w_oi.inner(),
+        bias_o: bias_o.map(Tensor::inner),
+        updates: updates.into_iter().map(inner).collect(),
+        outputs,
+        rounded,
+    }
 }

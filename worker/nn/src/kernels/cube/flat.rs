@@ -40,7 +40,7 @@ pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) 
             cubes += count.div_ceil(UNITS);
             firsts |= u32::from(first) << number;
             gradients.push(elements(values).into_array_arg());
-            places.push(AddedLaunch::new(start as u64, count as u32, columns as u32, apart as u32));
+            places.push(AddendPlaceLaunch::new(start as u64, count as u32, columns as u32, apart as u32));
         }
         accumulate_kernel::launch::<R>(
             &client,
@@ -57,7 +57,7 @@ pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) 
 
 /// Where a gradient goes, its elements, those of a row, and from one row to the next.
 #[derive(CubeType, CubeLaunch)]
-struct Added {
+struct AddendPlace {
     start: u64,
     count: u32,
     columns: u32,
@@ -69,7 +69,7 @@ struct Added {
 fn accumulate_kernel(
     flat: &mut Array<f32>,
     gradients: &Sequence<Array<f32>>,
-    places: &Sequence<Added>,
+    places: &Sequence<AddendPlace>,
     firsts: u32,
 ) {
     let mut before = 0usize;

@@ -6,7 +6,7 @@ use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
 use super::{
     dropout,
     launch::{floats, primitive, wrapped},
-    low_rank::{self, Factor},
+    low_rank::{self, Factor, Reduction},
     pointwise::{self, Finish},
     product::product_finished,
 };
@@ -118,9 +118,9 @@ where
         let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
         return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
     }
-    let (factors, x) = ([Factor::a(a), Factor::b(b)], as_read(x_ni, &w_oi));
-    let dtype = x.dtype;
-    let made = low_rank::applied(x, w, factors, update.scale, dtype, finish);
+    let x: CubeTensor<R> = as_read(x_ni, &w_oi);
+    let (m, raising, factor, dtype) = (Factor::a(a), Factor::b(b), update.scale, x.dtype);
+    let made = low_rank::applied(x, w, Reduction { m, raising, factor, dtype }, finish);
     (wrapped(made.y), wrapped(made.down))
 }
 
@@ -168,9 +168,9 @@ where
     let (dtype, narrow) = (x.dtype, low_rank::narrow(w_oi.dtype()));
     let (dx_ni, ddown_nr, rounded) = match dx {
         Some(finish) => {
-            let factors = [Factor::b(b), Factor::a(a)];
-            let w = primitive(w_oi);
-            let made = low_rank::applied(dy.clone(), w, factors, update.scale, dtype, finish);
+            let (m, raising, factor) = (Factor::b(b), Factor::a(a), update.scale);
+            let reduction = Reduction { m, raising, factor, dtype };
+            let made = low_rank::applied(dy.clone(), primitive(w_oi), reduction, finish);
             (Some(wrapped(made.y)), wrapped(made.down), made.x)
         }
         None => {

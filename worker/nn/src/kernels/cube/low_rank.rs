@@ -22,7 +22,10 @@ use burn::tensor::DType;
 use burn_cubecl::{CubeRuntime, kernel::cast, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::InputScalar;
 
-pub use self::{factor::Factor, raise::raised};
+pub use self::{
+    factor::{Factor, Scaled},
+    raise::raised,
+};
 use super::{
     launch::{empty, floats_of, len, width},
     pointwise::{Finish, finished},
@@ -39,17 +42,27 @@ pub struct Applied<R: CubeRuntime> {
     pub x: CubeTensor<R>,
 }
 
-/// `x [n, k]` of float32 or of the weight's type, contiguous; `w [k, o]`, to whose type `x` is rounded; `m`
-/// reduces and `m'` raises, and `factor` is what is between them. `down`: the type of what is reduced.
+/// What an update does to the input of a product.
+pub struct Reduction<R: CubeRuntime> {
+    /// Reduces it.
+    pub m: Factor<R>,
+    /// Raises that to the output.
+    pub raising: Factor<R>,
+    /// What is between them.
+    pub factor: f64,
+    /// The type of what is reduced.
+    pub dtype: DType,
+}
+
+/// `x [n, k]` of float32 or of the weight's type, contiguous; `w [k, o]`, to whose type `x` is rounded.
 pub fn applied<R: CubeRuntime>(
     x: CubeTensor<R>,
     w: CubeTensor<R>,
-    [m, raising]: [Factor<R>; 2],
-    factor: f64,
-    down: DType,
+    update: Reduction<R>,
     finish: Finish<R>,
 ) -> Applied<R> {
-    let Reduced { mut downs, x } = reduced(x, vec![(m, factor)], narrow(w.dtype), down);
+    let Reduction { m, raising, factor, dtype } = update;
+    let Reduced { mut downs, x } = reduced(x, vec![(m, factor)], narrow(w.dtype), dtype);
     let down = downs.remove(0);
     let y = product(x.clone(), w);
     Applied { y: added(y, down.clone(), raising, finish), down, x }
@@ -70,9 +83,6 @@ pub fn added<R: CubeRuntime>(
     let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
     finished(y, Finish { bias_o: None, more_no, rounded })
 }
-
-/// A matrix that reduces, and what it is multiplied with.
-pub type Scaled<R> = (Factor<R>, f64);
 
 /// The type that products with a weight of this one round to; none where they do not round.
 pub fn narrow(weight: DType) -> Option<DType> {

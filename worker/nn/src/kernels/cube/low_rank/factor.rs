@@ -52,3 +52,6 @@ impl<R: CubeRuntime> Factor<R> {
         matches!(self.rank(), 8 | 16 | 32 | 64) && self.long().is_multiple_of(VECTOR) && plane == PLANE
     }
 }
+
+/// A matrix that reduces, and what it is multiplied with.
+pub type Scaled<R> = (Factor<R>, f64);

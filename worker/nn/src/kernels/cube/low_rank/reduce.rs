@@ -1,5 +1,5 @@
-//! The first kernel of a low-rank update: what it multiplies first, and the rounded input of the product beside
-//! it.
+//! The first kernel of a low-rank update: what it multiplies first, and the rounded input of the product
+//! beside it.
 //!
 //! A cube has [`ROWS`] rows of `x`, and passes a [`TILE`] of their elements after the other
 //! through shared memory. Where the long side of `m` lies in rows (`a`), planes share the ranks; where it
@@ -13,8 +13,7 @@ use half::{bf16, f16};
 
 use super::{
     super::launch::{UNITS, empty, lanes, len, width},
-    Scaled,
-    factor::{PLANE, VECTOR},
+    factor::{PLANE, Scaled, VECTOR},
 };
 
 /// Rows of a cube.
