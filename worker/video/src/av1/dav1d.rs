@@ -76,7 +76,7 @@ impl Dav1d {
         settings.all_layers = 0;
         settings.frame_size_limit = pixels;
         #[cfg(test)]
-        super::tests::sabotage(&mut settings.allocator);
+        sabotage::sabotage(&mut settings.allocator);
         let mut context = None;
         // SAFETY: both outlive the call, which reads the settings and writes the context.
         let opened =
@@ -219,4 +219,45 @@ impl Drop for Held {
             drop(unsafe { list.into_arc() });
         }
     }
+}
+
+/// Made to panic on purpose: by the callback with which rav1d asks for a picture's memory.
+#[cfg(test)]
+pub(super) mod sabotage {
+    use std::{
+        ffi::c_void,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use re_rav1d::{
+        Dav1dResult,
+        include::dav1d::picture::{Dav1dPicAllocator, Dav1dPicture},
+        src::send_sync_non_null::SendSyncNonNull,
+    };
+
+    /// How many of the decoders that are opened next are to panic.
+    pub static TO_PANIC: AtomicUsize = AtomicUsize::new(0);
+
+    /// Gives a decoder that is being opened an allocator that panics, if it is its turn.
+    pub fn sabotage(allocator: &mut Dav1dPicAllocator) {
+        let less = |left: usize| left.checked_sub(1);
+        if TO_PANIC.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            let (alloc, release) = (Some(panics as Alloc), Some(frees_nothing as Release));
+            *allocator = Dav1dPicAllocator {
+                cookie: None,
+                alloc_picture_callback: alloc,
+                release_picture_callback: release,
+            };
+        }
+    }
+
+    type Cookie = Option<SendSyncNonNull<c_void>>;
+    type Alloc = unsafe extern "C" fn(*mut Dav1dPicture, Cookie) -> Dav1dResult;
+    type Release = unsafe extern "C" fn(*mut Dav1dPicture, Cookie);
+
+    unsafe extern "C" fn panics(_: *mut Dav1dPicture, _: Cookie) -> Dav1dResult {
+        panic!("no memory for a picture");
+    }
+
+    unsafe extern "C" fn frees_nothing(_: *mut Dav1dPicture, _: Cookie) {}
 }

@@ -1,50 +1,17 @@
-//! rav1d made to panic on purpose: by the callback with which it asks for a picture's memory.
+//! What a panic inside rav1d costs.
 
 use std::{
-    env,
-    ffi::c_void,
-    fs, panic,
+    env, fs, panic,
     path::Path,
     process::{self, Command},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::Ordering,
 };
 
-use re_rav1d::{
-    Dav1dResult,
-    include::dav1d::picture::{Dav1dPicAllocator, Dav1dPicture},
-    src::send_sync_non_null::SendSyncNonNull,
-};
-
+use super::dav1d::sabotage::TO_PANIC;
 use crate::error::Fault;
 use crate::index::Video;
 use crate::limits::MAX_GIVEN_UP;
 use crate::pool::DecoderPool;
-
-/// How many of the decoders that are opened next are to panic.
-static TO_PANIC: AtomicUsize = AtomicUsize::new(0);
-
-/// Gives a decoder that is being opened an allocator that panics, if it is its turn.
-pub(super) fn sabotage(allocator: &mut Dav1dPicAllocator) {
-    let less = |left: usize| left.checked_sub(1);
-    if TO_PANIC.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
-        let (alloc, release) = (Some(panics as Alloc), Some(frees_nothing as Release));
-        *allocator = Dav1dPicAllocator {
-            cookie: None,
-            alloc_picture_callback: alloc,
-            release_picture_callback: release,
-        };
-    }
-}
-
-type Cookie = Option<SendSyncNonNull<c_void>>;
-type Alloc = unsafe extern "C" fn(*mut Dav1dPicture, Cookie) -> Dav1dResult;
-type Release = unsafe extern "C" fn(*mut Dav1dPicture, Cookie);
-
-unsafe extern "C" fn panics(_: *mut Dav1dPicture, _: Cookie) -> Dav1dResult {
-    panic!("no memory for a picture");
-}
-
-unsafe extern "C" fn frees_nothing(_: *mut Dav1dPicture, _: Cookie) {}
 
 fn open(file: &str) -> Video {
     Video::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(file)).expect("it ships")
@@ -88,7 +55,7 @@ fn panics_are_outlived() {
     let error = pool.rgb(&other, &[1]).remove(0).expect_err("its decoder panics");
     assert_eq!(error.frame, Some(1));
     assert!(
-        error.to_string().contains("frame 1: damaged picture: the decoder gave up on it (it panicked: no memory for a picture, tests.rs:"),
+        error.to_string().contains("frame 1: damaged picture: the decoder gave up on it (it panicked: no memory for a picture, dav1d.rs:"),
         "{error}"
     );
     // The decoder that stood open goes on, and a new one stands in for the one that is lost.
