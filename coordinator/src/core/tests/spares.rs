@@ -198,7 +198,7 @@ fn a_node_can_be_drained_where_spares_make_up_for_it() {
     assert_eq!(members(&run), [0, 1]);
     run.start_all(2, 0, StateSource::Fresh);
     let node = crate::core::event::NodeName::Place(0);
-    let (reply, actions) = run.ask(Ask::Drain { node: node.clone(), reason: "asked to".into() });
+    let (reply, actions) = run.ask(Ask::Drain { node, reason: "asked to".into() });
     assert_eq!(reply, Ok(Reply::Drained(0)));
     assert_eq!(told(&actions, 0), [&regroup(1, true)]);
     run.get_ready(0, 1, "");
