@@ -11,10 +11,10 @@
 //! is a run that has diverged. `part` of what is slow is `compute` or `data`; of weights it counts from this
 //! rank's own part of the flat parameter buffer on, so that 0 is its own and 1 that of the rank behind it.
 //! The slice whose gradients are wrong is rank 1's `own`, or `another` that it runs to compare; `life` is
-//! that of its process in its slot, from 0, so that a successor may be sound. The rank that is slow is a
-//! slot, as people are told of it: the spare that has its place is not slow. Fields may come in any order;
-//! all are needed. They are part of the program because the program is what is tested, as `COX_FAULT_MEMORY`
-//! is. Nothing else reads the variables, and no run depends on them.
+//! that of its process in its slot, from 0, so that a successor may be sound. The rank that is slow, or
+//! makes wrong gradients, is a slot, as people are told of it: the spare that has its place is sound. Fields
+//! may come in any order; all are needed. They are part of the program because the program is what is
+//! tested, as `COX_FAULT_MEMORY` is. Nothing else reads the variables, and no run depends on them.
 
 use std::{ops::Range, time::Duration};
 
@@ -81,7 +81,7 @@ impl InjectedFaults {
                 .filter(|slow| slow.slot == slot()),
             flip: read(WEIGHTS, "rank=1 step=7 part=0", Flip::parse),
             gradient: read(GRADIENTS, "rank=1 step=7 times=1 slice=own life=0", WrongGradient::parse)
-                .filter(|fault| fault.life == life()),
+                .filter(|fault| (fault.rank.0, fault.life) == (slot(), life())),
         }
     }
 

@@ -61,8 +61,8 @@ pub(super) struct Attempted<'a> {
     pub moved: Moved,
     /// Sums over this rank's own slice.
     pub share: &'a Share,
-    /// What went wrong there.
-    pub error: Option<&'a TrainError>,
+    /// How this rank fared there.
+    pub fared: Fared,
     pub verdict: &'a Verdict,
 }
 
@@ -101,9 +101,11 @@ pub(super) fn compare<B: Tape<Base = B>>(
     if !matches!(attempted.verdict.fared.0, Fared::Ok | Fared::NotFinite) {
         return Ok(false);
     }
-    let own = match attempted.error {
-        None => Some(digest(training, attempted.share)),
-        Some(error) => error.is_not_finite().then_some(SliceOutcome::NotFinite),
+    // A rank that gave up, for another one's sake, has the gradients of a part of its slice.
+    let own = match attempted.fared {
+        Fared::Ok => Some(digest(training, attempted.share)),
+        Fared::NotFinite => Some(SliceOutcome::NotFinite),
+        Fared::GaveUp | Fared::OutOfMemory | Fared::Failed => None,
     };
     let rows = gather(training, step, [own, attempted.moved.0], true)?;
     let mut runs = Runs::new(rows.len());

@@ -93,7 +93,7 @@ fn attempt<B: Tape<Base = B>>(
         verify::compare(training, step)?;
     }
     if let Some(moved) = moved {
-        let attempted = Attempted { moved, share: &share, error: own.as_ref(), verdict: &verdict };
+        let attempted = Attempted { moved, share: &share, fared, verdict: &verdict };
         if replay::compare(training, step, &attempted, &mut tried.suspicions)? {
             training.recut(step, last)?;
             return Ok(None);

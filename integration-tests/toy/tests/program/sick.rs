@@ -222,8 +222,10 @@ fn an_elastic_world_trains_on_without_a_machine_that_computes_wrong_results() {
     let (status, printed) = first.finish();
     let (_, of_second) = second.finish();
     assert!(status.success(), "{status}\n{printed}\n{of_second}");
-    assert!(printed.contains("is cordoned after 2 hardware faults"), "{printed}\n{of_second}");
-    assert!(printed.contains("3 of 4 workers, from step 5"), "{printed}");
+    // The coordinator is with the one of them that came first.
+    let told = printed + &of_second;
+    assert!(told.contains("is cordoned after 2 hardware faults"), "{told}");
+    assert!(told.contains("3 of 4 workers, from step 5"), "{told}");
     toy.assert_audited("run", 16);
 }
 
