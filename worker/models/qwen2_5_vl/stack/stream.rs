@@ -34,9 +34,9 @@ use burn::tensor::TensorData;
 use super::{
     super::{
         error::{ModelError, UnreadableWeights},
-        loader::{LinearShape, Loader},
+        loader::Loader,
     },
-    Assemble, Manifest, Parts,
+    Assemble, LinearShape, Manifest, Parts,
     files::{Fetched, Files, wanted},
 };
 use coxswain_nn::{

@@ -35,7 +35,7 @@ where
         let addends = addends.map(|Gradient { range, first, values }| flat::Addend {
             start: range.start,
             first,
-            values: launch::rows(values),
+            values: floats(values),
         });
         wrapped(flat::accumulate(primitive(flat), addends.collect()))
     }
