@@ -101,8 +101,16 @@ impl Whole {
     }
 }
 
+/// Says that the device computes nothing, but counts what it is asked for: `skip`. Only what stands in for a
+/// GPU there sets it (`worker/cuda/software-gpu/run --count`).
+const VARIABLE: &str = "COX_KNOWN";
+
 /// Runs it, in some milliseconds.
 pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult> {
+    if std::env::var(VARIABLE).is_ok_and(|value| value == "skip") {
+        tracing::warn!("{VARIABLE}=skip: whether the device computes what it must is not looked at");
+        return Ok(());
+    }
     if let Some(fault) = InjectedFault::of(Check::Known) {
         return Err(WrongResult::Injected(fault));
     }

@@ -29,8 +29,12 @@ pub const RECEIVE_BYTES: u64 = 128 << 10;
 
 /// A worker without model and data: runtime, telemetry, connections, metadata. Measured: 1.8 to 2.0 MiB.
 pub const PROCESS: u64 = 1900 << 10;
-/// A CUDA context with its libraries' workspaces, and the unused ends of the allocator's pages.
-pub const GPU: u64 = 768 << 20;
+/// What the library of products has on a GPU beside the matrices: as much as PyTorch gives it on Hopper.
+pub const PRODUCTS: u64 = 32 << 20;
+/// A CUDA context with its libraries' modules, and the unused ends of the allocator's pages.
+const CONTEXT: u64 = 768 << 20;
+/// A GPU without model and data.
+pub const GPU: u64 = CONTEXT + PRODUCTS;
 /// Of the second-level cache that each compute thread's packing buffer is as large as.
 const THREAD: u64 = 1 << 20;
 
