@@ -55,7 +55,8 @@ impl Provider {
     fn remedy(self) -> &'static str {
         match self {
             Self::Aws => {
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL where they are needed), or AWS_SKIP_SIGNATURE=true for a public bucket"
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL \
+                 where they are needed), or AWS_SKIP_SIGNATURE=true for a public bucket"
             }
             Self::Google => {
                 "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"

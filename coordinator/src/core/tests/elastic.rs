@@ -11,12 +11,13 @@ pub(super) fn elastic() -> Run {
 }
 
 pub(super) fn join(run: &mut Run, node: u32) {
+    let local_world = run.machine.run.config.world.nproc_per_node;
     let node_id = format!("node-{node}");
     run.tell(Ask::JoinNode(NodeClaim {
         origin: origin(),
         node_id: node_id.clone(),
         host: format!("host-{node}"),
-        local_world: 2,
+        local_world,
         node_rank: None,
         returns: false,
     }));
@@ -159,18 +160,7 @@ fn a_lost_worker_is_waited_for_and_then_done_without() {
     let mut config = config(2);
     config.world = World { min_nodes: 1, max_nodes: 3, nproc_per_node: 1, spares: 0 };
     drop(std::mem::replace(&mut run, Run::new(config)));
-    for node in 0..2 {
-        let node_id = format!("node-{node}");
-        run.tell(Ask::JoinNode(NodeClaim {
-            origin: origin(),
-            node_id: node_id.clone(),
-            host: format!("host-{node}"),
-            local_world: 1,
-            node_rank: None,
-            returns: false,
-        }));
-        run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + node) });
-    }
+    (0..2).for_each(|node| join(&mut run, node));
     come(&mut run, 0);
     come(&mut run, 1);
     pass(&mut run, 31);

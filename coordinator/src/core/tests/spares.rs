@@ -165,18 +165,7 @@ fn a_node_of_spares_has_the_place_of_one_that_is_gone() {
     let mut config = config(2);
     config.world = World { min_nodes: 3, max_nodes: 3, nproc_per_node: 1, spares: 1 };
     let mut run = Run::new(config);
-    for node in 0..3 {
-        let node_id = format!("node-{node}");
-        run.tell(Ask::JoinNode(NodeClaim {
-            origin: origin(),
-            node_id: node_id.clone(),
-            host: format!("host-{node}"),
-            local_world: 1,
-            node_rank: None,
-            returns: false,
-        }));
-        run.tell(Ask::FollowNode { node_id, stream: StreamId(6000 + node) });
-    }
+    (0..3).for_each(|node| join(&mut run, node));
     for rank in 0..3 {
         come(&mut run, rank);
     }
