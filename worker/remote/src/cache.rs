@@ -73,6 +73,11 @@ impl Cache {
         self.dir.join(key.name()).join(block.to_string())
     }
 
+    /// A block as it is; `None` if it is not there.
+    pub fn open_block(&self, key: Key, block: u64) -> Option<File> {
+        File::open(self.path(key, block)).ok()
+    }
+
     /// A block of `len` bytes, now the most recently used; `None` if it is not there. Compared with its
     /// digest if `check` says so, and removed where it does not match.
     pub fn get(&self, key: Key, block: u64, len: usize, check: bool) -> Option<File> {

@@ -1,7 +1,7 @@
 //! One object: bytes by range, out of blocks that are brought once and read from the local disk from then on.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     ops::Range,
     os::unix::fs::FileExt,
@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -25,6 +26,9 @@ use crate::{
 /// Bytes of a block. At 50 ms a request, sixteen at once bring 300 MB a second; and no more than this is
 /// brought for a row that is read alone.
 pub const BLOCK_BYTES: u64 = 1 << 20;
+/// How long a block is not marked as used again: marking writes to the disk, and what makes way for others has
+/// lain there for hours.
+const MARKED_FOR: Duration = Duration::from_secs(60);
 /// Requests of a process under way at once.
 const REQUESTS: usize = 32;
 
@@ -66,8 +70,8 @@ pub struct Object {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Blocks that this process has compared with their digests.
-    checked: BTreeSet<u64>,
+    /// Blocks that this process has compared with their digests, and when it last marked them as used.
+    checked: BTreeMap<u64, Instant>,
     /// Blocks that are under way, for all who want them.
     coming: HashMap<u64, Arc<OnceCell<Result<Bytes, RemoteError>>>>,
 }
@@ -115,7 +119,9 @@ impl Object {
     pub fn bring(self: &Arc<Self>, ranges: &[Range<u64>]) -> Result<(), RemoteError> {
         let within = ranges.iter().map(|range| range.start..range.end.min(self.len()));
         let wanted: BTreeSet<u64> = within.flat_map(|range| blocks(&range)).collect();
-        let missing: Vec<u64> = wanted.into_iter().filter(|block| self.kept(*block).is_none()).collect();
+        // One that was marked just now is there, or else brought when it is read.
+        let there = |block: &u64| self.marked(*block) == Some(true) || self.kept(*block).is_some();
+        let missing: Vec<u64> = wanted.into_iter().filter(|block| !there(block)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -166,16 +172,23 @@ impl Object {
         block * BLOCK_BYTES..((block + 1) * BLOCK_BYTES).min(self.len())
     }
 
+    /// Whether a block was marked as used just now; none if it was never compared with its digest.
+    fn marked(&self, block: u64) -> Option<bool> {
+        self.lock().checked.get(&block).map(|marked| marked.elapsed() < MARKED_FOR)
+    }
+
     /// A block that is on the local disk, and is what it was when it was brought.
     fn kept(&self, block: u64) -> Option<std::fs::File> {
-        let checked = self.lock().checked.contains(&block);
-        let range = self.range(block);
-        let file = self.cache.get(self.key, block, (range.end - range.start) as usize, !checked);
-        let mut state = self.lock();
-        match file {
-            Some(_) => state.checked.insert(block),
-            None => state.checked.remove(&block),
+        let (range, marked) = (self.range(block), self.marked(block));
+        let file = match marked {
+            Some(true) => self.cache.open_block(self.key, block),
+            _ => self.cache.get(self.key, block, (range.end - range.start) as usize, marked.is_none()),
         };
+        if file.is_none() {
+            self.lock().checked.remove(&block);
+        } else if marked != Some(true) {
+            self.lock().checked.insert(block, Instant::now());
+        }
         file
     }
 
@@ -196,7 +209,7 @@ impl Object {
                 tracing::warn!(%error, "blocks of buckets cannot be kept on the local disk, and are brought each time: make room, or name another directory (data.bucket_cache.dir)");
             }
         } else {
-            self.lock().checked.insert(block);
+            self.lock().checked.insert(block, Instant::now());
         }
         Ok(bytes)
     }

@@ -16,7 +16,7 @@ use self::dav1d::Held;
 use self::thread::{DecoderThread, Order};
 use crate::boxes::Cursor;
 use crate::error::{Fault, container, picture, refused};
-use crate::limits::{MAX_READ_BYTES, MAX_UNITS_IN_SAMPLE};
+use crate::limits::MAX_UNITS_IN_SAMPLE;
 use crate::picture::{Picture, Show};
 
 /// The OBUs of `av1C`; refuses what the box says is not decoded.
@@ -49,15 +49,13 @@ pub(crate) struct Av1 {
     header: Vec<u8>,
     /// Whether the next sample has nothing to do with the one before.
     restart: bool,
-    /// Memory for the next order.
-    unit: Vec<u8>,
 }
 
 impl Av1 {
     /// A decoder for frames of at most `pixels`.
     pub fn new(pixels: usize) -> Result<Self, Fault> {
         let decoder = DecoderThread::open(u32::try_from(pixels).unwrap_or(u32::MAX))?;
-        Ok(Self { shown: None, decoder, header: Vec::new(), restart: false, unit: Vec::new() })
+        Ok(Self { shown: None, decoder, header: Vec::new(), restart: false })
     }
 
     /// Forgets what came before; `header` holds the sequence header, which keyframes usually repeat.
@@ -66,18 +64,15 @@ impl Av1 {
         self.header = header.to_vec();
     }
 
-    /// Decodes one sample; without `show` nobody wants its picture.
+    /// Decodes one sample; without `show` nobody wants its picture, and a later one says what was wrong.
     pub fn decode(&mut self, sample: &[u8], show: Option<Show<'_>>) -> Result<(), Fault> {
-        let mut unit = std::mem::take(&mut self.unit);
-        unit.clear();
+        let mut unit = self.decoder.memory();
         unit.append(&mut self.header);
         unit.extend_from_slice(sample);
         count_frames(&unit)?;
         let (back, restart) = (self.shown.take(), std::mem::take(&mut self.restart));
         let order = Order { back, restart, unit, show: show.is_some() };
-        let (decoded, unit) = self.decoder.decode(order)?;
-        self.unit = unit;
-        self.unit.shrink_to(MAX_READ_BYTES as usize);
+        let decoded = self.decoder.decode(order)?;
         match decoded.zip(show) {
             Some((decoded, show)) => hand_over(self.shown.insert(decoded), show),
             None => Ok(()),

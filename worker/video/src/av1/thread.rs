@@ -7,7 +7,8 @@
 //!    └── Reply: what a panic says ◀───── the panic hook ◀────┘ and the thread stops for ever
 //! ```
 //!
-//! One of the two works at a time: the caller waits for the reply to each order.
+//! The caller waits where it wants a picture, and else hands over the next unit: a thread that is woken for
+//! each small frame costs a seventh of its time. Replies come in the orders' order.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -18,6 +19,11 @@ use super::dav1d::{Dav1d, Held, Refused};
 use super::panics;
 use crate::error::{Fault, picture};
 use crate::limits::MAX_GIVEN_UP;
+
+/// Units that the thread may be behind.
+const AHEAD: usize = 8;
+/// Bytes of the largest unit that is not waited for, and of the memory that is kept for the next one.
+const SMALL_BYTES: usize = 1 << 20;
 
 /// What the thread is to do.
 pub(super) struct Order {
@@ -46,6 +52,10 @@ pub(super) struct DecoderThread {
     /// None once the thread is to end.
     orders: Option<SyncSender<Order>>,
     replies: Receiver<Reply>,
+    /// Orders whose replies were not taken yet.
+    under_way: usize,
+    /// Memory of orders that came back.
+    spare: Vec<Vec<u8>>,
     /// None once it was given up.
     thread: Option<JoinHandle<()>>,
 }
@@ -58,8 +68,8 @@ impl DecoderThread {
             return Err(Fault::GivenUp { times });
         }
         panics::set_hook();
-        // At most one order and one reply are under way.
-        let ((orders, taken), (given, replies)) = (sync_channel(1), sync_channel(1));
+        // Neither side waits for room: no more orders are under way than there is.
+        let ((orders, taken), (given, replies)) = (sync_channel(AHEAD), sync_channel(AHEAD));
         let started = Builder::new().name("av1".into()).spawn(move || {
             let last_words = given.clone();
             panics::give_up_on_panic(move |words| drop(last_words.send(Reply::Panicked(words))));
@@ -68,20 +78,35 @@ impl DecoderThread {
         let thread = started.map_err(|error| {
             Fault::Io(format!("the thread that is to decode it cannot be started: {error}"))
         })?;
-        let mut decoder = Self { orders: Some(orders), replies, thread: Some(thread) };
+        let (orders, thread) = (Some(orders), Some(thread));
+        let mut decoder = Self { orders, replies, under_way: 0, spare: Vec::new(), thread };
         decoder.reply().map(|_| decoder)
     }
 
-    /// Decodes one unit: the picture if it is wanted, and the order's memory to be used again.
-    pub fn decode(&mut self, order: Order) -> Result<(Option<Held>, Vec<u8>), Fault> {
+    /// Memory for the next unit, empty.
+    pub fn memory(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Has one unit decoded; waits for its picture if that is wanted. A unit that nobody waited for says with
+    /// a later one what was wrong with it.
+    pub fn decode(&mut self, order: Order) -> Result<Option<Held>, Fault> {
+        let waits = order.show || order.unit.len() > SMALL_BYTES;
         if let Some(orders) = &self.orders {
             // A thread that has ended says so in the place of its reply.
             drop(orders.send(order));
         }
-        match self.reply()? {
-            Reply::Decoded(picture, unit) => Ok((picture, unit)),
-            _ => Err(gone()),
+        self.under_way += 1;
+        let mut shown = None;
+        while self.under_way == AHEAD || (waits && self.under_way > 0) {
+            let Reply::Decoded(picture, mut unit) = self.reply()? else { return Err(gone()) };
+            self.under_way -= 1;
+            shown = picture;
+            unit.clear();
+            unit.shrink_to(SMALL_BYTES);
+            self.spare.push(unit);
         }
+        Ok(shown)
     }
 
     fn reply(&mut self) -> Result<Reply, Fault> {
