@@ -136,6 +136,7 @@ const CLOCKS: &Exceptions = &[
     ("worker/feature_store/src/clock.rs", "the one clock of the store"),
     ("worker/nn/src/profile.rs", "times are what it keeps"),
     ("worker/nn/src/pulse.rs", "when a thread last moved is what it keeps"),
+    ("worker/remote/src/clock.rs", "the one clock of what reads buckets"),
     ("worker/serve/src/clock.rs", "the policy server's one clock"),
     ("worker/src/clock.rs", "the engine's one clock"),
     ("worker/task/src/clock.rs", "times the stages of a pass; the only file of its crate"),

@@ -12,6 +12,7 @@
 //! written   the same in a bucket
 //! waiting   the few threads that make requests
 //! cache     blocks on the local disk, bounded, checked, shared by processes
+//! clock     the only file that reads one
 //! error     what went wrong, and what helps
 //! ```
 //!
@@ -27,6 +28,8 @@
 mod bucket;
 #[cfg(feature = "buckets")]
 mod cache;
+#[cfg(feature = "buckets")]
+mod clock;
 #[cfg(feature = "buckets")]
 mod error;
 #[cfg(feature = "buckets")]

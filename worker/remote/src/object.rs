@@ -19,6 +19,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::{
     bucket::Bucket,
     cache::{Cache, Key},
+    clock,
     error::RemoteError,
     waiting::wait,
 };
@@ -174,7 +175,7 @@ impl Object {
 
     /// Whether a block was marked as used just now; none if it was never compared with its digest.
     fn marked(&self, block: u64) -> Option<bool> {
-        self.lock().checked.get(&block).map(|marked| marked.elapsed() < MARKED_FOR)
+        self.lock().checked.get(&block).map(|marked| clock::now() - *marked < MARKED_FOR)
     }
 
     /// A block that is on the local disk, and is what it was when it was brought.
@@ -187,7 +188,7 @@ impl Object {
         if file.is_none() {
             self.lock().checked.remove(&block);
         } else if marked != Some(true) {
-            self.lock().checked.insert(block, Instant::now());
+            self.lock().checked.insert(block, clock::now());
         }
         file
     }
@@ -209,7 +210,7 @@ impl Object {
                 tracing::warn!(%error, "blocks of buckets cannot be kept on the local disk, and are brought each time: make room, or name another directory (data.bucket_cache.dir)");
             }
         } else {
-            self.lock().checked.insert(block, Instant::now());
+            self.lock().checked.insert(block, clock::now());
         }
         Ok(bytes)
     }
