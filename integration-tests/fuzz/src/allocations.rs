@@ -1,8 +1,10 @@
-//! What a thread holds, counted by the allocator of the test binaries that this crate is part of.
+//! What a thread holds, or all threads together, counted by the allocator of the test binaries that this crate
+//! is part of.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    sync::atomic::{AtomicBool, AtomicIsize, Ordering::Relaxed},
 };
 
 thread_local! {
@@ -19,6 +21,20 @@ pub(crate) fn most_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, usize::try_from(MOST.get() - before).unwrap_or(0))
 }
 
+/// The same of all threads, counted from the first call of [`most_of_all_during`] on.
+static ALL: AtomicBool = AtomicBool::new(false);
+static ALL_HELD: AtomicIsize = AtomicIsize::new(0);
+static ALL_MOST: AtomicIsize = AtomicIsize::new(0);
+
+/// The same of all threads of the process, whoever started them.
+pub(crate) fn most_of_all_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    ALL.store(true, Relaxed);
+    let before = ALL_HELD.load(Relaxed);
+    ALL_MOST.store(before, Relaxed);
+    let result = work();
+    (result, usize::try_from(ALL_MOST.load(Relaxed) - before).unwrap_or(0))
+}
+
 struct Counting;
 
 #[global_allocator]
@@ -26,6 +42,10 @@ static ALLOCATOR: Counting = Counting;
 
 /// Memory may be taken and given back while a thread ends, when its counters are gone.
 fn count(bytes: isize) {
+    if ALL.load(Relaxed) {
+        let held = ALL_HELD.fetch_add(bytes, Relaxed) + bytes;
+        ALL_MOST.fetch_max(held, Relaxed);
+    }
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));

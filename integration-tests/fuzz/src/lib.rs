@@ -36,6 +36,7 @@ pub struct Target {
     fixed: usize,
     times: usize,
     tries: usize,
+    other_threads: bool,
     mend: fn(&mut [u8]),
 }
 
@@ -44,13 +45,19 @@ impl Target {
     pub fn new(name: &'static str, samples: impl IntoIterator<Item = Vec<u8>>) -> Self {
         let samples: Vec<_> = samples.into_iter().collect();
         assert!(!samples.is_empty(), "{name}: nothing to change");
-        Self { name, samples, fixed: 1 << 20, times: 16, tries: TRIES, mend: |_| () }
+        Self { name, samples, fixed: 1 << 20, times: 16, tries: TRIES, other_threads: false, mend: |_| () }
     }
 
     /// Most bytes that the reader may hold at once on its thread: so many, and so many for each byte that it
     /// is given. 1 MiB and 16 otherwise.
     pub fn holds(self, fixed: usize, times: usize) -> Self {
         Self { fixed, times, ..self }
+    }
+
+    /// What the reader's own threads hold counts, too, where a time is given: then nothing else runs in the
+    /// process, while other tests may otherwise.
+    pub fn on_other_threads(self) -> Self {
+        Self { other_threads: true, ..self }
     }
 
     /// How often it is tried where no time is given; for readers that are slow. 2,000 otherwise.
@@ -72,7 +79,8 @@ impl Target {
     pub fn check(self, read: impl Fn(&[u8])) {
         let seed = number("COX_FUZZ_SEED").unwrap_or(0);
         let until = number("COX_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
-        self.samples.iter().for_each(|sample| self.attack(sample, &read));
+        let alone = until.is_some();
+        self.samples.iter().for_each(|sample| self.attack(sample, &read, alone));
         let mut mutator = Mutator::new(self.name, seed, &self.samples);
         let mut tried = 0;
         while until.map_or(tried < self.tries, |until| Instant::now() < until) {
@@ -80,15 +88,21 @@ impl Target {
             if tried % 2 == 0 {
                 (self.mend)(&mut input);
             }
-            self.attack(&input, &read);
+            self.attack(&input, &read, alone);
             tried += 1;
+        }
+        if alone {
+            println!("{}: {tried} tries", self.name);
         }
     }
 
-    fn attack(&self, input: &[u8], read: &impl Fn(&[u8])) {
+    fn attack(&self, input: &[u8], read: &impl Fn(&[u8]), alone: bool) {
         let began = Instant::now();
-        let (result, held) =
-            allocations::most_during(|| panic::catch_unwind(AssertUnwindSafe(|| read(input))));
+        let attempt = || panic::catch_unwind(AssertUnwindSafe(|| read(input)));
+        let (result, held) = match self.other_threads && alone {
+            true => allocations::most_of_all_during(attempt),
+            false => allocations::most_during(attempt),
+        };
         let bound = self.fixed + self.times * input.len();
         let wrong = match result {
             Err(_) => "panicked".to_owned(),
@@ -150,6 +164,13 @@ mod tests {
         };
         let message = fails(Target::new("greedy", [vec![4, 0, 0, 0, 1, 2, 3, 4]]), read);
         assert!(message.contains("its bound is "), "{message}");
+    }
+
+    #[test]
+    fn what_other_threads_hold_is_counted_where_it_is_to_be() {
+        let elsewhere = || std::thread::spawn(|| drop(std::hint::black_box(vec![0u8; 64 << 20]))).join();
+        assert!(allocations::most_of_all_during(elsewhere).1 >= 64 << 20);
+        assert!(allocations::most_during(elsewhere).1 < 1 << 20);
     }
 
     #[test]

@@ -192,9 +192,16 @@ impl Dataset {
     fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
         let Camera { name, size, .. } = camera;
         let last = self.len() - 1;
-        let seen = [0, last / 2, last].map(|index| self.stored_size(index, name, column));
-        match seen.iter().flatten().next() {
-            Some((height, width)) if !seen.contains(&Some(*size)) => {
+        // Lazily: the first one is at the beginning of its file, and others may be a file away in a bucket.
+        let mut others = None;
+        for index in [0, last / 2, last] {
+            match self.stored_size(index, name, column) {
+                Some(seen) if seen == *size => return Ok(()),
+                seen => others = others.or(seen),
+            }
+        }
+        match others {
+            Some((height, width)) => {
                 let found =
                     format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
                 let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
@@ -205,7 +212,7 @@ impl Dataset {
                     remedy,
                 ))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

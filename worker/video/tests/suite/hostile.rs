@@ -98,7 +98,8 @@ fn hostile_pictures_of_av1_are_errors_or_frames() {
         let samples = video.index().samples();
         let begin = samples.iter().map(|sample| sample.offset as usize).min().unwrap();
         let coded = begin..samples.iter().map(ends).max().unwrap();
-        Target::new(name, [bytes[coded.clone()].to_vec()]).tries(300).holds(1 << 20, 256).check(|hostile| {
+        let target = Target::new(name, [bytes[coded.clone()].to_vec()]).tries(300).holds(1 << 20, 256);
+        target.on_other_threads().check(|hostile| {
             let mut damaged = bytes.clone();
             let length = hostile.len().min(coded.len());
             damaged[coded.clone()][..length].copy_from_slice(&hostile[..length]);
