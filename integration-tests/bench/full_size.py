@@ -88,13 +88,15 @@ def steps(cox, folder, names):
         subprocess.run(["rm", "-rf", out], check=True)
         command = [cox, "worker", "--config", ROOT / "configs/qwen2.5-vl-3b.yaml", "--device", "cpu", f"model.path={model}",
                    f"run.output_dir={out}", "train.epochs=", "train.steps=3", "train.global_batch=1", "train.micro_batch=1",
-                   "train.checkpoint_every=0", "eval.samples=0", "--log-format", "json", *MODES[name]]
+                   "train.checkpoint_every=0", "eval.samples=0", *MODES[name]]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             sys.exit(done.stdout[-3000:])
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        times = [line["total_ms"] for line in lines if "total_ms" in line]
-        print(f"{name:10} steps of {', '.join(f'{time / 1000:.1f}' for time in times)} s; {(out / 'summary.json').read_text()}", flush=True)
+        said = json.loads((out / "summary.json").read_text())
+        step, memory, [peak] = said["train_seconds"] / said["steps"], said["memory"], said["peak_memory"]
+        gib = lambda amount: f"{amount / 2**30:.2f}"
+        print(f"{name:10} {step:.1f} s a step; GiB in use {gib(memory['measured'])}, predicted {gib(memory['predicted'])} "
+              f"({100 * memory['error']:+.1f} %); resident {gib(peak['driver'])}", flush=True)
 
 
 def main():

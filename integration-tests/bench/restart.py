@@ -1,9 +1,10 @@
 """Faults and what they cost: `cox run` on the quickstart's tiny model, two ranks, next to torchrun's elastic restart.
 
-usage: restart.py --cox target/release/cox [--torchrun VENV/bin/torchrun] [--kills 10] [--faults 62] [--only kill,freeze,coordinator,chaos,torchrun]
+usage: restart.py --cox target/release/cox [--torchrun VENV/bin/torchrun] [--kills 10] [--faults 62] [--only kill,freeze,spare,coordinator,chaos,torchrun]
 
   kill         kill -9 of a worker: time from the kill until a generation of full size commits a step
   freeze       SIGSTOP of a worker: the same; detection is by missed heartbeats
+  spare        kill -9 of a worker where a third one waits as a spare: the same
   coordinator  kill -9 of the coordinator: time until it answers again; no worker may end, no step may be repeated
   chaos        kills of workers at even distances in four runs one after another (62 in 30 minutes, scaled down to 2 minutes); throughput
                outside recovery against runs without faults before, between and after them, the share of time outside recovery, and
@@ -79,6 +80,8 @@ class Run:
     def __init__(self, cox, steps, flags=()):
         self.dir = tempfile.mkdtemp()
         self.cox, self.events, self.changed = cox, [], threading.Condition()
+        # The index of the event of the last fault: what a spare's return is looked for behind.
+        self.whole = 0
         command = [cox, "run", "configs/quickstart.yaml", f"run.output_dir={self.dir}/run", f"train.steps={steps}"]
         command += ["train.checkpoint_every=0", "eval.samples=0", "--max-restarts=100000", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -125,23 +128,33 @@ class Run:
         return json.loads(audit.stdout)
 
 
-def hit(run, rank, number, kill_twice=False):
+def training(run, rank):
+    """The process of a rank by what status says: a spare has the place of the one that was killed."""
+    status = json.loads(subprocess.run([run.cox, "status", "--json", "--run", f"{run.dir}/run"], capture_output=True, text=True).stdout)
+    return [entry["pid"] for entry in status["ranks"] if not entry["spare"]][rank]
+
+
+def hit(run, rank, number, spares=0):
     """One fault: (seconds until it is told, seconds until a step is committed again, committed steps lost)."""
+    if spares:
+        run.wait(lambda event: "membership" in event and event["membership"]["present"] == 2 + spares, run.whole)
     _, before = run.steps(3)
+    victim = training(run, rank) if spares else worker(run.process.pid, rank)
     mark, began = len(run.events), time.time()
-    os.kill(worker(run.process.pid, rank), number)
+    run.whole = mark
+    os.kill(victim, number)
     told, _, _ = run.wait(lambda event: "failure" in event, mark)
     # Back at full size: a step committed by the generation that was formed after the fault.
-    formed, at, _ = run.wait(lambda event: "membership" in event and event["membership"]["present"] == 2 and event["membership"]["generation"] > 0, mark)
+    formed, at, _ = run.wait(lambda event: "membership" in event and event["membership"]["present"] == event["membership"]["world_size"] == 2 and event["membership"]["generation"] > 0, mark)
     again, at, event = run.wait(lambda event: "step" in event and event is not None, at)
     return told - began, again - began, max(0, before - event["step"]["step"])
 
 
-def faults(cox, name, number, repeats):
-    run = Run(cox, 1_000_000)
+def faults(cox, name, number, repeats, spares=0):
+    run = Run(cox, 1_000_000, ["--nproc-per-node", str(2 + spares), "--spares", str(spares)])
     told, again, lost = [], [], 0
     for turn in range(repeats):
-        one = hit(run, turn % 2, number)
+        one = hit(run, turn % 2, number, spares)
         told.append(one[0])
         again.append(one[1])
         lost += one[2]
@@ -303,13 +316,15 @@ def main():
     parser.add_argument("--torchrun-kills", type=int, default=3)
     parser.add_argument("--faults", type=int, default=62)
     parser.add_argument("--distance", type=float, default=2.0, help="seconds between two kills of the chaos run")
-    parser.add_argument("--only", default="kill,freeze,coordinator,chaos,torchrun")
+    parser.add_argument("--only", default="kill,freeze,spare,coordinator,chaos,torchrun")
     arguments = parser.parse_args()
     cox, wanted = os.path.abspath(arguments.cox), arguments.only.split(",")
     if "kill" in wanted:
         faults(cox, "worker killed", signal.SIGKILL, arguments.kills)
     if "freeze" in wanted:
         faults(cox, "worker frozen", signal.SIGSTOP, max(2, arguments.kills // 3))
+    if "spare" in wanted:
+        faults(cox, "worker killed beside a spare", signal.SIGKILL, arguments.kills, spares=1)
     if "coordinator" in wanted:
         coordinator_faults(cox, arguments.kills)
     if "chaos" in wanted:

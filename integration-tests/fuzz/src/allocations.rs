@@ -1,5 +1,5 @@
-//! What a thread holds, or all threads together, counted by the allocator of the test binaries that this crate
-//! is part of.
+//! What a thread holds, or all threads together, counted by the allocator of the test binaries that this
+//! crate is part of.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -26,7 +26,7 @@ static ALL: AtomicBool = AtomicBool::new(false);
 static ALL_HELD: AtomicIsize = AtomicIsize::new(0);
 static ALL_MOST: AtomicIsize = AtomicIsize::new(0);
 
-/// The same of all threads of the process, whoever started them.
+/// The same of all threads of the process.
 pub(crate) fn most_of_all_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
     ALL.store(true, Relaxed);
     let before = ALL_HELD.load(Relaxed);

@@ -1,12 +1,12 @@
 //! A server that fails in every way a server can: what may pass is tried again, what may not is named.
 
-use std::{fs, net::TcpListener};
+use std::{fs, net::TcpListener, time::Duration};
 
 use coxswain_remote::{BLOCK_BYTES, open};
 
 use super::{
     cache, content, read,
-    server::{Fault, Server},
+    server::{Answers, Fault, Server},
 };
 
 #[test]
@@ -25,6 +25,16 @@ fn ranges_are_the_objects_bytes_and_are_asked_for_once() {
     assert_eq!(server.requests(), 1 + 4, "its head, and each block");
     open(&address).unwrap().bring(&[0..bytes.len() as u64]).unwrap();
     assert_eq!(server.requests(), 5);
+}
+
+#[test]
+fn the_blocks_of_one_read_come_side_by_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content(6 * BLOCK_BYTES as usize);
+    fs::write(dir.path().join("page"), &bytes).unwrap();
+    let server = Server::start(Answers::Files(dir.path().to_path_buf()), Duration::from_millis(200));
+    assert!(read(&format!("{}/page", server.url()), 0, bytes.len()).unwrap() == bytes);
+    assert!(server.most_under_way() > 1, "one block after the other");
 }
 
 #[test]

@@ -2,18 +2,19 @@
 //! refused where a test says so. One request a connection.
 
 use std::{
-    collections::VecDeque,
-    fs,
+    collections::{HashMap, VecDeque},
+    fs::{self, File, Metadata},
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 /// What answers.
@@ -57,6 +58,10 @@ struct Shared {
     /// For the next writes.
     of_writes: Mutex<VecDeque<Fault>>,
     requests: AtomicUsize,
+    under_way: AtomicUsize,
+    most_under_way: AtomicUsize,
+    /// Entity tags of files that have not changed for a while.
+    tags: Mutex<HashMap<(PathBuf, SystemTime), String>>,
     stop: AtomicBool,
 }
 
@@ -71,6 +76,9 @@ impl Server {
             faults: Mutex::default(),
             of_writes: Mutex::default(),
             requests: AtomicUsize::new(0),
+            under_way: AtomicUsize::new(0),
+            most_under_way: AtomicUsize::new(0),
+            tags: Mutex::default(),
             stop: AtomicBool::new(false),
         });
         let of_listener = shared.clone();
@@ -118,6 +126,12 @@ impl Server {
     pub fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
     }
+
+    /// Most requests that were waiting for their answers at once.
+    #[allow(dead_code, reason = "for the tests of this crate")]
+    pub fn most_under_way(&self) -> usize {
+        self.shared.most_under_way.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Server {
@@ -134,7 +148,10 @@ impl Shared {
         let mut body = vec![0; header(&head, "Content-Length").and_then(|len| len.parse().ok()).unwrap_or(0)];
         connection.read_exact(&mut body)?;
         self.requests.fetch_add(1, Ordering::SeqCst);
+        let under_way = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
         thread::sleep(self.latency);
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
         let queue = match head.split(' ').next() {
             Some("GET") => Some(&self.faults),
             Some("PUT") => Some(&self.of_writes),
@@ -154,7 +171,9 @@ impl Shared {
                 return Ok(());
             }
             _ => match &self.answers {
-                Answers::Files(dir) => file(dir, &head),
+                Answers::Files(dir) => {
+                    self.file(dir, &head).unwrap_or_else(|_| status("404 Not Found", "", b""))
+                }
                 Answers::Of(other) => passed_on(*other, &head, &body)?,
             },
         };
@@ -169,6 +188,50 @@ impl Shared {
             _ => connection.write_all(&answer)?,
         }
         connection.shutdown(Shutdown::Write)
+    }
+
+    fn file(&self, dir: &Path, head: &str) -> io::Result<Vec<u8>> {
+        let path = dir.join(head.split(' ').nth(1).unwrap_or("/").trim_start_matches('/'));
+        let file = File::open(&path)?;
+        let metadata = file.metadata()?;
+        let (len, tag) = (metadata.len(), self.tag(&path, &metadata)?);
+        if header(head, "If-Match").is_some_and(|wanted| wanted != tag) {
+            return Ok(status("412 Precondition Failed", "", b""));
+        }
+        let date = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT";
+        let headers = format!("ETag: {tag}\r\n{date}\r\nAccept-Ranges: bytes\r\n");
+        if head.starts_with("HEAD ") {
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n");
+            return Ok(head.into());
+        }
+        let range = header(head, "Range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let Some((first, last)) = range else { return Ok(status("200 OK", &headers, &fs::read(path)?)) };
+        let [first, last] = [first, last].map(|text| text.parse::<u64>().expect("a bounded range"));
+        let last = last.min(len - 1);
+        let mut bytes = vec![0; (last + 1 - first) as usize];
+        file.read_exact_at(&mut bytes, first)?;
+        let range = format!("Content-Range: bytes {first}-{last}/{len}\r\n");
+        Ok(status("206 Partial Content", &format!("{headers}{range}"), &bytes))
+    }
+
+    /// An entity tag of a file's content. Of one that was changed just now it is made again each time, since a
+    /// file's time may be that of its next change, too.
+    fn tag(&self, path: &Path, metadata: &Metadata) -> io::Result<String> {
+        let modified = metadata.modified()?;
+        let settled = modified.elapsed().is_ok_and(|age| age > Duration::from_secs(1));
+        let tags = || self.tags.lock().expect("nobody panics with it");
+        let key = (path.to_path_buf(), modified);
+        if let Some(tag) = tags().get(&key).filter(|_| settled) {
+            return Ok(tag.clone());
+        }
+        let mut hash = DefaultHasher::new();
+        fs::read(path)?.hash(&mut hash);
+        let tag = format!("\"{:016x}\"", hash.finish());
+        if settled {
+            tags().insert(key, tag.clone());
+        }
+        Ok(tag)
     }
 }
 
@@ -191,30 +254,6 @@ fn status(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let len = body.len();
     let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n");
     [head.as_bytes(), body].concat()
-}
-
-fn file(dir: &Path, head: &str) -> Vec<u8> {
-    let path = head.split(' ').nth(1).unwrap_or("/").trim_start_matches('/');
-    let Ok(bytes) = fs::read(dir.join(path)) else { return status("404 Not Found", "", b"") };
-    let mut hash = DefaultHasher::new();
-    bytes.hash(&mut hash);
-    let tag = format!("\"{:016x}\"", hash.finish());
-    if header(head, "If-Match").is_some_and(|wanted| wanted != tag) {
-        return status("412 Precondition Failed", "", b"");
-    }
-    let date = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT";
-    let headers = format!("ETag: {tag}\r\n{date}\r\nAccept-Ranges: bytes\r\n");
-    if head.starts_with("HEAD ") {
-        let len = bytes.len();
-        return format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n")
-            .into();
-    }
-    let range = header(head, "Range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-    let Some((first, last)) = range else { return status("200 OK", &headers, &bytes) };
-    let [first, last] = [first, last].map(|text| text.parse::<usize>().expect("a bounded range"));
-    let last = last.min(bytes.len() - 1);
-    let range = format!("Content-Range: bytes {first}-{last}/{}\r\n", bytes.len());
-    status("206 Partial Content", &format!("{headers}{range}"), &bytes[first..=last])
 }
 
 fn passed_on(other: SocketAddr, head: &str, body: &[u8]) -> io::Result<Vec<u8>> {
