@@ -34,9 +34,9 @@ use burn::tensor::TensorData;
 use super::{
     super::{
         error::{ModelError, UnreadableWeights},
-        loader::Loader,
+        loader::{LinearShape, Loader},
     },
-    Assemble, LinearShape, Manifest, Parts,
+    Assemble, Manifest, Parts,
     files::{Fetched, Files, wanted},
 };
 use coxswain_nn::{

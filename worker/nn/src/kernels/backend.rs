@@ -14,4 +14,8 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     /// Whether its tensors have values: false where sizes are all there is ([`sizes`](super::sizes)), and
     /// then nothing is read or drawn for them.
     const VALUES: bool = true;
+
+    /// Whether linear layers of one input are worth joining ([`LinearOps::joined`]): where a product costs a
+    /// launch.
+    const JOINS: bool = false;
 }

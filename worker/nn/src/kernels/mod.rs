@@ -45,8 +45,9 @@ pub use self::{
     flex::{DROPOUT_BLOCK, FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
     linear_ops::LinearOps,
     operands::{
-        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot, LinearLayer,
-        LowRank, LowRankGradients, LowRankSaved, Residual,
+        AdaNorm, Attending, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot,
+        JoinedGradients, JoinedHeads, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
+        LowRankSaved, Residual,
     },
     row_ops::RowOps,
     tape::Tape,

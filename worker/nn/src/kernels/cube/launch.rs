@@ -7,11 +7,11 @@
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{
     CubeRuntime,
-    kernel::{into_contiguous, slice},
+    kernel::{cast, into_contiguous, slice},
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{prelude::*, zspace::metadata::Metadata};
 
 /// Units of a cube that shares a row.
 const ROW_UNITS: u32 = 256;
@@ -45,6 +45,22 @@ where
     R: CubeRuntime,
 {
     into_contiguous(strided_floats(x))
+}
+
+/// A buffer as float32.
+pub fn floats_of<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
+    if x.dtype == DType::F32 { x } else { cast(x, DType::F32) }
+}
+
+/// A matrix as float32 whose rows lie whole, however far apart.
+pub fn rows<B, R>(x: Tensor<B, 2>) -> CubeTensor<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let x = strided_floats(x);
+    let strides = x.meta.strides();
+    if strides[1] == 1 && strides[0] >= width(&x) { x } else { into_contiguous(x) }
 }
 
 /// A burn tensor as float32, however it lies.
@@ -91,6 +107,22 @@ pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [us
 pub fn elements<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
     let count = x.handle.size_in_used() as usize / x.dtype.size();
     CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype)
+}
+
+/// Rows or columns of a matrix, where they lie if that is an address from which whole vectors can be loaded,
+/// and else a copy.
+pub fn narrowed<R: CubeRuntime>(x: CubeTensor<R>, axis: usize, [start, count]: [usize; 2]) -> CubeTensor<R> {
+    let (mut shape, strides) = (x.meta.shape().clone(), x.meta.strides().clone());
+    let mut ranges: Vec<_> = shape.iter().map(|&size| 0..size).collect();
+    ranges[axis] = start..start + count;
+    let from = start * strides[axis] * x.dtype.size();
+    if !from.is_multiple_of(LOAD) {
+        return slice(x, &ranges);
+    }
+    let behind = (shape[axis] - start - count) * strides[axis] * x.dtype.size();
+    shape[axis] = count;
+    let handle = x.handle.offset_start(from as u64).offset_end(behind as u64);
+    CubeTensor::new(x.client, handle, Metadata::new(shape, strides), x.device, x.dtype)
 }
 
 /// Elements of a tensor.

@@ -15,6 +15,7 @@
 //! low_rank    what a low-rank update adds to one
 //! dropout     what a low-rank update does not read
 //! linear      linear layers, made of these four
+//! joined      those of one input whose weights lie together
 //! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blockwise` has the products
@@ -38,6 +39,7 @@ mod attention_ops;
 mod dropout;
 mod flat;
 mod flat_ops;
+mod joined;
 mod launch;
 pub mod library;
 mod linear;
@@ -63,6 +65,7 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    const JOINS: bool = true;
 }
 
 impl<R, F, I, BT> Tape for CubeBackend<R, F, I, BT>
