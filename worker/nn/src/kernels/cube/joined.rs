@@ -13,10 +13,10 @@
 //! and a launch for each layer is saved.
 
 use burn::tensor::Tensor;
-use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
-    launch::{floats, narrowed, primitive, wrapped},
+    launch::{contiguous_as, floats, narrowed, primitive, wrapped},
     low_rank::{self, Factor, Scaled},
     pointwise::{self, Finish},
     product::{product, product_finished, product_rounded},
@@ -123,6 +123,5 @@ where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    let dtype = w_oi.dtype();
-    into_contiguous(primitive(if x_nk.dtype() == dtype { x_nk } else { x_nk.cast(dtype) }))
+    contiguous_as(primitive(x_nk), w_oi.dtype())
 }

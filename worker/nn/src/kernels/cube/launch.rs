@@ -44,12 +44,21 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    into_contiguous(strided_floats(x))
+    contiguous_as(primitive(x), DType::F32)
 }
 
-/// A buffer as float32.
-pub fn floats_of<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
-    if x.dtype == DType::F32 { x } else { cast(x, DType::F32) }
+/// A buffer in this type, contiguous. burn's own cast pads the rows of a GPU's tensor to where the next one
+/// loads best, and kernels that take one row to lie behind the other read what is between them: so what is
+/// cast is one long row.
+pub fn contiguous_as<R: CubeRuntime>(x: CubeTensor<R>, dtype: DType) -> CubeTensor<R> {
+    let x = into_contiguous(x);
+    if x.dtype == dtype {
+        return x;
+    }
+    let (shape, count) = (x.meta.shape().clone(), len(&x));
+    let row = CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype);
+    let row = cast(row, dtype);
+    CubeTensor::new_contiguous(row.client, row.device, shape, row.handle, dtype)
 }
 
 /// A matrix as float32 whose rows lie whole, however far apart.

@@ -19,7 +19,7 @@ mod raise;
 mod reduce;
 
 use burn::tensor::DType;
-use burn_cubecl::{CubeRuntime, kernel::cast, ops::numeric::mul_scalar, tensor::CubeTensor};
+use burn_cubecl::{CubeRuntime, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::InputScalar;
 
 pub use self::{
@@ -27,7 +27,7 @@ pub use self::{
     raise::raised,
 };
 use super::{
-    launch::{empty, floats_of, len, width},
+    launch::{contiguous_as, empty, len, width},
     pointwise::{Finish, finished},
     product::product,
 };
@@ -78,7 +78,7 @@ pub fn added<R: CubeRuntime>(
     if raising.fits() {
         return raised(y, down, vec![raising], finish);
     }
-    let low = product(floats_of(down), raising.raising());
+    let low = product(contiguous_as(down, DType::F32), raising.raising());
     let Finish { bias_o, more_no, rounded } = finish;
     let y = finished(y, Finish { bias_o, more_no: Some(low), rounded: false });
     finished(y, Finish { bias_o: None, more_no, rounded })
@@ -117,14 +117,14 @@ pub fn reduced<R: CubeRuntime>(
         return Reduced { downs, x: first.unwrap_or(x) };
     }
     if !ms.iter().all(|(m, _)| m.fits()) {
-        let wide = floats_of(x.clone());
+        let wide = contiguous_as(x.clone(), DType::F32);
         let made = |(m, factor): &Scaled<R>| {
             let low = mul_scalar(product(wide.clone(), m.reducing()), InputScalar::new(*factor, DType::F32));
-            if down == DType::F32 { low } else { cast(low, down) }
+            contiguous_as(low, down)
         };
         let downs = ms.iter().map(made).collect();
         let x = match narrow.filter(|dtype| x.dtype != *dtype) {
-            Some(dtype) => cast(x, dtype),
+            Some(dtype) => contiguous_as(x, dtype),
             None => x,
         };
         return Reduced { downs, x };

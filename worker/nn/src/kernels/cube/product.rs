@@ -28,10 +28,7 @@
 use burn::tensor::DType;
 use burn_cubecl::{
     CubeRuntime,
-    kernel::{
-        cast,
-        matmul::{MatmulStrategy, matmul},
-    },
+    kernel::matmul::{MatmulStrategy, matmul},
     tensor::CubeTensor,
 };
 use cubek::{
@@ -47,7 +44,7 @@ use cubek::{
 };
 
 use super::{
-    launch::empty,
+    launch::{contiguous_as, empty},
     library::{self, Multiplier},
     pointwise::{Finish, finished},
     trial::{self, Class},
@@ -82,15 +79,13 @@ pub fn product_finished<R: CubeRuntime>(
     finished(product(x, w), finish)
 }
 
-/// [`product`] in the type of both: added up in float32, and rounded once.
+/// [`product`] in the type of both: added up in float32, and rounded once; contiguous.
 pub fn product_rounded<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor<R> {
     let out = room(&x, &w, x.dtype);
     if library::multiplied([&x, &w, &out], precision::may_round()) {
         return out;
     }
-    let dtype = out.dtype;
-    let wide = product(x, w);
-    if wide.dtype == dtype { wide } else { cast(wide, dtype) }
+    contiguous_as(product(x, w), out.dtype)
 }
 
 fn room<R: CubeRuntime>(x: &CubeTensor<R>, w: &CubeTensor<R>, dtype: DType) -> CubeTensor<R> {
