@@ -18,4 +18,8 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     /// Whether linear layers of one input are worth joining ([`LinearOps::joined`]): where a product costs a
     /// launch.
     const JOINS: bool = false;
+
+    /// Lets go of host memory that a device was given to copy, but for what it was given last: waits until
+    /// all else has been copied.
+    fn let_go_of_uploads(_device: &Self::Device) {}
 }

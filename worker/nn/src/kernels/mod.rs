@@ -32,6 +32,7 @@ pub mod sizes;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod upload;
 mod weight;
 
 #[cfg(feature = "cuda")]
@@ -51,5 +52,6 @@ pub use self::{
     },
     row_ops::RowOps,
     tape::Tape,
+    upload::upload,
     weight::Weight,
 };
