@@ -120,6 +120,7 @@ fn subject(question: &Question) -> String {
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
         match (spec.memory.offload, spec.memory.shard) {
             (Offload::Layers, _) => ", frozen layers streamed",
+            (Offload::Embedding, Shard::None) => ", embedding table in host memory",
             (_, Shard::Frozen) => ", frozen layers sharded",
             _ => "",
         },

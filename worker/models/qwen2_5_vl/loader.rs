@@ -221,6 +221,11 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())?)
     }
 
+    /// The same in host memory: where it can be, the mapped file.
+    pub fn on_host(&self, name: &str, shape: [usize; 2]) -> Result<TensorData, ModelError> {
+        self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())
+    }
+
     /// A tensor of any shape in the file, as a matrix with the same elements.
     pub fn flattened(
         &self,

@@ -123,7 +123,7 @@ impl Prediction {
     pub fn of_engine_beside_gpu(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
         match spec.memory.offload {
             Offload::Optimizer => shards(spec, trainables, ask).iter().sum(),
-            Offload::None | Offload::Layers => 0,
+            Offload::None | Offload::Layers | Offload::Embedding => 0,
         }
     }
 

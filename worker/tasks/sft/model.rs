@@ -20,6 +20,7 @@ use coxswain_models::{
         config::QwenConfig,
         decode::Decoder,
         dropout::{ModelRows, RowsOf},
+        embed::TablePlace,
         error::ModelError,
         modules::modules,
         pass::{Broken, Entry, Until, VlContext, VlRun},
@@ -61,8 +62,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
-        let options =
-            LoadOptions { blocks: BlockWeights::of(spec), head: true, ..settings.model.weights_dtype.into() };
+        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let options = LoadOptions { blocks, table, head: true, ..settings.model.weights_dtype.into() };
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
