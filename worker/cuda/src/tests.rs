@@ -20,6 +20,7 @@ use coxswain_worker::device::Accelerator;
 use crate::NVIDIA;
 
 mod joined;
+mod peaks;
 mod rounded;
 
 /// The first GPU, if this machine has one that can be used.

@@ -36,7 +36,7 @@ mod upload;
 mod weight;
 
 #[cfg(feature = "cuda")]
-pub use self::cube::library as matrix_library;
+pub use self::cube::{library as matrix_library, watermark};
 pub use self::{
     attention_ops::AttentionOps,
     autodiff::free_broken_off,

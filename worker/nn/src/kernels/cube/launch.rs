@@ -13,6 +13,8 @@ use burn_cubecl::{
 };
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
+use super::watermark;
+
 /// Units of a cube that shares a row.
 const ROW_UNITS: u32 = 256;
 /// Units of a cube whose units have nothing to do with each other.
@@ -83,7 +85,9 @@ where
 
 /// Room for a tensor on the device of another.
 pub fn empty<R: CubeRuntime>(like: &CubeTensor<R>, shape: Shape, dtype: DType) -> CubeTensor<R> {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+    let room = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+    watermark::look(&like.client);
+    room
 }
 
 /// Room for float32 of the shape of another tensor.

@@ -6,6 +6,7 @@
 //! so fewer and plainer ones win over a compiler that looks for what can be joined.
 //!
 //! ```text
+//! watermark   the most memory in use, while somebody watches
 //! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
 //! rows        norms, and their gradients: one cube a row
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
@@ -52,6 +53,7 @@ mod row_ops;
 mod rows;
 mod scores;
 mod trial;
+pub mod watermark;
 
 use burn::tensor::Tensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
