@@ -14,7 +14,7 @@ use coxswain_worker::memory::{
 use serde_json::{Value, json};
 
 use super::table::{grid, remarked, table, width, words};
-use coxswain_task::memory::Use;
+use coxswain_task::memory::{BESIDE_RESERVED, Use};
 
 use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::Used, vary::Variant};
 
@@ -206,14 +206,16 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }
     rows.push(row("peak".into(), outlook.current.peak));
     let head = format!("at micro-batch {}", question.micro_batch());
-    let shown = table([head.as_str(), "bytes", "of what is free"], &rows);
-    match outlook.beside_gpu {
-        0 => shown,
-        beside => format!(
-            "{shown}\nin host memory beside it: {} of moments, replica and kept features",
-            human::bytes(beside)
-        ),
+    let mut lines = vec![table([head.as_str(), "bytes", "of what is free"], &rows)];
+    lines.extend(outlook.reserved.map(|reserved| {
+        let [reserved, shown] = [reserved, reserved + BESIDE_RESERVED].map(human::bytes);
+        format!("reserved by the allocator, in whole pages: {reserved}; nvidia-smi will show about {shown}")
+    }));
+    if outlook.beside_gpu > 0 {
+        let beside = human::bytes(outlook.beside_gpu);
+        lines.push(format!("in host memory beside it: {beside} of what is offloaded, and kept features"));
     }
+    lines.join("\n")
 }
 
 fn fits(question: &Question, outlook: &Outlook) -> String {

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use coxswain_nn::dtypes::FrozenDtype;
 
 use super::{
@@ -152,7 +152,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         let drops = first.is_some() && self.trains.lora.is_some_and(|plan| plan.recipe().dropout > 0.0);
         // Each layer's own weight is a view, from an address that whole vectors can be loaded from.
         let aligned = width.is_multiple_of(16);
-        B::JOINS
+        B::joins(self.device)
             && aligned
             && !drops
             && self.dtype.packing().is_none_or(|_| !packs(&shapes[0].module))
@@ -163,6 +163,18 @@ impl<B: ModelBackend> Loader<'_, B> {
     fn joined(&self, shapes: &[LinearShape]) -> Result<JoinedWeights<B>, ModelError> {
         let (dtype, inputs) = (self.dtype.dense(), shapes[0].features[0]);
         let outputs: usize = shapes.iter().map(|shape| shape.features[1]).sum();
+        if !B::VALUES {
+            let hollow = |shape: &[usize], dtype| TensorData {
+                bytes: Bytes::from_bytes_vec(Vec::new()),
+                shape: shape.into(),
+                dtype,
+            };
+            let bias_o = shapes[0].bias.then(|| self.placed(hollow(&[outputs], DType::F32))).transpose()?;
+            return Ok(JoinedWeights {
+                w_oi: self.placed(hollow(&[outputs, inputs], kept_as(dtype)))?,
+                bias_o,
+            });
+        }
         let mut rows = Vec::with_capacity(outputs * inputs * dtype.bytes() as usize);
         let mut biases = Vec::new();
         for LinearShape { module, features: [_, outputs], bias } in shapes {

@@ -37,7 +37,7 @@ fn in_pieces<B: ModelBackend, const D: usize>(
     device: &B::Device,
     piece: usize,
 ) -> Tensor<B, D> {
-    let (shape, dtype) = (data.shape.clone(), data.dtype);
+    let (shape, dtype): ([usize; D], _) = (data.shape.dims(), data.dtype);
     if data.bytes.len() <= piece {
         return locked(data, device);
     }

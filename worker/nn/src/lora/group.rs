@@ -1,5 +1,5 @@
 //! Linear layers that read one input: each by itself, or all of them as one product, where a backend is
-//! better off so ([`ModelBackend::JOINS`]) and their weights came to lie together.
+//! better off so ([`ModelBackend::joins`]) and their weights came to lie together.
 
 use burn::tensor::{DType, Tensor};
 

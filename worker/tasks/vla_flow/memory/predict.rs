@@ -43,6 +43,22 @@ impl Subject {
             + if self.table_elsewhere(ask.place) > 0 { table } else { 0 }
     }
 
+    /// What a GPU's allocator reserves: pages for what passes take, and what stays to its size.
+    pub fn reserved(&self, ask: Ask, gpu: u64) -> u64 {
+        let exact = self.spec.cache.mode == CacheMode::Exact;
+        let pass = self.pass(ask.micro_batch, self.tap().filter(|_| exact), ask.place);
+        let prediction = self.predict(ask);
+        let stays = [
+            Category::FrozenWeights,
+            Category::Trainables,
+            Category::Gradients,
+            Category::OptimizerShard,
+            Category::Replica,
+        ];
+        stays.into_iter().map(|category| prediction.of(category)).sum::<u64>()
+            + pass.allocations.reserved(gpu)
+    }
+
     /// This rank's part of the optimizer's state, and its copy of another rank's.
     pub(super) fn shards(&self, ask: Ask) -> [(Category, u64); 2] {
         let n = self.counts.trainable() as usize;
@@ -56,10 +72,9 @@ impl Subject {
     fn micro(&self, ask: Ask) -> (Prediction, u64) {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, fetched) = (self.tap().filter(|_| exact), self.fetched(ask));
-        let pass = self.pass(ask.micro_batch, entry);
+        let pass = self.pass(ask.micro_batch, entry, ask.place);
         let beside = |stage: &str| fetched.map_or(0, |frozen| streamed_during(stage, frozen));
-        let filling =
-            entry.map_or(0, |_| self.fill_peak(ask.micro_batch) + fetched.map_or(0, FrozenBytes::two_blocks));
+        let filling = entry.map_or(0, |_| self.fill_peak(ask) + fetched.map_or(0, FrozenBytes::two_blocks));
         let mut prediction = Prediction::default().with_pass(&pass, beside);
         prediction.forward = prediction.forward.max(filling);
         (prediction, pass.scratch)

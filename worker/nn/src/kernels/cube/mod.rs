@@ -67,7 +67,9 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    const JOINS: bool = true;
+    fn joins(_device: &Self::Device) -> bool {
+        true
+    }
 
     fn let_go_of_uploads(device: &Self::Device) {
         // What the device has to say of a failure it says again when what was brought is used.

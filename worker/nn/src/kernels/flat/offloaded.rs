@@ -51,11 +51,11 @@ pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) 
             false => weights.give_back(updated),
         }
         if let Some(before) = before.replace(piece) {
-            before.take_back(weights, [exp_avg, exp_avg_sq]);
+            before.take_back(weights, [&mut *exp_avg, &mut *exp_avg_sq]);
         }
     }
     if let Some(last) = before {
-        last.take_back(weights, [exp_avg, exp_avg_sq]);
+        last.take_back(weights, [&mut *exp_avg, &mut *exp_avg_sq]);
     }
 }
 
