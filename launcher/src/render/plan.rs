@@ -288,7 +288,7 @@ fn basis(outlooks: &[Outlook]) -> String {
             if runs == 1 { "" } else { "s" }
         ),
         Basis::Analytic if outlook.memory.is_gpu => {
-            "analytic: from sizes alone, with fused kernels, computing in float32; measured on the CPU, not yet on a GPU".into()
+            "analytic: from sizes alone, with fused kernels; measured on the CPU and on a software GPU, not yet on a real one".into()
         }
         Basis::Analytic => format!(
             "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"

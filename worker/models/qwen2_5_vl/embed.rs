@@ -3,37 +3,21 @@
 //! The table is looked up outside of any block, so its gradient has no tape either: the gradient of the first
 //! layer's input, row by row ([`Embedding::backward`]), but for rows that image features replace.
 //!
-//! A table that stays in host memory ([`TablePlace::Host`]) is looked up there, and the rows go to the device.
+//! A table that stays in host memory ([`TablePlace::Host`]) is looked up there; the rows go to the device.
 
 use burn::tensor::{Bytes, DType, Int, Tensor, TensorData};
-use coxswain_proto::run_spec::{Offload, RunSpec};
 
-use super::{config::QwenConfig, error::ModelError, loader::Loader};
+use super::{
+    blocks::{TABLE, TablePlace},
+    config::QwenConfig,
+    error::ModelError,
+    loader::Loader,
+};
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, flat::Lookups, upload},
     lora::LoraLinear,
     params::{BaseWeight, GradientSums, ParamScope, Trainables},
 };
-
-/// The tensor's name.
-pub const TABLE: &str = "model.language_model.embed_tokens.weight";
-
-/// Where the table is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TablePlace {
-    /// With the rest of the model.
-    Device,
-    /// In host memory (`memory.offload: embedding`). Where the file's type is the one it is kept in, that is
-    /// the mapped file: all ranks of a machine have one of it.
-    Host,
-}
-
-impl TablePlace {
-    /// As a run asks for it.
-    pub fn of(spec: &RunSpec) -> Self {
-        if spec.memory.offload == Offload::Embedding { Self::Host } else { Self::Device }
-    }
-}
 
 /// The table of token embeddings, `[vocab, d]`.
 pub struct Embedding<B: ModelBackend> {

@@ -6,10 +6,10 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::{FrozenDtype, WeightsDtype};
 
 use super::{
-    blocks::{BlockWeights, InMemory},
+    blocks::{BlockWeights, InMemory, TablePlace},
     checkpoint::Checkpoint,
     config::QwenConfig,
-    embed::{Embedding, TablePlace},
+    embed::Embedding,
     error::{ModelError, TokenError, UnreadableWeights},
     loader::{Loader, check_blocks, check_dtype},
     prompts::Rows,

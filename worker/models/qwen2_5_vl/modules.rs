@@ -9,9 +9,8 @@ use coxswain_nn::{
 };
 
 use super::{
-    blocks::InMemory,
+    blocks::{InMemory, TABLE, TablePlace},
     config::QwenConfig,
-    embed::{TABLE, TablePlace},
 };
 
 /// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.

@@ -2,7 +2,7 @@
 //!
 //! | scope | on a CPU | on a GPU (a [`Gauge`]) |
 //! |---|---|---|
-//! | in use | bytes of the [`allocator`](CountingAllocator), exact | the same, within passes that are watched |
+//! | in use | bytes of the [`allocator`](CountingAllocator), exact | the same, in passes that are watched |
 //! | reserved | the allocator's anonymous pages | what that allocator holds from the driver |
 //! | driver | resident set of the process, mapped files included | what is taken of the GPU, by whomever |
 //!

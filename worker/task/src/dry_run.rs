@@ -146,6 +146,7 @@ impl PassCost {
     fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {
         let (apart, further) = ((other.0 - one.0).max(1), micro_batch.saturating_sub(other.0));
         let line = |from: u64, to: u64| to + to.saturating_sub(from) / apart * further;
+        let proportion = |bytes: u64| bytes * micro_batch / other.0.max(1);
         let stages = one.1.stages.iter().zip(&other.1.stages);
         Self {
             stages: stages.map(|(a, b)| StagePeak { bytes: line(a.bytes, b.bytes), ..*b }).collect(),
@@ -155,14 +156,20 @@ impl PassCost {
                 forward: line(one.1.flops.forward, other.1.flops.forward),
                 backward: line(one.1.flops.backward, other.1.flops.backward),
             },
-            allocations: Arc::new(Allocations::beyond(&one.1.allocations, &other.1.allocations, line)),
+            allocations: Arc::new(Allocations::beyond(
+                &one.1.allocations,
+                &other.1.allocations,
+                line,
+                proportion,
+            )),
         }
     }
 }
 
 /// Micro-batches up to here are run as they are; what larger ones take is on the line through this one and
-/// half of it. Their inputs are host memory, which a search for the largest that fits must not take.
-const LARGEST_RUN: u64 = 4;
+/// half of it. Their inputs are host memory, which a search for the largest that fits must not take; a few
+/// samples more show where attention is cut into tiles.
+const LARGEST_RUN: u64 = 8;
 
 /// What passes of one model were found to take, by kind (settings that a pass depends on among it) and
 /// micro-batch. Copies share it.

@@ -16,11 +16,10 @@ use coxswain_models::{
     qwen2_5_vl::{
         LoadOptions, QwenVl,
         adapters::{Adapters, HeadAdapter, Tuned},
-        blocks::BlockWeights,
+        blocks::{BlockWeights, TablePlace},
         config::QwenConfig,
         decode::Decoder,
         dropout::{ModelRows, RowsOf},
-        embed::TablePlace,
         error::ModelError,
         modules::modules,
         pass::{Broken, Entry, Until, VlContext, VlRun},

@@ -1,5 +1,5 @@
-//! Products whose results are rounded, and what reads them from row to row: in widths whose rows burn pads when
-//! it casts a tensor on a GPU.
+//! Products whose results are rounded, and what reads them from row to row: in widths whose rows burn pads
+//! when it casts a tensor on a GPU.
 
 use burn::tensor::{DType, Tensor};
 use burn_cuda::{Cuda, CudaDevice};

@@ -21,9 +21,8 @@ use crate::{
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, HeadAdapter, Tuned},
-    blocks::BlockWeights,
+    blocks::{BlockWeights, TablePlace},
     config::QwenConfig,
-    embed::TablePlace,
     error::ModelError,
     modules::modules,
 };

@@ -1,7 +1,7 @@
 //! What an allocator that divides large pages reserves for a pass: cubecl's, on a GPU.
 //!
 //! ```text
-//! GPU of M bytes   pages of M/4, M/16, M/64 .. down to some 8 MB; of each size what is small enough beside it
+//! GPU of M bytes   pages of M/4, M/16, M/64 .. down to some 8 MB, each for what is small beside it
 //! a tensor         the smallest pages that take it: the first free piece in the first page that has one, and
 //!                  what is left of the piece stays free; else one more page
 //! free pieces      are one again with their neighbours when room is looked for
@@ -12,6 +12,8 @@
 //! is told to allocate to its size.
 
 use std::collections::HashMap;
+
+use crate::kernels::blockwise::TILE;
 
 /// To a multiple of this.
 const ALIGNMENT: u64 = 512;
@@ -33,16 +35,25 @@ pub struct Allocations(pub Vec<Allocation>);
 
 impl Allocations {
     /// The same of a larger pass, each of its tensors on the line through those of two smaller ones; of
-    /// passes that are not alike, the larger one as it is.
-    pub fn beyond(one: &Self, other: &Self, line: impl Fn(u64, u64) -> u64) -> Self {
+    /// passes that are not alike, in proportion to the larger one's. What fills a tile of attention's scores
+    /// stays as it is: there are more of them.
+    pub fn beyond(
+        one: &Self,
+        other: &Self,
+        line: impl Fn(u64, u64) -> u64,
+        proportion: impl Fn(u64) -> u64,
+    ) -> Self {
         let alike = one.0.len() == other.0.len();
-        let event = |(number, event): (usize, &Allocation)| match (one.0.get(number), event) {
+        let fills_a_tile = |bytes: u64| bytes <= TILE as u64 && bytes > TILE as u64 / 10 * 9;
+        let larger = |(number, allocation): (usize, &Allocation)| match (one.0.get(number), *allocation) {
+            (_, Allocation::Released(name)) => Allocation::Released(name),
+            (_, Allocation::Taken(name, bytes)) if fills_a_tile(bytes) => Allocation::Taken(name, bytes),
             (Some(Allocation::Taken(_, before)), Allocation::Taken(name, bytes)) if alike => {
-                Allocation::Taken(*name, line(*before, *bytes))
+                Allocation::Taken(name, line(*before, bytes))
             }
-            _ => *event,
+            (_, Allocation::Taken(name, bytes)) => Allocation::Taken(name, proportion(bytes)),
         };
-        Self(other.0.iter().enumerate().map(event).collect())
+        Self(other.0.iter().enumerate().map(larger).collect())
     }
 
     /// Bytes of the pages that this needs on a GPU of so much memory.
@@ -185,7 +196,10 @@ mod tests {
     fn a_larger_pass_is_on_the_line_through_two_smaller_ones() {
         let of = |bytes| Allocations(vec![Taken(7, bytes), Taken(8, 100), Released(7)]);
         let line = |from: u64, to: u64| to + (to - from) * 2;
-        assert_eq!(Allocations::beyond(&of(10), &of(20), line), of(40));
-        assert_eq!(Allocations::beyond(&Allocations::default(), &of(20), line), of(20), "they are not alike");
+        let beyond = |one: &Allocations, other| Allocations::beyond(one, &other, line, |bytes| 2 * bytes);
+        assert_eq!(beyond(&of(10), of(20)), of(40));
+        let unlike = Allocations(vec![Taken(7, 40), Taken(8, 200), Released(7)]);
+        assert_eq!(beyond(&Allocations::default(), of(20)), unlike, "in proportion");
+        assert_eq!(beyond(&of(10), of(TILE as u64)), of(TILE as u64), "a tile stays a tile");
     }
 }

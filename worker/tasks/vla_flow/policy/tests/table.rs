@@ -2,7 +2,7 @@
 //! is where the model is.
 
 use super::*;
-use coxswain_models::qwen2_5_vl::embed::TablePlace;
+use coxswain_models::qwen2_5_vl::blocks::TablePlace;
 
 const HOST: &str = "embedding";
 
