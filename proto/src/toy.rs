@@ -108,6 +108,8 @@ impl TaskSettings for Toy {
         f.learning_rate("head", self.optimizer.lr.head);
         let layers = spec.memory.offload == Offload::Layers;
         f.require(!layers, "memory.offload", "is `layers`, and nothing is frozen", "remove it");
+        let table = spec.memory.offload == Offload::Embedding;
+        f.require(!table, "memory.offload", "is `embedding`, and there is no table of tokens", "remove it");
     }
 }
 

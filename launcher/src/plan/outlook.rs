@@ -46,6 +46,9 @@ pub struct Outlook {
     pub categories: Vec<(Category, u64)>,
     /// On a GPU: bytes that are held in host memory beside it.
     pub beside_gpu: u64,
+    /// On a GPU: what its allocator reserves at that micro-batch, in whole pages; none where the task does
+    /// not predict it.
+    pub reserved: Option<u64>,
     /// Of the activations: what the forward pass keeps for the backward pass.
     pub activations_kept: u64,
     /// What fits.
@@ -160,6 +163,10 @@ impl Question {
             verdict: FitVerdict::of(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
             beside_gpu: if memory.is_gpu { beside } else { 0 },
+            reserved: self
+                .subject
+                .reserved(self.ask(memory, self.micro_batch()), memory.total)
+                .filter(|_| memory.is_gpu),
             activations_kept: now.kept,
             fit,
             options: within.map(option).collect(),

@@ -14,7 +14,7 @@ use coxswain_worker::memory::{
 use serde_json::{Value, json};
 
 use super::table::{grid, remarked, table, width, words};
-use coxswain_task::memory::Use;
+use coxswain_task::memory::{BESIDE_RESERVED, Use};
 
 use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::Used, vary::Variant};
 
@@ -120,6 +120,7 @@ fn subject(question: &Question) -> String {
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
         match (spec.memory.offload, spec.memory.shard) {
             (Offload::Layers, _) => ", frozen layers streamed",
+            (Offload::Embedding, Shard::None) => ", embedding table in host memory",
             (_, Shard::Frozen) => ", frozen layers sharded",
             _ => "",
         },
@@ -205,14 +206,16 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }
     rows.push(row("peak".into(), outlook.current.peak));
     let head = format!("at micro-batch {}", question.micro_batch());
-    let shown = table([head.as_str(), "bytes", "of what is free"], &rows);
-    match outlook.beside_gpu {
-        0 => shown,
-        beside => format!(
-            "{shown}\nin host memory beside it: {} of moments, replica and kept features",
-            human::bytes(beside)
-        ),
+    let mut lines = vec![table([head.as_str(), "bytes", "of what is free"], &rows)];
+    lines.extend(outlook.reserved.map(|reserved| {
+        let [reserved, shown] = [reserved, reserved + BESIDE_RESERVED].map(human::bytes);
+        format!("reserved by the allocator, in whole pages: {reserved}; nvidia-smi will show about {shown}")
+    }));
+    if outlook.beside_gpu > 0 {
+        let beside = human::bytes(outlook.beside_gpu);
+        lines.push(format!("in host memory beside it: {beside} of what is offloaded, and kept features"));
     }
+    lines.join("\n")
 }
 
 fn fits(question: &Question, outlook: &Outlook) -> String {
@@ -285,7 +288,7 @@ fn basis(outlooks: &[Outlook]) -> String {
             if runs == 1 { "" } else { "s" }
         ),
         Basis::Analytic if outlook.memory.is_gpu => {
-            "analytic: from sizes alone, with fused kernels, computing in float32; measured on the CPU, not yet on a GPU".into()
+            "analytic: from sizes alone, with fused kernels; measured on the CPU and on a software GPU, not yet on a real one".into()
         }
         Basis::Analytic => format!(
             "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"

@@ -40,6 +40,9 @@ pub enum Offload {
     /// The frozen weights of all blocks: read from their files whenever a block runs, two blocks in memory at
     /// a time.
     Layers,
+    /// The table of token embeddings: beside a GPU it is in host memory, and every step brings the rows that
+    /// it looks up. On a CPU the same as `none`.
+    Embedding,
 }
 
 /// What is kept in store for a lost worker, and how often ranks are compared.

@@ -29,11 +29,17 @@ enum Status : int { DONE = 0, INVALID = 7, FAILED = 13, REFUSED = 15 };
 // cudaDataType and cublasComputeType_t.
 constexpr int F32 = 0, F16 = 2, BF16 = 14;
 constexpr int SUMS_IN_F32 = 68, SUMS_OF_TF32 = 77;
+// cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
+constexpr int TRANSPOSED_A = 3, TRANSPOSED_B = 4, EPILOGUE = 7, BIAS = 8, BIAS_TYPE = 26;
+constexpr int PLAIN = 1, ADDS_BIAS = 4;
 constexpr size_t VERSION = 130000;
 
 struct Operation {
     int compute;
     bool transposed[2] = {};
+    // A bias of float32, an element for each row of D.
+    bool biased = false;
+    const float* bias = nullptr;
 };
 
 struct Layout {
@@ -141,6 +147,8 @@ struct Product {
     Layout a, b, d;
     const char* from_a;
     const char* from_b;
+    // Lies as D does; none if nothing is added.
+    const char* from_c;
     char* to;
 };
 
@@ -152,6 +160,7 @@ Code compute(const Product& p) {
         const auto a = read(p.from_a + matrix * p.a.offset * p.a.bytes(), p.a, !p.operation.transposed[0], as_tf32);
         const auto b = read(p.from_b + matrix * p.b.offset * p.b.bytes(), p.b, p.operation.transposed[1], as_tf32);
         char* d = p.to + matrix * p.d.offset * p.d.bytes();
+        const char* c = p.from_c ? p.from_c + matrix * p.d.offset * p.d.bytes() : nullptr;
         for (size_t column = 0; column < p.d.columns; column++) {
             for (size_t row = 0; row < p.d.rows; row++) {
                 const float* left = &a[row * inner];
@@ -171,7 +180,10 @@ Code compute(const Product& p) {
                 for (const float part : sums) {
                     sum += part;
                 }
-                put(d, p.d, column * p.d.apart + row, sum);
+                const size_t at = column * p.d.apart + row;
+                sum += c ? element(c, p.d, at) : 0;
+                sum += p.operation.biased ? p.operation.bias[row] : 0;
+                put(d, p.d, at, sum);
             }
         }
     }
@@ -251,14 +263,23 @@ size_t cublasLtGetVersion() { return settings().old_cublas ? 110600 : VERSION; }
 int cublasLtCreate(void** handle) { return make(handle, 0); }
 
 int cublasLtMatmulDescCreate(void** made, int compute, int scale) {
-    return scale == F32 ? make(made, Operation{compute, {}}) : REFUSED;
+    return scale == F32 ? make(made, Operation{compute}) : REFUSED;
 }
 
 int cublasLtMatmulDescSetAttribute(void* made, int attribute, const void* value, size_t bytes) {
-    if (attribute != 3 && attribute != 4) {
+    auto* operation = static_cast<Operation*>(made);
+    if (attribute == BIAS && bytes == 8) {
+        operation->bias = read_as<const float*>(value, bytes);
+        return DONE;
+    }
+    const int said = read_as<int>(value, bytes);
+    if (attribute == TRANSPOSED_A || attribute == TRANSPOSED_B) {
+        operation->transposed[attribute - TRANSPOSED_A] = said == 1;
+    } else if (attribute == EPILOGUE && (said == PLAIN || said == ADDS_BIAS)) {
+        operation->biased = said == ADDS_BIAS;
+    } else if (attribute != BIAS_TYPE || said != F32) {
         return INVALID;
     }
-    static_cast<Operation*>(made)->transposed[attribute - 3] = read_as<int>(value, bytes) == 1;
     return DONE;
 }
 
@@ -331,14 +352,18 @@ int cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, vo
     const auto& layout_a = *static_cast<Layout*>(of_a);
     const auto& layout_b = *static_cast<Layout*>(of_b);
     const auto& layout_d = *static_cast<Layout*>(of_d);
-    if (*alpha != 1 || *beta != 0 || of_c != of_d || !fits(asked, layout_a, layout_b, layout_d)) {
+    const bool adds = *beta == 1;
+    if (*alpha != 1 || !(adds || *beta == 0) || of_c != of_d || !fits(asked, layout_a, layout_b, layout_d) ||
+        ((adds || asked.biased) && layout_d.type != F32)) {
         return INVALID;
     }
     const void* const places[4] = {a, b, c, d};
     if (!is_kept(*algorithm, places, workspace, workspace_bytes) ||
         !check("cublasLtMatmul, A", reinterpret_cast<Address>(a), layout_a.reach()) ||
         !check("cublasLtMatmul, B", reinterpret_cast<Address>(b), layout_b.reach()) ||
-        !check("cublasLtMatmul, D", reinterpret_cast<Address>(d), layout_d.reach())) {
+        !check("cublasLtMatmul, D", reinterpret_cast<Address>(d), layout_d.reach()) ||
+        (adds && !check("cublasLtMatmul, C", reinterpret_cast<Address>(c), layout_d.reach())) ||
+        (asked.biased && !check("cublasLtMatmul, bias", reinterpret_cast<Address>(asked.bias), 4 * layout_d.rows))) {
         return FAILED;
     }
     KernelCounts& kernel = counts().kernels["cublasLtMatmul"];
@@ -353,7 +378,7 @@ int cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, vo
         return DONE;
     }
     const Product product{asked, layout_a, layout_b, layout_d, static_cast<const char*>(a), static_cast<const char*>(b),
-                          static_cast<char*>(d)};
+                          adds ? static_cast<const char*>(c) : nullptr, static_cast<char*>(d)};
     return give(stream, [product] { return compute(product); }) == SUCCESS ? DONE : FAILED;
 }
 

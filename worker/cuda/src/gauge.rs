@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn_cuda::CudaDevice;
+use coxswain_nn::kernels::watermark;
 use coxswain_worker::memory::{Gauge, PhasePeak};
 use cubecl::{Runtime, cuda::CudaRuntime};
 use cudarc::driver::{CudaContext, result};
@@ -42,6 +43,14 @@ impl Gauge for GpuGauge {
         let (in_use, reserved) = self.allocator();
         let taken = self.free_and_total().map_or(0, |(free, total)| total.saturating_sub(free));
         PhasePeak { in_use, reserved, driver: taken }
+    }
+
+    fn watch(&self, on: bool) {
+        watermark::watch(on);
+    }
+
+    fn take_most(&self) -> u64 {
+        watermark::take()
     }
 
     fn room(&self) -> Option<u64> {

@@ -10,13 +10,18 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
 use coxswain_nn::kernels::{
-    AdaNorm, AttentionMask, AttentionOps, LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps,
+    AdaNorm, Attending, AttentionMask, AttentionOps, JoinedHeads, LinearLayer, LinearOps, LowRank,
+    ModelBackend, Residual, RowOps,
     flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
 };
 use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::device::Accelerator;
 
 use crate::NVIDIA;
+
+mod joined;
+mod peaks;
+mod rounded;
 
 /// The first GPU, if this machine has one that can be used.
 fn gpu() -> Option<CudaDevice> {
@@ -131,6 +136,9 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         all.extend(pulled::<B, 2, 2, 2>(&name("swiglu"), device, [[6, width]; 2], |[gate, up]| {
             RowOps::swiglu(gate, up)
         }));
+        all.extend(pulled::<B, 1, 2, 2>(&name("swiglu_joined"), device, [[6, 2 * width]], |[both]| {
+            RowOps::swiglu_joined(both, None)
+        }));
         all.extend(pulled::<B, 2, 2, 2>(&name("rounded_sum"), device, [[6, width]; 2], |[x, y]| {
             RowOps::rounded_sum(x, y)
         }));
@@ -143,6 +151,7 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
     }
     all.extend(low_rank_updates::<B>(device));
     all.extend(layers_of_one_input::<B>(device));
+    all.extend(joined::layers::<B>(device));
     all.extend(finished_sums::<B>(device));
     for rows in [1, 2] {
         let table = |seed| Tensor::from_inner(tensor::<B, 3>([rows, 3, 8], seed, device));
@@ -156,6 +165,14 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
             let mask = AttentionMask::Causal([0..3, 1..3].into());
             let inputs = [part(0, 4), part(4, 2), part(6, 2)];
             AttentionOps::rope_attention(inputs, [table(3), table(4)], &mask, 0.35)
+        }));
+        let what = format!("attention of joined heads, tables of {rows} rows");
+        all.extend(pulled::<B, 1, 2, 4>(&what, device, [[6, 64]], |[qkv_no]| {
+            let mask = AttentionMask::Causal([0..3, 1..3].into());
+            let attending =
+                Attending { tables_bsk: [table(3), table(4)], mask: &mask, scale: 0.35, to: None };
+            let joined = JoinedHeads { qkv_no, rows: [2, 3], heads: [4, 2, 2] };
+            <Autodiff<B> as AttentionOps>::rope_attention_joined(joined, attending)
         }));
     }
     // Heads of an odd width, one behind the other in a row.
@@ -415,8 +432,10 @@ fn block<B: ModelBackend>(device: &B::Device, narrow: DType) -> Vec<Vec<f32>> {
 fn a_block_agrees_with_the_cpu_in_every_type_of_weights() {
     let Some(gpu) = gpu() else { return };
     for (narrow, tolerance) in [(DType::F32, 1e-3), (DType::BF16, 2e-2), (DType::F16, 5e-3)] {
-        let expected = block::<Flex>(&Default::default(), narrow);
-        for (i, (found, expected)) in block::<Cuda>(&gpu, narrow).iter().zip(&expected).enumerate() {
+        let found = [block::<Cuda>(&gpu, narrow), joined::block::<Cuda>(&gpu, narrow)].concat();
+        let host = Default::default();
+        let expected = [block::<Flex>(&host, narrow), joined::block::<Flex>(&host, narrow)].concat();
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_close(&format!("value {i}, {narrow:?}"), found, expected, tolerance);
         }
     }

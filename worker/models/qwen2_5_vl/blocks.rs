@@ -1,4 +1,5 @@
-//! Where the weights of repeated blocks are: all held, read when they run, or a part on each rank.
+//! Where the weights of repeated blocks are: all held, read when they run, or a part on each rank; and where
+//! the table of token embeddings is.
 
 use coxswain_nn::sharded::Cut;
 use coxswain_proto::run_spec::{Offload, RunSpec, Shard};
@@ -54,5 +55,25 @@ impl InMemory {
             Self::TwoBlocks => true,
             Self::Part(cut) => cut.is_shared(),
         }
+    }
+}
+
+/// The name of the table of token embeddings.
+pub const TABLE: &str = "model.language_model.embed_tokens.weight";
+
+/// Where the table of token embeddings is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TablePlace {
+    /// With the rest of the model.
+    Device,
+    /// In host memory (`memory.offload: embedding`). Where the file's type is the one it is kept in, that is
+    /// the mapped file: all ranks of a machine have one of it.
+    Host,
+}
+
+impl TablePlace {
+    /// As a run asks for it.
+    pub fn of(spec: &RunSpec) -> Self {
+        if spec.memory.offload == Offload::Embedding { Self::Host } else { Self::Device }
     }
 }

@@ -2,23 +2,33 @@
 //!
 //! The table is looked up outside of any block, so its gradient has no tape either: the gradient of the first
 //! layer's input, row by row ([`Embedding::backward`]), but for rows that image features replace.
+//!
+//! A table that stays in host memory ([`TablePlace::Host`]) is looked up there; the rows go to the device.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Int, Tensor, TensorData};
 
-use super::{config::QwenConfig, error::ModelError, loader::Loader};
+use super::{
+    blocks::{TABLE, TablePlace},
+    config::QwenConfig,
+    error::ModelError,
+    loader::Loader,
+};
 use coxswain_nn::{
-    kernels::{ModelBackend, Tape, flat::Lookups},
+    kernels::{ModelBackend, Tape, flat::Lookups, upload},
     lora::LoraLinear,
     params::{BaseWeight, GradientSums, ParamScope, Trainables},
 };
 
-/// The tensor's name.
-const TABLE: &str = "model.language_model.embed_tokens.weight";
-
 /// The table of token embeddings, `[vocab, d]`.
 pub struct Embedding<B: ModelBackend> {
-    table_vd: BaseWeight<B, 2>,
+    table_vd: Table<B>,
     device: B::Device,
+}
+
+enum Table<B: ModelBackend> {
+    Device(BaseWeight<B, 2>),
+    /// Frozen; without bytes where tensors have no values.
+    Host(TensorData),
 }
 
 /// The tensor that is the LM head's weight as well, if this model has such a one.
@@ -28,11 +38,17 @@ pub fn tied_to_head(config: &QwenConfig) -> Option<&'static str> {
 
 impl<B: ModelBackend> Embedding<B> {
     /// Loads `model.language_model.embed_tokens`.
-    pub fn load(loader: &mut Loader<'_, B>, config: &QwenConfig) -> Result<Self, ModelError> {
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        config: &QwenConfig,
+        place: TablePlace,
+    ) -> Result<Self, ModelError> {
         let shape = [config.text.vocab_size, config.text.hidden_size];
-        let table_vd = match loader.trained_table(TABLE, shape) {
-            Some(id) => BaseWeight::Trained(id),
-            None => loader.matrix(TABLE, shape)?.into(),
+        let table_vd = match (loader.trained_table(TABLE, shape), place) {
+            (Some(_), TablePlace::Host) => return Err(ModelError::OffloadedTable("trains")),
+            (Some(id), TablePlace::Device) => Table::Device(BaseWeight::Trained(id)),
+            (None, TablePlace::Device) => Table::Device(loader.matrix(TABLE, shape)?.into()),
+            (None, TablePlace::Host) => Table::Host(loader.on_host(TABLE, shape)?),
         };
         Ok(Self { table_vd, device: loader.device.clone() })
     }
@@ -41,15 +57,11 @@ impl<B: ModelBackend> Embedding<B> {
     pub fn lookup<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, ids: &[u32]) -> Tensor<T, 2> {
         let table_vd = match &self.table_vd {
             // Looked up before it is on a tape: a whole table has no business there.
-            BaseWeight::Frozen(table_vd) => {
-                let rows_nd = table_vd.clone().select(0, indices::<B>(ids, &self.device));
-                return T::lift(if rows_nd.dtype() == DType::F32 {
-                    rows_nd
-                } else {
-                    rows_nd.cast(DType::F32)
-                });
+            Table::Device(BaseWeight::Frozen(table_vd)) => {
+                return lifted(table_vd.clone().select(0, indices::<B>(ids, &self.device)));
             }
-            BaseWeight::Trained(id) => params.get::<2>(*id),
+            Table::Host(table_vd) => return lifted(upload::<B, 2>(rows_of(table_vd, ids), &self.device)),
+            Table::Device(BaseWeight::Trained(id)) => params.get::<2>(*id),
         };
         let device = table_vd.device();
         table_vd.select(0, indices::<T>(ids, &device))
@@ -57,7 +69,19 @@ impl<B: ModelBackend> Embedding<B> {
 
     /// Whether the table trains.
     pub fn trains(&self) -> bool {
-        self.table_vd.trains()
+        self.on_device().is_some_and(BaseWeight::trains)
+    }
+
+    /// Where the table is.
+    pub fn place(&self) -> TablePlace {
+        if self.on_device().is_some() { TablePlace::Device } else { TablePlace::Host }
+    }
+
+    fn on_device(&self) -> Option<&BaseWeight<B, 2>> {
+        match &self.table_vd {
+            Table::Device(table_vd) => Some(table_vd),
+            Table::Host(_) => None,
+        }
     }
 
     /// Adds the gradient of the table, given that of what was looked up, `[n, d]`; nothing where it is
@@ -69,7 +93,7 @@ impl<B: ModelBackend> Embedding<B> {
         drows_nd: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) {
-        if let Some(table) = self.table_vd.trained() {
+        if let Some(table) = self.on_device().and_then(BaseWeight::trained) {
             grads.add_rows(trainables.layout().get(table), lookups, drows_nd);
         }
     }
@@ -78,11 +102,37 @@ impl<B: ModelBackend> Embedding<B> {
     pub fn head(&self, loader: &mut Loader<'_, B>, config: &QwenConfig) -> Result<LoraLinear<B>, ModelError> {
         let shape = [config.text.hidden_size, config.text.vocab_size];
         if config.tie_word_embeddings {
+            let table_vd = self.on_device().ok_or(ModelError::OffloadedTable("is the head's weight, too"))?;
             let adapter = loader.adapter("lm_head", shape);
-            return Ok(LoraLinear::new(self.table_vd.clone(), None, adapter));
+            return Ok(LoraLinear::new(table_vd.clone(), None, adapter));
         }
         loader.linear("lm_head", shape, false)
     }
+}
+
+/// Looked up on a plain backend, as float32 on a tape.
+fn lifted<T: Tape>(rows_nd: Tensor<T::Base, 2>) -> Tensor<T, 2> {
+    T::lift(if rows_nd.dtype() == DType::F32 { rows_nd } else { rows_nd.cast(DType::F32) })
+}
+
+/// Rows of a table in host memory, `[n, d]`, as it has them.
+fn rows_of(table_vd: &TensorData, ids: &[u32]) -> TensorData {
+    let (width, dtype) = (table_vd.shape[1], table_vd.dtype);
+    let bytes = match (table_vd.bytes.is_empty(), dtype.size()) {
+        (true, _) => Bytes::from_bytes_vec(Vec::new()),
+        (_, 4) => Bytes::from_elems(rows_in(&table_vd.bytes, width, ids, u32::from_ne_bytes)),
+        _ => Bytes::from_elems(rows_in(&table_vd.bytes, width, ids, u16::from_ne_bytes)),
+    };
+    TensorData { bytes, shape: [ids.len(), width].into(), dtype }
+}
+
+fn rows_in<E, const N: usize>(table: &[u8], width: usize, ids: &[u32], element: fn([u8; N]) -> E) -> Vec<E> {
+    let mut rows = Vec::with_capacity(ids.len() * width);
+    for &id in ids {
+        let row = &table[id as usize * width * N..][..width * N];
+        rows.extend(row.as_chunks::<N>().0.iter().map(|bytes| element(*bytes)));
+    }
+    rows
 }
 
 /// The rows of a flattened sequence that image features replace.

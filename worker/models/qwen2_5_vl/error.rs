@@ -41,6 +41,11 @@ pub enum ModelError {
         "`model.weights_dtype: {0}` is for CPUs: there is no kernel yet that widens it on a GPU; set bfloat16, or train on a CPU (`--device cpu`)"
     )]
     QuantizedOnDevice(&'static str),
+    /// A table was to stay in host memory, and is needed where the model is.
+    #[error(
+        "`memory.offload` is `embedding`, and the table of token embeddings {0}: it has to be where the model is; set `none`"
+    )]
+    OffloadedTable(&'static str),
     /// Frozen weights were to be shared out among GPUs.
     #[error(
         "`memory.shard: frozen` is for CPUs: gathering blocks into a GPU's memory has not been built; remove it, or train on a CPU \

@@ -49,7 +49,7 @@ impl<B: Tape<Base = B>> DecoderLayer<B> {
         let (b, s, k) = (context.batch, context.seq, self.head_dim);
         let y_nd = B::rms_norm(x_nd.clone(), self.attention_norm_d.on_tape(params), self.eps);
         let [q_nd, k_nd, v_nd] =
-            forward_all(params, [&self.q, &self.k, &self.v].map(|layer| (layer, Keep::Output)), y_nd);
+            forward_all(params, self.qkv.each().each_ref().map(|layer| (layer, Keep::Output)), y_nd);
         let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
             .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
         let [q_bshk, k_bshk, v_bshk] = B::rope(inputs_bshk, context.tables.lifted());

@@ -2,16 +2,20 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use coxswain_nn::dtypes::FrozenDtype;
 
 use super::{
-    blocks::BlockWeights, checkpoint::Checkpoint, error::ModelError, modules::packs, trains::Trains,
+    blocks::BlockWeights,
+    checkpoint::{Checkpoint, kept_as},
+    error::ModelError,
+    modules::packs,
+    trains::Trains,
 };
 use coxswain_nn::{
     kernels::{ModelBackend, Weight},
     lora::{
-        Adapter, LoraLinear,
+        Adapter, JoinedWeights, LoraLinear,
         linear::{LinearWeight, frozen},
     },
     params::{BaseWeight, Init, ParamId, TrainableLayout},
@@ -39,6 +43,36 @@ pub fn check_blocks<B: ModelBackend>(blocks: BlockWeights) -> Result<(), ModelEr
     }
     Ok(())
 }
+
+/// A frozen linear layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearShape {
+    /// Path of the module; its tensors are `module.weight` and `module.bias`.
+    pub module: String,
+    /// Input and output features.
+    pub features: [usize; 2],
+    /// Whether it has a bias.
+    pub bias: bool,
+}
+
+impl LinearShape {
+    /// `at.name`, a linear of `features`.
+    pub fn new(at: &str, name: &str, features: [usize; 2], bias: bool) -> Self {
+        Self { module: format!("{at}.{name}"), features, bias }
+    }
+
+    /// Gate, up and down of the gated MLP at `at`.
+    pub fn gated_mlp(at: &str, [width, inner]: [usize; 2], bias: bool) -> [Self; 3] {
+        [
+            Self::new(at, "mlp.gate_proj", [width, inner], bias),
+            Self::new(at, "mlp.up_proj", [width, inner], bias),
+            Self::new(at, "mlp.down_proj", [inner, width], bias),
+        ]
+    }
+}
+
+/// Layers of one input, and their weights if they lie together.
+type LoadedGroup<B> = (Vec<LoraLinear<B>>, Option<JoinedWeights<B>>);
 
 /// What all layers need while they are loaded.
 pub struct Loader<'a, B: ModelBackend> {
@@ -74,6 +108,87 @@ impl<B: ModelBackend> Loader<'_, B> {
         let bias_o = bias.then(|| self.gain(&bias_name, outputs)).transpose()?;
         let adapter = self.adapter(module, [inputs, outputs]);
         Ok(LoraLinear::new(weight_oi, bias_o, adapter))
+    }
+
+    /// The linears of one input; their weights lie together where the backend joins such layers, and these
+    /// can be joined.
+    pub fn group(&mut self, shapes: &[LinearShape]) -> Result<LoadedGroup<B>, ModelError> {
+        let Some(joined) = self.joins(shapes).then(|| self.joined(shapes)).transpose()? else {
+            let each = shapes.iter().map(|shape| self.linear(&shape.module, shape.features, shape.bias));
+            return Ok((each.collect::<Result<_, _>>()?, None));
+        };
+        let mut row = 0;
+        let each = shapes.iter().map(|LinearShape { module, features: [inputs, outputs], bias }| {
+            let part =
+                |joined: &Tensor<B, 1>, width| B::matrix_view(joined.clone(), row * width, [*outputs, width]);
+            let flat = |x: &Tensor<B, 2>| x.clone().reshape([x.dims().iter().product::<usize>()]);
+            let weight_oi = part(&flat(&joined.w_oi), *inputs);
+            let of_layer = |bias_o: &Tensor<B, 1>| part(bias_o, 1).reshape([*outputs]).into();
+            let bias_o = joined.bias_o.as_ref().filter(|_| *bias).map(of_layer);
+            row += outputs;
+            let adapter = self.adapter(module, [*inputs, *outputs]);
+            LoraLinear::new(LinearWeight::Frozen(weight_oi.into()), bias_o, adapter)
+        });
+        Ok((each.collect(), Some(joined)))
+    }
+
+    /// Whether nothing of these layers trains but updates that are computed together, and their weights can
+    /// lie together.
+    fn joins(&self, shapes: &[LinearShape]) -> bool {
+        let frozen = |LinearShape { module, bias, .. }: &LinearShape| {
+            let trains = |tensor| self.trains.group(&format!("{module}.{tensor}")).is_some();
+            !(trains("weight") || *bias && trains("bias"))
+        };
+        let width = shapes[0].features[0] * self.dtype.dense().bytes() as usize;
+        let alike =
+            |shape: &LinearShape| shape.features[0] == shapes[0].features[0] && shape.bias == shapes[0].bias;
+        let updates = |shape: &LinearShape| self.trains.lora.and_then(|plan| plan.adapter(&shape.module));
+        let first = updates(&shapes[0]);
+        let together = |shape: &LinearShape| match (first, updates(shape)) {
+            (None, None) => true,
+            (Some(first), Some(other)) => first.rank == other.rank && !first.dora && !other.dora,
+            _ => false,
+        };
+        let drops = first.is_some() && self.trains.lora.is_some_and(|plan| plan.recipe().dropout > 0.0);
+        // Each layer's own weight is a view, from an address that whole vectors can be loaded from.
+        let aligned = width.is_multiple_of(16);
+        B::joins(self.device)
+            && aligned
+            && !drops
+            && self.dtype.packing().is_none_or(|_| !packs(&shapes[0].module))
+            && shapes.iter().all(|shape| frozen(shape) && alike(shape) && together(shape))
+    }
+
+    /// The weights of these layers as one matrix, and their biases.
+    fn joined(&self, shapes: &[LinearShape]) -> Result<JoinedWeights<B>, ModelError> {
+        let (dtype, inputs) = (self.dtype.dense(), shapes[0].features[0]);
+        let outputs: usize = shapes.iter().map(|shape| shape.features[1]).sum();
+        if !B::VALUES {
+            let hollow = |shape: &[usize], dtype| TensorData {
+                bytes: Bytes::from_bytes_vec(Vec::new()),
+                shape: shape.into(),
+                dtype,
+            };
+            let bias_o = shapes[0].bias.then(|| self.placed(hollow(&[outputs], DType::F32))).transpose()?;
+            return Ok(JoinedWeights {
+                w_oi: self.placed(hollow(&[outputs, inputs], kept_as(dtype)))?,
+                bias_o,
+            });
+        }
+        let mut rows = Vec::with_capacity(outputs * inputs * dtype.bytes() as usize);
+        let mut biases = Vec::new();
+        for LinearShape { module, features: [_, outputs], bias } in shapes {
+            let shape = [*outputs, inputs];
+            let matrix = self.checkpoint.matrix(&format!("{module}.weight"), &shape, &shape, dtype)?;
+            rows.extend_from_slice(&matrix.bytes);
+            if *bias {
+                let bias = self.checkpoint.vector(&format!("{module}.bias"), *outputs)?;
+                biases.extend_from_slice(bias.as_slice::<f32>().expect("vectors are read as float32"));
+            }
+        }
+        let w_oi = TensorData::from_bytes_vec(rows, [outputs, inputs], kept_as(dtype));
+        let bias_o = shapes[0].bias.then(|| self.placed(TensorData::new(biases, [outputs]))).transpose()?;
+        Ok(JoinedWeights { w_oi: self.placed(w_oi)?, bias_o })
     }
 
     /// In few bits, if that is how this module's weights are kept.
@@ -116,6 +231,11 @@ impl<B: ModelBackend> Loader<'_, B> {
     /// A matrix, by the tensor's full name.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
         self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())?)
+    }
+
+    /// The same in host memory: where it can be, the mapped file.
+    pub fn on_host(&self, name: &str, shape: [usize; 2]) -> Result<TensorData, ModelError> {
+        self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())
     }
 
     /// A tensor of any shape in the file, as a matrix with the same elements.

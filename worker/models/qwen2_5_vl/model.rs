@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::{FrozenDtype, WeightsDtype};
 
 use super::{
-    blocks::{BlockWeights, InMemory},
+    blocks::{BlockWeights, InMemory, TablePlace},
     checkpoint::Checkpoint,
     config::QwenConfig,
     embed::Embedding,
@@ -36,12 +36,14 @@ pub struct LoadOptions {
     pub head: bool,
     /// Where the weights of repeated blocks are.
     pub blocks: BlockWeights,
+    /// Where the table of token embeddings is.
+    pub table: TablePlace,
 }
 
 impl From<FrozenDtype> for LoadOptions {
-    /// Without the head, which the action loss does not need; everything held in memory.
+    /// Without the head, which the action loss does not need; everything held where the model is.
     fn from(dtype: FrozenDtype) -> Self {
-        Self { dtype, head: false, blocks: BlockWeights::Held }
+        Self { dtype, head: false, blocks: BlockWeights::Held, table: TablePlace::Device }
     }
 }
 
@@ -75,7 +77,7 @@ impl<B: ModelBackend> QwenVl<B> {
     ) -> Result<Self, ModelError> {
         let (options, trains) = (options.into(), trains.into());
         let config = QwenConfig::read(dir)?;
-        let LoadOptions { dtype, blocks, .. } = options;
+        let LoadOptions { dtype, blocks, table, .. } = options;
         let checkpoint = Arc::new(if B::VALUES { Checkpoint::open(dir)? } else { Checkpoint::hollow(dir) });
         if B::VALUES {
             check_dtype::<B>(dtype)?;
@@ -85,7 +87,7 @@ impl<B: ModelBackend> QwenVl<B> {
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let vision = VisionTower::load(&mut loader, &config.vision)?;
-        let embedding = Embedding::load(&mut loader, &config)?;
+        let embedding = Embedding::load(&mut loader, &config, table)?;
         let text = TextModel::load(&mut loader, &config.text)?;
         let adapted = trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
         let head = (options.head || adapted).then(|| embedding.head(&mut loader, &config)).transpose()?;
@@ -100,6 +102,11 @@ impl<B: ModelBackend> QwenVl<B> {
     /// What of the repeated blocks is in memory.
     pub fn in_memory(&self) -> InMemory {
         self.text.layers.in_memory()
+    }
+
+    /// Where the table of token embeddings is.
+    pub fn table_place(&self) -> TablePlace {
+        self.embedding.place()
     }
 
     /// The blocks of both towers, vision first, if ranks share them out.

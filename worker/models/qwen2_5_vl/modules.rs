@@ -8,7 +8,10 @@ use coxswain_nn::{
     sharded::Cut,
 };
 
-use super::{blocks::InMemory, config::QwenConfig};
+use super::{
+    blocks::{InMemory, TABLE, TablePlace},
+    config::QwenConfig,
+};
 
 /// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.
 pub fn modules(config: &QwenConfig) -> Vec<Module> {
@@ -74,6 +77,8 @@ impl FrozenTensor {
 pub struct FrozenBytes {
     /// Of what is not part of a repeated block.
     pub outside: u64,
+    /// Of that the table of token embeddings.
+    pub table: u64,
     /// Of each repeated block: language model, vision tower.
     pub towers: [Vec<u64>; 2],
 }
@@ -95,6 +100,7 @@ impl FrozenBytes {
             let bytes = bytes(tensor);
             let Some(block) = tensor.block() else {
                 found.outside += bytes;
+                found.table += if tensor.name == TABLE { bytes } else { 0 };
                 continue;
             };
             let tower = &mut found.towers[usize::from(tensor.of_vision())];
@@ -176,7 +182,7 @@ pub fn head_tensor(config: &QwenConfig) -> Option<FrozenTensor> {
 /// A frozen part of the model, as the table at the start of a run shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrozenPart {
-    /// `vision`, `language`, `streamed` or `sharded`.
+    /// `vision`, `language`, `streamed` or `sharded`, or `embedding` if that is in host memory.
     pub name: &'static str,
     /// Tensors.
     pub tensors: usize,
@@ -189,15 +195,21 @@ pub struct FrozenPart {
 }
 
 /// Frozen weights of the vision tower, of the language model, and of blocks of either that are not all held,
-/// if there are any.
-pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, blocks: InMemory) -> Vec<FrozenPart> {
+/// and of a table that is somewhere else, if there are any.
+pub fn frozen_parts(
+    tensors: &[FrozenTensor],
+    dtype: FrozenDtype,
+    blocks: InMemory,
+    table: TablePlace,
+) -> Vec<FrozenPart> {
     let dense = dtype.dense().name();
     let apart = if blocks == InMemory::TwoBlocks { "streamed" } else { "sharded" };
-    let mut parts = [("vision", dense), ("language", dtype.name()), (apart, dense)]
+    let mut parts = [("vision", dense), ("language", dtype.name()), (apart, dense), ("embedding", dense)]
         .map(|(name, dtype)| FrozenPart { name, dtype, ..FrozenPart::default() });
     for tensor in tensors {
         let part = match tensor.block() {
             Some(_) if blocks != InMemory::All => 2,
+            _ if table == TablePlace::Host && tensor.name == TABLE => 3,
             _ if tensor.of_vision() => 0,
             _ => 1,
         };
@@ -207,8 +219,8 @@ pub fn frozen_parts(tensors: &[FrozenTensor], dtype: FrozenDtype, blocks: InMemo
     }
     let bytes = FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype));
     parts[2].bytes = bytes.in_memory(blocks) - bytes.outside;
-    let shown = if parts[2].tensors > 0 { 3 } else { 2 };
-    parts.into_iter().take(shown).collect()
+    let shown = |(place, part): &(usize, FrozenPart)| *place < 2 || part.tensors > 0;
+    parts.into_iter().enumerate().filter(shown).map(|(_, part)| part).collect()
 }
 
 fn of_vision(name: &str) -> bool {

@@ -5,21 +5,21 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::{
     config::TextConfig,
     error::ModelError,
-    loader::Loader,
-    mlp::GatedMlp,
+    loader::{LinearShape, Loader},
+    mlp::{GatedMlp, normed},
     prompts::Rows,
     rope::RotaryTables,
-    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
+    stack::{Assemble, Manifest, Parts, Stack},
 };
 use coxswain_nn::{
     block::Block,
-    kernels::{AttentionMask, ModelBackend, Tape},
-    lora::{LoraLinear, forward_all},
+    kernels::{Attending, AttentionMask, JoinedHeads, ModelBackend, Tape},
+    lora::{GroupOutputs, LinearGroup, LoraLinear},
     params::{BaseWeight, Keep, ParamScope},
 };
 
@@ -92,9 +92,7 @@ pub struct DecoderLayer<B: ModelBackend> {
     pub(super) head_dim: usize,
     pub(super) eps: f64,
     pub(super) attention_norm_d: BaseWeight<B, 1>,
-    pub(super) q: LoraLinear<B>,
-    pub(super) k: LoraLinear<B>,
-    pub(super) v: LoraLinear<B>,
+    pub(super) qkv: LinearGroup<B, 3>,
     pub(super) o: LoraLinear<B>,
     mlp_norm_d: BaseWeight<B, 1>,
     mlp: GatedMlp<B>,
@@ -117,6 +115,7 @@ impl<B: ModelBackend> Assemble<B> for DecoderLayer<B> {
             norms: ["input_layernorm", "post_attention_layernorm"].map(|norm| format!("{at}.{norm}.weight")),
             width: d,
             linears: attention.into_iter().chain(mlp).collect(),
+            groups: vec![0..3, 4..6],
         }
     }
 
@@ -128,13 +127,24 @@ impl<B: ModelBackend> Assemble<B> for DecoderLayer<B> {
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
             attention_norm_d,
-            q: linears.take(),
-            k: linears.take(),
-            v: linears.take(),
+            qkv: linears.take_group(),
             o: linears.take(),
             mlp_norm_d,
             mlp: GatedMlp::assemble(&mut linears),
         }
+    }
+}
+
+impl<B: ModelBackend> DecoderLayer<B> {
+    /// The norm of either half, for layers that round it or do not.
+    fn normed<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_nd: &Tensor<T, 2>,
+        gain_d: &BaseWeight<B, 1>,
+        rounded: Option<DType>,
+    ) -> Tensor<T, 2> {
+        normed(x_nd, gain_d.on_tape(params), self.eps, rounded)
     }
 }
 
@@ -148,13 +158,21 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         context: &TextContext<B>,
     ) -> Tensor<T, 2> {
         let (b, s, k) = (context.batch, context.seq, self.head_dim);
-        let y_nd = T::rms_norm(x_nd.clone(), self.attention_norm_d.on_tape(params), self.eps);
-        let [q_nd, k_nd, v_nd] =
-            forward_all(params, [&self.q, &self.k, &self.v].map(|layer| (layer, Keep::Output)), y_nd);
-        let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
-            .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
-        let scale = (k as f64).powf(-0.5);
-        let heads_bshk = T::rope_attention(inputs_bshk, context.tables.lifted(), &context.mask, scale);
+        let y_nd = self.normed(params, &x_nd, &self.attention_norm_d, self.qkv.rounds_input());
+        let (tables_bsk, scale) = (context.tables.lifted(), (k as f64).powf(-0.5));
+        let heads_bshk = match self.qkv.forward(params, [Keep::Output; 3], y_nd, false) {
+            GroupOutputs::Apart([q_nd, k_nd, v_nd]) => {
+                let inputs_bshk = [(q_nd, self.heads), (k_nd, self.kv_heads), (v_nd, self.kv_heads)]
+                    .map(|(x_nd, heads)| x_nd.reshape([b, s, heads, k]));
+                T::rope_attention(inputs_bshk, tables_bsk, &context.mask, scale)
+            }
+            GroupOutputs::Joined(qkv_no) => {
+                let heads = [self.heads, self.kv_heads, self.kv_heads];
+                let to = self.qkv.rounds_input();
+                let attending = Attending { tables_bsk, mask: &context.mask, scale, to };
+                T::rope_attention_joined(JoinedHeads { qkv_no, rows: [b, s], heads }, attending)
+            }
+        };
         let heads_nd = heads_bshk.reshape([b * s, self.heads * k]);
         self.o.forward_residual(params, x_nd, heads_nd)
     }
@@ -165,12 +183,13 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
         x_nd: Tensor<T, 2>,
         _context: &TextContext<B>,
     ) -> Tensor<T, 2> {
-        let y_nd = T::rms_norm(x_nd.clone(), self.mlp_norm_d.on_tape(params), self.eps);
+        let y_nd = self.normed(params, &x_nd, &self.mlp_norm_d, self.mlp.rounds_input());
         self.mlp.forward_residual(params, x_nd, y_nd)
     }
 
     fn trains(&self) -> bool {
-        [&self.q, &self.k, &self.v, &self.o].into_iter().any(LoraLinear::trains)
+        self.qkv.trains()
+            || self.o.trains()
             || self.mlp.trains()
             || [&self.attention_norm_d, &self.mlp_norm_d].into_iter().any(BaseWeight::trains)
     }

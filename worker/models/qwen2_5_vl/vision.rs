@@ -6,15 +6,15 @@
 //! merge    squares of patches to tokens [tokens, out], back in raster order
 //! ```
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::{
     config::VisionConfig,
     error::{ModelError, TokenError},
-    loader::Loader,
-    mlp::GatedMlp,
+    loader::{LinearShape, Loader},
+    mlp::{GatedMlp, normed},
     rope::RotaryTables,
-    stack::{Assemble, LinearShape, Manifest, Parts, Stack},
+    stack::{Assemble, Manifest, Parts, Stack},
     windows::WindowPlan,
 };
 use coxswain_nn::{
@@ -193,6 +193,7 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
             norms: ["norm1", "norm2"].map(|norm| format!("{at}.{norm}.weight")),
             width: d,
             linears: attention.into_iter().chain(mlp).collect(),
+            groups: std::iter::once(2..4).collect(),
         }
     }
 
@@ -211,14 +212,6 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
     }
 }
 
-/// The norm of either half, for layers that round it or do not.
-fn normed<T: Tape>(x_nd: &Tensor<T, 2>, gain_d: Tensor<T, 1>, rounded: Option<DType>) -> Tensor<T, 2> {
-    match rounded {
-        Some(to) => T::rms_norm_for_rounding(x_nd.clone(), gain_d, NORM_EPS, to),
-        None => T::rms_norm(x_nd.clone(), gain_d, NORM_EPS),
-    }
-}
-
 impl<B: ModelBackend> Block<B> for VisionBlock<B> {
     type Context = VisionContext<B>;
 
@@ -230,7 +223,8 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
     ) -> Tensor<T, 2> {
         let [n, d] = x_nd.dims();
         let (h, k) = (self.heads, self.head_dim);
-        let y_nd = normed(&x_nd, self.attention_norm_d.on_tape(params), self.qkv.rounds_input());
+        let gain_d = self.attention_norm_d.on_tape(params);
+        let y_nd = normed(&x_nd, gain_d, NORM_EPS, self.qkv.rounds_input());
         let [qkv] = forward_all(params, [(&self.qkv, Keep::Output)], y_nd);
         let part = |number: usize| qkv.clone().narrow(1, number * d, d).reshape([1, n, h, k]);
         let (inputs_bshk, scale) = ([part(0), part(1), part(2)], (k as f64).powf(-0.5));
@@ -245,7 +239,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         x_nd: Tensor<T, 2>,
         _context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
-        let y_nd = normed(&x_nd, self.mlp_norm_d.on_tape(params), self.mlp.rounds_input());
+        let y_nd = normed(&x_nd, self.mlp_norm_d.on_tape(params), NORM_EPS, self.mlp.rounds_input());
         self.mlp.forward_residual(params, x_nd, y_nd)
     }
 

@@ -26,12 +26,20 @@ impl PhasePeak {
     }
 }
 
-/// Reads what a GPU holds now. Asked at the ends of phases; a read waits for the orders that the GPU's
-/// runtime has not looked at yet, not for the GPU.
+/// Reads what a GPU holds now, and what it held within passes that are watched. Asked at the ends of phases;
+/// a read waits for the orders that the GPU's runtime has not looked at yet, not for the GPU.
 pub trait Gauge: fmt::Debug + Send {
     /// In use and reserved by its allocator, and taken of the GPU by all processes. Zero where it cannot be
     /// read.
     fn read(&self) -> PhasePeak;
+
+    /// Looks within passes from now on, or does not any more.
+    fn watch(&self, _on: bool) {}
+
+    /// The most in use that was seen within passes since the last call.
+    fn take_most(&self) -> u64 {
+        0
+    }
 
     /// Bytes that this process can still have: free on the GPU, and reserved by its allocator without being
     /// in use. None where it cannot be read.

@@ -160,7 +160,7 @@ impl Meter {
         self.attempt = Some(attempt);
         self.injected.goes_on(attempt.rank, attempt.step);
         self.settle();
-        self.peaks.begin_attempt();
+        self.peaks.begin_attempt(attempt.cells);
         let now = self.peaks.in_use();
         match (self.capacity, self.demand.predict(attempt.cells)) {
             (Some(capacity), Some(more))
@@ -176,6 +176,7 @@ impl Meter {
     /// After a micro-batch, in a phase of its own: learns what it took, or says how it ran out of memory.
     pub fn passed(&mut self, before: u64, overrun: Option<Overrun>) -> Result<(), OutOfMemory> {
         let attempt = self.attempt.take();
+        self.peaks.end_attempt();
         let booked = self.overrun.take();
         match (overrun, booked) {
             (None, None) => {
@@ -199,6 +200,7 @@ impl Meter {
     /// nothing of what one takes. Fails if it had gone over by then.
     pub fn given_up(&mut self) -> Result<(), OutOfMemory> {
         self.attempt = None;
+        self.peaks.end_attempt();
         self.overrun.take().map_or(Ok(()), Err)
     }
 

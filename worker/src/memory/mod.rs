@@ -2,11 +2,12 @@
 //!
 //! | scope | on a CPU | on a GPU (a [`Gauge`]) |
 //! |---|---|---|
-//! | in use | bytes of the [`allocator`](CountingAllocator), exact | the same, at the ends of phases |
+//! | in use | bytes of the [`allocator`](CountingAllocator), exact | the same, in passes that are watched |
 //! | reserved | the allocator's anonymous pages | what that allocator holds from the driver |
 //! | driver | resident set of the process, mapped files included | what is taken of the GPU, by whomever |
 //!
-//! A [`Meter`] is told which phase begins; it keeps the peak of each. Peaks between two snapshots are exact
+//! A [`Meter`] is told which phase begins; it keeps the peak of each. On a GPU it watches the first passes,
+//! those that are larger than all before, and one in 64. Peaks between two snapshots are exact on a CPU
 //! for `in use`; for the other two they are exact whenever the phase raised the process's high-water mark,
 //! and otherwise what was seen at its end. What a run will take before it is launched is [`prediction`]'s to
 //! say.

@@ -7,6 +7,12 @@ use coxswain_nn::memory::allocator;
 use super::{Gauge, PhasePeak, Resident};
 use crate::link::Phase;
 
+/// Micro-batches at the beginning within which a GPU's peaks are looked for: kernels are compiled in the
+/// first, and buffers that stay are made.
+const WATCHED_FIRST: u64 = 3;
+/// And one of so many later: looking takes as long as a step's kernels take to be asked for.
+const WATCHED_EVERY: u64 = 64;
+
 /// What was seen so far: over the run, in the step, in the micro-batch.
 #[derive(Debug)]
 pub(super) struct Peaks {
@@ -16,6 +22,9 @@ pub(super) struct Peaks {
     step: BTreeMap<Phase, PhasePeak>,
     most_of_step: u64,
     most_of_attempt: u64,
+    /// Micro-batches so far, and the cells of the largest.
+    attempts: u64,
+    most_cells: usize,
     /// The resident set's, when it was looked at last.
     high_water: u64,
     gauge: Option<Box<dyn Gauge>>,
@@ -31,6 +40,8 @@ impl Peaks {
             step: BTreeMap::new(),
             most_of_step: 0,
             most_of_attempt: 0,
+            attempts: 0,
+            most_cells: 0,
             high_water: Resident::now().high_water,
             gauge: None,
         }
@@ -75,7 +86,10 @@ impl Peaks {
 
     /// Records what this phase took since the last call. Returns its peak in use.
     pub fn settle(&mut self, phase: Phase) -> u64 {
-        let on_gpu = self.gauge.as_ref().map(|gauge| gauge.read());
+        let on_gpu = self.gauge.as_ref().map(|gauge| {
+            let now = gauge.read();
+            PhasePeak { in_use: now.in_use.max(gauge.take_most()), ..now }
+        });
         let peak = on_gpu.unwrap_or_else(|| self.on_host());
         for peaks in [&mut self.run, &mut self.recent, &mut self.step] {
             let booked = peaks.entry(phase).or_default();
@@ -100,9 +114,23 @@ impl Peaks {
         PhasePeak { in_use, reserved, driver }
     }
 
-    /// A micro-batch begins.
-    pub fn begin_attempt(&mut self) {
+    /// A micro-batch of so many cells begins. On a GPU peaks within it are looked for in the first ones, in
+    /// one that is larger than all before, and now and then.
+    pub fn begin_attempt(&mut self, cells: usize) {
         self.most_of_attempt = 0;
+        if let Some(gauge) = &self.gauge {
+            let due = self.attempts < WATCHED_FIRST || self.attempts.is_multiple_of(WATCHED_EVERY);
+            gauge.watch(due || cells > self.most_cells);
+            self.attempts += 1;
+            self.most_cells = self.most_cells.max(cells);
+        }
+    }
+
+    /// It has ended.
+    pub fn end_attempt(&self) {
+        if let Some(gauge) = &self.gauge {
+            gauge.watch(false);
+        }
     }
 
     /// Most in use since it began.

@@ -44,14 +44,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let warnings = warnings(self.run.spec, &*self.feed.samples);
         lines.extend(warnings.into_iter().map(|what| format!("warning: {what}")));
         lines.extend(self.run.starts.iter().cloned());
-        if self.run.spec.memory.offload == Offload::Optimizer {
-            lines.push(match self.members.computes {
-                Computes::OnGpu => "memory.offload: optimizer: moments and replica are in host memory between steps; every step brings them to the GPU and back".into(),
-                Computes::OnCpu | Computes::OnCpuForWantOfGpu => {
-                    "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory".into()
-                }
-            });
-        }
+        lines.extend(offloaded(self.run.spec.memory.offload, self.members.computes).map(str::to_owned));
         if self.run.spec.memory.shard == Shard::Frozen {
             lines.push(match self.members.world() {
                 1 => "memory.shard: frozen: there is one rank, and it holds all of it".to_owned(),
@@ -108,6 +101,25 @@ pub(super) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<String> {
         )
     });
     samples.warnings().into_iter().chain(without).collect()
+}
+
+/// What is not where the rank computes.
+fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
+    Some(match (offload, computes) {
+        (Offload::None | Offload::Layers, _) => return None,
+        (Offload::Optimizer, Computes::OnGpu) => {
+            "memory.offload: optimizer: moments and replica are in host memory between steps; every step brings them to the GPU and back"
+        }
+        (Offload::Optimizer, _) => {
+            "memory.offload: optimizer asks for what a CPU does anyhow: moments and master weights are in host memory"
+        }
+        (Offload::Embedding, Computes::OnGpu) => {
+            "memory.offload: embedding: the table of token embeddings is in host memory; every step brings the rows that it looks up"
+        }
+        (Offload::Embedding, _) => {
+            "memory.offload: embedding asks for what a CPU does anyhow: the table of token embeddings is in host memory"
+        }
+    })
 }
 
 /// What becomes of the rates where the run was prolonged, or cut short.

@@ -13,7 +13,7 @@ use coxswain_nn::{
     kernels::{
         GradientSlot, LinearOps,
         flat::Lookups,
-        sizes::{Account, Sizes},
+        sizes::{Account, Sizes, pages::Allocations},
     },
     params::{GradientSums, ParamSpec},
     profile,
@@ -69,6 +69,8 @@ pub struct PassCost {
     pub scratch: u64,
     /// Products.
     pub flops: Flops,
+    /// On a GPU, what it takes and gives back.
+    pub allocations: Arc<Allocations>,
 }
 
 impl PassCost {
@@ -102,7 +104,7 @@ impl PassCost {
             Pass::Forward => found.flops.forward = account.flops(),
             Pass::Backward => found.flops.backward = account.flops() - found.flops.forward,
         }
-        Ok(Self { scratch: account.scratch(), ..found })
+        Ok(Self { scratch: account.scratch(), allocations: Arc::new(account.take_allocations()), ..found })
     }
 
     /// The most that a direction holds, with `beside(stage)` bytes more in each stage.
@@ -118,7 +120,8 @@ impl PassCost {
         let result = profile::closed(COUNTING, run);
         let stage = StagePeak { pass: Pass::Forward, stage: "", bytes: account.peak() - before };
         let flops = Flops { forward: account.flops(), backward: 0 };
-        (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops })
+        let allocations = Arc::new(account.take_allocations());
+        (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops, allocations })
     }
 
     /// The same, its stages under this name.
@@ -143,6 +146,7 @@ impl PassCost {
     fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {
         let (apart, further) = ((other.0 - one.0).max(1), micro_batch.saturating_sub(other.0));
         let line = |from: u64, to: u64| to + to.saturating_sub(from) / apart * further;
+        let proportion = |bytes: u64| bytes * micro_batch / other.0.max(1);
         let stages = one.1.stages.iter().zip(&other.1.stages);
         Self {
             stages: stages.map(|(a, b)| StagePeak { bytes: line(a.bytes, b.bytes), ..*b }).collect(),
@@ -152,13 +156,20 @@ impl PassCost {
                 forward: line(one.1.flops.forward, other.1.flops.forward),
                 backward: line(one.1.flops.backward, other.1.flops.backward),
             },
+            allocations: Arc::new(Allocations::beyond(
+                &one.1.allocations,
+                &other.1.allocations,
+                line,
+                proportion,
+            )),
         }
     }
 }
 
 /// Micro-batches up to here are run as they are; what larger ones take is on the line through this one and
-/// half of it. Their inputs are host memory, which a search for the largest that fits must not take.
-const LARGEST_RUN: u64 = 4;
+/// half of it. Their inputs are host memory, which a search for the largest that fits must not take; a few
+/// samples more show where attention is cut into tiles.
+const LARGEST_RUN: u64 = 8;
 
 /// What passes of one model were found to take, by kind (settings that a pass depends on among it) and
 /// micro-batch. Copies share it.
@@ -214,6 +225,8 @@ impl GradientSums<Sizes> for Forget {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_nn::kernels::sizes::pages::Allocation;
+
     use super::*;
 
     #[test]
@@ -252,6 +265,10 @@ mod tests {
             kept: 7 * rows,
             scratch: 3,
             flops: Flops { forward: 11 * rows, backward: 13 * rows },
+            allocations: Arc::new(Allocations(vec![
+                Allocation::Taken(1, 17 * rows),
+                Allocation::Released(1),
+            ])),
         };
         let passes = Passes::default();
         let run = |rows| if rows <= LARGEST_RUN { Ok(at(rows)) } else { Err("too many") };

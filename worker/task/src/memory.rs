@@ -1,7 +1,7 @@
 //! What a rank of a run will hold and compute, as far as its task has to say it: before launch, from sizes
 //! alone.
 
-use coxswain_nn::{params::chunk, sharded::Cut};
+use coxswain_nn::{kernels::sizes::Account, params::chunk, sharded::Cut};
 use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, ReduceDtype, RunSpec},
@@ -33,6 +33,11 @@ pub const PROCESS: u64 = 1900 << 10;
 pub const PRODUCTS: u64 = 32 << 20;
 /// A CUDA context with its libraries' modules, and the unused ends of the allocator's pages.
 const CONTEXT: u64 = 768 << 20;
+/// Of that the context alone, which a driver shows beside what the allocator reserves: a guess, no GPU was at
+/// hand.
+const BARE_CONTEXT: u64 = 512 << 20;
+/// What a driver shows of a process on a GPU beside what its allocator reserves.
+pub const BESIDE_RESERVED: u64 = BARE_CONTEXT + PRODUCTS;
 /// A GPU without model and data.
 pub const GPU: u64 = CONTEXT + PRODUCTS;
 /// Of the second-level cache that each compute thread's packing buffer is as large as.
@@ -48,6 +53,13 @@ pub enum Place {
     },
     /// A GPU's: everything is on it.
     Gpu,
+}
+
+impl Place {
+    /// Where a pass is run to see what it holds there.
+    pub fn account(self) -> Account {
+        if self == Self::Gpu { Account::open_on_gpu() } else { Account::open() }
+    }
 }
 
 /// One rank of a world.
@@ -123,7 +135,7 @@ impl Prediction {
     pub fn of_engine_beside_gpu(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
         match spec.memory.offload {
             Offload::Optimizer => shards(spec, trainables, ask).iter().sum(),
-            Offload::None | Offload::Layers => 0,
+            Offload::None | Offload::Layers | Offload::Embedding => 0,
         }
     }
 
@@ -197,6 +209,12 @@ pub trait Subject {
 
     /// What is held in host memory beside a GPU.
     fn beside_gpu(&self, ask: Ask) -> u64;
+
+    /// What the allocator of a GPU of so much memory reserves, in whole pages; none where the task does not
+    /// predict that.
+    fn reserved(&self, _ask: Ask, _gpu: u64) -> Option<u64> {
+        None
+    }
 
     /// Every setting that is not yet as frugal as it can be.
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion>;

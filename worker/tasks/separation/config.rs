@@ -197,6 +197,12 @@ impl TaskSettings for SeparationSettings {
             "remove it",
         );
         f.require(
+            spec.memory.offload != Offload::Embedding,
+            "memory.offload",
+            "is `embedding`, and there is no table of tokens",
+            "remove it",
+        );
+        f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
             "is `frozen`, and nothing here is frozen",

@@ -177,6 +177,12 @@ impl TaskSettings for Seq2SeqSettings {
             "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
         );
         f.require(
+            spec.memory.offload != Offload::Embedding,
+            "memory.offload",
+            "is `embedding`, and this task holds the table of its tokens with the rest of the model",
+            "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
+        );
+        f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
             "is `frozen`, and every rank of this task holds all blocks",

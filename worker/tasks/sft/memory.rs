@@ -21,7 +21,7 @@ use coxswain_proto::{
 use coxswain_task::{
     TaskError,
     dry_run::{PassCost, Passes},
-    memory::{Ask, Prediction, Subject, Suggestion, Use},
+    memory::{Ask, Place, Prediction, Subject, Suggestion, Use},
 };
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ impl ChatSizes {
         let outline = ChatOutline::read(spec).map_err(TaskError::bad_input)?;
         let (spec, passes) = (spec.clone(), Passes::default());
         let sizes = Self { spec, settings, config, outline, weights, passes };
-        sizes.pass(1)?;
+        sizes.pass(1, Place::Host { threads: 1 })?;
         Ok(sizes)
     }
 
@@ -83,10 +83,11 @@ impl ChatSizes {
     }
 
     /// A training pass over so many of the longest chats.
-    fn pass(&self, micro_batch: u64) -> Result<PassCost, TaskError> {
-        let kind = format!("{:?} {:?}", self.settings, self.spec.train.recompute);
+    fn pass(&self, micro_batch: u64, place: Place) -> Result<PassCost, TaskError> {
+        let on_gpu = place == Place::Gpu;
+        let kind = format!("{on_gpu} {:?} {:?}", self.settings, self.spec.train.recompute);
         self.passes.at(&kind, micro_batch, |chats| {
-            let account = Account::open();
+            let account = place.account();
             let (model, layout) = hollow(&self.spec, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
@@ -98,10 +99,10 @@ impl ChatSizes {
 
     /// So many of the longest chats measured, or gone on with: the longest as the prompt, an answer as long
     /// as `cox generate` writes by itself.
-    fn using(&self, using: Use, chats: u64) -> Result<PassCost, TaskError> {
-        let kind = format!("{using:?} {:?}", self.settings);
+    fn using(&self, using: Use, chats: u64, place: Place) -> Result<PassCost, TaskError> {
+        let kind = format!("{using:?} {} {:?}", place == Place::Gpu, self.settings);
         self.passes.at(&kind, chats, |chats| {
-            let account = Account::open();
+            let account = place.account();
             let (model, layout) = hollow(&self.spec, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
@@ -187,13 +188,13 @@ impl Subject for ChatSizes {
 
     fn predict(&self, ask: Ask) -> Prediction {
         // One chat ran when this was made; more of the same change nothing but sizes.
-        self.run().predict(&self.pass(ask.micro_batch).unwrap_or_default(), ask)
+        self.run().predict(&self.pass(ask.micro_batch, ask.place).unwrap_or_default(), ask)
     }
 
     fn predict_use(&self, using: Use, ask: Ask) -> Option<Prediction> {
         // Which of the streamed blocks are held meanwhile is told for a training pass alone.
         let streamed = self.spec.memory.offload == Offload::Layers;
-        let pass = (!streamed).then(|| self.using(using, ask.micro_batch))?.ok()?;
+        let pass = (!streamed).then(|| self.using(using, ask.micro_batch, ask.place))?.ok()?;
         Some(self.run().predict_use(using, &pass, ask))
     }
 

@@ -16,7 +16,7 @@ use coxswain_models::{
     qwen2_5_vl::{
         LoadOptions, QwenVl,
         adapters::{Adapters, HeadAdapter, Tuned},
-        blocks::BlockWeights,
+        blocks::{BlockWeights, TablePlace},
         config::QwenConfig,
         decode::Decoder,
         dropout::{ModelRows, RowsOf},
@@ -61,8 +61,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
-        let options =
-            LoadOptions { blocks: BlockWeights::of(spec), head: true, ..settings.model.weights_dtype.into() };
+        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let options = LoadOptions { blocks, table, head: true, ..settings.model.weights_dtype.into() };
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;

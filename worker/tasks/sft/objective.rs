@@ -94,11 +94,12 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         let (config, dtype) = (self.model.config(), self.settings.model.weights_dtype);
         let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
         tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
-        let frozen =
-            frozen_parts(&tensors, dtype, self.model.pretrained().in_memory()).into_iter().map(|part| {
-                let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
-                Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
-            });
+        let model = self.model.pretrained();
+        let parts = frozen_parts(&tensors, dtype, model.in_memory(), model.table_place());
+        let frozen = parts.into_iter().map(|part| {
+            let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
+            Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
+        });
         frozen.chain(pretrained::trained_rows(layout, &PARTS, part_of)).collect()
     }
 

@@ -19,7 +19,7 @@ use coxswain_proto::{
     config::TaskSettings,
     human,
     memory::Category,
-    run_spec::{Recompute, RunSpec},
+    run_spec::{Offload, Recompute, RunSpec},
 };
 use coxswain_task::{
     dry_run::PassCost,
@@ -98,7 +98,7 @@ impl TokenRun<'_> {
         };
         let mut prediction = Prediction::of_engine(self.spec, self.weights.trained(), ask);
         prediction = prediction.with_pass(pass, beside);
-        prediction.set(Category::FrozenWeights, held.in_memory(in_memory));
+        prediction.set(Category::FrozenWeights, held.in_memory(in_memory) - self.table_elsewhere(ask));
         // The step holds blocks that are fetched when they run; two of them are booked as weights.
         let activations = prediction.forward.max(prediction.backward);
         let booked = fetched.map_or(0, FrozenBytes::two_blocks);
@@ -126,7 +126,8 @@ impl TokenRun<'_> {
         }
         let mut prediction = Prediction::default().with_pass(pass, |_| 0);
         let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
-        prediction.set(Category::FrozenWeights, held.in_memory(InMemory::All));
+        let frozen = held.in_memory(InMemory::All) - self.table_elsewhere(ask);
+        prediction.set(Category::FrozenWeights, frozen);
         prediction.set(Category::Trainables, 4 * self.weights.trained());
         prediction.set(Category::Activations, prediction.forward);
         prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
@@ -140,7 +141,17 @@ impl TokenRun<'_> {
 
     /// In host memory beside a GPU.
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
+        let host = Place::Host { threads: 1 };
+        let table = self.weights.frozen.bytes(host, self.model.weights_dtype).table;
         Prediction::of_engine_beside_gpu(self.spec, self.weights.trained(), ask)
+            + if self.table_elsewhere(ask) > 0 { table } else { 0 }
+    }
+
+    /// Bytes of the table of token embeddings that are beside the memory in question.
+    fn table_elsewhere(&self, ask: Ask) -> u64 {
+        let offloaded = ask.place == Place::Gpu && self.spec.memory.offload == Offload::Embedding;
+        let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
+        if offloaded { held.table } else { 0 }
     }
 
     /// Logits of a chunk on a GPU beyond those that the pass has counted, which is the host's.

@@ -10,7 +10,7 @@ use coxswain_proto::{
         Class::{Base, Learned},
         Classes,
     },
-    run_spec::{CacheMode, RunSpec, Shard, Tap},
+    run_spec::{CacheMode, Offload, RunSpec, Shard, Tap},
 };
 use serde::{Deserialize, Serialize};
 
@@ -243,6 +243,12 @@ impl TaskSettings for TrajectorySettings {
             "cache.mode",
             "is `periodic`, and nothing trains in the extractor, so its features never change",
             "use `exact`",
+        );
+        f.require(
+            spec.memory.offload != Offload::Embedding,
+            "memory.offload",
+            "is `embedding`, and the extractor reads images alone",
+            "remove it",
         );
         f.require(
             spec.memory.shard != Shard::Frozen,

@@ -76,6 +76,7 @@ fn every_rule_has_a_case() {
         ("optimizer.clip_norm={nobody: 1}", "optimizer.clip_norm"),
         ("memory.capacity=0", "memory.capacity"),
         ("memory.offload=disk", "memory.offload"),
+        ("memory.offload=embedding", "memory.offload"),
         ("launch.nproc_per_node=0", "launch.nproc_per_node"),
         ("launch.threads_per_worker=0", "launch.threads_per_worker"),
         ("launch.listen=nowhere", "launch.listen"),

@@ -28,6 +28,12 @@ const SUMS_IN_F32_OF_TF32: c_int = 77;
 const F32: c_int = 0;
 /// `CUBLASLT_MATMUL_DESC_TRANSA` and `_TRANSB`.
 const TRANSPOSED: [c_int; 2] = [3, 4];
+/// `CUBLASLT_MATMUL_DESC_EPILOGUE`, `_BIAS_POINTER` and `_BIAS_DATA_TYPE`.
+const EPILOGUE: c_int = 7;
+const BIAS: c_int = 8;
+const BIAS_TYPE: c_int = 26;
+/// `CUBLASLT_EPILOGUE_BIAS`: each row of `D` has its element of the bias added.
+const ADDS_BIAS: c_int = 4;
 /// `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT` and `_STRIDED_BATCH_OFFSET`.
 const BATCH_COUNT: c_int = 5;
 const BATCH_OFFSET: c_int = 6;
@@ -178,7 +184,7 @@ unsafe impl Send for Handle {}
 pub struct Plan {
     library: &'static CublasLt,
     operation: Opaque,
-    /// Of A, B and D.
+    /// Of A, B and D; what is added lies as D does.
     layouts: [Opaque; 3],
     algorithm: Algorithm,
 }
@@ -190,6 +196,9 @@ unsafe impl Send for Plan {}
 pub struct Places {
     /// Of A, B and D.
     pub matrices: [u64; 3],
+    /// Of what is added, if the shape says so.
+    pub bias: Option<u64>,
+    pub more: Option<u64>,
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
@@ -197,7 +206,7 @@ pub struct Places {
 impl Handle {
     /// The library's first choice for matrices of this shape with so much workspace. The same again for the
     /// same shape.
-    pub fn plan(&self, shape: &Shape, workspace_bytes: usize) -> Result<Plan, Refusal> {
+    pub fn plan(&self, shape: &Shape, places: &Places) -> Result<Plan, Refusal> {
         let f = &self.library.functions;
         let mut plan = Plan {
             library: self.library,
@@ -207,21 +216,28 @@ impl Handle {
         };
         let sums = if shape.rounds { SUMS_IN_F32_OF_TF32 } else { SUMS_IN_F32 };
         // SAFETY: every pointer is to a live value of the type that the header names for the attribute:
-        // 4-byte integers for an operation's transposes, a layout's count and a preference's reductions and
-        // alignments, 8-byte ones for offsets and bytes. What is made is in `plan`, which ends it whatever
-        // comes.
+        // 4-byte integers for an operation's transposes, epilogue and type of the bias, a layout's count and
+        // a preference's reductions and alignments, 8-byte ones for offsets and bytes. What is made is in
+        // `plan`, which ends it whatever comes.
         unsafe {
             accepted("cublasLtMatmulDescCreate", (f.operation)(&raw mut plan.operation, sums, F32))?;
             for (side, attribute) in [&shape.a, &shape.b].into_iter().zip(TRANSPOSED) {
                 let set = (f.set_operation)(plan.operation, attribute, at(&c_int::from(side.transposed)), 4);
                 accepted("cublasLtMatmulDescSetAttribute", set)?;
             }
+            if let Some(bias) = places.bias {
+                for (attribute, value) in [(EPILOGUE, ADDS_BIAS), (BIAS_TYPE, F32)] {
+                    let set = (f.set_operation)(plan.operation, attribute, at(&value), 4);
+                    accepted("cublasLtMatmulDescSetAttribute", set)?;
+                }
+                plan.with_bias(bias)?;
+            }
             for (side, layout) in [&shape.a, &shape.b, &shape.d].into_iter().zip(&mut plan.layouts) {
                 describe(f, side, layout)?;
             }
             let mut preference = ptr::null_mut();
             accepted("cublasLtMatmulPreferenceCreate", (f.preference)(&raw mut preference))?;
-            let chosen = self.choose(shape, &mut plan, preference, workspace_bytes);
+            let chosen = self.choose(shape, &mut plan, preference, places.workspace_bytes);
             (f.end_preference)(preference);
             chosen?;
         }
@@ -278,7 +294,10 @@ impl Handle {
     pub fn multiply(&self, plan: &Plan, places: &Places, stream: &CudaStream) -> Result<(), Refusal> {
         let [a, b, d] = places.matrices;
         let [of_a, of_b, of_d] = plan.layouts;
-        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (one, share) = (1.0_f32, if places.more.is_some() { 1.0_f32 } else { 0.0 });
+        if let Some(bias) = places.bias {
+            plan.with_bias(bias)?;
+        }
         let input = |address: u64| address as *const c_void;
         // SAFETY: the caller's promise; both factors are read before the call returns. The algorithm is the
         // first field of what the library has filled.
@@ -291,8 +310,8 @@ impl Handle {
                 of_a,
                 input(b),
                 of_b,
-                at(&zero),
-                input(d),
+                at(&share),
+                input(places.more.unwrap_or(d)),
                 of_d,
                 d as *mut c_void,
                 of_d,
@@ -303,6 +322,15 @@ impl Handle {
             )
         };
         accepted("cublasLtMatmul", code)
+    }
+}
+
+impl Plan {
+    /// The next product adds what lies here.
+    fn with_bias(&self, bias: u64) -> Result<(), Refusal> {
+        // SAFETY: the operation is alive, and the attribute is a pointer of 8 bytes.
+        let set = unsafe { (self.library.functions.set_operation)(self.operation, BIAS, at(&bias), 8) };
+        accepted("cublasLtMatmulDescSetAttribute", set)
     }
 }
 

@@ -18,7 +18,7 @@
 //! library refuses is left to cubek's kernels, then and later. One that fails after that has no other who
 //! could compute it any more: its result is filled with what is not a number, so that the step is left out.
 //!
-//! What it does not do: convert, or add a bias; look at what was computed.
+//! What it does not do: convert, or round sums once more; look at what was computed.
 
 mod library;
 mod shape;
@@ -46,14 +46,14 @@ use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
 
 use self::{
     library::{CublasLt, Handle, Places, Plan},
-    shape::Shape,
+    shape::{Shape, Side},
 };
 use crate::order::{self, Between};
 
 /// Says who multiplies: `library`, `tuned` or `named`.
 const VARIABLE: &str = "COX_MATMUL";
-/// What algorithms may use beside the matrices, once a GPU: as PyTorch gives them on Hopper.
-const WORKSPACE: usize = 32 << 20;
+/// What algorithms may use beside the matrices, once a GPU; `cox plan` knows of it.
+const WORKSPACE: usize = coxswain_task::memory::PRODUCTS as usize;
 /// Shapes that are remembered; then all are forgotten, and asked for again. The library answers alike.
 const MOST: usize = 4096;
 
@@ -148,6 +148,8 @@ struct Order {
     shape: Shape,
     /// Of A, B and D.
     memory: [Binding; 3],
+    /// Of a bias, and of what else is added.
+    added: [Option<Binding>; 2],
     stream: StreamId,
 }
 
@@ -179,14 +181,20 @@ impl Products {
 impl MatrixLibrary for Products {
     fn multiply(&self, product: MatrixProduct) -> bool {
         let Some(shape) = Shape::of(&product) else { return false };
-        let MatrixProduct { device, x, w, out, .. } = product;
+        let MatrixProduct { device, x, w, out, bias, more, .. } = product;
+        let added = [bias, more].map(|added| added.map(|added| added.memory));
         let memory = [w.memory, x.memory, out.memory];
-        let sides = [&shape.a, &shape.b, &shape.d];
-        if memory.iter().zip(sides).any(|(memory, side)| side.reach() as u64 > memory.size_in_used()) {
+        let reaches = [&shape.a, &shape.b, &shape.d].map(Side::reach);
+        let [bias, more] =
+            added.each_ref().map(|added| added.as_ref().map_or(u64::MAX, Binding::size_in_used));
+        let added_reach = [(bias, 4 * shape.d.sizes[0]), (more, shape.d.reach())];
+        let held = memory.iter().map(Binding::size_in_used).zip(reaches).chain(added_reach);
+        if held.into_iter().any(|(held, reach)| reach as u64 > held) {
             return false;
         }
         let (thread, takes) = self.known(device, &shape);
-        let order = Order { gpus: self.gpus.clone(), device, shape, memory, stream: StreamId::current() };
+        let (gpus, stream) = (self.gpus.clone(), StreamId::current());
+        let order = Order { gpus, device, shape, memory, added, stream };
         match takes {
             Some(true) => {
                 thread.submit(move |server| order.carry_out_or_spoil(server));
@@ -212,18 +220,20 @@ impl MatrixLibrary for Products {
 impl Order {
     /// Gives the product to the GPU. An error: nothing was begun.
     fn carry_out(&self, server: &mut Server) -> Result<(), String> {
-        let places = self.places(server);
+        let matrices = self.places(server);
+        let [bias, more] = self.added.clone().map(|added| added.map(|memory| self.place(server, memory)));
         let mut begun = lock(&self.gpus.begun);
         let on_gpu = self.gpus.on(&mut begun, self.device)?;
+        let workspace = on_gpu.workspace;
+        let places = Places { matrices, bias, more, workspace, workspace_bytes: WORKSPACE };
         if !on_gpu.plans.contains_key(&self.shape) {
-            let plan = on_gpu.handle.plan(&self.shape, WORKSPACE).map_err(|why| why.to_string())?;
+            let plan = on_gpu.handle.plan(&self.shape, &places).map_err(|why| why.to_string())?;
             if on_gpu.plans.len() >= MOST {
                 on_gpu.plans.clear();
             }
             on_gpu.plans.insert(self.shape.clone(), plan);
         }
-        let Begun { handle, between, workspace, plans, .. } = on_gpu;
-        let places = Places { matrices: places, workspace: *workspace, workspace_bytes: WORKSPACE };
+        let Begun { handle, between, plans, .. } = on_gpu;
         let plan = &plans[&self.shape];
         // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
         // are ordered; nobody else is given the workspace, and products follow each other on one stream. What
@@ -253,10 +263,13 @@ impl Order {
 
     /// Addresses of A, B and D. Panics, as cubecl's own launches do, where memory was refused.
     fn places(&self, server: &mut Server) -> [u64; 3] {
-        self.memory.clone().map(|memory| {
-            let found = server.get_resource(memory, self.stream);
-            found.expect("memory of a product is there unless it was refused").resource().ptr
-        })
+        self.memory.clone().map(|memory| self.place(server, memory))
+    }
+
+    /// The same of one.
+    fn place(&self, server: &mut Server, memory: Binding) -> u64 {
+        let found = server.get_resource(memory, self.stream);
+        found.expect("memory of a product is there unless it was refused").resource().ptr
     }
 }
 

@@ -88,12 +88,16 @@ pub struct Shape {
     pub d: Side,
     /// Whether inputs of float32 may be rounded to tf32.
     pub rounds: bool,
+    /// Whether each row of `D` has an element of a bias added.
+    pub biased: bool,
+    /// Whether a matrix that lies as `D` does is added.
+    pub summed: bool,
 }
 
 impl Shape {
     /// None if the matrices lie in a way, or are of types, that the library is not asked for.
     pub fn of(product: &MatrixProduct) -> Option<Self> {
-        let MatrixProduct { x, w, out, may_round, .. } = product;
+        let MatrixProduct { x, w, out, may_round, bias, more, .. } = product;
         let count: usize = leading(&out.shape).iter().product();
         let (a, b) = (side(w, count)?, side(x, count)?);
         let d = side(out, count)?;
@@ -101,8 +105,14 @@ impl Shape {
         let empty = [&a, &b, &d].iter().any(|side| side.sizes.contains(&0)) || count == 0;
         // A result is written where it lies, once.
         let plain = !d.transposed && (count == 1 || d.offset >= d.apart * d.sizes[1]);
-        (types_agree && plain && !empty).then(|| Self {
+        // What is added is float32, and so must the result be.
+        let float = |added: &Matrix| added.dtype == DType::F32 && d.number == Number::F32;
+        let added = bias.iter().all(|bias| float(bias) && bias.shape == [d.sizes[0]])
+            && more.iter().all(|more| float(more) && side(more, count).as_ref() == Some(&d));
+        (types_agree && plain && !empty && added).then(|| Self {
             rounds: *may_round && a.number == Number::F32,
+            biased: bias.is_some(),
+            summed: more.is_some(),
             a,
             b,
             d,

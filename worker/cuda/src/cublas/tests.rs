@@ -12,7 +12,15 @@ fn matrix(dtype: DType, shape: &[usize], strides: &[usize]) -> Matrix {
 }
 
 fn product(x: Matrix, w: Matrix, out: Matrix) -> MatrixProduct {
-    MatrixProduct { device: DeviceId { type_id: 0, index_id: 0 }, x, w, out, may_round: true }
+    MatrixProduct {
+        device: DeviceId { type_id: 0, index_id: 0 },
+        x,
+        w,
+        out,
+        may_round: true,
+        bias: None,
+        more: None,
+    }
 }
 
 #[test]
@@ -70,6 +78,20 @@ fn what_the_library_is_not_asked_for_is_left() {
         (
             "neither rows nor columns lie whole",
             product(matrix(DType::BF16, &[6, 32], &[64, 2]), w.clone(), out()),
+        ),
+        (
+            "a bias for a narrow result",
+            MatrixProduct {
+                bias: Some(matrix(DType::F32, &[8], &[1])),
+                ..product(x.clone(), w.clone(), matrix(DType::BF16, &[6, 8], &[8, 1]))
+            },
+        ),
+        (
+            "a sum onto another shape",
+            MatrixProduct {
+                more: Some(matrix(DType::F32, &[8, 6], &[6, 1])),
+                ..product(x.clone(), w.clone(), out())
+            },
         ),
         ("two types", product(matrix(DType::F32, &[6, 32], &[32, 1]), w.clone(), out())),
         ("a type it has not", product(x.clone(), w.clone(), matrix(DType::F64, &[6, 8], &[8, 1]))),

@@ -2,12 +2,14 @@
 //! run.
 //!
 //! ```text
-//! first    what a GPU is asked first: one kernel, one product
-//! golden   the fixtures through the accelerator, in float32 and bfloat16
-//! curve    fifty steps of training, a GPU beside the CPU
-//! products matrix products: cubek's kernel by kernel, and the library's
-//! worlds   ranks in processes of their own: the collectives' suite, and a rank that is killed
-//! rank     one of these processes
+//! first      what a GPU is asked first: one kernel, one product
+//! golden     the fixtures through the accelerator, in float32 and bfloat16
+//! curve      fifty steps of training, a GPU beside the CPU
+//! memory     what a GPU held, beside what was planned
+//! offloaded  what a GPU does not hold
+//! products   matrix products: cubek's kernel by kernel, and the library's
+//! worlds     ranks in processes of their own: the collectives' suite, and a rank that is killed
+//! rank       one of these processes
 //! ```
 //!
 //! Without a GPU a test says on stderr what is missing, and passes. On a machine with one, nothing else is to
@@ -16,6 +18,8 @@
 mod curve;
 mod first;
 mod golden;
+mod memory;
+mod offloaded;
 mod products;
 mod rank;
 mod worlds;

@@ -4,8 +4,18 @@
 //! can be read, checked, or merely found before there is a block; a block is then assembled from what was
 //! read, in the manifest's order.
 
-use super::super::{error::ModelError, loader::Loader};
-use coxswain_nn::{block::Block, kernels::ModelBackend, lora::LoraLinear, params::BaseWeight};
+use std::ops::Range;
+
+use super::super::{
+    error::ModelError,
+    loader::{LinearShape, Loader},
+};
+use coxswain_nn::{
+    block::Block,
+    kernels::ModelBackend,
+    lora::{JoinedWeights, LinearGroup, LoraLinear},
+    params::BaseWeight,
+};
 
 /// The tensors of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,33 +26,8 @@ pub struct Manifest {
     pub width: usize,
     /// Linears, in the order in which their adapters are registered.
     pub linears: Vec<LinearShape>,
-}
-
-/// A frozen linear layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinearShape {
-    /// Path of the module; its tensors are `module.weight` and `module.bias`.
-    pub module: String,
-    /// Input and output features.
-    pub features: [usize; 2],
-    /// Whether it has a bias.
-    pub bias: bool,
-}
-
-impl LinearShape {
-    /// `at.name`, a linear of `features`.
-    pub fn new(at: &str, name: &str, features: [usize; 2], bias: bool) -> Self {
-        Self { module: format!("{at}.{name}"), features, bias }
-    }
-
-    /// Gate, up and down of the gated MLP at `at`.
-    pub fn gated_mlp(at: &str, [width, inner]: [usize; 2], bias: bool) -> [Self; 3] {
-        [
-            Self::new(at, "mlp.gate_proj", [width, inner], bias),
-            Self::new(at, "mlp.up_proj", [width, inner], bias),
-            Self::new(at, "mlp.down_proj", [inner, width], bias),
-        ]
-    }
+    /// Those of one input, one after the other.
+    pub groups: Vec<Range<usize>>,
 }
 
 /// What a manifest names, on a device.
@@ -54,18 +39,27 @@ pub struct Parts<B: ModelBackend> {
 }
 
 /// Linears in their manifest's order.
-pub struct Linears<B: ModelBackend>(std::vec::IntoIter<LoraLinear<B>>);
+pub struct Linears<B: ModelBackend> {
+    linears: std::vec::IntoIter<LoraLinear<B>>,
+    /// Weights of its groups, in their order, that lie together; none of layers that are brought one by one.
+    joined: std::vec::IntoIter<Option<JoinedWeights<B>>>,
+}
 
 impl<B: ModelBackend> Linears<B> {
     /// The next one.
     pub fn take(&mut self) -> LoraLinear<B> {
-        self.0.next().expect("a block is assembled from the linears that its own manifest names")
+        self.linears.next().expect("a block is assembled from the linears that its own manifest names")
+    }
+
+    /// The next group.
+    pub fn take_group<const N: usize>(&mut self) -> LinearGroup<B, N> {
+        LinearGroup::new(std::array::from_fn(|_| self.take()), self.joined.next().flatten())
     }
 }
 
 impl<B: ModelBackend> From<Vec<LoraLinear<B>>> for Linears<B> {
     fn from(linears: Vec<LoraLinear<B>>) -> Self {
-        Self(linears.into_iter())
+        Self { linears: linears.into_iter(), joined: Vec::new().into_iter() }
     }
 }
 
@@ -74,9 +68,24 @@ impl Manifest {
     pub(super) fn load<B: ModelBackend>(&self, loader: &mut Loader<'_, B>) -> Result<Parts<B>, ModelError> {
         let [attention, mlp] = &self.norms;
         let norms = [loader.gain(attention, self.width)?, loader.gain(mlp, self.width)?];
-        let linear = |shape: &LinearShape| loader.linear(&shape.module, shape.features, shape.bias);
-        let linears = self.linears.iter().map(linear).collect::<Result<Vec<_>, _>>()?;
-        Ok(Parts { norms, linears: linears.into() })
+        let (mut linears, mut joined) = (Vec::new(), Vec::new());
+        let mut at = 0;
+        while let Some(shape) = self.linears.get(at) {
+            match self.groups.iter().find(|group| group.start == at) {
+                Some(group) => {
+                    let (layers, weights) = loader.group(&self.linears[group.clone()])?;
+                    linears.extend(layers);
+                    joined.push(weights);
+                    at = group.end;
+                }
+                None => {
+                    linears.push(loader.linear(&shape.module, shape.features, shape.bias)?);
+                    at += 1;
+                }
+            }
+        }
+        let linears = Linears { linears: linears.into_iter(), joined: joined.into_iter() };
+        Ok(Parts { norms, linears })
     }
 }
 

@@ -12,8 +12,8 @@
 //!
 //! Where tensors are host memory, one that lies in its file as it is wanted is the mapped file, as without
 //! streaming: it costs no memory and is not read ahead. For a device everything is read into a buffer and
-//! handed over; the device is waited for before its next block, so that buffers which it has not taken yet do
-//! not pile up.
+//! brought there through page-locked memory ([`upload`]); the device is waited for before its next block, so
+//! that buffers which it has not taken yet do not pile up.
 //!
 //! The bits are those of blocks that are held. Reading happens on a thread that computes nothing, so a step
 //! waits only where a disk is slower than a layer. What this file does not do: keep pages of the files in
@@ -34,14 +34,14 @@ use burn::tensor::TensorData;
 use super::{
     super::{
         error::{ModelError, UnreadableWeights},
-        loader::Loader,
+        loader::{LinearShape, Loader},
     },
-    Assemble, LinearShape, Manifest, Parts,
+    Assemble, Manifest, Parts,
     files::{Fetched, Files, wanted},
 };
 use coxswain_nn::{
-    kernels::ModelBackend,
-    lora::{Adapter, LoraLinear, linear::frozen},
+    kernels::{ModelBackend, upload},
+    lora::{Adapter, LoraLinear},
     params::{BaseWeight, ParamId},
     pulse,
 };
@@ -187,7 +187,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
     ) -> BaseWeight<B, D> {
         match trained {
             Some(id) => BaseWeight::Trained(id),
-            None => frozen::<B, D>(next(), &self.device).into(),
+            None => upload::<B, D>(next(), &self.device).into(),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Attention, and the rotary embedding of what attends.
 
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::{DType, Tensor, backend::Backend};
 
 use super::{
     backward,
-    operands::{AttentionMask, AttentionOutput, AttentionSaved},
+    operands::{Attending, AttentionMask, AttentionOutput, AttentionSaved, JoinedHeads},
     reference,
 };
 
@@ -70,6 +70,27 @@ pub trait AttentionOps: Backend {
         let ([dq_bshk, dk_bshk, dv_bshk], [cos_bsk, sin_bsk]) = (gradients_bshk, tables_bsk);
         let dq_bshk = Self::rotary_backward(dq_bshk, cos_bsk.clone(), sin_bsk.clone());
         [dq_bshk, Self::rotary_backward(dk_bshk, cos_bsk, sin_bsk), dv_bshk]
+    }
+
+    /// [`rope_attention`](Self::rope_attention) of tokens whose queries, keys and values lie side by side in
+    /// a row, `[b s, (heads + kv_heads + kv_heads) k]`; gradients lie so, too. With `to`, they are rounded to
+    /// that type where that saves a pass, for products that round their inputs.
+    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: Attending<'_, Self>) -> Tensor<Self, 4> {
+        let Attending { tables_bsk, mask, scale, .. } = attending;
+        Self::rope_attention(qkv.parts(), tables_bsk, mask, scale)
+    }
+
+    /// The gradients under [`rope`](Self::rope) side by side, `[b s, ..]`.
+    fn rope_backward_joined(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        _to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        let parts = Self::rope_backward(gradients_bshk, tables_bsk).map(|x_bshk| {
+            let [b, s, h, k] = x_bshk.dims();
+            x_bshk.reshape([b * s, h * k])
+        });
+        Tensor::cat(parts.into(), 1)
     }
 
     /// Inputs of [`attention`](Self::attention) as it reads them: what a pass on a tape keeps, so that its

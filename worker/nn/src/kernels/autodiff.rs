@@ -15,17 +15,22 @@
 mod linear;
 mod node;
 
-use burn::{backend::Autodiff, tensor::Tensor};
+use burn::{
+    backend::Autodiff,
+    tensor::{DType, Tensor},
+};
 use burn_autodiff::ops::Backward;
 
 pub(super) use self::linear::linear_leaving_weight;
 use self::{
-    linear::{linear_node, lora_linear_node},
-    node::{Node, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked},
+    linear::{inner, joined_inner, joined_node, linear_node, lora_linear_node},
+    node::{
+        Node, Tracked, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked,
+    },
 };
 use super::{
-    AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps, Weight,
+    AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
+    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -36,23 +41,17 @@ pub fn free_broken_off<B: ModelBackend>(device: &B::Device) {
 
 impl<B: ModelBackend> RowOps for Autodiff<B> {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, eps: f64) -> Tensor<Self, 2> {
-        let (x, gain) = (tracked(x_nd), tracked(gain_d));
-        let (x_nd, gain_d) = (plain::<B, 2>(&x), plain::<B, 1>(&gain));
-        let y_nd = B::rms_norm(x_nd.clone(), gain_d.clone(), eps);
-        let of_x = move |x_nd, gain_d, dy_nd, sum| {
-            primitive(match sum {
-                Some(sum_nd) => B::rms_norm_backward_residual(sum_nd, x_nd, gain_d, dy_nd, eps),
-                None => B::rms_norm_backward(x_nd, gain_d, dy_nd, eps),
-            })
-        };
-        if !gain.is_tracked() {
-            return record_residual([&x], y_nd, move |dy_nd, sum| [Some(of_x(x_nd, gain_d, dy_nd, sum))]);
-        }
-        let wants_dx = x.is_tracked();
-        record_residual([&x, &gain], y_nd, move |dy_nd: Tensor<B, 2>, sum| {
-            let dgain = B::rms_norm_gain_gradient(x_nd.clone(), dy_nd.clone(), eps);
-            [wants_dx.then(|| of_x(x_nd, gain_d, dy_nd, sum)), Some(primitive(dgain))]
-        })
+        rms_norm_node(tracked(x_nd), tracked(gain_d), eps, |x_nd, gain_d| B::rms_norm(x_nd, gain_d, eps))
+    }
+
+    fn rms_norm_for_rounding(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        eps: f64,
+        to: DType,
+    ) -> Tensor<Self, 2> {
+        let value = |x_nd, gain_d| B::rms_norm_for_rounding(x_nd, gain_d, eps, to);
+        rms_norm_node(tracked(x_nd), tracked(gain_d), eps, value)
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -62,6 +61,15 @@ impl<B: ModelBackend> RowOps for Autodiff<B> {
         record([&gate, &up], y_nf, move |dy_nf| {
             let (dgate, dup) = B::swiglu_backward(gate_nf, up_nf, dy_nf);
             [Some(primitive(dgate)), Some(primitive(dup))]
+        })
+    }
+
+    fn swiglu_joined(gate_up_ne: Tensor<Self, 2>, to: Option<DType>) -> Tensor<Self, 2> {
+        let gate_up = tracked(gate_up_ne);
+        let gate_up_ne = plain::<B, 2>(&gate_up);
+        let y_nf = B::swiglu_joined(gate_up_ne.clone(), to);
+        record([&gate_up], y_nf, move |dy_nf| {
+            [Some(primitive(B::swiglu_joined_backward(gate_up_ne, dy_nf, to)))]
         })
     }
 
@@ -210,6 +218,24 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
         drop(places);
         out_bshk
     }
+
+    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: Attending<'_, Self>) -> Tensor<Self, 4> {
+        let JoinedHeads { qkv_no, rows, heads } = qkv;
+        let Attending { tables_bsk, mask, scale, to } = attending;
+        let (input, tables_bsk) = (tracked(qkv_no), tables_bsk.map(Tensor::inner));
+        let (place, node) = (input.rc.clone(), Node.prepare([input.node.clone()]));
+        let parts = JoinedHeads { qkv_no: from_primitive::<B, 2>(input.primitive), rows, heads }.parts();
+        let [q_bshk, k_bshk, v_bshk] = B::rope(parts, tables_bsk.clone());
+        let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
+        let (out_bshk, mask) = (output.out_bshk.clone(), mask.clone());
+        let saved = AttentionSaved { q_bshk, k_bshk, v_bshk, output };
+        let out_bshk = finish(node, out_bshk, move |dout_bshk| {
+            let gradients = B::attention_backward(saved, &mask, scale, dout_bshk);
+            [Some(primitive(B::rope_backward_joined(gradients, tables_bsk, to)))]
+        });
+        drop(place);
+        out_bshk
+    }
 }
 
 impl<B: ModelBackend> LinearOps for Autodiff<B> {
@@ -309,6 +335,44 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
         });
         nodes.collect()
     }
+
+    fn joined(x_ni: Tensor<Self, 2>, layers: JoinedLayers<Self>) -> Tensor<Self, 2> {
+        let known = B::joined_saving(x_ni.clone().inner(), &joined_inner(layers.clone()));
+        joined_node(tracked(x_ni), layers, known)
+    }
+
+    fn joined_cached(
+        x_ni: Tensor<Self, 2>,
+        layers: JoinedLayers<Self>,
+        (y_no, down_nr): (Tensor<Self, 2>, Option<Tensor<Self, 2>>),
+    ) -> Tensor<Self, 2> {
+        joined_node(tracked(x_ni), layers, (y_no.inner(), down_nr.map(Tensor::inner)))
+    }
+}
+
+/// A norm with this value.
+fn rms_norm_node<B: ModelBackend>(
+    x: Tracked<B>,
+    gain: Tracked<B>,
+    eps: f64,
+    value: impl FnOnce(Tensor<B, 2>, Tensor<B, 1>) -> Tensor<B, 2>,
+) -> Tensor<Autodiff<B>, 2> {
+    let (x_nd, gain_d) = (plain::<B, 2>(&x), plain::<B, 1>(&gain));
+    let y_nd = value(x_nd.clone(), gain_d.clone());
+    let of_x = move |x_nd, gain_d, dy_nd, sum| {
+        primitive(match sum {
+            Some(sum_nd) => B::rms_norm_backward_residual(sum_nd, x_nd, gain_d, dy_nd, eps),
+            None => B::rms_norm_backward(x_nd, gain_d, dy_nd, eps),
+        })
+    };
+    if !gain.is_tracked() {
+        return record_residual([&x], y_nd, move |dy_nd, sum| [Some(of_x(x_nd, gain_d, dy_nd, sum))]);
+    }
+    let wants_dx = x.is_tracked();
+    record_residual([&x, &gain], y_nd, move |dy_nd: Tensor<B, 2>, sum| {
+        let dgain = B::rms_norm_gain_gradient(x_nd.clone(), dy_nd.clone(), eps);
+        [wants_dx.then(|| of_x(x_nd, gain_d, dy_nd, sum)), Some(primitive(dgain))]
+    })
 }
 
 impl<B: ModelBackend> FlatOps for Autodiff<B> {
@@ -328,16 +392,5 @@ impl<B: ModelBackend> Weight<Autodiff<B>> {
 
     fn is_tracked(&self) -> bool {
         matches!(self, Self::Dense(w_oi) if is_tracked(w_oi))
-    }
-}
-
-/// An update without its graph.
-fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {
-    let LowRank { a_ri, b_or, scale, dropout } = update;
-    LowRank {
-        a_ri: a_ri.inner(),
-        b_or: b_or.inner(),
-        scale,
-        dropout: dropout.map(|dropout| dropout.changed(Tensor::inner)),
     }
 }

@@ -14,4 +14,14 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     /// Whether its tensors have values: false where sizes are all there is ([`sizes`](super::sizes)), and
     /// then nothing is read or drawn for them.
     const VALUES: bool = true;
+
+    /// Whether linear layers of one input are worth joining ([`LinearOps::joined`]) on a device: where a
+    /// product costs a launch.
+    fn joins(_device: &Self::Device) -> bool {
+        false
+    }
+
+    /// Lets go of host memory that a device was given to copy, but for what it was given last: waits until
+    /// all else has been copied.
+    fn let_go_of_uploads(_device: &Self::Device) {}
 }

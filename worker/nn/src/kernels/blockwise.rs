@@ -28,7 +28,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use super::{AttentionMask, AttentionOutput, AttentionSaved, ModelBackend};
 
 /// Bytes of a tile's scores, as float32. Large enough to fill a GPU with work, small beside its memory.
-const TILE: usize = 128 << 20;
+pub const TILE: usize = 128 << 20;
 /// What the largest score of a query without a key is taken to be; finite, so that it makes no NaN.
 pub const OUT: f64 = -1e30;
 

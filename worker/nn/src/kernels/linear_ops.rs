@@ -5,7 +5,10 @@ use burn::tensor::Tensor;
 
 use super::{
     backward,
-    operands::{GradientSlot, LinearLayer, LowRank, LowRankGradients, LowRankSaved, Residual},
+    operands::{
+        GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
+        LowRankSaved, Residual,
+    },
     reference,
     row_ops::RowOps,
     weight::Weight,
@@ -166,5 +169,84 @@ pub trait LinearOps: RowOps {
         dy_no: Tensor<Self, 2>,
     ) -> LowRankGradients<Self> {
         Self::lora_linear_backward(saved, dy_no, true).with_residual(sum_ni)
+    }
+
+    /// Layers of one input as one product: each [`linear`](Self::linear), or
+    /// [`lora_linear`](Self::lora_linear), the outputs side by side. Gradients reach `x` and the updates.
+    fn joined(x_ni: Tensor<Self, 2>, layers: JoinedLayers<Self>) -> Tensor<Self, 2> {
+        Self::joined_saving(x_ni, &layers).0
+    }
+
+    /// The same, and `scale * x a^T` of each update, side by side.
+    fn joined_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: &JoinedLayers<Self>,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 2>>) {
+        Self::apart_saving(x_ni, layers)
+    }
+
+    /// [`joined`](Self::joined) whose value is known already; `known` is what
+    /// [`joined_saving`](Self::joined_saving) returned.
+    fn joined_cached(
+        _x_ni: Tensor<Self, 2>,
+        _layers: JoinedLayers<Self>,
+        known: (Tensor<Self, 2>, Option<Tensor<Self, 2>>),
+    ) -> Tensor<Self, 2> {
+        known.0
+    }
+
+    /// The gradients of `x` (if `wants_dx`, and added to `sum_ni`, that by way of others who read it) and of
+    /// the updates under [`joined`](Self::joined).
+    fn joined_backward(
+        saved: JoinedSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+        sum_ni: Option<Tensor<Self, 2>>,
+    ) -> JoinedGradients<Self> {
+        Self::apart_backward(saved, dy_no, wants_dx, sum_ni)
+    }
+
+    /// [`joined_saving`](Self::joined_saving) layer by layer: where a product of its own costs nothing, and
+    /// for sizes that have no kernels.
+    fn apart_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: &JoinedLayers<Self>,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 2>>) {
+        let (ys, downs): (Vec<_>, Vec<_>) = Self::linears_saving(x_ni, layers.apart()).into_iter().unzip();
+        let downs: Vec<_> = downs.into_iter().flatten().collect();
+        (Tensor::cat(ys, 1), (!downs.is_empty()).then(|| Tensor::cat(downs, 1)))
+    }
+
+    /// [`joined_backward`](Self::joined_backward) layer by layer.
+    fn apart_backward(
+        saved: JoinedSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+        sum_ni: Option<Tensor<Self, 2>>,
+    ) -> JoinedGradients<Self> {
+        let JoinedSaved { x_ni, down_nr, layers } = saved;
+        let (mut dx_ni, mut updates, mut from, mut rank_from) = (sum_ni, Vec::new(), 0, 0);
+        for LinearLayer { w_oi, update, .. } in layers.apart() {
+            let outputs = w_oi.dims()[0];
+            let dy_no = dy_no.clone().narrow(1, from, outputs);
+            from += outputs;
+            let made = match update.zip(down_nr.clone()) {
+                None => wants_dx.then(|| Self::linear_input_gradient(dy_no, w_oi)),
+                Some((update, down_nr)) => {
+                    let rank = update.a_ri.dims()[0];
+                    let down_nr = down_nr.narrow(1, rank_from, rank);
+                    rank_from += rank;
+                    let saved = LowRankSaved { x_ni: x_ni.clone(), down_nr, w_oi, update };
+                    let gradients = Self::lora_linear_backward(saved, dy_no, wants_dx);
+                    updates.push([gradients.da_ri, gradients.db_or]);
+                    gradients.dx_ni
+                }
+            };
+            dx_ni = match (dx_ni, made) {
+                (Some(sum_ni), Some(made_ni)) => Some(sum_ni + made_ni),
+                (sum_ni, made_ni) => sum_ni.or(made_ni),
+            };
+        }
+        JoinedGradients { dx_ni, updates }
     }
 }

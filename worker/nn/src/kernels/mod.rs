@@ -32,10 +32,11 @@ pub mod sizes;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod upload;
 mod weight;
 
 #[cfg(feature = "cuda")]
-pub use self::cube::library as matrix_library;
+pub use self::cube::{library as matrix_library, watermark};
 pub use self::{
     attention_ops::AttentionOps,
     autodiff::free_broken_off,
@@ -45,10 +46,12 @@ pub use self::{
     flex::{DROPOUT_BLOCK, FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
     linear_ops::LinearOps,
     operands::{
-        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot, LinearLayer,
-        LowRank, LowRankGradients, LowRankSaved, Residual,
+        AdaNorm, Attending, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot,
+        JoinedGradients, JoinedHeads, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
+        LowRankSaved, Residual,
     },
     row_ops::RowOps,
     tape::Tape,
+    upload::upload,
     weight::Weight,
 };

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::{DType, Tensor, backend::Backend};
 
 use super::{Weight, dropout::Dropout};
 
@@ -98,6 +98,96 @@ pub struct LinearLayer<B: Backend> {
     pub bias_o: Option<Tensor<B, 1>>,
     /// Low-rank update.
     pub update: Option<LowRank<B>>,
+}
+
+/// Linear layers of one input whose frozen weights lie one below the other, and whose outputs lie side by
+/// side. All of them have an update, of one rank and without dropout, or none has.
+#[derive(Clone, Debug)]
+pub struct JoinedLayers<B: Backend> {
+    /// Weights, `[o, i]`: the outputs of all.
+    pub w_oi: Tensor<B, 2>,
+    /// Biases, `[o]`.
+    pub bias_o: Option<Tensor<B, 1>>,
+    /// Updates.
+    pub updates: Vec<LowRank<B>>,
+    /// Outputs of each layer.
+    pub outputs: Vec<usize>,
+    /// Whether outputs are rounded to the weights' type, where a backend rounds at all.
+    pub rounded: bool,
+}
+
+impl<B: Backend> JoinedLayers<B> {
+    /// Each by itself.
+    pub(super) fn apart(&self) -> Vec<LinearLayer<B>> {
+        let mut start = 0;
+        let layer = |(number, &outputs): (usize, &usize)| {
+            let from = start;
+            start += outputs;
+            LinearLayer {
+                w_oi: self.w_oi.clone().narrow(0, from, outputs).into(),
+                bias_o: self.bias_o.clone().map(|bias_o| bias_o.narrow(0, from, outputs)),
+                update: self.updates.get(number).cloned(),
+            }
+        };
+        self.outputs.iter().enumerate().map(layer).collect()
+    }
+}
+
+/// What joined layers keep for their backward pass.
+#[derive(Clone, Debug)]
+pub struct JoinedSaved<B: Backend> {
+    /// The input.
+    pub x_ni: Tensor<B, 2>,
+    /// `scale * x a^T` of each, side by side; none without updates.
+    pub down_nr: Option<Tensor<B, 2>>,
+    /// The layers.
+    pub layers: JoinedLayers<B>,
+}
+
+/// Gradients of [`LinearOps::joined`](super::LinearOps::joined).
+#[derive(Clone, Debug)]
+pub struct JoinedGradients<B: Backend> {
+    /// Of the input, if asked for.
+    pub dx_ni: Option<Tensor<B, 2>>,
+    /// Of the two matrices of each update.
+    pub updates: Vec<[Tensor<B, 2>; 2]>,
+}
+
+/// Queries, keys and values of tokens, side by side in a row.
+#[derive(Clone, Debug)]
+pub struct JoinedHeads<B: Backend> {
+    /// `[b s, (heads + kv_heads + kv_heads) k]`.
+    pub qkv_no: Tensor<B, 2>,
+    /// Batch rows, and tokens of each.
+    pub rows: [usize; 2],
+    /// Heads of queries, keys and values.
+    pub heads: [usize; 3],
+}
+
+impl<B: Backend> JoinedHeads<B> {
+    /// Queries, keys, values, `[b, s, h, k]`.
+    pub(super) fn parts(self) -> [Tensor<B, 4>; 3] {
+        let Self { qkv_no, rows: [b, s], heads } = self;
+        let k = qkv_no.dims()[1] / heads.iter().sum::<usize>();
+        let mut start = 0;
+        heads.map(|heads| {
+            let from = start;
+            start += heads * k;
+            qkv_no.clone().narrow(1, from, heads * k).reshape([b, s, heads, k])
+        })
+    }
+}
+
+/// How what attends is turned, and what it sees.
+pub struct Attending<'a, B: Backend> {
+    /// Cosines and sines, `[b, s, k]`.
+    pub tables_bsk: [Tensor<B, 3>; 2],
+    /// Which keys a query sees.
+    pub mask: &'a AttentionMask,
+    /// Applied to scores.
+    pub scale: f64,
+    /// What gradients are rounded to.
+    pub to: Option<DType>,
 }
 
 /// What a linear layer with a low-rank update keeps for its backward pass.

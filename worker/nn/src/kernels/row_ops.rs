@@ -74,6 +74,24 @@ pub trait RowOps: Backend {
         backward::swiglu(gate_nf, up_nf, dy_nf)
     }
 
+    /// [`swiglu`](Self::swiglu) of rows in which both lie side by side, `[n, 2 f]`. With `to`, for products
+    /// that round their inputs to that type, likewise.
+    fn swiglu_joined(gate_up_ne: Tensor<Self, 2>, _to: Option<DType>) -> Tensor<Self, 2> {
+        let [gate_nf, up_nf] = halves(gate_up_ne);
+        Self::swiglu(gate_nf, up_nf)
+    }
+
+    /// The gradient of both, `[n, 2 f]`; rounded likewise.
+    fn swiglu_joined_backward(
+        gate_up_ne: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+        _to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        let [gate_nf, up_nf] = halves(gate_up_ne);
+        let (dgate_nf, dup_nf) = Self::swiglu_backward(gate_nf, up_nf, dy_nf);
+        Tensor::cat(vec![dgate_nf, dup_nf], 1)
+    }
+
     /// The sum of the rows of `dy`: the gradient of a bias.
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
         backward::linear_bias(dy_no)
@@ -206,6 +224,12 @@ pub trait RowOps: Backend {
     fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
         reference::cross_entropy(logits_nv, targets, gradient)
     }
+}
+
+/// The two halves of rows.
+fn halves<B: Backend>(x_ne: Tensor<B, 2>) -> [Tensor<B, 2>; 2] {
+    let f = x_ne.dims()[1] / 2;
+    [x_ne.clone().narrow(1, 0, f), x_ne.narrow(1, f, f)]
 }
 
 impl<B: RowOps> Residual<B> {

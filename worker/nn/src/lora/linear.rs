@@ -154,6 +154,14 @@ impl<B: ModelBackend> LoraLinear<B> {
         }
     }
 
+    /// Output features of a frozen weight; 0 where that trains.
+    pub(super) fn outputs(&self) -> usize {
+        match &self.weight_oi {
+            LinearWeight::Frozen(weight_oi) => weight_oi.dims()[0],
+            LinearWeight::Trained(_) => 0,
+        }
+    }
+
     /// The parameter that the weight is, if it trains.
     pub fn trained_weight(&self) -> Option<ParamId> {
         match self.weight_oi {
@@ -174,11 +182,16 @@ impl<B: ModelBackend> LoraLinear<B> {
             || self.bias_o.as_ref().is_some_and(BaseWeight::trains)
     }
 
+    /// The type of a frozen weight, if that is of half precision.
+    pub fn narrow(&self) -> Option<DType> {
+        let LinearWeight::Frozen(weight_oi) = &self.weight_oi else { return None };
+        weight_oi.dtype().filter(|dtype| *dtype != DType::F32)
+    }
+
     /// What it reads of its input, on a backend that rounds at all: the type of its weight, if that is
     /// narrow and there is nothing beside it.
     pub fn rounds_input(&self) -> Option<DType> {
-        let LinearWeight::Frozen(weight_oi) = &self.weight_oi else { return None };
-        weight_oi.dtype().filter(|dtype| self.adapter.is_none() && *dtype != DType::F32)
+        self.narrow().filter(|_| self.adapter.is_none())
     }
 
     /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may

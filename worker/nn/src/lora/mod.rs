@@ -5,6 +5,7 @@
 //! targets   PEFT's rules for names: lists, regular expressions, "all-linear", rank and alpha patterns
 //! plan      the rules applied to a model: one rank and scale per adapted linear
 //! linear    y = x W^T + b + s (x A^T) B^T, never forming W + s B A; with DoRA `params::decomposed`'s
+//! group     those of one input: one by one, or joined
 //! merged    weights with what their adapters have learned
 //! full      which modules train in full instead
 //! peft      adapter_config.json and adapter_model.safetensors, read and written
@@ -15,6 +16,7 @@
 
 mod error;
 mod full;
+mod group;
 #[cfg(test)]
 mod hostile;
 pub mod linear;
@@ -30,6 +32,7 @@ pub mod targets;
 pub use self::{
     error::LoraError,
     full::{TrainedModules, check_train},
+    group::{GroupOutputs, JoinedWeights, LinearGroup},
     linear::{Adapter, LoraLinear, forward_all},
     merged::merged,
     module::{Module, ModuleKind},

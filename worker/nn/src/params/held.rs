@@ -18,6 +18,14 @@ use burn::tensor::{DType, Tensor};
 
 use crate::kernels::{ModelBackend, Residual};
 
+/// Bytes of a value that is kept.
+pub fn bytes(dtype: ActivationsDtype) -> usize {
+    match dtype {
+        ActivationsDtype::Float32 => 4,
+        ActivationsDtype::Bfloat16 => 2,
+    }
+}
+
 /// A value that may be kept.
 pub fn rounded<B: ModelBackend>(dtype: ActivationsDtype, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
     match dtype {

@@ -27,7 +27,8 @@ use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
 
 use super::{ParamId, decomposed, held};
-use crate::kernels::{LinearLayer, LinearOps, ModelBackend, Residual, Tape};
+use crate::kernels::{JoinedLayers, LinearLayer, LinearOps, ModelBackend, Residual, Tape};
+use half::f16;
 
 /// What selective recompute does with the output of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,6 +279,47 @@ impl<B: ModelBackend> Notebook<B> {
                     None => made(keep, computed.next().expect("one for each that is not known")),
                 });
                 each.collect()
+            }
+        }
+    }
+
+    /// Joined layers, computed or recalled. Kept, if outputs are, where that takes no more memory than the
+    /// outputs that `keeps` asks for would by themselves; one launch makes all of them or none.
+    pub fn joined<T: Tape<Base = B>>(
+        &self,
+        dtype: ActivationsDtype,
+        x_ni: Tensor<T, 2>,
+        keeps: &[Keep],
+        layers: JoinedLayers<T>,
+    ) -> Tensor<T, 2> {
+        let kept = keeps.iter().zip(&layers.outputs).filter(|(keep, _)| **keep == Keep::Output);
+        let asked = kept.map(|(_, outputs)| outputs).sum::<usize>() * held::bytes(dtype);
+        let all = layers.outputs.iter().sum::<usize>();
+        let rounded = layers.rounded;
+        let keep = asked >= all * if rounded { size_of::<f16>() } else { held::bytes(dtype) };
+        let made = |y_no| if keep && !rounded { held::rounded(dtype, y_no) } else { y_no };
+        match self {
+            Self::Closed => made(T::joined(x_ni, layers)),
+            Self::Writing { outputs, notes } => {
+                let (y_no, down_nr) = T::joined_saving(x_ni, &layers);
+                let y_no = made(y_no);
+                let packed = |y_no| if rounded { y_no } else { held::packed(dtype, y_no) };
+                let note = (*outputs && keep).then(|| Note {
+                    output_no: Some(packed(T::lower(y_no.clone()))),
+                    down_nr: down_nr.map(T::lower),
+                });
+                notes.borrow_mut().0.push_back(note);
+                y_no
+            }
+            Self::Reading(notes) => {
+                let note = notes.borrow_mut().0.pop_front().flatten();
+                match note.and_then(|Note { output_no, down_nr }| Some((output_no?, down_nr))) {
+                    Some((y_no, down_nr)) => {
+                        let y_no = if rounded { y_no } else { held::unpacked(y_no) };
+                        T::joined_cached(x_ni, layers, (T::lift(y_no), down_nr.map(T::lift)))
+                    }
+                    None => made(T::joined(x_ni, layers)),
+                }
             }
         }
     }

@@ -24,7 +24,7 @@ use super::{
     notes::{Keep, Leave, LeavingLinear, LinearInputs, Notebook, NotedLinear, Notes},
 };
 use crate::kernels::{
-    DropoutRows, LinearOps, ModelBackend, Tape,
+    DropoutRows, JoinedLayers, LinearOps, ModelBackend, Tape,
     flat::{Flat, FlatOn},
 };
 
@@ -225,6 +225,11 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         let layers = layers.map(|(keep, layer)| (keep, self.leaving(layer)));
         let outputs = self.notebook.linears(self.activations, x_ni, layers.into());
         outputs.try_into().expect("a layer has an output")
+    }
+
+    /// Linear layers of one input as one product, likewise; `keeps` is of each of them.
+    pub fn noted_joined(&self, x_ni: Tensor<T, 2>, keeps: &[Keep], layers: JoinedLayers<T>) -> Tensor<T, 2> {
+        self.notebook.joined(self.activations, x_ni, keeps, layers)
     }
 
     /// `x` plus a linear layer, the output of half a block: what layer recompute keeps as the next half's

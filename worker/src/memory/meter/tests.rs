@@ -135,6 +135,56 @@ fn peaks_that_begin_anew_take_nothing_from_those_of_the_run_and_the_step() {
     assert_eq!(meter.take_step_peak(), Bytes(300));
 }
 
+/// Holds nothing at the ends of phases, and within them as much as it was told, while it is watched.
+#[derive(Clone, Debug, Default)]
+struct Within(std::sync::Arc<[std::sync::atomic::AtomicU64; 2]>);
+
+impl Within {
+    fn pass(&self, most: u64) {
+        let [watched, seen] = &*self.0;
+        seen.fetch_max(
+            most * watched.load(std::sync::atomic::Ordering::Relaxed),
+            std::sync::atomic::Ordering::Relaxed,
+        );
+    }
+}
+
+impl Gauge for Within {
+    fn read(&self) -> PhasePeak {
+        PhasePeak::default()
+    }
+
+    fn watch(&self, on: bool) {
+        self.0[0].store(on.into(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn take_most(&self) -> u64 {
+        self.0[1].swap(0, std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn peaks_within_a_gpus_passes_are_seen_in_the_first_in_larger_ones_and_now_and_then() {
+    let gauge = Within::default();
+    let mut meter = Meter::new(Phase::Data, None).on_gpu(Box::new(gauge.clone()));
+    let mut took = |cells, most| {
+        meter.enter(Phase::Forward).expect("no bound");
+        meter.expect(attempt(cells, true)).expect("no bound");
+        gauge.pass(most);
+        meter.enter(Phase::Backward).expect("no bound");
+        meter.passed(0, None).expect("it fitted");
+        gauge.pass(1 << 40);
+        meter.last_took()
+    };
+    assert_eq!([took(10, 100), took(10, 110), took(9, 90)], [100, 110, 90]);
+    assert_eq!([took(10, 100), took(11, 120), took(11, 120)], [0, 120, 0], "none is larger than all before");
+    let later: Vec<u64> = (6..=64).map(|_| took(10, 130)).collect();
+    assert_eq!(later.iter().sum::<u64>(), 130, "the 65th is watched, and nothing between passes");
+    let peaks = meter.report();
+    let forward = peaks.iter().find(|peak| peak.phase == Phase::Forward).expect("entered");
+    assert_eq!(forward.in_use, Bytes(130));
+}
+
 #[test]
 fn a_devices_refusal_is_told_in_its_own_words() {
     let mut meter = Meter::new(Phase::Forward, None);

@@ -65,6 +65,15 @@ fn an_adapter_on_a_head_that_is_the_table_is_refused() {
 }
 
 #[test]
+fn in_host_memory_it_cannot_be_the_heads_weight_as_well() {
+    let spec = spec(&assets().join("shapes/chats.jsonl"), &[("memory.offload", json!("embedding"))]);
+    let samples = Chats::open(&spec).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let message = built.err().expect("refused").to_string();
+    assert!(message.contains("memory.offload") && message.contains("the head's weight"), "{message}");
+}
+
+#[test]
 fn it_goes_out_merged_and_as_peft_has_it_and_another_run_starts_from_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let (donor, merged) = (with_embedding(&[]), dir.path().join("merged"));

@@ -156,6 +156,12 @@ impl Subject {
         place == Place::Gpu && self.spec.memory.offload == Offload::Optimizer
     }
 
+    /// Bytes of the table of token embeddings that are beside the memory in question.
+    pub(super) fn table_elsewhere(&self, place: Place) -> u64 {
+        let offloaded = place == Place::Gpu && self.spec.memory.offload == Offload::Embedding;
+        if offloaded { self.frozen(place).table } else { 0 }
+    }
+
     /// Bytes of frozen weights, as this run keeps matrices.
     pub(super) fn frozen(&self, place: Place) -> &FrozenBytes {
         self.frozen.bytes(place, self.vla.model.weights_dtype)

@@ -52,7 +52,7 @@ impl Subject {
     pub fn cache(&self, ask: Ask) -> Option<CacheOutlook> {
         let tap = self.tap()?;
         let [live, cached] = [None, Some(tap)].map(|entry| {
-            let pass = self.pass(ask.micro_batch, entry);
+            let pass = self.pass(ask.micro_batch, entry, ask.place);
             let peaks = [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, |_| 0));
             (peaks.into_iter().max().unwrap_or(0), pass.flops.total())
         });
@@ -60,7 +60,7 @@ impl Subject {
             tap,
             live_activations: live.0,
             cached_activations: cached.0,
-            fill_activations: self.fill_peak(ask.micro_batch),
+            fill_activations: self.fill_peak(ask),
             speed_limit: live.1 as f64 / cached.1.max(1) as f64,
             store_bytes: self.outline.frames * self.stored_bytes(tap),
         })
@@ -85,11 +85,11 @@ impl Subject {
     }
 
     /// Peak of activations while the features of one encoder batch are computed.
-    pub(super) fn fill_peak(&self, micro_batch: u64) -> u64 {
-        let batch = self.spec.cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
+    pub(super) fn fill_peak(&self, ask: Ask) -> u64 {
+        let batch = self.spec.cache.encoder_batch.map_or(ask.micro_batch, |batch| batch as u64);
         let features = self.tap().map_or(0, |tap| batch * self.feature_values(tap));
         // At the end they are in a tensor and in host memory.
-        self.filling(batch).peak(Pass::Forward, |_| 0).max(8 * features)
+        self.filling(batch, ask.place).peak(Pass::Forward, |_| 0).max(8 * features)
     }
 
     /// Values of one sample's features, of its longest sample.

@@ -8,7 +8,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{Offload, RunSpec, Shard},
 };
-use coxswain_task::{CachedFeatures, dry_run::PassCost};
+use coxswain_task::{CachedFeatures, dry_run::PassCost, memory::Place};
 
 use super::about::{Kind, PredictionError, Subject};
 use crate::vla_flow::{
@@ -20,29 +20,32 @@ use crate::vla_flow::{
 impl Subject {
     /// A training pass over so many of the longest samples that begins with kept features at `entry`, or with
     /// pixels. Without frozen weights, streamed or held.
-    pub(super) fn pass(&self, micro_batch: u64, entry: Option<Tap>) -> PassCost {
-        let run = |rows| self.run_pass(rows, entry);
+    pub(super) fn pass(&self, micro_batch: u64, entry: Option<Tap>, place: Place) -> PassCost {
+        let run = |rows| self.run_pass(rows, entry, place);
         // One sample ran when the subject was made; more of the same change nothing but sizes.
-        self.passes.at(&self.kind(Kind::Training(entry)), micro_batch, run).unwrap_or_default()
+        self.passes.at(&self.kind(Kind::Training(entry), place), micro_batch, run).unwrap_or_default()
     }
 
     /// The pass that computes features of so many samples at the run's tap.
-    pub(super) fn filling(&self, samples: u64) -> PassCost {
-        self.passes.at(&self.kind(Kind::Filling), samples, |rows| self.run_filling(rows)).unwrap_or_default()
+    pub(super) fn filling(&self, samples: u64, place: Place) -> PassCost {
+        let run = |rows| self.run_filling(rows, place);
+        self.passes.at(&self.kind(Kind::Filling, place), samples, run).unwrap_or_default()
     }
 
     /// Whether a pass runs at all: what cannot be loaded or does not fit together is told here.
     pub(super) fn try_pass(&self) -> Result<(), PredictionError> {
-        self.passes.at(&self.kind(Kind::Training(None)), 1, |rows| self.run_pass(rows, None)).map(|_| ())
+        let (place, kind) = (Place::Host { threads: 1 }, Kind::Training(None));
+        self.passes.at(&self.kind(kind, place), 1, |rows| self.run_pass(rows, None, place)).map(|_| ())
     }
 
     /// Such a pass under the keys that change what it holds.
-    fn kind(&self, kind: Kind) -> (String, Kind) {
-        (format!("{:?} {:?} {:?}", self.vla, self.spec.train.recompute, self.spec.cache), kind)
+    fn kind(&self, kind: Kind, place: Place) -> (String, Kind) {
+        let place = if place == Place::Gpu { "GPU" } else { "CPU" };
+        (format!("{place} {:?} {:?} {:?}", self.vla, self.spec.train.recompute, self.spec.cache), kind)
     }
 
-    fn run_pass(&self, rows: u64, entry: Option<Tap>) -> Result<PassCost, PredictionError> {
-        let account = Account::open();
+    fn run_pass(&self, rows: u64, entry: Option<Tap>, place: Place) -> Result<PassCost, PredictionError> {
+        let account = place.account();
         let (policy, trainables) = self.policy(&account)?;
         let features = entry.map(|tap| CachedFeatures {
             width: self.config.text.hidden_size,
@@ -55,8 +58,8 @@ impl Subject {
         Ok(cost?)
     }
 
-    fn run_filling(&self, rows: u64) -> Result<PassCost, PredictionError> {
-        let account = Account::open();
+    fn run_filling(&self, rows: u64, place: Place) -> Result<PassCost, PredictionError> {
+        let account = place.account();
         let (policy, trainables) = self.policy(&account)?;
         let batch = self.longest(rows as usize);
         let (features, cost) = PassCost::of_forward(&account, || policy.features_below(&trainables, &batch));

@@ -13,7 +13,7 @@ impl Subject {
         let n = self.counts.trainable();
         let (mut prediction, scratch) = self.micro(ask);
         let fetched = self.fetched(ask).map_or(0, FrozenBytes::two_blocks);
-        let held = self.frozen(ask.place).in_memory(self.blocks(ask));
+        let held = self.frozen(ask.place).in_memory(self.blocks(ask)) - self.table_elsewhere(ask.place);
         prediction.set(Category::FrozenWeights, held + 4 * self.counts.frozen_expert);
         prediction.set(Category::Trainables, 4 * n);
         prediction.set(Category::Gradients, 4 * n);
@@ -33,10 +33,30 @@ impl Subject {
     }
 
     /// What is held in host memory beside a GPU: this rank's optimizer state and its copy of
-    /// another's where they are offloaded, and what kept features take.
+    /// another's where they are offloaded, a table that is and does not lie in its file as it is kept, and
+    /// what kept features take.
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let shards: u64 = self.shards(ask).into_iter().map(|(_, bytes)| bytes).sum();
-        self.cache_bytes(ask) + if self.offloaded(ask.place) { shards } else { 0 }
+        let table = self.frozen(Place::Host { threads: 1 }).table;
+        self.cache_bytes(ask)
+            + if self.offloaded(ask.place) { shards } else { 0 }
+            + if self.table_elsewhere(ask.place) > 0 { table } else { 0 }
+    }
+
+    /// What a GPU's allocator reserves: pages for what passes take, and what stays to its size.
+    pub fn reserved(&self, ask: Ask, gpu: u64) -> u64 {
+        let exact = self.spec.cache.mode == CacheMode::Exact;
+        let pass = self.pass(ask.micro_batch, self.tap().filter(|_| exact), ask.place);
+        let prediction = self.predict(ask);
+        let stays = [
+            Category::FrozenWeights,
+            Category::Trainables,
+            Category::Gradients,
+            Category::OptimizerShard,
+            Category::Replica,
+        ];
+        stays.into_iter().map(|category| prediction.of(category)).sum::<u64>()
+            + pass.allocations.reserved(gpu)
     }
 
     /// This rank's part of the optimizer's state, and its copy of another rank's.
@@ -52,10 +72,9 @@ impl Subject {
     fn micro(&self, ask: Ask) -> (Prediction, u64) {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, fetched) = (self.tap().filter(|_| exact), self.fetched(ask));
-        let pass = self.pass(ask.micro_batch, entry);
+        let pass = self.pass(ask.micro_batch, entry, ask.place);
         let beside = |stage: &str| fetched.map_or(0, |frozen| streamed_during(stage, frozen));
-        let filling =
-            entry.map_or(0, |_| self.fill_peak(ask.micro_batch) + fetched.map_or(0, FrozenBytes::two_blocks));
+        let filling = entry.map_or(0, |_| self.fill_peak(ask) + fetched.map_or(0, FrozenBytes::two_blocks));
         let mut prediction = Prediction::default().with_pass(&pass, beside);
         prediction.forward = prediction.forward.max(filling);
         (prediction, pass.scratch)

@@ -31,6 +31,10 @@ impl memory::Subject for Subject {
         Self::beside_gpu(self, ask)
     }
 
+    fn reserved(&self, ask: Ask, gpu: u64) -> Option<u64> {
+        Some(Self::reserved(self, ask, gpu))
+    }
+
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         Self::suggestions(self, ask)
     }

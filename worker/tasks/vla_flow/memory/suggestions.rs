@@ -119,6 +119,13 @@ impl Subject {
                 saves: self.shards(ask).into_iter().map(|(_, bytes)| bytes as i64).sum(),
                 remark: "every step brings them to the GPU and back".into(),
             });
+            // Of a table that trains there is nothing among the frozen weights.
+            suggestions.push(Suggestion {
+                what: "embedding table in host memory".into(),
+                setting: "memory.offload=embedding".into(),
+                saves: self.frozen(ask.place).table as i64,
+                remark: "every step brings the rows that it looks up".into(),
+            });
         }
         suggestions
     }

@@ -323,6 +323,24 @@ fn offloading_the_optimizer_saves_on_a_gpu_what_the_table_says() {
 }
 
 #[test]
+fn a_table_in_host_memory_is_not_on_the_gpu_and_takes_memory_where_it_is_not_the_file() {
+    for (dtype, element, copied) in [(FrozenDtype::Bfloat16, 2, 0), (FrozenDtype::Float32, 4, 4)] {
+        let dtype = |spec: &mut RunSpec| spec.vla_mut().model.weights_dtype = dtype;
+        let here = subject("qwen2.5-vl-3b.yaml").changed(dtype).expect("no new names");
+        let there = here.changed(|spec| spec.memory.offload = Offload::Embedding).expect("no new names");
+        let elements = (here.config.text.vocab_size * here.config.text.hidden_size) as u64;
+        let less = here.predict(gpu(1, 1)).peak() - there.predict(gpu(1, 1)).peak();
+        assert_eq!(less, element * elements);
+        let offered = here.suggestions(gpu(1, 1));
+        let offered = offered.iter().find(|suggestion| suggestion.setting == "memory.offload=embedding");
+        assert_eq!(offered.expect("it is offered").saves, less as i64);
+        assert_eq!([&here, &there].map(|subject| subject.beside_gpu(gpu(1, 1))), [0, copied * elements]);
+        let host = Ask { micro_batch: 1, world: 1, rank: 0, place: Place::Host { threads: 2 } };
+        assert_eq!(here.predict(host), there.predict(host), "it is there anyhow");
+    }
+}
+
+#[test]
 fn activations_in_bfloat16_take_half_of_what_recompute_keeps_and_nothing_off_graphs() {
     let base = subject("qwen2.5-vl-3b.yaml");
     let kept = |recompute, activations| {

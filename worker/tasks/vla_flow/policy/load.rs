@@ -21,7 +21,7 @@ use crate::{
 use coxswain_models::qwen2_5_vl::{
     LoadOptions, QwenVl,
     adapters::{Adapters, HeadAdapter, Tuned},
-    blocks::BlockWeights,
+    blocks::{BlockWeights, TablePlace},
     config::QwenConfig,
     error::ModelError,
     modules::modules,
@@ -49,7 +49,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
         let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
-        let options = LoadOptions { blocks: BlockWeights::of(spec), ..vla.model.weights_dtype.into() };
+        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let options = LoadOptions { blocks, table, ..vla.model.weights_dtype.into() };
         let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {

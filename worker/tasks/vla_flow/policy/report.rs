@@ -44,7 +44,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let mut tensors = frozen_tensors(&self.model.config);
         let trains = Trains { lora: self.lora(), full: Some(&self.full) };
         tensors.retain(|tensor| trains.group(&tensor.name).is_none());
-        let parts = frozen_parts(&tensors, frozen, self.model.in_memory());
+        let parts = frozen_parts(&tensors, frozen, self.model.in_memory(), self.model.table_place());
         let mut rows: Vec<Module> = parts
             .into_iter()
             .map(|FrozenPart { name, tensors, elements, bytes, dtype }| {

@@ -6,6 +6,7 @@ use coxswain_models::qwen2_5_vl::{
     pass::{Entry, VlContext, VlRun},
 };
 use coxswain_nn::{
+    dtypes::FrozenDtype,
     params::{FlatGrads, Group, Trainables},
     recompute::Retention,
 };
@@ -30,6 +31,7 @@ mod quantized;
 mod rounded;
 mod sharded;
 mod streamed;
+mod table;
 
 #[test]
 fn recompute_changes_no_bit_of_loss_or_gradient() {

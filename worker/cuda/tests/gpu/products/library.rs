@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_cuda::NVIDIA;
 use coxswain_nn::kernels::{
-    LinearOps,
+    LinearOps, Residual,
     matrix_library::{MatrixProduct, multiply},
 };
 use cubecl::{Runtime, client::ComputeClient, cuda::CudaRuntime, device::Device};
@@ -32,7 +32,8 @@ fn by_library(
     let (x, w) = (Placed::new(&case.x, number, 1), Placed::new(&case.w, number, 2));
     let [x, w, out] = [&x, &w, &Placed::nothing(&case.out(), result)].map(|placed| placed.upload(client));
     let device = CudaDevice::new(0).to_id();
-    let asked = MatrixProduct { device, x: x.matrix(), w: w.matrix(), out: out.matrix(), may_round: false };
+    let (x, w, to) = (x.matrix(), w.matrix(), out.matrix());
+    let asked = MatrixProduct { device, x, w, out: to, may_round: false, bias: None, more: None };
     if !multiply(asked) {
         return Err("not taken".to_owned());
     }
@@ -160,4 +161,31 @@ fn a_narrow_weight_is_multiplied_where_it_lies() {
     let y = <Cuda as LinearOps>::linear(x.clone(), weight.clone(), None);
     let rounded = x.cast(DType::BF16).cast(DType::F32);
     assert_near(&numbers(y), &by_host(&rounded, &weight.cast(DType::F32).transpose()));
+}
+
+#[test]
+fn a_bias_and_a_residual_are_added_on_the_way() {
+    if client("a bias and a residual").is_none() {
+        return;
+    }
+    let (x, w, stream) = (matrix([20, 64], 1), matrix([40, 64], 2) * 0.2, matrix([20, 40], 3));
+    let bias = matrix([1, 40], 4).reshape([40]);
+    let product = by_host(&x, &w.clone().transpose());
+    let (biases, streams) = (numbers(bias.clone().reshape([1, 40])), numbers(stream.clone()));
+    let expected = |biased: bool, summed: bool| -> Vec<f32> {
+        let added = |i: usize| {
+            let bias = if biased { biases[i % 40] } else { 0.0 };
+            product[i] + bias + if summed { streams[i] } else { 0.0 }
+        };
+        (0..product.len()).map(added).collect()
+    };
+    for biased in [false, true] {
+        let bias = || biased.then(|| bias.clone());
+        let y = <Cuda as LinearOps>::linear(x.clone(), w.clone(), bias());
+        assert_near(&numbers(y), &expected(biased, false));
+        let residual = Residual { x_no: stream.clone(), rounded: false };
+        let sum = <Cuda as LinearOps>::linear_residual(residual, x.clone(), w.clone(), bias());
+        assert_near(&numbers(sum), &expected(biased, true));
+    }
+    assert_near(&numbers(stream), &streams);
 }

@@ -3,7 +3,9 @@
 use burn::{backend::Autodiff, tensor::Tensor};
 
 use super::node::{Tracked, plain, primitive, record, record_residual, tracked};
-use crate::kernels::{LowRank, LowRankSaved, ModelBackend, Weight};
+use crate::kernels::{
+    JoinedGradients, JoinedLayers, JoinedSaved, LowRank, LowRankSaved, ModelBackend, Weight,
+};
 
 /// See [`Tape::linear_leaving_weight`](super::super::Tape::linear_leaving_weight), whose value is `y`. The
 /// leaf is a parent of the node, so that the node is recorded even if nothing else is tracked, and never gets
@@ -108,4 +110,63 @@ pub(super) fn lora_linear_node<B: ModelBackend>(
         };
         [gradients.dx_ni.map(primitive), Some(primitive(gradients.da_ri)), Some(primitive(gradients.db_or))]
     })
+}
+
+/// The node of [`LinearOps::joined`]; `known` as `joined_saving` returns it. Inputs are `x`, and `a` and `b`
+/// of as many updates as there are.
+pub(super) fn joined_node<B: ModelBackend>(
+    x: Tracked<B>,
+    layers: JoinedLayers<Autodiff<B>>,
+    known: (Tensor<B, 2>, Option<Tensor<B, 2>>),
+) -> Tensor<Autodiff<B>, 2> {
+    match layers.updates.len() {
+        0 => joined_node_of::<B, 1>(x, layers, known),
+        1 => joined_node_of::<B, 3>(x, layers, known),
+        2 => joined_node_of::<B, 5>(x, layers, known),
+        3 => joined_node_of::<B, 7>(x, layers, known),
+        more => unreachable!("{more} layers are joined nowhere"),
+    }
+}
+
+fn joined_node_of<B: ModelBackend, const N: usize>(
+    x: Tracked<B>,
+    layers: JoinedLayers<Autodiff<B>>,
+    known: (Tensor<B, 2>, Option<Tensor<B, 2>>),
+) -> Tensor<Autodiff<B>, 2> {
+    let (y_no, down_nr) = known;
+    let matrices = layers.updates.iter().flat_map(|update| [&update.a_ri, &update.b_or]);
+    let factors: Vec<_> = matrices.map(|matrix| tracked(matrix.clone())).collect();
+    let inputs: [&Tracked<B>; N] =
+        std::array::from_fn(|number| if number == 0 { &x } else { &factors[number - 1] });
+    let saved = JoinedSaved { x_ni: plain(&x), down_nr, layers: joined_inner(layers) };
+    let wants_dx = x.is_tracked();
+    record_residual(inputs, y_no, move |dy_no, sum_ni| {
+        let JoinedGradients { dx_ni, updates } = B::joined_backward(saved, dy_no, wants_dx, sum_ni);
+        let all = std::iter::once(dx_ni).chain(updates.into_iter().flatten().map(Some));
+        let mut all = all.map(|gradient| gradient.map(primitive));
+        std::array::from_fn(|_| all.next().flatten())
+    })
+}
+
+/// An update without its graph.
+pub(super) fn inner<B: ModelBackend>(update: LowRank<Autodiff<B>>) -> LowRank<B> {
+    let LowRank { a_ri, b_or, scale, dropout } = update;
+    LowRank {
+        a_ri: a_ri.inner(),
+        b_or: b_or.inner(),
+        scale,
+        dropout: dropout.map(|dropout| dropout.changed(Tensor::inner)),
+    }
+}
+
+/// Joined layers as they are underneath.
+pub(super) fn joined_inner<B: ModelBackend>(layers: JoinedLayers<Autodiff<B>>) -> JoinedLayers<B> {
+    let JoinedLayers { w_oi, bias_o, updates, outputs, rounded } = layers;
+    JoinedLayers {
+        w_oi: w_oi.inner(),
+        bias_o: bias_o.map(Tensor::inner),
+        updates: updates.into_iter().map(inner).collect(),
+        outputs,
+        rounded,
+    }
 }

@@ -1,10 +1,11 @@
 //! Rotary embedding and attention on an accelerator.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
     tensor::CubeTensor,
 };
+use half::{bf16, f16};
 
 use super::{
     launch::{floats, strided_floats, wrapped},
@@ -48,6 +49,19 @@ where
     ) -> [Tensor<Self, 4>; 3] {
         rotary::rotary_backward(gradients_bshk.map(strided_floats), 2, Some(tables_bsk.map(floats)))
             .map(wrapped)
+    }
+
+    fn rope_backward_joined(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        let (gradients, tables) = (gradients_bshk.map(strided_floats), Some(tables_bsk.map(floats)));
+        wrapped(match to {
+            None => rotary::rotary_backward_joined::<R, f32, 3>(gradients, 2, tables),
+            Some(DType::F16) => rotary::rotary_backward_joined::<R, f16, 3>(gradients, 2, tables),
+            Some(_) => rotary::rotary_backward_joined::<R, bf16, 3>(gradients, 2, tables),
+        })
     }
 
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {

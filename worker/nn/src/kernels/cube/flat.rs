@@ -7,7 +7,7 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::launch::{UNITS, by_element, cube_sum, empty, floats, len, primitive, width, wrapped};
+use super::launch::{UNITS, by_element, cube_sum, elements, empty, floats, len, primitive, width, wrapped};
 use crate::kernels::flat::{
     Run,
     tensors::{BLOCK, Origins, Updated},
@@ -23,7 +23,7 @@ pub struct Addend<R: CubeRuntime> {
     pub start: usize,
     /// Whether it overwrites what is there.
     pub first: bool,
-    /// Contiguous float32.
+    /// A matrix of float32 whose rows lie whole.
     pub values: CubeTensor<R>,
 }
 
@@ -32,13 +32,15 @@ pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) 
     let flat = owned(flat);
     let (mut addends, client) = (addends.into_iter().peekable(), flat.client.clone());
     while addends.peek().is_some() {
-        let (mut gradients, mut starts) = (SequenceArg::new(), SequenceArg::new());
+        let (mut gradients, mut places) = (SequenceArg::new(), SequenceArg::new());
         let (mut cubes, mut firsts) = (0, 0);
         for (number, Addend { start, first, values }) in addends.by_ref().take(AT_ONCE).enumerate() {
-            cubes += len(&values).div_ceil(UNITS);
+            let (count, columns) = (len(&values), width(&values));
+            let apart = if values.is_contiguous() { columns } else { values.meta.strides()[0] };
+            cubes += count.div_ceil(UNITS);
             firsts |= u32::from(first) << number;
-            gradients.push(values.into_array_arg());
-            starts.push(start as u64);
+            gradients.push(elements(values).into_array_arg());
+            places.push(AddendPlaceLaunch::new(start as u64, count as u32, columns as u32, apart as u32));
         }
         accumulate_kernel::launch::<R>(
             &client,
@@ -46,11 +48,20 @@ pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) 
             CubeDim::new_1d(UNITS as u32),
             flat.clone().into_array_arg(),
             gradients,
-            starts,
+            places,
             firsts,
         );
     }
     flat
+}
+
+/// Where a gradient goes, its elements, those of a row, and from one row to the next.
+#[derive(CubeType, CubeLaunch)]
+struct AddendPlace {
+    start: u64,
+    count: u32,
+    columns: u32,
+    apart: u32,
 }
 
 /// Cubes are dealt to gradients one after another; bits of `firsts` say which overwrite.
@@ -58,19 +69,21 @@ pub fn accumulate<R: CubeRuntime>(flat: CubeTensor<R>, addends: Vec<Addend<R>>) 
 fn accumulate_kernel(
     flat: &mut Array<f32>,
     gradients: &Sequence<Array<f32>>,
-    starts: &Sequence<u64>,
+    places: &Sequence<AddendPlace>,
     firsts: u32,
 ) {
     let mut before = 0usize;
     #[unroll]
     for number in 0..gradients.len() {
         let gradient = gradients.index(number);
-        let cubes = gradient.len().div_ceil(UNITS);
+        let place = places.index(number);
+        let (count, columns) = (place.count as usize, place.columns as usize);
+        let cubes = count.div_ceil(UNITS);
         if CUBE_POS >= before && CUBE_POS < before + cubes {
             let i = (CUBE_POS - before) * UNITS + UNIT_POS as usize;
-            if i < gradient.len() {
-                let at = starts[number] as usize + i;
-                let mut sum = gradient[i];
+            if i < count {
+                let at = place.start as usize + i;
+                let mut sum = gradient[i / columns * place.apart as usize + i % columns];
                 if (firsts >> comptime!(number as u32)) & 1 == 0 {
                     sum += flat[at];
                 }

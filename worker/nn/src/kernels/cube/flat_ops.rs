@@ -35,7 +35,7 @@ where
         let addends = addends.map(|Gradient { range, first, values }| flat::Addend {
             start: range.start,
             first,
-            values: floats(values),
+            values: launch::rows(values),
         });
         wrapped(flat::accumulate(primitive(flat), addends.collect()))
     }

@@ -7,11 +7,13 @@
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{
     CubeRuntime,
-    kernel::{into_contiguous, slice},
+    kernel::{cast, into_contiguous, slice},
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
-use cubecl::prelude::*;
+use cubecl::{prelude::*, zspace::metadata::Metadata};
+
+use super::watermark;
 
 /// Units of a cube that shares a row.
 const ROW_UNITS: u32 = 256;
@@ -44,7 +46,32 @@ where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    into_contiguous(strided_floats(x))
+    contiguous_as(primitive(x), DType::F32)
+}
+
+/// A buffer in this type, contiguous. burn's own cast pads the rows of a GPU's tensor to where the next one
+/// loads best, and kernels that take one row to lie behind the other read what is between them: so what is
+/// cast is one long row.
+pub fn contiguous_as<R: CubeRuntime>(x: CubeTensor<R>, dtype: DType) -> CubeTensor<R> {
+    let x = into_contiguous(x);
+    if x.dtype == dtype {
+        return x;
+    }
+    let (shape, count) = (x.meta.shape().clone(), len(&x));
+    let row = CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype);
+    let row = cast(row, dtype);
+    CubeTensor::new_contiguous(row.client, row.device, shape, row.handle, dtype)
+}
+
+/// A matrix as float32 whose rows lie whole, however far apart.
+pub fn rows<B, R>(x: Tensor<B, 2>) -> CubeTensor<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let x = strided_floats(x);
+    let strides = x.meta.strides();
+    if strides[1] == 1 && strides[0] >= width(&x) { x } else { into_contiguous(x) }
 }
 
 /// A burn tensor as float32, however it lies.
@@ -58,7 +85,9 @@ where
 
 /// Room for a tensor on the device of another.
 pub fn empty<R: CubeRuntime>(like: &CubeTensor<R>, shape: Shape, dtype: DType) -> CubeTensor<R> {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+    let room = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
+    watermark::look(&like.client);
+    room
 }
 
 /// Room for float32 of the shape of another tensor.
@@ -91,6 +120,22 @@ pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [us
 pub fn elements<R: CubeRuntime>(x: CubeTensor<R>) -> CubeTensor<R> {
     let count = x.handle.size_in_used() as usize / x.dtype.size();
     CubeTensor::new_contiguous(x.client, x.device, [count].into(), x.handle, x.dtype)
+}
+
+/// Rows or columns of a matrix, where they lie if that is an address from which whole vectors can be loaded,
+/// and else a copy.
+pub fn narrowed<R: CubeRuntime>(x: CubeTensor<R>, axis: usize, [start, count]: [usize; 2]) -> CubeTensor<R> {
+    let (mut shape, strides) = (x.meta.shape().clone(), x.meta.strides().clone());
+    let mut ranges: Vec<_> = shape.iter().map(|&size| 0..size).collect();
+    ranges[axis] = start..start + count;
+    let from = start * strides[axis] * x.dtype.size();
+    if !from.is_multiple_of(LOAD) {
+        return slice(x, &ranges);
+    }
+    let behind = (shape[axis] - start - count) * strides[axis] * x.dtype.size();
+    shape[axis] = count;
+    let handle = x.handle.offset_start(from as u64).offset_end(behind as u64);
+    CubeTensor::new(x.client, handle, Metadata::new(shape, strides), x.device, x.dtype)
 }
 
 /// Elements of a tensor.

@@ -54,6 +54,10 @@ pub struct MatrixProduct {
     pub out: Matrix,
     /// Whether inputs of float32 may be rounded to tf32.
     pub may_round: bool,
+    /// `[o]` of float32, added to every row of a float32 `out`.
+    pub bias: Option<Matrix>,
+    /// A matrix that lies as a float32 `out` does, and is added to it.
+    pub more: Option<Matrix>,
 }
 
 /// A library that multiplies matrices on a device.
@@ -88,13 +92,23 @@ fn library() -> Option<&'static dyn MatrixLibrary> {
 }
 
 /// The same with burn's tensors.
-pub(super) fn multiplied<R: CubeRuntime>([x, w, out]: [&CubeTensor<R>; 3], may_round: bool) -> bool {
+pub(super) fn multiplied<R: CubeRuntime>(matrices: [&CubeTensor<R>; 3], may_round: bool) -> bool {
+    finished(matrices, [None, None], may_round)
+}
+
+/// The same with a bias and with what else is added; all of it contiguous float32.
+pub(super) fn finished<R: CubeRuntime>(
+    [x, w, out]: [&CubeTensor<R>; 3],
+    added: [Option<&CubeTensor<R>>; 2],
+    may_round: bool,
+) -> bool {
     if library().is_none() {
         return false;
     }
     let device = x.device.to_id();
     let [x, w, out] = [x, w, out].map(matrix);
-    multiply(MatrixProduct { device, x, w, out, may_round })
+    let [bias, more] = added.map(|added| added.map(matrix));
+    multiply(MatrixProduct { device, x, w, out, may_round, bias, more })
 }
 
 fn matrix<R: CubeRuntime>(x: &CubeTensor<R>) -> Matrix {

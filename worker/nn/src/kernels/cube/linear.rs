@@ -1,13 +1,14 @@
 //! Linear layers on accelerators: products, and the kernels around them (`low_rank`, `pointwise`).
 
-use burn::tensor::Tensor;
-use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
 
 use super::{
     dropout,
     launch::{floats, primitive, wrapped},
-    low_rank::{self, Factor},
+    low_rank::{self, Factor, Reduction},
     pointwise::{self, Finish},
+    product::product_finished,
 };
 use crate::kernels::{
     LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual, Weight,
@@ -39,9 +40,8 @@ where
     let (downs, x_ni) = match updates {
         Some(updates) => {
             let ms = updates.into_iter().map(|LowRank { a_ri, scale, .. }| (Factor::a(floats(a_ri)), scale));
-            let x = floats(x_ni);
-            let (downs, narrowed) = low_rank::reduced(x.clone(), ms.collect(), narrow);
-            (downs.into_iter().map(Some).collect(), wrapped(narrowed.unwrap_or(x)))
+            let made = low_rank::reduced(floats(x_ni), ms.collect(), narrow, DType::F32);
+            (made.downs.into_iter().map(Some).collect(), wrapped(made.x))
         }
         // None with an update, or some without.
         _ => {
@@ -82,12 +82,14 @@ where
     Finish { bias_o: bias_o.map(floats), more_no: residual.map(|residual| floats(residual.x_no)), rounded }
 }
 
-pub fn finished<B, R>(y_no: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
+/// `x w`, finished; `x` is rounded as [`rounded_like`] does.
+pub fn finished<B, R>(x_nk: Tensor<B, 2>, w_ko: Tensor<B, 2>, finish: Finish<R>) -> Tensor<B, 2>
 where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    if finish.is_nothing() { y_no } else { wrapped(pointwise::finished(primitive(y_no), finish)) }
+    let x_nk = if x_nk.dtype() == w_ko.dtype() { x_nk } else { x_nk.cast(w_ko.dtype()) };
+    wrapped(product_finished(primitive(x_nk), primitive(w_ko), finish))
 }
 
 /// A layer with its update, finished, and `scale * x a^T`.
@@ -107,17 +109,28 @@ where
 {
     let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
     let w_oi = w_oi.into_tensor(&x_ni.device());
-    let (w, x) = (primitive(w_oi.transpose()), floats(x_ni));
+    let w = primitive(w_oi.clone().transpose());
     if let Some(dropout) = &update.dropout {
+        let x = floats(x_ni);
         let read = dropout::dropped(x.clone(), dropout);
-        let (mut downs, _) = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], None);
-        let down = downs.remove(0);
+        let mut made = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], None, DType::F32);
+        let down = made.downs.remove(0);
         let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
         return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
     }
-    let factors = [Factor::a(a), Factor::b(b)];
-    let [y, down] = low_rank::applied(x, w, factors, update.scale, finish);
-    (wrapped(y), wrapped(down))
+    let x: CubeTensor<R> = as_read(x_ni, &w_oi);
+    let (m, raising, factor, dtype) = (Factor::a(a), Factor::b(b), update.scale, x.dtype);
+    let made = low_rank::applied(x, w, Reduction { m, raising, factor, dtype }, finish);
+    (wrapped(made.y), wrapped(made.down))
+}
+
+/// An input as a layer reads it: of the weight's type if it is so already, and else float32.
+fn as_read<B, R>(x_ni: Tensor<B, 2>, w_oi: &Tensor<B, 2>) -> CubeTensor<R>
+where
+    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    if x_ni.dtype() == w_oi.dtype() { into_contiguous(primitive(x_ni)) } else { floats(x_ni) }
 }
 
 /// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
@@ -134,13 +147,14 @@ where
     let w_oi = w_oi.into_tensor(&x_ni.device());
     let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
     if let Some(dropout) = &update.dropout {
-        let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None);
-        let ddown_nr: Tensor<B, 2> = wrapped(ddowns.remove(0));
+        let mut made = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None, DType::F32);
+        let ddown_nr: Tensor<B, 2> = wrapped(made.downs.remove(0));
         let dx_ni = dx.map(|finish| {
             let low = floats(B::product(ddown_nr.clone(), wrapped(a)));
             let more_no = Some(dropout::dropped(low, dropout));
-            let dense = rounded_like(wrapped::<B, R, 2>(dy.clone()), w_oi);
-            finished(finished(dense, Finish { more_no, ..Finish::default() }), finish)
+            let dense =
+                finished(wrapped::<B, R, 2>(dy.clone()), w_oi, Finish { more_no, ..Finish::default() });
+            wrapped(pointwise::finished(primitive(dense), finish))
         });
         let read_ni = wrapped(dropout::dropped(floats(x_ni), dropout));
         return LowRankGradients {
@@ -149,20 +163,27 @@ where
             db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
         };
     }
-    let (dx_ni, ddown_nr) = match dx {
+    // Of the input's type, as `down` is: what gradients are made of has one.
+    let x = as_read::<B, R>(x_ni, &w_oi);
+    let (dtype, narrow) = (x.dtype, low_rank::narrow(w_oi.dtype()));
+    let (dx_ni, ddown_nr, rounded) = match dx {
         Some(finish) => {
-            let factors = [Factor::b(b), Factor::a(a)];
-            let [dx, ddown] = low_rank::applied(dy.clone(), primitive(w_oi), factors, update.scale, finish);
-            (Some(wrapped(dx)), wrapped(ddown))
+            let (m, raising, factor) = (Factor::b(b), Factor::a(a), update.scale);
+            let reduction = Reduction { m, raising, factor, dtype };
+            let made = low_rank::applied(dy.clone(), primitive(w_oi), reduction, finish);
+            (Some(wrapped(made.y)), wrapped(made.down), made.x)
         }
         None => {
-            let (mut ddowns, _) = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None);
-            (None, wrapped(ddowns.remove(0)))
+            let narrow = narrow.filter(|narrow| *narrow == dtype);
+            let ms = vec![(Factor::b(b), update.scale)];
+            let mut made = low_rank::reduced(dy.clone(), ms, narrow, dtype);
+            (None, wrapped(made.downs.remove(0)), made.x)
         }
     };
+    let dy = if dtype == DType::F32 { dy } else { rounded };
     LowRankGradients {
         dx_ni,
-        da_ri: B::linear_weight_gradient(ddown_nr, x_ni),
+        da_ri: B::linear_weight_gradient(ddown_nr, wrapped(x)),
         db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
     }
 }

@@ -4,12 +4,16 @@ use burn::tensor::Tensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use super::{
+    joined,
     launch::{floats, primitive, wrapped},
     linear,
     pointwise::Finish,
     product,
 };
-use crate::kernels::{LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, Residual, Weight};
+use crate::kernels::{
+    JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LinearOps, LowRank, LowRankGradients,
+    LowRankSaved, Residual, Weight,
+};
 
 impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
 where
@@ -28,8 +32,8 @@ where
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         let w_oi = w_oi.into().into_tensor(&x_ni.device());
-        let y_no = linear::rounded_like(x_ni, w_oi.transpose());
-        linear::finished(y_no, Finish { bias_o: bias_o.map(floats), ..Finish::default() })
+        let finish = Finish { bias_o: bias_o.map(floats), ..Finish::default() };
+        linear::finished(x_ni, w_oi.transpose(), finish)
     }
 
     fn linear_residual(
@@ -39,7 +43,7 @@ where
         bias_o: Option<Tensor<Self, 1>>,
     ) -> Tensor<Self, 2> {
         let w_oi = w_oi.into().into_tensor(&x_ni.device());
-        linear::finished(linear::rounded_like(x_ni, w_oi.transpose()), linear::finish(Some(residual), bias_o))
+        linear::finished(x_ni, w_oi.transpose(), linear::finish(Some(residual), bias_o))
     }
 
     fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
@@ -91,5 +95,24 @@ where
         dy_no: Tensor<Self, 2>,
     ) -> LowRankGradients<Self> {
         linear::pulled(saved, dy_no, Some(Finish { more_no: Some(floats(sum_ni)), ..Finish::default() }))
+    }
+
+    fn joined_saving(
+        x_ni: Tensor<Self, 2>,
+        layers: &JoinedLayers<Self>,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 2>>) {
+        if joined::fits(layers) { joined::forward(x_ni, layers) } else { Self::apart_saving(x_ni, layers) }
+    }
+
+    fn joined_backward(
+        saved: JoinedSaved<Self>,
+        dy_no: Tensor<Self, 2>,
+        wants_dx: bool,
+        sum_ni: Option<Tensor<Self, 2>>,
+    ) -> JoinedGradients<Self> {
+        match joined::fits(&saved.layers) {
+            true => joined::backward(saved, dy_no, wants_dx, sum_ni),
+            false => Self::apart_backward(saved, dy_no, wants_dx, sum_ni),
+        }
     }
 }

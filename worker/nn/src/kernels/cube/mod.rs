@@ -6,6 +6,7 @@
 //! so fewer and plainer ones win over a compiler that looks for what can be joined.
 //!
 //! ```text
+//! watermark   the most memory in use, while somebody watches
 //! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
 //! rows        norms, and their gradients: one cube a row
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
@@ -15,6 +16,7 @@
 //! low_rank    what a low-rank update adds to one
 //! dropout     what a low-rank update does not read
 //! linear      linear layers, made of these four
+//! joined      those of one input whose weights lie together
 //! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blockwise` has the products
@@ -38,6 +40,7 @@ mod attention_ops;
 mod dropout;
 mod flat;
 mod flat_ops;
+mod joined;
 mod launch;
 pub mod library;
 mod linear;
@@ -50,6 +53,7 @@ mod row_ops;
 mod rows;
 mod scores;
 mod trial;
+pub mod watermark;
 
 use burn::tensor::Tensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
@@ -63,6 +67,14 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    fn joins(_device: &Self::Device) -> bool {
+        true
+    }
+
+    fn let_go_of_uploads(device: &Self::Device) {
+        // What the device has to say of a failure it says again when what was brought is used.
+        let _ = R::client(device).flush();
+    }
 }
 
 impl<R, F, I, BT> Tape for CubeBackend<R, F, I, BT>

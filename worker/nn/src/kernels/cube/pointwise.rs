@@ -1,8 +1,9 @@
 //! Operations on elements, each with its gradient: one unit a vector.
 
+use burn::tensor::DType;
 use burn_cubecl::{CubeElement, CubeRuntime, tensor::CubeTensor};
 use cubecl::prelude::*;
-use half::bf16;
+use half::{bf16, f16};
 
 use super::launch::{by_element, empty, empty_like, len, vector, width};
 
@@ -76,6 +77,86 @@ fn swiglu_backward_kernel<N: Size>(
         dgate[ABSOLUTE_POS] = dy * up[ABSOLUTE_POS] * open * (one + gate * (one - open));
         dup[ABSOLUTE_POS] = dy * gate * open;
     }
+}
+
+/// `silu(gate) * up` of rows in which both lie side by side, `[n, 2 f]`; rounded to the type of the output.
+pub fn swiglu_joined<R: CubeRuntime, I: CubeElement + Float, O: CubeElement + Float>(
+    gate_up: CubeTensor<R>,
+) -> CubeTensor<R> {
+    let (both, rows) = (width(&gate_up), len(&gate_up) / width(&gate_up));
+    let y = empty(&gate_up, [rows, both / 2].into(), O::dtype());
+    let (client, lanes) = (gate_up.client.clone(), vector(both / 2));
+    let (count, dim) = by_element(len(&y) / lanes);
+    swiglu_joined_kernel::launch::<I, O, R>(
+        &client,
+        count,
+        dim,
+        lanes,
+        gate_up.into_array_arg(),
+        y.clone().into_array_arg(),
+        (both / 2 / lanes) as u32,
+    );
+    y
+}
+
+#[cube(launch)]
+fn swiglu_joined_kernel<N: Size, I: Float, O: Float>(
+    gate_up: &Array<Vector<I, N>>,
+    y: &mut Array<Vector<O, N>>,
+    vectors: u32,
+) {
+    if ABSOLUTE_POS < y.len() {
+        let at = gate_at(vectors);
+        let gate = Vector::<f32, N>::cast_from(gate_up[at]);
+        let up = Vector::<f32, N>::cast_from(gate_up[at + vectors as usize]);
+        y[ABSOLUTE_POS] = Vector::cast_from(gate * sigmoid(gate) * up);
+    }
+}
+
+/// The gradient of both under [`swiglu_joined`], `[n, 2 f]`; rounded likewise.
+pub fn swiglu_joined_backward<R: CubeRuntime, I: CubeElement + Float, O: CubeElement + Float>(
+    gate_up: CubeTensor<R>,
+    dy: CubeTensor<R>,
+) -> CubeTensor<R> {
+    let dgate_up = empty(&gate_up, gate_up.meta.shape().clone(), O::dtype());
+    let half = width(&dy);
+    let (client, lanes) = (gate_up.client.clone(), vector(half));
+    let (count, dim) = by_element(len(&dy) / lanes);
+    swiglu_joined_backward_kernel::launch::<I, O, R>(
+        &client,
+        count,
+        dim,
+        lanes,
+        gate_up.into_array_arg(),
+        dy.into_array_arg(),
+        dgate_up.clone().into_array_arg(),
+        (half / lanes) as u32,
+    );
+    dgate_up
+}
+
+#[cube(launch)]
+fn swiglu_joined_backward_kernel<N: Size, I: Float, O: Float>(
+    gate_up: &Array<Vector<I, N>>,
+    dy: &Array<Vector<f32, N>>,
+    dgate_up: &mut Array<Vector<O, N>>,
+    vectors: u32,
+) {
+    if ABSOLUTE_POS < dy.len() {
+        let at = gate_at(vectors);
+        let gate = Vector::<f32, N>::cast_from(gate_up[at]);
+        let up = Vector::<f32, N>::cast_from(gate_up[at + vectors as usize]);
+        let (dy, one) = (dy[ABSOLUTE_POS], Vector::<f32, N>::new(1.0));
+        let open = sigmoid(gate);
+        dgate_up[at] = Vector::cast_from(dy * up * open * (one + gate * (one - open)));
+        dgate_up[at + vectors as usize] = Vector::cast_from(dy * gate * open);
+    }
+}
+
+/// Where the gate of this unit's output lies; its row's ups are `vectors` behind the gates.
+#[cube]
+fn gate_at(vectors: u32) -> usize {
+    ABSOLUTE_POS / vectors as usize * 2 * vectors as usize + ABSOLUTE_POS % vectors as usize
 }
 
 /// GELU by its tanh approximation.
@@ -245,14 +326,26 @@ pub fn finished<R: CubeRuntime>(y_no: CubeTensor<R>, finish: Finish<R>) -> CubeT
     if finish.is_nothing() {
         return y_no;
     }
+    match y_no.dtype {
+        DType::F32 => launch_finish::<R, f32>(y_no, finish),
+        DType::F16 => launch_finish::<R, f16>(y_no, finish),
+        _ => launch_finish::<R, bf16>(y_no, finish),
+    }
+}
+
+fn launch_finish<R: CubeRuntime, Y: CubeElement + Float>(
+    y_no: CubeTensor<R>,
+    finish: Finish<R>,
+) -> CubeTensor<R> {
     let (o, client) = (width(&y_no), y_no.client.clone());
     let Finish { bias_o, more_no, rounded } = finish;
     let lanes = vector(o);
     let (count, dim) = by_element(len(&y_no) / lanes);
     let (biased, summed) = (bias_o.is_some(), more_no.is_some());
-    // What is absent is never read.
-    let absent = || y_no.clone();
-    finished_kernel::launch::<R>(
+    // What is absent is never read, but has to be something of its type.
+    let there = bias_o.clone().or_else(|| more_no.clone()).unwrap_or_else(|| y_no.clone());
+    let absent = || there.clone();
+    finished_kernel::launch::<Y, R>(
         &client,
         count,
         dim,
@@ -269,8 +362,8 @@ pub fn finished<R: CubeRuntime>(y_no: CubeTensor<R>, finish: Finish<R>) -> CubeT
 }
 
 #[cube(launch)]
-fn finished_kernel<N: Size>(
-    y: &mut Array<Vector<f32, N>>,
+fn finished_kernel<N: Size, Y: Float>(
+    y: &mut Array<Vector<Y, N>>,
     bias: &Array<Vector<f32, N>>,
     more: &Array<Vector<f32, N>>,
     vectors: u32,
@@ -279,7 +372,7 @@ fn finished_kernel<N: Size>(
     #[comptime] rounded: bool,
 ) {
     if ABSOLUTE_POS < y.len() {
-        let mut value = y[ABSOLUTE_POS];
+        let mut value = Vector::<f32, N>::cast_from(y[ABSOLUTE_POS]);
         if biased {
             value += bias[ABSOLUTE_POS % vectors as usize];
         }
@@ -289,6 +382,6 @@ fn finished_kernel<N: Size>(
         if rounded {
             value = Vector::cast_from(Vector::<bf16, N>::cast_from(value));
         }
-        y[ABSOLUTE_POS] = value;
+        y[ABSOLUTE_POS] = Vector::cast_from(value);
     }
 }

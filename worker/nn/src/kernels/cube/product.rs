@@ -44,8 +44,9 @@ use cubek::{
 };
 
 use super::{
-    launch::empty,
+    launch::{contiguous_as, empty},
     library::{self, Multiplier},
+    pointwise::{Finish, finished},
     trial::{self, Class},
 };
 use crate::kernels::precision;
@@ -58,11 +59,46 @@ const FOR_VECTORS: usize = 512;
 
 /// `x w` in float32, contiguous. Both `[.., n, k]` and `[.., k, o]`, of one type, batches alike.
 pub fn product<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor<R> {
-    let (rank, inner) = (x.meta.num_dims(), x.meta.shape()[x.meta.num_dims() - 1]);
+    let out = room(&x, &w, DType::F32);
+    multiplied(x, w, out)
+}
+
+/// [`product`] of matrices, finished: by the library on the way, where it does that.
+pub fn product_finished<R: CubeRuntime>(
+    x: CubeTensor<R>,
+    w: CubeTensor<R>,
+    finish: Finish<R>,
+) -> CubeTensor<R> {
+    if !finish.rounded && !finish.is_nothing() {
+        let out = room(&x, &w, DType::F32);
+        let added = [finish.bias_o.as_ref(), finish.more_no.as_ref()];
+        if library::finished([&x, &w, &out], added, precision::may_round()) {
+            return out;
+        }
+    }
+    finished(product(x, w), finish)
+}
+
+/// [`product`] in the type of both: added up in float32, and rounded once; contiguous.
+pub fn product_rounded<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>) -> CubeTensor<R> {
+    let out = room(&x, &w, x.dtype);
+    if library::multiplied([&x, &w, &out], precision::may_round()) {
+        return out;
+    }
+    contiguous_as(product(x, w), out.dtype)
+}
+
+fn room<R: CubeRuntime>(x: &CubeTensor<R>, w: &CubeTensor<R>, dtype: DType) -> CubeTensor<R> {
     let mut shape = x.meta.shape().clone();
-    shape[rank - 1] = w.meta.shape()[rank - 1];
+    let last = shape.len() - 1;
+    shape[last] = w.meta.shape()[last];
+    empty(x, shape, dtype)
+}
+
+fn multiplied<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>, out: CubeTensor<R>) -> CubeTensor<R> {
+    let (rank, inner) = (x.meta.num_dims(), x.meta.shape()[x.meta.num_dims() - 1]);
+    let shape = out.meta.shape();
     let any_kernel = if shape[rank - 2..].contains(&1) { FOR_VECTORS } else { FOR_MATRICES };
-    let out = empty(&x, shape, DType::F32);
     if library::multiplied([&x, &w, &out], precision::may_round()) {
         return out;
     }

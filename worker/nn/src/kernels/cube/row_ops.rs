@@ -1,11 +1,11 @@
 //! Norms, activations and roundings, a kernel each.
 
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous};
 use half::{bf16, f16};
 
 use super::{
-    launch::{floats, wrapped},
+    launch::{floats, primitive, wrapped},
     pointwise, rows,
 };
 use crate::kernels::{AdaNorm, RowOps};
@@ -138,6 +138,30 @@ where
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         let [dgate, dup] = pointwise::swiglu_backward(floats(gate_nf), floats(up_nf), floats(dy_nf));
         (wrapped(dgate), wrapped(dup))
+    }
+
+    fn swiglu_joined(gate_up_ne: Tensor<Self, 2>, to: Option<DType>) -> Tensor<Self, 2> {
+        let gate_up = into_contiguous(primitive(gate_up_ne));
+        wrapped(match (gate_up.dtype, to) {
+            (DType::F32, None) => pointwise::swiglu_joined::<R, f32, f32>(gate_up),
+            (DType::F32, Some(DType::F16)) => pointwise::swiglu_joined::<R, f32, f16>(gate_up),
+            (DType::F32, Some(_)) => pointwise::swiglu_joined::<R, f32, bf16>(gate_up),
+            _ => pointwise::swiglu_joined::<R, bf16, bf16>(gate_up),
+        })
+    }
+
+    fn swiglu_joined_backward(
+        gate_up_ne: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+        to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        let (gate_up, dy) = (into_contiguous(primitive(gate_up_ne)), floats(dy_nf));
+        wrapped(match (gate_up.dtype, to) {
+            (DType::F32, None) => pointwise::swiglu_joined_backward::<R, f32, f32>(gate_up, dy),
+            (DType::F32, Some(DType::F16)) => pointwise::swiglu_joined_backward::<R, f32, f16>(gate_up, dy),
+            (DType::F32, Some(_)) => pointwise::swiglu_joined_backward::<R, f32, bf16>(gate_up, dy),
+            _ => pointwise::swiglu_joined_backward::<R, bf16, bf16>(gate_up, dy),
+        })
     }
 
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {

@@ -15,7 +15,7 @@ use coxswain_proto::limits::MAX_WORLD;
 use half::bf16;
 
 use super::{DeviceBuffer, DeviceElement, Flat, Halves, HostCopy, LentBuffer};
-use crate::kernels::ModelBackend;
+use crate::kernels::{ModelBackend, upload};
 
 /// Elements behind the last one: equal chunks for any world end before it.
 pub(super) const SLACK: usize = MAX_WORLD;
@@ -93,7 +93,9 @@ impl<B: ModelBackend> OnDevice<B> {
 
     /// Some elements, brought to the device.
     pub(super) fn upload(&self, range: Range<usize>) -> Tensor<B, 1> {
-        uploaded(self.read(range).into_owned(), 0, &self.device)
+        let values = self.read(range).into_owned();
+        let len = values.len();
+        upload(TensorData::new(values, [len]), &self.device)
     }
 }
 

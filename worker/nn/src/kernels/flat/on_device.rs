@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{
     Flat, FlatOn, Gradient, LentBuffer, Product, RowGradients,
@@ -11,7 +11,7 @@ use super::{
     host, offloaded,
     tensors::{self, Origins, Updated},
 };
-use crate::kernels::ModelBackend;
+use crate::kernels::{ModelBackend, upload};
 
 /// Elements that leave the device at a time. A piece is cut out there first, and passes through host memory
 /// that stays pinned: both are 1 MiB, which is free on a GPU that is full, and not as much as the whole
@@ -125,7 +125,7 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
                 let start = from + piece * PIECE;
                 let at = start..start + values.len();
                 let ours = self.read(at.clone()).into_owned();
-                let theirs = uploaded(values.to_vec(), 0, &self.device);
+                let theirs = upload(TensorData::new(values.to_vec(), [at.len()]), &self.device);
                 self.change(|whole| whole.slice_assign([at], theirs));
                 values.copy_from_slice(&ours);
             }

@@ -2,7 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::router::{Client, SizesDevice};
+use super::{
+    pages::Allocations,
+    router::{Client, SizesDevice},
+};
 
 /// Devices that were used and are free again: burn keeps a client for each for good.
 static FREE: Mutex<Free> = Mutex::new(Free { returned: Vec::new(), fresh: 0 });
@@ -20,8 +23,17 @@ pub struct Account {
 }
 
 impl Account {
-    /// Takes a device.
+    /// Takes a device that is a CPU's memory.
     pub fn open() -> Self {
+        Self::of(false)
+    }
+
+    /// Takes one that is a GPU's.
+    pub fn open_on_gpu() -> Self {
+        Self::of(true)
+    }
+
+    fn of(gpu: bool) -> Self {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let number = free.returned.pop().unwrap_or_else(|| {
             free.fresh = free.fresh.wrapping_add(1);
@@ -29,7 +41,7 @@ impl Account {
         });
         let device = SizesDevice(number);
         let account = Self { device, client: Client::of(device) };
-        account.client.ledger().forget();
+        account.client.ledger().begin(gpu);
         account
     }
 
@@ -68,6 +80,12 @@ impl Account {
         let mut ledger = self.client.ledger();
         ledger.restart_peak();
         (ledger.scratch, ledger.flops) = (0, 0);
+        ledger.allocations.0.clear();
+    }
+
+    /// What a GPU's memory was asked for since then; nothing of a CPU's.
+    pub fn take_allocations(&self) -> Allocations {
+        std::mem::take(&mut self.client.ledger().allocations)
     }
 }
 

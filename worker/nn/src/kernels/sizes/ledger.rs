@@ -7,7 +7,10 @@ use burn_ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
 };
 
-use super::products;
+use super::{
+    pages::{Allocation, Allocations},
+    products,
+};
 
 /// What is in use, and the most that ever was.
 #[derive(Debug, Default)]
@@ -15,6 +18,8 @@ pub(super) struct Ledger {
     tensors: HashMap<TensorId, Held>,
     stores: HashMap<u64, Store>,
     next: u64,
+    /// Whether results lie as on a GPU; else as on a CPU.
+    pub gpu: bool,
     /// Bytes in use.
     pub live: u64,
     /// The most so far.
@@ -23,6 +28,8 @@ pub(super) struct Ledger {
     pub scratch: u64,
     /// Multiplications and additions so far.
     pub flops: u64,
+    /// Of a GPU's memory, what was taken and given back.
+    pub allocations: Allocations,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +64,8 @@ enum Placing {
 
 impl Ledger {
     /// Forgets every tensor; ids are not used again.
-    pub fn forget(&mut self) {
-        *self = Self { next: self.next, ..Self::default() };
+    pub fn begin(&mut self, gpu: bool) {
+        *self = Self { next: self.next, gpu, ..Self::default() };
     }
 
     /// A name that no tensor has had.
@@ -81,6 +88,13 @@ impl Ledger {
         self.tensors.insert(tensor.id, Held { store, whole: true });
         self.live += bytes;
         self.peak = self.peak.max(self.live);
+        self.note(Allocation::Taken(store, bytes));
+    }
+
+    fn note(&mut self, event: Allocation) {
+        if self.gpu {
+            self.allocations.0.push(event);
+        }
     }
 
     /// Books bytes that are gone at once.
@@ -102,6 +116,7 @@ impl Ledger {
         if held.tensors == 0 {
             self.live -= held.bytes;
             self.stores.remove(&store);
+            self.note(Allocation::Released(store));
         }
     }
 
@@ -156,6 +171,7 @@ impl Ledger {
             },
             OperationIr::Custom(it) => match it.id.as_str() {
                 "part" => Placing::View { whole: false },
+                "lies" => Placing::View { whole: true },
                 "changed" if self.is_alone(it.inputs.last().expect("one")) => Placing::InPlace,
                 _ => Placing::New,
             },

@@ -1,117 +1,18 @@
 //! The fused operations by size: what each makes, how much it multiplies and adds for that, and what it
 //! needs meanwhile on the CPU (`kernels::flex`).
 
-use burn::tensor::{DType, Shape, Tensor, TensorPrimitive};
-use burn_ir::{CustomOpIr, OperationIr, TensorIr};
-use burn_router::{RouterTensor, RunnerClient};
+use burn::tensor::{DType, Tensor};
 
 use super::{
-    ledger::bytes_of,
+    fused::{Fused, next, raw},
+    on_gpu::{self, is_on_gpu},
     products,
-    router::{Client, Sizes},
+    router::{Client, Sizes, SizesDevice},
 };
 use crate::kernels::{
-    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, DROPOUT_BLOCK, DropoutRows,
-    FEW_TOKENS, FlatOps, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend,
-    PANEL_COLUMNS, QUERY_BLOCK, RowOps, Tape, Weight,
+    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, DropoutRows, FlatOps,
+    ModelBackend, QUERY_BLOCK, RowOps, Tape,
 };
-
-type Raw = RouterTensor<Client>;
-
-fn raw<const D: usize>(x: Tensor<Sizes, D>) -> Raw {
-    x.into_primitive().tensor()
-}
-
-fn cooked<const D: usize>(x: Raw) -> Tensor<Sizes, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(x))
-}
-
-/// The tensor that a weight is, if it is one.
-fn held(weight: Weight<Sizes>) -> Option<Raw> {
-    match weight {
-        Weight::Dense(w_oi) => Some(raw(w_oi)),
-        Weight::Quantized(_) => None,
-    }
-}
-
-/// A fused operation: what it reads, what it makes, what it needs meanwhile.
-struct Fused {
-    client: Client,
-    inputs: Vec<Raw>,
-    outputs: Vec<(Shape, DType)>,
-}
-
-impl Fused {
-    fn new<const N: usize>(inputs: [Raw; N]) -> Self {
-        Self { client: inputs[0].client.clone(), inputs: inputs.into(), outputs: Vec::new() }
-    }
-
-    fn and(mut self, more: impl IntoIterator<Item = Raw>) -> Self {
-        self.inputs.extend(more);
-        self
-    }
-
-    fn makes<const D: usize>(mut self, shape: [usize; D]) -> Self {
-        self.outputs.push((Shape::from(shape), DType::F32));
-        self
-    }
-
-    fn computes(self, flops: u64) -> Self {
-        self.client.ledger().flops += flops;
-        self
-    }
-
-    fn needs(self, bytes: u64) -> Self {
-        let mut ledger = self.client.ledger();
-        ledger.scratch = ledger.scratch.max(bytes);
-        drop(ledger);
-        self
-    }
-
-    /// `values` more floats while it runs, besides its outputs.
-    fn beside(self, values: usize) -> Self {
-        let outputs: u64 = self.outputs.iter().map(|(shape, dtype)| bytes_of(shape, *dtype)).sum();
-        self.client.ledger().transient(4 * values as u64 + outputs);
-        self
-    }
-
-    fn named(self, id: &'static str) -> std::vec::IntoIter<Raw> {
-        let Self { client, inputs, outputs } = self;
-        let inputs: Vec<_> = inputs.into_iter().map(RouterTensor::into_ir).collect();
-        let outputs: Vec<_> = outputs
-            .into_iter()
-            .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
-            .collect();
-        let made = client.register(OperationIr::Custom(CustomOpIr::new(id, &inputs, &outputs)));
-        made.into_iter()
-    }
-
-    fn run(self) -> std::vec::IntoIter<Raw> {
-        self.named("fused")
-    }
-
-    fn one<const D: usize>(self) -> Tensor<Sizes, D> {
-        next(&mut self.run())
-    }
-}
-
-fn next<const D: usize>(made: &mut std::vec::IntoIter<Raw>) -> Tensor<Sizes, D> {
-    cooked(made.next().expect("as many as it makes"))
-}
-
-/// Panels of the weight that a thread transposes or converts.
-fn panels(rows: usize, weight: &Weight<Sizes>) -> u64 {
-    let [outputs, inputs] = weight.dims();
-    let panel = PANEL_COLUMNS.min(outputs) * inputs;
-    let buffer = if rows <= FEW_TOKENS { PANEL_COLUMNS.min(outputs) * rows } else { panel };
-    4 * (buffer + if weight.dtype() == Some(DType::F32) { 0 } else { panel }) as u64
-}
-
-/// The same for the gradient of its input.
-fn panels_back(weight: &Weight<Sizes>) -> u64 {
-    let [outputs, inputs] = weight.dims();
-    4 * (PANEL_COLUMNS.min(inputs) * outputs) as u64
-}
 
 fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
     match mask {
@@ -128,6 +29,16 @@ impl RowOps for Sizes {
         Fused::new([raw(x_nd), raw(gain_d)]).makes(shape).one()
     }
 
+    fn rms_norm_for_rounding(
+        x_nd: Tensor<Self, 2>,
+        gain_d: Tensor<Self, 1>,
+        _eps: f64,
+        to: DType,
+    ) -> Tensor<Self, 2> {
+        let (shape, to) = (x_nd.dims(), if is_on_gpu(&x_nd) { to } else { DType::F32 });
+        Fused::new([raw(x_nd), raw(gain_d)]).makes_in(shape, to).one()
+    }
+
     fn rms_norm_backward(
         x_nd: Tensor<Self, 2>,
         gain_d: Tensor<Self, 1>,
@@ -141,6 +52,26 @@ impl RowOps for Sizes {
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = gate_nf.dims();
         Fused::new([raw(gate_nf), raw(up_nf)]).makes(shape).one()
+    }
+
+    fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, to: DType) -> Tensor<Self, 2> {
+        let (shape, to) = (gate_nf.dims(), if is_on_gpu(&gate_nf) { to } else { DType::F32 });
+        Fused::new([raw(gate_nf), raw(up_nf)]).makes_in(shape, to).one()
+    }
+
+    fn swiglu_joined(gate_up_ne: Tensor<Self, 2>, to: Option<DType>) -> Tensor<Self, 2> {
+        let [rows, both] = gate_up_ne.dims();
+        Fused::new([raw(gate_up_ne)]).makes_in([rows, both / 2], to.unwrap_or(DType::F32)).one()
+    }
+
+    fn swiglu_joined_backward(
+        gate_up_ne: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+        to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        let shape = gate_up_ne.dims();
+        let fused = Fused::new([raw(gate_up_ne), raw(dy_nf)]);
+        fused.makes_in(shape, to.unwrap_or(DType::F32)).one()
     }
 
     fn swiglu_backward(
@@ -235,13 +166,28 @@ impl AttentionOps for Sizes {
         Self::rotary(dy_bshk, cos_bsk, sin_bsk)
     }
 
+    fn rope(inputs_bshk: [Tensor<Self, 4>; 3], tables_bsk: [Tensor<Self, 3>; 2]) -> [Tensor<Self, 4>; 3] {
+        on_gpu::rope(inputs_bshk, tables_bsk)
+    }
+
+    fn rope_backward_joined(
+        gradients_bshk: [Tensor<Self, 4>; 3],
+        tables_bsk: [Tensor<Self, 3>; 2],
+        to: Option<DType>,
+    ) -> Tensor<Self, 2> {
+        on_gpu::rope_backward_joined(gradients_bshk, tables_bsk, to)
+    }
+
     fn attention_saving(
         q_bshk: Tensor<Self, 4>,
         k_bshk: Tensor<Self, 4>,
         v_bshk: Tensor<Self, 4>,
         mask: &AttentionMask,
-        _scale: f64,
+        scale: f64,
     ) -> AttentionOutput<Self> {
+        if is_on_gpu(&q_bshk) {
+            return on_gpu::attention([q_bshk, k_bshk, v_bshk], mask, scale);
+        }
         let (shape @ [b, queries, heads, width], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
         let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
         let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
@@ -257,9 +203,12 @@ impl AttentionOps for Sizes {
     fn attention_backward(
         saved: AttentionSaved<Self>,
         mask: &AttentionMask,
-        _scale: f64,
+        scale: f64,
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
+        if is_on_gpu(&dout_bshk) {
+            return on_gpu::attention_backward(saved, mask, scale, dout_bshk);
+        }
         let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
         let (q @ [b, queries, heads, width], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
         let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
@@ -291,92 +240,6 @@ impl AttentionOps for Sizes {
     }
 }
 
-impl LinearOps for Sizes {
-    fn linear(
-        x_ni: Tensor<Self, 2>,
-        w_oi: impl Into<Weight<Self>>,
-        bias_o: Option<Tensor<Self, 1>>,
-    ) -> Tensor<Self, 2> {
-        let w_oi = w_oi.into();
-        let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
-        let scratch = panels(rows, &w_oi);
-        Fused::new([raw(x_ni)])
-            .and(held(w_oi))
-            .and(bias_o.map(raw))
-            .makes([rows, outputs])
-            .computes(products::linear([rows, inputs, outputs]))
-            .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
-            .one()
-    }
-
-    fn linear_input_gradient(dy_no: Tensor<Self, 2>, w_oi: impl Into<Weight<Self>>) -> Tensor<Self, 2> {
-        let w_oi = w_oi.into();
-        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
-        let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
-        let fused = Fused::new([raw(dy_no)]).and(held(w_oi));
-        fused.makes([rows, inputs]).computes(flops).needs(scratch).one()
-    }
-
-    fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        let flops = products::linear([rows, inputs, outputs]);
-        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).computes(flops).one()
-    }
-
-    fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
-        let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        Fused::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
-    }
-
-    fn lora_linear_saving(
-        x_ni: Tensor<Self, 2>,
-        w_oi: impl Into<Weight<Self>>,
-        bias_o: Option<Tensor<Self, 1>>,
-        update: &LowRank<Self>,
-    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let w_oi = w_oi.into();
-        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
-        let scratch = panels(rows, &w_oi).max(dropped);
-        let mut made = Fused::new([raw(x_ni), raw(update.a_ri.clone()), raw(update.b_or.clone())])
-            .and(held(w_oi))
-            .and(bias_o.map(raw))
-            .makes([rows, outputs])
-            .makes([rows, rank])
-            .computes(products::linear([rows, inputs, outputs]))
-            .computes(products::linear([rows, inputs, rank]) + products::linear([rows, rank, outputs]))
-            .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
-            .run();
-        (next(&mut made), next(&mut made))
-    }
-
-    fn lora_linear_backward(
-        saved: LowRankSaved<Self>,
-        dy_no: Tensor<Self, 2>,
-        wants_dx: bool,
-    ) -> LowRankGradients<Self> {
-        let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-        let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-        let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
-        let scratch = panels_back(&w_oi).max(dropped);
-        // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
-        let [dense, down, up] =
-            [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
-        let fused = Fused::new([x_ni, down_nr, update.a_ri, update.b_or, dy_no].map(raw))
-            .and(held(w_oi))
-            .makes([rank, inputs])
-            .makes([outputs, rank])
-            .computes(2 * up + down)
-            .needs(scratch);
-        let fused = if wants_dx { fused.makes([rows, inputs]).computes(dense + down) } else { fused };
-        let mut made = fused.beside(rows * rank).run();
-        let (da_ri, db_or) = (next(&mut made), next(&mut made));
-        LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
-    }
-}
-
 impl FlatOps for Sizes {
     type Flat = Vec<f32>;
 
@@ -389,6 +252,10 @@ impl ModelBackend for Sizes {
     const ON_HOST: bool = true;
 
     const VALUES: bool = false;
+
+    fn joins(device: &SizesDevice) -> bool {
+        Client::of(*device).ledger().gpu
+    }
 }
 
 impl Tape for Sizes {

@@ -47,8 +47,11 @@ impl<R: CubeRuntime> Factor<R> {
     }
 
     /// Whether the kernels here take it; what they do not is left to products.
-    pub(super) fn fits(&self) -> bool {
+    pub fn fits(&self) -> bool {
         let plane = self.values.client.properties().hardware.plane_size_max as usize;
         matches!(self.rank(), 8 | 16 | 32 | 64) && self.long().is_multiple_of(VECTOR) && plane == PLANE
     }
 }
+
+/// A matrix that reduces, and what it is multiplied with.
+pub type Scaled<R> = (Factor<R>, f64);
