@@ -14,14 +14,16 @@
 //! inbox is a sign of life. Time in which no call could be heard does not count at all (see
 //! [`clock`](crate::clock)).
 
+mod inbox;
+mod lines;
+mod streams;
+
 use std::{
     collections::HashMap,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
 };
 
 use coxswain_proto::{
@@ -30,8 +32,13 @@ use coxswain_proto::{
     report::CheckpointState,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
+
+use inbox::{Answer, Follow, InboxCall, Owner};
+pub use lines::Told;
+use lines::{Lines, NodeLine, WorkerLine};
+use streams::OpenLine;
+pub use streams::{DirectiveStream, NodeStream};
 
 use crate::{
     clock::{self, Clock},
@@ -72,33 +79,6 @@ pub enum Denied {
     Journal(#[from] JournalError),
 }
 
-type Answer = oneshot::Sender<Result<Reply, Refusal>>;
-
-enum InboxCall {
-    Ask(Ask, Answer),
-    Follow {
-        worker: WorkerId,
-        incarnation: String,
-        stream: StreamId,
-        line: mpsc::Sender<Directive>,
-        opened: Answer,
-    },
-    FollowNode {
-        node_id: String,
-        stream: StreamId,
-        line: mpsc::Sender<Respawn>,
-        opened: Answer,
-    },
-    LineClosed(Owner, StreamId),
-}
-
-/// Whose line it is.
-#[derive(Clone, Debug)]
-enum Owner {
-    Worker(WorkerId),
-    Node(String),
-}
-
 /// The driver, seen from the handlers.
 #[derive(Clone)]
 pub struct Handle {
@@ -123,29 +103,62 @@ impl Handle {
         incarnation: String,
     ) -> Result<DirectiveStream<Directive>, Denied> {
         let (line, end) = self.line(Owner::Worker(worker));
-        let (stream, (opened, answer)) = (end.stream, oneshot::channel());
-        let call = InboxCall::Follow { worker, incarnation, stream, line, opened };
-        self.calls.send(call).await.map_err(|_| Denied::Gone)?;
-        answer.await.map_err(|_| Denied::Gone)??;
+        let follow = Follow { worker, incarnation, stream: end.stream(), line: WorkerLine::Own(line) };
+        self.open(|opened| InboxCall::Follow(follow, opened)).await?;
         Ok(end)
     }
 
     /// Opens a launcher's line.
     pub async fn follow_node(&self, node_id: String) -> Result<DirectiveStream<Respawn>, Denied> {
         let (line, end) = self.line(Owner::Node(node_id.clone()));
-        let (stream, (opened, answer)) = (end.stream, oneshot::channel());
-        let call = InboxCall::FollowNode { node_id, stream, line, opened };
-        self.calls.send(call).await.map_err(|_| Denied::Gone)?;
-        answer.await.map_err(|_| Denied::Gone)??;
+        let (stream, line) = (end.stream(), NodeLine::Own(line));
+        self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
         Ok(end)
+    }
+
+    /// Opens a launcher's line, on which lines of its workers can be opened, too.
+    pub async fn speak_for(&self, node_id: String) -> Result<NodeStream, Denied> {
+        let (end, shared) = NodeStream::new(node_id.clone(), self.next_stream(), self.calls.clone());
+        let (stream, line) = (end.stream(), NodeLine::Shared(shared));
+        self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
+        Ok(end)
+    }
+
+    /// Opens a worker's line on its launcher's, which knows it by `number`.
+    pub async fn follow_on(
+        &self,
+        on: &mut NodeStream,
+        number: u64,
+        worker: WorkerId,
+        incarnation: String,
+    ) -> Result<(), Denied> {
+        let known = incarnation.as_str().into();
+        let (stream, line) = (self.next_stream(), on.begin(number).ok_or(Denied::Gone)?);
+        on.enter(number, OpenLine { worker, stream, incarnation: known });
+        let follow = Follow { worker, incarnation, stream, line };
+        let opened = self.open(|opened| InboxCall::Follow(follow, opened)).await;
+        if opened.is_err() {
+            on.forget(number);
+        }
+        opened
+    }
+
+    async fn open(&self, call: impl FnOnce(Answer) -> InboxCall) -> Result<(), Denied> {
+        let (opened, answer) = oneshot::channel();
+        self.calls.send(call(opened)).await.map_err(|_| Denied::Gone)?;
+        answer.await.map_err(|_| Denied::Gone)??;
+        Ok(())
     }
 
     /// Both ends of a line that is about to be opened. The caller's is there before the call is made: a
     /// caller that hangs up while it waits for the answer has closed the line.
     fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, DirectiveStream<D>) {
         let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
-        let stream = StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1);
-        (line, DirectiveStream { directives, owner, stream, calls: self.calls.clone() })
+        (line, DirectiveStream::new(directives, owner, self.next_stream(), self.calls.clone()))
+    }
+
+    fn next_stream(&self) -> StreamId {
+        StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// News from now on; ends with the driver.
@@ -164,35 +177,6 @@ impl Handle {
     }
 }
 
-/// The other end of a worker's or launcher's line; the core hears when it is dropped.
-pub struct DirectiveStream<D> {
-    directives: mpsc::Receiver<D>,
-    owner: Owner,
-    stream: StreamId,
-    calls: mpsc::Sender<InboxCall>,
-}
-
-impl<D> Stream for DirectiveStream<D> {
-    type Item = D;
-
-    /// Ends when the core closes the line.
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<D>> {
-        self.directives.poll_recv(context)
-    }
-}
-
-impl<D> Drop for DirectiveStream<D> {
-    fn drop(&mut self) {
-        let closed = InboxCall::LineClosed(self.owner.clone(), self.stream);
-        if let Err(mpsc::error::TrySendError::Full(closed)) = self.calls.try_send(closed)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            let calls = self.calls.clone();
-            runtime.spawn(async move { drop(calls.send(closed).await) });
-        }
-    }
-}
-
 /// Owner of the core.
 pub struct Driver {
     machine: Machine,
@@ -202,8 +186,7 @@ pub struct Driver {
     news: broadcast::Sender<Arc<Dated>>,
     log: Log,
     waiting: HashMap<Ticket, (Answer, Option<StreamId>)>,
-    lines: HashMap<StreamId, mpsc::Sender<Directive>>,
-    node_lines: HashMap<StreamId, mpsc::Sender<Respawn>>,
+    lines: Lines,
     last_ticket: u64,
     /// The newest complete checkpoint, until the journal has been copied for it.
     uncopied: Option<Step>,
@@ -229,8 +212,7 @@ impl Driver {
             news,
             log,
             waiting: HashMap::new(),
-            lines: HashMap::new(),
-            node_lines: HashMap::new(),
+            lines: Lines::default(),
             last_ticket: 0,
             uncopied: found,
         };
@@ -302,21 +284,20 @@ impl Driver {
     /// A call becomes an event; its caller, who waits for the answer, is remembered.
     fn accept(&mut self, call: InboxCall) -> Event {
         let (ask, waiting) = match call {
-            InboxCall::LineClosed(Owner::Worker(worker), stream) => {
-                self.lines.remove(&stream);
-                return Event::LineClosed(worker, stream);
-            }
-            InboxCall::LineClosed(Owner::Node(node_id), stream) => {
-                self.node_lines.remove(&stream);
-                return Event::NodeLineClosed(node_id, stream);
+            InboxCall::LineClosed(owner, stream) => {
+                self.lines.forget(stream);
+                return match owner {
+                    Owner::Worker(worker) => Event::LineClosed(worker, stream),
+                    Owner::Node(node_id) => Event::NodeLineClosed(node_id, stream),
+                };
             }
             InboxCall::Ask(ask, answer) => (ask, (answer, None)),
-            InboxCall::Follow { worker, incarnation, stream, line, opened } => {
-                self.lines.insert(stream, line);
+            InboxCall::Follow(Follow { worker, incarnation, stream, line }, opened) => {
+                self.lines.of_worker(stream, line);
                 (Ask::Follow { worker, incarnation, stream }, (opened, Some(stream)))
             }
             InboxCall::FollowNode { node_id, stream, line, opened } => {
-                self.node_lines.insert(stream, line);
+                self.lines.of_node(stream, line);
                 (Ask::FollowNode { node_id, stream }, (opened, Some(stream)))
             }
         };
@@ -347,12 +328,13 @@ impl Driver {
             match action {
                 Action::Record(_) => {}
                 Action::Reply(ticket, reply) => self.reply(ticket, reply),
-                Action::Tell(stream, directive) => tell(&mut self.lines, stream, directive),
-                Action::TellNode(stream, respawn) => tell(&mut self.node_lines, stream, respawn),
-                Action::Close(stream) => self.close(stream),
+                Action::Tell(stream, directive) => self.lines.tell(stream, directive),
+                Action::TellNode(stream, respawn) => self.lines.tell_node(stream, respawn),
+                Action::Close(stream) => self.lines.close(stream),
                 Action::Publish(news) => self.publish(news),
             }
         }
+        self.lines.flush();
         if let Some(step) = self.uncopied.take_if(|step| *step <= self.machine.committed())
             && let Err(error) = self.journal.copy_for(step).await
         {
@@ -367,29 +349,15 @@ impl Driver {
             return debug_assert!(false, "{ticket:?} was answered twice");
         };
         if let (Err(_), Some(stream)) = (&reply, line) {
-            self.close(stream);
+            self.lines.forget(stream);
         }
         drop(answer.send(reply));
-    }
-
-    fn close(&mut self, stream: StreamId) {
-        self.lines.remove(&stream);
-        self.node_lines.remove(&stream);
     }
 
     fn publish(&mut self, news: News) {
         self.log.write(&news);
         // Without a watcher the send fails, and nothing is lost.
         drop(self.news.send(Arc::new(Dated { unix_ms: clock::unix_ms(), news })));
-    }
-}
-
-/// A full line belongs to a client that does not read: it is closed, and will be replayed when opened again.
-fn tell<D>(lines: &mut HashMap<StreamId, mpsc::Sender<D>>, stream: StreamId, directive: D) {
-    if let Some(line) = lines.get(&stream)
-        && line.try_send(directive).is_err()
-    {
-        lines.remove(&stream);
     }
 }
 

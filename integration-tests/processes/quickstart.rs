@@ -21,6 +21,7 @@ mod memory;
 mod mixture;
 mod network;
 mod nodes;
+mod one_stream;
 mod pairs;
 mod prediction;
 mod profile;

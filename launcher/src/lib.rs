@@ -16,6 +16,7 @@ mod open_files;
 mod orphans;
 mod plan;
 mod profile;
+mod relay;
 mod render;
 mod report;
 mod run_dir;

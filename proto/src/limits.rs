@@ -2,9 +2,17 @@
 
 use std::time::Duration;
 
-/// Workers in one run. Rings and ledgers are linear in it; 10,000 is the scale the coordinator is measured
+/// Workers in one run. Rings and ledgers are linear in it; 100,000 is the scale the coordinator is measured
 /// at.
-pub const MAX_WORLD: usize = 10_000;
+pub const MAX_WORLD: usize = 100_000;
+/// From so many workers on, launchers speak for theirs ([`NodeNews`](crate::v1::NodeNews)) unless they are
+/// told otherwise: below it, a direct stream of each is one part less that can break.
+pub const ONE_STREAM_FROM: u32 = 1024;
+/// Workers that one launcher may speak for.
+pub const MAX_NODE_WORKERS: usize = 1024;
+/// How long a launcher gathers the step reports of its workers: they finish a step within milliseconds of
+/// each other, and no rank waits for the answer.
+pub const NODE_GATHERING: Duration = Duration::from_millis(5);
 /// Steps granted to a rank at once: long enough that a restart of the coordinator stalls no rank, short
 /// enough to re-plan quickly.
 pub const LEASE_STEPS: u64 = 32;
@@ -25,11 +33,14 @@ pub const DRIFT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const REPORT_QUEUE: usize = 4096;
 /// Events kept for slow `Watch` clients before the oldest are dropped.
 pub const WATCH_QUEUE: usize = 1024;
-/// Largest gRPC message: a run spec or a status of `MAX_WORLD` ranks fits.
+/// Largest gRPC message: a run spec or a status of `MAX_LISTED_RANKS` ranks fits.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Connections that the coordinator has open at once: one of each worker and launcher, and as many of people
-/// and their tools. More wait until one is closed.
-pub const MAX_CONNECTIONS: usize = 3 * MAX_WORLD;
+/// Ranks that a status and a table of memory list: of a larger world those that something is the matter with,
+/// and then the first.
+pub const MAX_LISTED_RANKS: usize = 10_000;
+/// Connections that the coordinator has open at once: one of each launcher and each worker that speaks for
+/// itself, and as many of people and their tools. More wait until one is closed.
+pub const MAX_CONNECTIONS: usize = 30_000;
 /// Calls and streams at once on one of them. A worker has a handful; a tool may ask for many workers.
 pub const MAX_STREAMS: u32 = 1024;
 /// Between two tries to accept a connection where the machine has no room for one (file descriptors, memory).
@@ -114,7 +125,7 @@ pub const MAX_SHORT_NAME_BYTES: usize = 255;
 pub const MAX_SAMPLE_RANGES: usize = 4096;
 /// Largest count that is taken from the wire: bytes, samples, tokens. The sum over the ranks of the largest
 /// world does not overflow.
-pub const MAX_COUNT: u64 = 1 << 48;
+pub const MAX_COUNT: u64 = 1 << 47;
 /// Longest time of a step, or of a part of one, that is taken from the wire.
 pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Metrics in the report of a step: a time for each stage, a few figures for each parameter group, and where
@@ -122,8 +133,8 @@ pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 pub const MAX_METRICS: usize = 256;
 /// Parts by which a task tells the error on held-out samples; more are not told.
 pub const MAX_PARTS: usize = 160;
-/// Of these, how many `status` shows of each rank: those of the largest world fit a message beside everything
-/// else.
+/// Of these, how many `status` shows of each rank: those of all ranks that it lists fit a message beside
+/// everything else.
 pub const MAX_RANK_METRICS: usize = 8;
 /// Bytes of a metric's name.
 pub const MAX_METRIC_NAME_BYTES: usize = 64;
@@ -179,8 +190,8 @@ pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub const MAX_METADATA_BYTES: u64 = 1 << 29;
 /// Bytes of a tokenizer's file; that of a quarter of a million pieces has 33 MiB.
 pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
-/// Bytes of a checkpoint's manifest: a line for each rank of the largest world is 2 MiB.
-pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// Bytes of a checkpoint's manifest: a line for each rank of the largest world is 20 MiB.
+pub const MAX_MANIFEST_BYTES: u64 = 32 << 20;
 /// Values of one feature in one frame; a frame of 8K video in colour has 2^27.
 pub const MAX_FEATURE_VALUES: usize = 1 << 28;
 /// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust
@@ -201,7 +212,7 @@ const _: () = assert!(
     ((MAX_METRIC_NAME_BYTES + MAX_METRIC_UNIT_BYTES + 24) * MAX_RANK_METRICS
         + 2 * MAX_SHORT_NAME_BYTES
         + 250)
-        * MAX_WORLD
+        * MAX_LISTED_RANKS
         <= MAX_MESSAGE_BYTES
 );
 // A lock is waited for while launchers and workers still look for the coordinator.

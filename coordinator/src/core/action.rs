@@ -1,7 +1,7 @@
 //! What the driver must do: the core's decisions as values.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -68,6 +68,13 @@ pub enum Reply {
     Known(bool),
     /// To `Steps`: steps below this one are committed.
     Committed(Step),
+    /// To `Node`.
+    NodeHeard {
+        /// Steps below this one are committed.
+        committed: Step,
+        /// Those who must register again.
+        unknown: Vec<WorkerId>,
+    },
     /// To calls that need no answer.
     Done,
     /// To `Status`.
@@ -147,7 +154,7 @@ pub struct Assignment {
     /// Where the replicas of its optimizer shards lie.
     pub replicas: Placement,
     /// Positions by worker: of `members`, the other way round.
-    pub ranks: BTreeMap<WorkerId, Rank>,
+    pub ranks: HashMap<WorkerId, Rank>,
 }
 
 /// One worker of a membership.

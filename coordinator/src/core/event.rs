@@ -1,6 +1,6 @@
 //! What happens to a run: calls from workers and people, lines that close, time that passes.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 pub use coxswain_proto::report::CheckpointState;
 use coxswain_proto::{
@@ -70,6 +70,8 @@ pub enum Ask {
     Start(StartReport),
     /// A worker lives.
     Heartbeat(Beat),
+    /// A launcher speaks for workers of its node.
+    Node(NodeNews),
     /// A worker finished steps.
     Steps(WorkerId, Vec<StepReport>),
     /// A worker reports its peaks.
@@ -283,13 +285,24 @@ impl fmt::Display for DataSet {
     }
 }
 
+/// What several workers of a node say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeNews {
+    /// They live.
+    pub beats: Vec<Beat>,
+    /// They finished steps.
+    pub steps: Vec<(WorkerId, Vec<StepReport>)>,
+}
+
 /// A sign of life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beat {
     /// Who.
     pub worker: WorkerId,
     /// One process life.
-    pub incarnation: String,
+    pub incarnation: Arc<str>,
+    /// How long ago the worker said it.
+    pub age: Duration,
     /// The membership it is in.
     pub generation: Generation,
     /// What it is doing.

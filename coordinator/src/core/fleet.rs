@@ -4,7 +4,7 @@
 //! It answers which workers are lost, which are missed and which may be assigned, and enters new ones. What
 //! follows for the run is not its affair.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use coxswain_proto::{
     ids::{Generation, Slot, WorkerId},
@@ -22,7 +22,7 @@ use super::{
     reason::Reason,
     refusal::Refusal,
     report::WorkerPhase,
-    roster::{Gone, Respawn, Roster, Worker},
+    roster::{Changing, Gone, Respawn, Roster, Worker},
     starts::Starts,
     time::Timestamp,
 };
@@ -91,11 +91,13 @@ impl Fleet {
         for (place, node) in &past.nodes {
             self.nodes.recall(now, *place, node.clone(), within(*place));
         }
-        let assigned = |worker| {
-            let places = [past.newest(), past.started()].into_iter().flatten();
-            let places = places.filter(|(_, of)| of.members.iter().any(|(_, member)| *member == worker));
-            places.map(|(generation, _)| generation).max().unwrap_or_default()
-        };
+        let mut assigned = HashMap::<_, Generation>::new();
+        for (generation, of) in [past.newest(), past.started()].into_iter().flatten() {
+            for (_, member) in &of.members {
+                let newest = assigned.entry(*member).or_default();
+                *newest = (*newest).max(generation);
+            }
+        }
         let size = self.roster.size();
         for (slot, kept) in past.slots.iter().filter(|(slot, _)| slot.0 < size) {
             if let Some(respawn) = kept.respawn.clone() {
@@ -104,7 +106,7 @@ impl Fleet {
             if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.slot == *slot) {
                 let place = self.world.node_of(*slot);
                 let mut worker = Worker::new(now, id, claim, Line::opened_before(now, within(place)));
-                worker.generation = assigned(id);
+                worker.generation = assigned.get(&id).copied().unwrap_or_default();
                 worker.gone = kept.left.map(Gone::Left);
                 // The slot has a worker again, which is what was asked for; only the count goes on.
                 self.roster.put(worker);
@@ -172,9 +174,10 @@ impl Fleet {
     /// that is.
     pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, asked_before: u32) -> WorkerId {
         let hang = self.patience.hang;
-        let worker = self.roster.enter(now, claim, hang);
-        worker.asked_before = asked_before;
-        let id = worker.id;
+        let id = self.roster.enter(now, claim, hang);
+        if let Ok(mut worker) = self.roster.get_mut(id) {
+            worker.asked_before = asked_before;
+        }
         self.watch_for_loss(now.after(hang));
         id
     }
@@ -188,12 +191,13 @@ impl Fleet {
         stream: StreamId,
     ) -> Result<Option<StreamId>, Refusal> {
         let recalled = self.roster.is_recalled(id);
-        let worker = self.roster.living_mut(id)?;
+        let mut worker = self.roster.living_mut(id)?;
         if worker.claim.incarnation != incarnation {
             return Err(Refusal::UnknownWorker(id));
         }
         worker.last_seen = now;
         let replaced = worker.line.open(stream);
+        drop(worker);
         self.reunited |= recalled;
         self.watch_for_loss(now.after(self.patience.hang));
         Ok(replaced)
@@ -201,7 +205,7 @@ impl Fleet {
 
     /// A worker's line was closed: its slot, if that was its newest line and it is not gone.
     pub fn line_closed(&mut self, now: Timestamp, id: WorkerId, stream: StreamId) -> Option<Slot> {
-        let worker = self.roster.get_mut(id).ok()?;
+        let mut worker = self.roster.get_mut(id).ok()?;
         if worker.line.stream != Some(stream) {
             return None;
         }
@@ -210,13 +214,14 @@ impl Fleet {
             return None;
         }
         let (slot, lost_at) = (worker.slot(), worker.lost_at(&self.patience));
+        drop(worker);
         self.watch_for_loss(lost_at);
         Some(slot)
     }
 
     /// A living worker has called: it is alive.
-    pub fn seen(&mut self, now: Timestamp, id: WorkerId) -> Result<&mut Worker, Refusal> {
-        let worker = self.roster.living_mut(id)?;
+    pub fn seen(&mut self, now: Timestamp, id: WorkerId) -> Result<Changing<'_>, Refusal> {
+        let mut worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
         Ok(worker)
     }
@@ -224,7 +229,7 @@ impl Fleet {
     /// What a heartbeat says of a worker's motion; its slot if it had been named, and moves again.
     pub fn note_motion(&mut self, beat: &Beat) -> Option<Slot> {
         self.motion.learn(&beat.paces);
-        let worker = self.roster.get_mut(beat.worker).ok()?;
+        let mut worker = self.roster.get_mut(beat.worker).ok()?;
         let moves = worker.named && beat.still <= self.patience.standstill;
         worker.named &= !moves;
         moves.then(|| worker.slot())
@@ -232,23 +237,30 @@ impl Fleet {
 
     /// A worker says good-bye.
     pub fn leave(&mut self, slot: Slot, exit_code: i32, out: &mut Vec<Action>) {
-        let Some(worker) = self.roster.at_mut(slot) else { return };
-        out.extend(worker.go(Gone::Left(exit_code)).map(Action::Close));
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Gone::Left(exit_code))) else {
+            return;
+        };
+        out.extend(closed.map(Action::Close));
         out.push(Action::Record(Record::Left { slot, exit_code }));
         self.watch_for_its_node(slot);
     }
 
     /// A worker is gone without a good-bye.
     pub fn lose(&mut self, slot: Slot, out: &mut Vec<Action>) {
-        let Some(worker) = self.roster.at_mut(slot) else { return };
-        out.extend(worker.go(Gone::Lost).map(Action::Close));
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Gone::Lost)) else { return };
+        out.extend(closed.map(Action::Close));
         out.push(Action::Record(Record::Lost { slot, respawn: None }));
         self.watch_for_its_node(slot);
     }
 
-    /// The first worker that has been missed for too long.
-    pub fn lost(&self, now: Timestamp) -> Option<&Worker> {
+    /// Workers that have been missed for too long.
+    pub fn lost(&self, now: Timestamp) -> Vec<Slot> {
         self.roster.lost(now, &self.patience)
+    }
+
+    /// Whether the worker at a slot has been.
+    pub fn is_lost(&self, now: Timestamp, slot: Slot) -> bool {
+        self.roster.living_at(slot).is_some_and(|worker| worker.lost_at(&self.patience) <= now)
     }
 
     /// Launchers that have been missed for too long and have no living worker: another one may have their
@@ -362,7 +374,7 @@ impl Fleet {
 
     /// The worker at a slot is ready, and waits while others have places.
     pub fn now_spare(&mut self, slot: Slot) {
-        if let Some(worker) = self.roster.at_mut(slot).filter(|worker| worker.gone.is_none()) {
+        if let Some(mut worker) = self.roster.at_mut(slot).filter(|worker| worker.gone.is_none()) {
             worker.without.spare = true;
         }
     }
@@ -411,11 +423,12 @@ impl Fleet {
         !self.reunited && self.roster.living().all(|worker| !self.roster.is_recalled(worker.id))
     }
 
-    /// Whether no worker of an earlier life has come by the end of the reunion.
-    pub fn is_deserted(&self, now: Timestamp) -> bool {
+    /// Whether no worker of an earlier life has come by the end of the reunion, when these are lost.
+    pub fn is_deserted(&self, lost: &[Slot]) -> bool {
         let expected = |worker: &Worker| Some(self.world.node_of(worker.slot())) != self.deserted;
         let of_them = |worker: &Worker| self.roster.is_recalled(worker.id) && expected(worker);
-        !self.reunited && self.lost(now).is_some_and(of_them)
+        let longest = lost.first().and_then(|slot| self.roster.at(*slot));
+        !self.reunited && longest.is_some_and(of_them)
     }
 
     /// No worker can count as lost before this.

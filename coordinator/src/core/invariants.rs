@@ -14,13 +14,14 @@ type Named = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
-    let all: [Named; 18] = [
+    let all: [Named; 19] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
         ("spares have no rank", spares_have_no_rank),
         ("no spare waits while a rank is missing", no_spare_waits_while_a_rank_is_missing),
         ("a run that closes trains no step", a_run_that_closes_trains_no_step),
         ("each worker stands at its slot", each_worker_stands_at_its_slot),
+        ("workers are counted as they are", workers_are_counted_as_they_are),
         ("one generation lives", one_generation_lives),
         ("no step is committed that was not leased", no_step_is_committed_that_was_not_leased),
         ("only a generation that trains is granted steps", only_a_generation_that_trains_is_granted_steps),
@@ -88,6 +89,11 @@ fn each_worker_stands_at_its_slot(run: &Run) -> bool {
     let stands =
         |worker: &Worker| run.fleet.roster.at(worker.slot()).is_some_and(|found| found.id == worker.id);
     run.fleet.roster.workers().all(stands)
+}
+
+/// Nobody asks all workers how many of a kind there are.
+fn workers_are_counted_as_they_are(run: &Run) -> bool {
+    run.fleet.roster.counts_right()
 }
 
 /// Only members of the newest generation were told of it, and no worker was told of a later one.

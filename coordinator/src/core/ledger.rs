@@ -15,7 +15,7 @@
 //! what the other ranks have reported.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{HashMap, VecDeque},
     ops::Range,
     sync::Arc,
 };
@@ -35,7 +35,7 @@ use super::report::{
 pub struct StepLedger {
     plan: Plan,
     generation: Generation,
-    members: BTreeMap<WorkerId, Rank>,
+    members: HashMap<WorkerId, Rank>,
     committed: Step,
     owed: Vec<Step>,
     open: VecDeque<OpenStep>,

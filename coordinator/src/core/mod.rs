@@ -14,7 +14,7 @@
 //! machine     decides what follows from an event     invariants  what holds after each
 //!
 //! owners of a run's state, each with its questions
-//! fleet       who is there: roster, nodes, starts, motion, line
+//! fleet       who is there: roster, worker, nodes, starts, motion, line
 //! progress    how far the run is: ledger, stragglers, leases, caching, cache, quarantine, checkpoints
 //! faults      what was lost, and what it has cost    refreshes   who waits for memory reports
 //! phase       where the run is                       voice       what people were told
@@ -61,6 +61,7 @@ pub mod status;
 pub mod stragglers;
 pub mod time;
 mod voice;
+mod worker;
 
 #[cfg(test)]
 pub(crate) mod tests;

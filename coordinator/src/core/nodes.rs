@@ -7,7 +7,10 @@
 //! ask again. A launcher that is only stopped or cut off leaves workers behind that heartbeat: nothing is the
 //! matter with them; when it dies, they die with it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use super::{
     event::{NodeClaim, StreamId},
@@ -26,6 +29,8 @@ pub struct Nodes {
     /// its processes lives.
     new_launch: bool,
     nodes: BTreeMap<u32, Node>,
+    /// Their places, by launcher.
+    places: HashMap<String, u32>,
 }
 
 /// One launcher.
@@ -80,15 +85,25 @@ impl Node {
 impl Nodes {
     /// No launcher is there yet. `new_launch`: the launchers that are recalled belong to an earlier launch.
     pub fn new(world: World, new_launch: bool) -> Self {
-        Self { world, new_launch, nodes: BTreeMap::new() }
+        Self { world, new_launch, nodes: BTreeMap::new(), places: HashMap::new() }
     }
 
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
     pub fn recall(&mut self, now: Timestamp, place: u32, past: PastNode, reopen_within: Duration) {
         let PastNode { node_id, host } = past;
         let line = Line::opened_before(now, reopen_within);
-        let node = Node { node_id, host, line, gone: false, recalled: true };
-        self.nodes.insert(place, node);
+        self.put(place, Node { node_id, host, line, gone: false, recalled: true });
+    }
+
+    /// Puts a node at its place; the one that had it.
+    fn put(&mut self, place: u32, node: Node) -> Option<Node> {
+        self.places.insert(node.node_id.clone(), place);
+        let before = self.nodes.insert(place, node);
+        let other = before.as_ref().filter(|before| self.nodes[&place].node_id != before.node_id);
+        if let Some(before) = other {
+            self.places.remove(&before.node_id);
+        }
+        before
     }
 
     /// Gives a node its place. `connected`: whether a worker at a place is.
@@ -103,7 +118,7 @@ impl Nodes {
         if claim.local_world != nproc_per_node {
             return Err(Refusal::LocalWorld { theirs: claim.local_world, ours: nproc_per_node });
         }
-        if let Some((&place, node)) = self.nodes.iter_mut().find(|(_, node)| node.node_id == claim.node_id) {
+        if let Ok((place, node)) = self.find(&claim.node_id) {
             if std::mem::take(&mut node.gone) {
                 node.line.close(now, patience);
                 return Ok(Placed::Back(place));
@@ -131,7 +146,7 @@ impl Nodes {
             gone: false,
             recalled: false,
         };
-        Ok(match self.nodes.insert(place, node) {
+        Ok(match self.put(place, node) {
             Some(_) => Placed::Instead(place),
             None => Placed::New(place),
         })
@@ -149,7 +164,8 @@ impl Nodes {
     /// A free place, or else one that was a dead launcher's.
     fn free_place(&self, claim: &NodeClaim, connected: impl Fn(u32) -> bool) -> Result<u32, Refusal> {
         let nnodes = self.world.max_nodes;
-        let unused = (0..nnodes).find(|place| !self.nodes.contains_key(place));
+        let gap = (0..).zip(self.nodes.keys()).find(|(place, taken)| place != *taken);
+        let unused = Some(gap.map_or(self.nodes.len() as u32, |(place, _)| place)).filter(|it| *it < nnodes);
         let gives_way = |(place, node): &(&u32, &Node)| self.gives_way(node, claim, connected(**place));
         let left = || self.nodes.iter().find(gives_way).map(|(place, _)| *place);
         unused.or_else(left).ok_or_else(|| match self.nodes.iter().find(|(_, node)| node.is_missed()) {
@@ -160,8 +176,9 @@ impl Nodes {
 
     /// The place of a node that has joined.
     pub fn find(&mut self, node_id: &str) -> Result<(u32, &mut Node), Refusal> {
-        let found = self.nodes.iter_mut().find(|(_, node)| node.node_id == node_id);
-        found.map(|(place, node)| (*place, node)).ok_or_else(|| Refusal::UnknownNode(node_id.to_owned()))
+        let place = self.places.get(node_id).copied();
+        let found = place.and_then(|place| Some((place, self.nodes.get_mut(&place)?)));
+        found.ok_or_else(|| Refusal::UnknownNode(node_id.to_owned()))
     }
 
     /// The node at a place.
@@ -192,8 +209,7 @@ impl Nodes {
         line: StreamId,
         within: Duration,
     ) -> Option<Timestamp> {
-        let node =
-            self.nodes.values_mut().find(|node| node.node_id == node_id && node.line.stream == Some(line))?;
+        let (_, node) = self.find(node_id).ok().filter(|(_, node)| node.line.stream == Some(line))?;
         node.line.close(now, within);
         node.gone_at()
     }

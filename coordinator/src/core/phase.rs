@@ -13,7 +13,7 @@
 //! generation outlive its phase, for its ranks may still report them: they belong to
 //! [`Progress`](super::progress::Progress).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
 use coxswain_proto::ids::{Rank, Step, WorkerId};
 
@@ -115,6 +115,10 @@ pub struct Running {
     pub hand_over: bool,
     /// Where it is.
     pub stage: Stage,
+    /// A rank that was at work when it was last asked for one.
+    pub at_work: usize,
+    /// Ranks before this one have left, or are lost.
+    pub left_up_to: usize,
 }
 
 /// Where a generation is.
@@ -129,17 +133,34 @@ pub enum Stage {
 /// Ranks find each other, and agree where to start.
 #[derive(Clone, Debug, Default)]
 pub struct Connecting {
-    /// What ranks have said.
-    pub starts: BTreeMap<Rank, (Step, StateSource)>,
+    /// Ranks that have spoken.
+    spoken: HashSet<Rank>,
+    /// Where the one that spoke first starts, and the dearest source of all: it says most.
+    start: Option<(Step, StateSource)>,
     /// Ranks may have spoken to a coordinator that was lost, and will not say it again.
     pub recalled: bool,
+}
+
+impl Connecting {
+    /// After a restart of the coordinator.
+    pub fn recalled() -> Self {
+        Self { recalled: true, ..Self::default() }
+    }
+
+    /// A rank says where it starts, and where it has its state from; where the first one to speak does.
+    pub fn says(&mut self, rank: Rank, first: Step, source: StateSource) -> Step {
+        self.spoken.insert(rank);
+        let (agreed, dearest) = self.start.get_or_insert((first, source));
+        *dearest = (*dearest).max(source);
+        *agreed
+    }
 }
 
 impl Running {
     /// A generation of these that has just been formed.
     pub fn new(assignment: Arc<Assignment>) -> Self {
         let stage = Stage::Connecting(Connecting::default());
-        Self { assignment, regroup: false, hand_over: false, stage }
+        Self { assignment, regroup: false, hand_over: false, stage, at_work: 0, left_up_to: 0 }
     }
 
     /// A worker's position, if it is a member.
@@ -150,12 +171,10 @@ impl Running {
     /// Where the ranks that have spoken start, and whether no other need be heard.
     pub fn agreed(&self) -> Option<(Step, StateSource, bool)> {
         let Stage::Connecting(connecting) = &self.stage else { return None };
-        // Ranks may differ in where they had their part from; the dearest source says most.
-        let (first, _) = connecting.starts.values().next()?;
-        let source = connecting.starts.values().map(|(_, source)| *source).max()?;
+        let (first, source) = connecting.start?;
         // To a coordinator that was lost the others have spoken, perhaps.
-        let last = connecting.starts.len() == self.assignment.members.len() || connecting.recalled;
-        Some((*first, source, last))
+        let last = connecting.spoken.len() == self.assignment.members.len() || connecting.recalled;
+        Some((first, source, last))
     }
 }
 

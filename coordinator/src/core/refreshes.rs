@@ -66,9 +66,9 @@ impl Memory {
         }
     }
 
-    /// What ranks have reported, in slot order.
+    /// What ranks have reported, in slot order; of a world of more than can be listed, the first.
     pub fn table(&self, roster: &Roster) -> Arc<Vec<RankMemory>> {
-        let table = roster.workers().map(|worker| RankMemory {
+        let table = roster.workers().take(limits::MAX_LISTED_RANKS).map(|worker| RankMemory {
             slot: worker.slot(),
             host: worker.claim.host.clone(),
             phases: self.ledger.phases(worker.slot()),

@@ -1,26 +1,34 @@
 //! Workers: who has which slot, their lines and their last sign of life.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use coxswain_proto::ids::{Bytes, Generation, Slot, Step, WorkerId};
+use coxswain_proto::ids::{Slot, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use super::worker::{Changing, Doing, Gone, Worker};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
     line::Line,
-    motion::{self, MemberMotion, Pulse},
+    motion::Pulse,
     refusal::Refusal,
-    report::{Metric, StepTimes, WorkerPhase},
     time::Timestamp,
+    worker::Counts,
 };
 use crate::options::Patience;
 
 /// All workers of a run, by slot.
+///
+/// Nothing that happens to one worker looks at all of them: how many there are of each kind is counted as
+/// they change.
 #[derive(Clone, Debug)]
 pub struct Roster {
     states: Vec<SlotState>,
-    slots: BTreeMap<WorkerId, Slot>,
+    slots: HashMap<WorkerId, Slot>,
+    counts: Counts,
     /// Of this life of the coordinator.
     first_id: u64,
     next_id: u64,
@@ -53,144 +61,6 @@ pub struct Respawn {
     pub reason: String,
 }
 
-/// One worker process.
-#[derive(Clone, Debug)]
-pub struct Worker {
-    /// Its name in every call.
-    pub id: WorkerId,
-    /// What it said of itself.
-    pub claim: WorkerClaim,
-    /// What it was doing when last heard of.
-    pub doing: Doing,
-    /// Where the time of its last reported step went.
-    pub times: StepTimes,
-    /// Its figures of that step.
-    pub metrics: Arc<[Metric]>,
-    /// Last sign of life.
-    pub last_seen: Timestamp,
-    /// Whether its trainer moved, as of its last heartbeat.
-    pub pulse: Pulse,
-    /// It was named for standing still, and has not moved since.
-    pub named: bool,
-    /// Its line.
-    pub line: Line,
-    /// Checkpoints that had been asked for when it came: not its affair.
-    pub asked_before: u32,
-    /// Sequence number of its last line for people.
-    pub notes: u64,
-    /// The membership it was assigned to last; 0 for none.
-    pub generation: Generation,
-    /// It can take a place in the next generation.
-    pub ready: bool,
-    /// Whether it waits without one, and why.
-    pub without: WithoutRank,
-    /// How it went, once it is gone.
-    pub gone: Option<Gone>,
-}
-
-/// Why a worker that is there may have no rank.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WithoutRank {
-    /// It could have one, and waits while others have theirs.
-    pub spare: bool,
-    /// It was slow, and has one only where there is no other for it.
-    pub aside: bool,
-}
-
-/// What a worker was doing when last heard of.
-#[derive(Clone, Debug)]
-pub struct Doing {
-    /// What.
-    pub phase: WorkerPhase,
-    /// In which step.
-    pub step: Step,
-    /// Last collective entered, last one finished.
-    pub collective: (u64, u64),
-    /// Bytes in use.
-    pub memory_in_use: Bytes,
-}
-
-/// How a worker went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gone {
-    /// It said good-bye, with this exit code to come.
-    Left(i32),
-    /// It fell silent, failed, or its process ended without a word.
-    Lost,
-}
-
-impl Worker {
-    /// A process that has just made itself known, or did in an earlier life of the coordinator.
-    pub fn new(now: Timestamp, id: WorkerId, claim: WorkerClaim, line: Line) -> Self {
-        let (phase, step) = (WorkerPhase::Joining, Step(0));
-        Self {
-            id,
-            claim,
-            doing: Doing { phase, step, collective: (0, 0), memory_in_use: Bytes(0) },
-            times: StepTimes::default(),
-            metrics: Arc::default(),
-            last_seen: now,
-            pulse: Pulse::moving(now),
-            named: false,
-            line,
-            asked_before: 0,
-            notes: 0,
-            generation: Generation(0),
-            ready: false,
-            without: WithoutRank::default(),
-            gone: None,
-        }
-    }
-
-    /// Its place.
-    pub fn slot(&self) -> Slot {
-        self.claim.slot
-    }
-
-    /// True when it can be assigned: ready, and within reach.
-    pub fn assignable(&self) -> bool {
-        self.gone.is_none() && self.ready && self.line.stream.is_some()
-    }
-
-    /// Whether it has a part in a generation that is over, and has not left it.
-    pub fn is_leaving(&self) -> bool {
-        self.generation.0 > 0 && !self.ready
-    }
-
-    /// Whether it waits for other ranks: in a collective, or for its neighbours while the ring is formed.
-    pub fn waits_for_ranks(&self) -> bool {
-        self.doing.phase == WorkerPhase::Communication || self.in_collective()
-    }
-
-    /// Whether it has entered a collective that it has not finished.
-    pub fn in_collective(&self) -> bool {
-        self.doing.collective.0 > self.doing.collective.1
-    }
-
-    /// Whether it may be waiting for a disk: a worker that waits for other ranks does not, in whatever phase.
-    pub fn may_wait_for_disk(&self) -> bool {
-        motion::may_wait_for_disk(self.doing.phase) && !self.waits_for_ranks()
-    }
-
-    /// As far as its motion goes.
-    pub fn motion(&self) -> MemberMotion {
-        let phase = self.doing.phase;
-        let waits = phase == WorkerPhase::Done || self.pulse.waits || self.waits_for_ranks();
-        MemberMotion { slot: self.slot(), phase, waits, pulse: self.pulse }
-    }
-
-    /// When it counts as lost unless it is heard of again.
-    pub fn lost_at(&self, patience: &Patience) -> Timestamp {
-        self.line.missed_at().unwrap_or_else(|| self.last_seen.after(patience.hang))
-    }
-
-    /// It is gone; the line that it had, which is to be closed.
-    pub fn go(&mut self, how: Gone) -> Option<StreamId> {
-        (self.gone, self.ready, self.without.spare) = (Some(how), false, false);
-        self.line.stream.take()
-    }
-}
-
 impl Roster {
     /// No worker is there yet. `life` counts the coordinator's starts of this run: worker ids of different
     /// lives differ.
@@ -198,7 +68,8 @@ impl Roster {
         let first_id = (u64::from(life) << 32) + 1;
         Self {
             states: vec![SlotState::default(); slots as usize],
-            slots: BTreeMap::new(),
+            slots: HashMap::new(),
+            counts: Counts::default(),
             first_id,
             next_id: first_id,
         }
@@ -215,21 +86,21 @@ impl Roster {
     }
 
     /// Enters a worker at a slot that no living worker has.
-    pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, reopen_within: Duration) -> &mut Worker {
+    pub fn enter(&mut self, now: Timestamp, claim: WorkerClaim, reopen_within: Duration) -> WorkerId {
         let id = WorkerId(self.next_id);
         self.next_id += 1;
-        self.put(Worker::new(now, id, claim, Line::closed(now, reopen_within)))
+        self.put(Worker::new(now, id, claim, Line::closed(now, reopen_within)));
+        id
     }
 
     /// Puts a worker at its slot; the one before it is forgotten. The slot must be one of this world.
-    pub fn put(&mut self, worker: Worker) -> &mut Worker {
-        let state = &mut self.states[worker.slot().0 as usize];
-        if let Some(old) = &state.worker {
-            self.slots.remove(&old.id);
-        }
+    pub fn put(&mut self, worker: Worker) {
+        self.clear(worker.slot());
         self.slots.insert(worker.id, worker.slot());
+        self.counts.change(Counts::default(), Counts::of(&worker));
+        let state = &mut self.states[worker.slot().0 as usize];
         (state.respawn, state.unheard, state.refilled) = (None, None, false);
-        state.worker.insert(worker)
+        state.worker = Some(worker);
     }
 
     /// Empties a slot.
@@ -238,12 +109,14 @@ impl Roster {
             && let Some(worker) = state.worker.take()
         {
             self.slots.remove(&worker.id);
+            self.counts.change(Counts::of(&worker), Counts::default());
         }
     }
 
     /// As [`Roster::at`].
-    pub fn at_mut(&mut self, slot: Slot) -> Option<&mut Worker> {
-        self.states.get_mut(slot.0 as usize)?.worker.as_mut()
+    pub fn at_mut(&mut self, slot: Slot) -> Option<Changing<'_>> {
+        let worker = self.states.get_mut(slot.0 as usize)?.worker.as_mut()?;
+        Some(Changing::new(worker, &mut self.counts))
     }
 
     /// The open line of the worker at a slot, if it is not gone.
@@ -252,24 +125,36 @@ impl Roster {
     }
 
     /// The worker of this id, though it may be gone.
-    pub fn get_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
-        let slot = self.slots.get(&id).ok_or(Refusal::UnknownWorker(id))?;
-        self.states[slot.0 as usize].worker.as_mut().ok_or(Refusal::UnknownWorker(id))
+    pub fn get_mut(&mut self, id: WorkerId) -> Result<Changing<'_>, Refusal> {
+        let slot = self.slots.get(&id).copied();
+        slot.and_then(|slot| self.at_mut(slot)).ok_or(Refusal::UnknownWorker(id))
+    }
+
+    /// The slot of the worker of this id, though it may be gone.
+    pub fn slot_of(&self, id: WorkerId) -> Result<Slot, Refusal> {
+        self.slots.get(&id).copied().ok_or(Refusal::UnknownWorker(id))
     }
 
     /// The worker of this id, if it is not gone: one that was given up is not heard any more.
-    pub fn living_mut(&mut self, id: WorkerId) -> Result<&mut Worker, Refusal> {
+    pub fn living_mut(&mut self, id: WorkerId) -> Result<Changing<'_>, Refusal> {
         self.get_mut(id).ok().filter(|worker| worker.gone.is_none()).ok_or(Refusal::UnknownWorker(id))
     }
 
     /// Takes a sign of life; false when the worker is not known.
     pub fn heard(&mut self, now: Timestamp, beat: &Beat) -> bool {
+        let given_at = now.before(beat.age);
         match self.get_mut(beat.worker) {
-            Ok(worker) if worker.claim.incarnation == beat.incarnation && worker.gone != Some(Gone::Lost) => {
-                worker.last_seen = now;
+            Ok(mut worker)
+                if *worker.claim.incarnation == *beat.incarnation && worker.gone != Some(Gone::Lost) =>
+            {
+                worker.last_seen = worker.last_seen.max(given_at);
+                if given_at < worker.pulse.at {
+                    // A newer one has come already.
+                    return true;
+                }
                 worker.doing.memory_in_use = beat.memory_in_use;
                 let Beat { still, in_phase, waits, .. } = *beat;
-                worker.pulse = Pulse { at: now, still, in_phase, waits };
+                worker.pulse = Pulse { at: given_at, still, in_phase, waits };
                 // Of a generation that is over it tells nothing of the one that it was assigned to since.
                 if beat.generation >= worker.generation {
                     let Beat { phase, step, collective, memory_in_use, .. } = *beat;
@@ -303,14 +188,15 @@ impl Roster {
 
     /// Those at these slots have places; all others that could have had one are spares.
     pub fn choose(&mut self, slots: &[Slot]) {
+        let chosen: HashSet<_> = slots.iter().collect();
         for worker in self.states.iter_mut().filter_map(|state| state.worker.as_mut()) {
-            worker.without.spare = worker.assignable() && !slots.contains(&worker.slot());
+            worker.without.spare = worker.assignable() && !chosen.contains(&worker.slot());
         }
     }
 
     /// A worker is named for standing still; false if it has been before, and has not moved since.
     pub fn name(&mut self, slot: Slot) -> bool {
-        self.at_mut(slot).is_some_and(|worker| !std::mem::replace(&mut worker.named, true))
+        self.at_mut(slot).is_some_and(|mut worker| !std::mem::replace(&mut worker.named, true))
     }
 
     /// Whether any of these slots has a worker that is not gone.
@@ -320,17 +206,37 @@ impl Roster {
 
     /// Workers that are there and not gone.
     pub fn present(&self) -> u32 {
-        self.living().count() as u32
+        self.counts.present
+    }
+
+    /// Workers that can be assigned.
+    pub fn assignable(&self) -> u32 {
+        self.counts.assignable
+    }
+
+    /// Whether a worker is still leaving a generation that is over.
+    pub fn any_leaving(&self) -> bool {
+        self.counts.leaving > 0
+    }
+
+    /// Whether the counts are right, which is linear in the world.
+    pub fn counts_right(&self) -> bool {
+        let mut counted = Counts::default();
+        self.workers().for_each(|worker| counted.change(Counts::default(), Counts::of(worker)));
+        counted == self.counts
     }
 
     /// True when every worker that came is gone.
     pub fn all_gone(&self) -> bool {
-        self.living().next().is_none()
+        self.counts.present == 0
     }
 
-    /// The first worker that counts as lost now.
-    pub fn lost(&self, now: Timestamp, patience: &Patience) -> Option<&Worker> {
-        self.living().filter(|worker| worker.lost_at(patience) <= now).min_by_key(|worker| worker.last_seen)
+    /// Workers that count as lost now, the longest unheard first.
+    pub fn lost(&self, now: Timestamp, patience: &Patience) -> Vec<Slot> {
+        let lost = self.living().filter(|worker| worker.lost_at(patience) <= now);
+        let mut lost: Vec<_> = lost.map(|worker| (worker.last_seen, worker.slot())).collect();
+        lost.sort();
+        lost.into_iter().map(|(_, slot)| slot).collect()
     }
 
     /// The earliest moment at which a worker could count as lost.

@@ -110,29 +110,40 @@ pub struct Stragglers {
     /// Steps before this one are not compared.
     from: Step,
     /// Steps that some ranks have reported: no more than are leased.
-    open: BTreeMap<Step, Vec<Option<Work>>>,
+    open: BTreeMap<Step, Row>,
+    /// The newest compared steps, each of all ranks.
+    recent: VecDeque<Vec<Compared>>,
     ranks: Vec<Watched>,
 }
 
-#[derive(Clone, Debug, Default)]
+/// What ranks have reported of one step.
+#[derive(Clone, Debug)]
+struct Row {
+    works: Vec<Work>,
+    reported: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
 struct Watched {
-    recent: VecDeque<Compared>,
+    /// Of the newest compared steps, those in which it was slow enough to count.
+    counted: u32,
     slow: Option<Slowness>,
     /// Steps since it was named.
     named_for: u64,
 }
 
 /// One rank's step beside the others'.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Compared {
     slowness: f64,
     /// Seconds beyond the median of the others, of each [`Part`] and of all.
     excess: [f64; 4],
 }
 
-/// What one rank did in one step; none of it if the step cannot be compared.
-#[derive(Clone, Copy, Debug)]
+/// What one rank did in one step.
+#[derive(Clone, Copy, Debug, Default)]
 struct Work {
+    reported: bool,
     comparable: bool,
     /// Seconds of each [`Part`], and their sum.
     times: [f64; 4],
@@ -147,6 +158,7 @@ impl Work {
         let compute = own.saturating_sub(times.data + times.optimizer);
         let samples: u64 = report.positions.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         Self {
+            reported: true,
             comparable: report.skipped.is_none() && report.retries == 0 && report.cache.misses == 0,
             times: [times.data, compute, times.optimizer, own].map(|time| time.as_secs_f64()),
             samples: samples as f64,
@@ -162,8 +174,13 @@ impl Work {
 impl Stragglers {
     /// A generation of `world` ranks that starts at `first`.
     pub fn new(generation: Generation, world: usize, first: Step) -> Self {
-        let ranks = vec![Watched::default(); world];
-        Self { generation, from: Step(first.0 + WARM_UP), open: BTreeMap::new(), ranks }
+        Self {
+            generation,
+            from: Step(first.0 + WARM_UP),
+            open: BTreeMap::new(),
+            recent: VecDeque::new(),
+            ranks: vec![Watched::default(); world],
+        }
     }
 
     /// Takes what a rank reports of a step; what that changes. Repeated reports change nothing.
@@ -172,9 +189,15 @@ impl Stragglers {
         if world < 2 || report.generation != self.generation || report.step < self.from {
             return Vec::new();
         }
-        let row = self.open.entry(report.step).or_insert_with(|| vec![None; world]);
-        row[rank.0 as usize] = Some(Work::of(report));
-        let Some(row) = row.iter().copied().collect::<Option<Vec<Work>>>() else { return Vec::new() };
+        let fresh = || Row { works: vec![Work::default(); world], reported: 0 };
+        let row = self.open.entry(report.step).or_insert_with(fresh);
+        let work = &mut row.works[rank.0 as usize];
+        row.reported += usize::from(!work.reported);
+        *work = Work::of(report);
+        if row.reported < world {
+            return Vec::new();
+        }
+        let row = self.open.remove(&report.step).map(|row| row.works).unwrap_or_default();
         // Ranks report in order, so what an earlier step lacks does not come any more.
         self.from = Step(report.step.0 + 1);
         self.open = self.open.split_off(&self.from);
@@ -197,71 +220,100 @@ impl Stragglers {
         Some(SlownessChange { rank, slow: Some(slow) })
     }
 
+    /// One more step of all ranks. This is one event for the whole world, during which no call is answered:
+    /// linear in the world, and windows are looked at only of ranks that may be slow.
     fn compare(&mut self, row: &[Work]) -> Vec<SlownessChange> {
-        let of_others = |value: &dyn Fn(&Work) -> f64| {
-            let values: Vec<f64> = row.iter().map(value).collect();
-            (medians_of_others(&values), values)
-        };
-        let slowness = [
-            of_others(&Work::own),
-            of_others(&|work| work.own() / work.samples.max(1.0)),
-            of_others(&|work| work.own() / work.tokens.max(1.0)),
-        ];
-        let excess = [0, 1, 2, 3].map(|part| of_others(&|work| work.times[part]));
-        let watched = (0..).map(Rank).zip(&mut self.ranks).enumerate();
-        let changes = watched.filter_map(|(at, (rank, watched))| {
-            let ratios = slowness.iter().map(|(medians, values)| values[at] / medians[at].max(1e-9));
-            let slowness = ratios.fold(f64::INFINITY, f64::min);
-            let excess = excess.each_ref().map(|(medians, values)| values[at] - medians[at]);
-            watched.take(Compared { slowness, excess }).then_some(SlownessChange { rank, slow: watched.slow })
-        });
-        changes.collect()
+        const TIMES: [fn(&Work) -> f64; 4] =
+            [|work| work.times[0], |work| work.times[1], |work| work.times[2], |work| work.times[3]];
+        let own = OfOthers::of(row, Work::own);
+        let by_sample = OfOthers::of(row, |work| work.own() / work.samples.max(1.0));
+        let by_token = OfOthers::of(row, |work| work.own() / work.tokens.max(1.0));
+        let parts = TIMES.map(|time| OfOthers::of(row, time));
+        // The oldest step makes room for the newest.
+        let full = self.recent.len() == WINDOW;
+        let mut newest = if full { self.recent.pop_front() } else { None }.unwrap_or_default();
+        newest.resize(row.len(), Compared::default());
+        for ((work, step), watched) in row.iter().zip(&mut newest).zip(&mut self.ranks) {
+            watched.counted -= u32::from(full && step.slowness >= COUNTS);
+            let slowness = [&own, &by_sample, &by_token].map(|of| of.ratio(work));
+            let slowness = slowness.into_iter().fold(f64::INFINITY, f64::min);
+            *step = Compared { slowness, excess: parts.each_ref().map(|of| of.beyond(work)) };
+            watched.counted += u32::from(slowness >= COUNTS);
+        }
+        self.recent.push_back(newest);
+        let mut changes = Vec::new();
+        for (at, watched) in self.ranks.iter_mut().enumerate() {
+            // One that is not slow becomes so with enough steps that count, and not before.
+            if watched.slow.is_none() && (watched.counted as usize) < ENOUGH {
+                continue;
+            }
+            let window: Vec<_> = self.recent.iter().map(|step| step[at]).collect();
+            if watched.look(&window) {
+                changes.push(SlownessChange { rank: Rank(at as u32), slow: watched.slow });
+            }
+        }
+        changes
     }
 }
 
 impl Watched {
-    /// One more step; whether it has become slow or well by it.
-    fn take(&mut self, step: Compared) -> bool {
-        if self.recent.len() == WINDOW {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(step);
-        let of = |value: &dyn Fn(&Compared) -> f64| median(self.recent.iter().map(value).collect());
+    /// Looks at its newest steps; whether it has become slow or well by the last of them.
+    fn look(&mut self, window: &[Compared]) -> bool {
+        let of = |value: &dyn Fn(&Compared) -> f64| median(window.iter().map(value).collect());
         let (factor, excess) = (of(&|step| step.slowness), of(&|step| step.excess[3]));
         let was = self.slow.is_some();
         let is = match was {
             true => factor >= WELL,
-            false => factor >= SLOW && self.above(COUNTS).count() >= ENOUGH,
+            false => factor >= SLOW,
         };
         let is = is && excess >= LEAST_EXCESS;
         self.named_for = if was && is { self.named_for + 1 } else { 0 };
-        self.slow = is.then(|| Slowness { part: self.part(factor), factor, excess });
+        self.slow = is.then(|| Slowness { part: part(window, factor), factor, excess });
         was != is
-    }
-
-    fn above(&self, slowness: f64) -> impl Iterator<Item = &Compared> {
-        self.recent.iter().filter(move |step| step.slowness >= slowness)
-    }
-
-    /// What takes the longest beyond the others' in the steps that are slow; `factor` is the window's median.
-    fn part(&self, factor: f64) -> Part {
-        let steps: Vec<_> = self.above(factor.min(COUNTS)).collect();
-        let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());
-        let part = Part::ALL.into_iter().max_by(|a, b| most(*a).total_cmp(&most(*b)));
-        part.unwrap_or(Part::Compute)
     }
 }
 
-/// The lower median of all values but its own, for each.
-fn medians_of_others(values: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
-    let middle = values.len().saturating_sub(2) / 2;
-    let mut medians = vec![0.0; values.len()];
-    for (place, &at) in order.iter().enumerate() {
-        medians[at] = values[order[middle + usize::from(place <= middle)]];
+/// What takes the longest beyond the others' in the steps that are slow; `factor` is the window's median.
+fn part(window: &[Compared], factor: f64) -> Part {
+    let least = factor.min(COUNTS);
+    let steps: Vec<_> = window.iter().filter(|step| step.slowness >= least).collect();
+    let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());
+    let part = Part::ALL.into_iter().max_by(|a, b| most(*a).total_cmp(&most(*b)));
+    part.unwrap_or(Part::Compute)
+}
+
+/// A value of all ranks, and for each the lower median of all but its own. That is one of two values: for
+/// those up to the middle the next one above it.
+struct OfOthers {
+    value: fn(&Work) -> f64,
+    middle: f64,
+    above: f64,
+}
+
+impl OfOthers {
+    /// Of two ranks at least.
+    fn of(row: &[Work], value: fn(&Work) -> f64) -> Self {
+        let mut values: Vec<f64> = row.iter().map(value).collect();
+        let place = values.len().saturating_sub(2) / 2;
+        let (_, middle, rest) = values.select_nth_unstable_by(place, f64::total_cmp);
+        let middle = *middle;
+        let above = rest.iter().copied().min_by(f64::total_cmp).unwrap_or(middle);
+        Self { value, middle, above }
     }
-    medians
+
+    fn ratio(&self, work: &Work) -> f64 {
+        let own = (self.value)(work);
+        own / self.others(own).max(1e-9)
+    }
+
+    fn beyond(&self, work: &Work) -> f64 {
+        let own = (self.value)(work);
+        own - self.others(own)
+    }
+
+    fn others(&self, own: f64) -> f64 {
+        if own.total_cmp(&self.middle).is_le() { self.above } else { self.middle }
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,7 +1,7 @@
 //! The driver with a journal that stands still: what was said meanwhile, and what could not be heard; and
 //! callers that hang up.
 
-use std::{thread, time::Duration};
+use std::{pin::Pin, task::Poll, thread, time::Duration};
 
 use coxswain_proto::ids::{Bytes, Generation};
 
@@ -38,7 +38,8 @@ impl Journal for Slow {
 async fn beat(handle: &Handle, worker: WorkerId, rank: u32) -> Reply {
     let beat = Beat {
         worker,
-        incarnation: claim(rank).incarnation,
+        incarnation: claim(rank).incarnation.into(),
+        age: Duration::ZERO,
         generation: Generation(0),
         phase: WorkerPhase::Loading,
         step: Step(0),

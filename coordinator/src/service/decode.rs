@@ -136,20 +136,27 @@ impl TryFrom<v1::HeartbeatRequest> for Ask {
     type Error = FieldError;
 
     fn try_from(wire: v1::HeartbeatRequest) -> Decoded<Self> {
-        Ok(Self::Heartbeat(Beat {
-            phase: phase("phase", wire.phase)?,
-            worker: WorkerId(wire.worker_id),
-            incarnation: name("incarnation", wire.incarnation)?,
-            generation: Generation(wire.generation),
-            step: Step(wire.step),
-            collective: (wire.collective_entered, wire.collective_finished),
-            memory_in_use: Bytes(count("memory_in_use", wire.memory_in_use)?),
-            still: Duration::from_millis(wire.still_ms),
-            in_phase: Duration::from_millis(wire.in_phase_ms),
-            paces: paces(&wire.paces)?,
-            waits: wire.waits_for_coordinator,
-        }))
+        let incarnation = name("incarnation", wire.incarnation.clone())?.into();
+        beat(&wire, incarnation, Duration::ZERO).map(Self::Heartbeat)
     }
+}
+
+/// The sign of life of this process, which it gave so long ago.
+pub fn beat(wire: &v1::HeartbeatRequest, incarnation: Arc<str>, age: Duration) -> Decoded<Beat> {
+    Ok(Beat {
+        phase: phase("phase", wire.phase)?,
+        worker: WorkerId(wire.worker_id),
+        incarnation,
+        age,
+        generation: Generation(wire.generation),
+        step: Step(wire.step),
+        collective: (wire.collective_entered, wire.collective_finished),
+        memory_in_use: Bytes(count("memory_in_use", wire.memory_in_use)?),
+        still: Duration::from_millis(wire.still_ms),
+        in_phase: Duration::from_millis(wire.in_phase_ms),
+        paces: paces(&wire.paces)?,
+        waits: wire.waits_for_coordinator,
+    })
 }
 
 /// Lists with an entry for each phase are no longer than this.
@@ -170,12 +177,17 @@ impl TryFrom<v1::ReportStepsRequest> for Ask {
     type Error = FieldError;
 
     fn try_from(wire: v1::ReportStepsRequest) -> Decoded<Self> {
-        at_most(REPORT_QUEUE, "steps", wire.steps.len())?;
-        let reports = wire.steps.into_iter().enumerate();
-        let reports = reports
-            .map(|(i, step)| step_report(step).map_err(|error| error.below(format_args!("steps[{i}]"))));
-        Ok(Self::Steps(WorkerId(wire.worker_id), reports.collect::<Decoded<_>>()?))
+        Ok(Self::Steps(WorkerId(wire.worker_id), step_reports(wire.steps)?))
     }
+}
+
+/// Finished steps of one worker.
+pub fn step_reports(wire: Vec<v1::StepReport>) -> Decoded<Vec<StepReport>> {
+    at_most(REPORT_QUEUE, "steps", wire.len())?;
+    let reports = wire.into_iter().enumerate();
+    let reports =
+        reports.map(|(i, step)| step_report(step).map_err(|error| error.below(format_args!("steps[{i}]"))));
+    reports.collect()
 }
 
 impl TryFrom<v1::ReportMemoryRequest> for Ask {

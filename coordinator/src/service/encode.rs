@@ -23,7 +23,7 @@ use crate::{
         slot_health::SlotHealth,
         status::{HardwareFaults, LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
-    driver::{Dated, Denied},
+    driver::{Dated, Denied, Told},
     options::CauseKind,
 };
 
@@ -118,6 +118,20 @@ pub fn directive(directive: Directive) -> v1::Directive {
         Directive::Dismiss(reason) => Kind::Dismiss(v1::Dismiss { reason }),
     };
     v1::Directive { kind: Some(kind) }
+}
+
+/// What goes down the stream of a node that one launcher speaks for.
+pub fn node_told(told: impl Iterator<Item = Told>) -> v1::NodeTold {
+    let mut batch = v1::NodeTold::default();
+    for told in told {
+        match told {
+            Told::Lines(lines, directive) => {
+                batch.lines.push(v1::LineTold { lines, directive: directive.map(self::directive) });
+            }
+            Told::Order(respawn) => batch.orders.push(node_directive(respawn)),
+        }
+    }
+    batch
 }
 
 /// What a launcher is told.

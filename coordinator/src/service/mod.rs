@@ -7,6 +7,7 @@ mod decode;
 mod encode;
 mod fields;
 mod metrics;
+mod node;
 mod people;
 mod records;
 mod shared;

@@ -7,12 +7,13 @@ use coxswain_proto::{
     limits::HEARTBEAT_INTERVAL,
     v1::{self, coordinator_server::Coordinator},
 };
-use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     decode, encode,
     fields::name,
+    node,
     shared::{Service, mismatch},
 };
 use crate::{
@@ -75,6 +76,16 @@ impl Coordinator for Service {
         let node_id = name("node_id", request.into_inner().node_id)?;
         let line = self.handle.follow_node(node_id).await?;
         Ok(Response::new(Box::pin(line.map(|respawn| Ok(encode::node_directive(respawn))))))
+    }
+
+    type SpeakForNodeStream = Pin<Box<dyn Stream<Item = Result<v1::NodeTold, Status>> + Send>>;
+
+    async fn speak_for_node(
+        &self,
+        request: Request<Streaming<v1::NodeNews>>,
+    ) -> Answer<Self::SpeakForNodeStream> {
+        let told = node::listen(self.handle.clone(), request.into_inner()).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
     }
 
     async fn ready(&self, request: Request<v1::ReadyRequest>) -> Answer<v1::ReadyResponse> {

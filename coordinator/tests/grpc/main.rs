@@ -7,6 +7,7 @@ mod control;
 mod harness;
 mod journal;
 mod monitoring;
+mod node;
 mod recovery;
 mod training;
 mod transport;

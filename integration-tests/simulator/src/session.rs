@@ -225,7 +225,8 @@ impl World {
         process.session.last += 1;
         let beat = Beat {
             worker,
-            incarnation: process.incarnation(),
+            incarnation: process.incarnation().into(),
+            age: Duration::ZERO,
             generation: process.standing.generation(),
             phase: process.phase(),
             step: Step(process.own.newest),

@@ -35,6 +35,7 @@ use crate::{
     },
     notify::{HookSources, Notifier, NotifyFlags},
     plan::check::{Forecast, refuse_float16_on_cpu},
+    relay::Relay,
     render,
     supervise::{
         child::this_program,
@@ -158,12 +159,13 @@ impl Launch<'_> {
         let number = place.claim;
         let standby =
             claims.map(|claims| Standby { claims, number, launcher: node_id, take_over: &take_over });
-        let group = self.group(place, whereabouts, request);
+        let relay = self.relay(&access).await?;
+        let group = self.group(place, whereabouts, request, relay.as_deref());
         // One word for a run: that of the launcher with its coordinator.
         let notifier = coordinator.is_some().then(|| self.notifier(&access)).flatten();
         let terminal = Arc::clone(&self.terminal);
         let contacts =
-            Contacts { access: access.clone(), coordinator, standby, superseded, signals, terminal };
+            Contacts { access: access.clone(), relay, coordinator, standby, superseded, signals, terminal };
         let report = supervisor::run(&group, contacts)
             .await
             .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
@@ -292,7 +294,24 @@ impl Launch<'_> {
         self.plan.output.log_dir.display().to_string()
     }
 
-    fn group(&self, place: Place, whereabouts: Whereabouts, join: JoinNodeRequest) -> WorkerGroup {
+    /// Where workers call, if this launcher is to speak for them.
+    async fn relay(&self, access: &Access) -> Result<Option<Arc<Relay>>, Failed> {
+        if !self.plan.speech.one_stream {
+            return Ok(None);
+        }
+        let relay = Relay::start(access.clone(), &self.credentials.credentials).await;
+        let failed =
+            |error| Failed::new(Exit::Internal, format!("cannot listen to workers on 127.0.0.1: {error}"));
+        relay.map(Some).map_err(failed)
+    }
+
+    fn group(
+        &self,
+        place: Place,
+        whereabouts: Whereabouts,
+        join: JoinNodeRequest,
+        relay: Option<&Relay>,
+    ) -> WorkerGroup {
         let port = whereabouts.first().port().unwrap_or(self.plan.endpoint.port);
         let threads = worker_env::threads(
             &process_env,
@@ -304,7 +323,7 @@ impl Launch<'_> {
             place,
             master_addr: self.plan.endpoint.host.clone(),
             master_port: port,
-            coordinator: whereabouts,
+            coordinator: relay.map_or(whereabouts, |relay| Whereabouts::fixed(relay.address().clone())),
             credentials: self.credentials.variables(),
             local_addr: rendezvous::local_addr(&self.plan, &self.machine, port),
             device: self.plan.device,

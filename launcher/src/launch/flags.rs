@@ -46,6 +46,9 @@ pub struct LaunchFlags {
     /// Port of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_port", value_name = "PORT")]
     pub master_port: Option<String>,
+    /// The launcher speaks to the coordinator for its workers, on one stream [default: from 1024 workers on]
+    #[arg(long, alias = "one_stream")]
+    pub one_stream: bool,
     /// No TLS between machines: tokens and the run's configuration travel in clear
     #[arg(long)]
     pub plaintext: bool,

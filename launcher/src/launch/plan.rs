@@ -49,8 +49,8 @@ pub struct Plan {
     pub endpoint: Endpoint,
     /// Whether this launcher starts it.
     pub hosting: Hosting,
-    /// Whether nothing is encrypted between machines.
-    pub plaintext: bool,
+    /// How the coordinator is spoken with.
+    pub speech: Speech,
     /// Under which address others reach this machine's workers, if it is fixed.
     pub local_addr: Option<String>,
     /// This launcher's share of the machine, if several launchers run on it (Slurm tasks).
@@ -65,6 +65,15 @@ pub struct Plan {
     pub shutdown_timeout: Duration,
     /// Output of workers.
     pub output: OutputPlan,
+}
+
+/// How the coordinator is spoken with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speech {
+    /// Whether nothing is encrypted between machines.
+    pub plaintext: bool,
+    /// Whether this launcher speaks for its workers.
+    pub one_stream: bool,
 }
 
 /// Where the coordinator listens.
@@ -118,7 +127,7 @@ pub struct Sources<'a> {
 impl Plan {
     /// Where the coordinator is called that this plan names, if it listens at `port`.
     pub fn coordinator(&self, port: u16) -> Address {
-        Address::of(&self.endpoint.host, port).plaintext(self.plaintext)
+        Address::of(&self.endpoint.host, port).plaintext(self.speech.plaintext)
     }
 
     /// Resolves every setting.
@@ -135,9 +144,10 @@ impl Plan {
         let conf = from.rdzv_conf()?;
         let endpoint = from.endpoint(step.as_ref(), nnodes)?;
         let device = from.device()?;
+        let nproc_per_node = from.nproc_per_node(step.as_ref(), device)?;
         let plan = Self {
             nnodes,
-            nproc_per_node: from.nproc_per_node(step.as_ref(), device)?,
+            nproc_per_node,
             device,
             node_rank,
             run_id: from
@@ -145,7 +155,10 @@ impl Plan {
                 .map(|given| given.text)
                 .or_else(|| from.job()),
             hosting: from.hosting(&conf, node_rank, nnodes, &endpoint),
-            plaintext: from.plaintext()?,
+            speech: Speech {
+                plaintext: from.plaintext()?,
+                one_stream: from.one_stream(nnodes.max.saturating_mul(nproc_per_node))?,
+            },
             endpoint,
             local_addr: from.given("local-addr", from.flags.local_addr.as_ref()).map(|given| given.text),
             share: step.and_then(|step| step.share),
@@ -203,6 +216,15 @@ impl Sources<'_> {
             return Ok(true);
         }
         Given::variable("PET_PLAINTEXT", self.env).map_or(Ok(false), |given| boolean(&given))
+    }
+
+    /// Where there are as many workers, or it is asked for.
+    fn one_stream(&self, workers: u32) -> Result<bool, Failed> {
+        if self.flags.one_stream {
+            return Ok(true);
+        }
+        let given = Given::variable("PET_ONE_STREAM", self.env);
+        given.map_or(Ok(workers >= limits::ONE_STREAM_FROM), |given| boolean(&given))
     }
 
     fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {

@@ -4,7 +4,7 @@
 //! A coordinator that lost sight of this launcher for too long has given up its place; the launcher then asks
 //! for it back. If another launcher has it by now, this one has no business here any more and says so.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     calls::{self, Pauses},
@@ -14,8 +14,11 @@ use coxswain_proto::{
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{Code, Status};
 
-use crate::clock;
-use crate::control::{Access, prompt};
+use crate::{
+    clock,
+    control::{Access, prompt},
+    relay::Relay,
+};
 
 /// Before a broken line is opened again.
 const PAUSES: Pauses = Pauses::new(Duration::from_millis(50), Duration::from_secs(1));
@@ -41,15 +44,24 @@ impl Drop for Orders {
     }
 }
 
+/// How a launcher is told.
+#[derive(Clone)]
+pub struct LineTo {
+    /// The coordinator.
+    pub access: Access,
+    /// Where this launcher speaks for its workers, if it does: their lines are on its own.
+    pub relay: Option<Arc<Relay>>,
+}
+
 /// Opens the line of the launcher that joined with `join` and was given `first_rank`; orders arrive at
 /// `orders`.
-pub fn follow(access: Access, join: JoinNodeRequest, first_rank: u32, orders: mpsc::Sender<Order>) -> Orders {
-    let line = Line { access, join, first_rank, orders, patience: limits::COORDINATOR_PATIENCE };
+pub fn follow(to: LineTo, join: JoinNodeRequest, first_rank: u32, orders: mpsc::Sender<Order>) -> Orders {
+    let line = Line { to, join, first_rank, orders, patience: limits::COORDINATOR_PATIENCE };
     Orders(tokio::spawn(line.keep()))
 }
 
 struct Line {
-    access: Access,
+    to: LineTo,
     join: JoinNodeRequest,
     first_rank: u32,
     orders: mpsc::Sender<Order>,
@@ -89,8 +101,11 @@ impl Line {
 
     /// Passes on what the line says until it breaks. False: the launcher no longer listens.
     async fn open_once(&self) -> Result<bool, Status> {
+        if let Some(relay) = &self.to.relay {
+            return self.speak_once(relay).await;
+        }
         let request = FollowNodeRequest { node_id: self.join.node_id.clone() };
-        let mut line = self.access.coordinator().follow_node(request).await?.into_inner();
+        let mut line = self.to.access.coordinator().follow_node(request).await?.into_inner();
         while let Ok(Some(directive)) = line.message().await {
             let Some(Kind::Respawn(respawn)) = directive.kind else { continue };
             if self.orders.send(Order::Respawn(respawn)).await.is_err() {
@@ -100,9 +115,26 @@ impl Line {
         Ok(true)
     }
 
+    /// The same on the stream on which the launcher speaks for its workers.
+    async fn speak_once(&self, relay: &Relay) -> Result<bool, Status> {
+        let (told, mut respawns) = mpsc::channel(limits::MAX_NODE_WORKERS);
+        let speaking = relay.speak(&self.join.node_id, told);
+        tokio::pin!(speaking);
+        loop {
+            tokio::select! {
+                ended = &mut speaking => return ended.map(|()| true),
+                Some(respawn) = respawns.recv() => {
+                    if self.orders.send(Order::Respawn(respawn)).await.is_err() {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+
     /// Asks for our place again. True: it is ours; false: not yet known. An error says that it is another's.
     async fn ask_place_back(&self) -> Result<bool, String> {
-        match self.access.coordinator().join_node(prompt(self.join.clone())).await {
+        match self.to.access.coordinator().join_node(prompt(self.join.clone())).await {
             Ok(answer) if answer.get_ref().first_rank == self.first_rank => Ok(true),
             Ok(answer) => Err(format!(
                 "this launcher was given up, and its place is another's: its first worker would now be rank {}, not {}",
@@ -128,7 +160,8 @@ mod tests {
         drop(nobody);
         let (orders, mut heard) = mpsc::channel(1);
         let join = JoinNodeRequest::default();
-        let line = Line { access, join, first_rank: 0, orders, patience: Duration::ZERO };
+        let to = LineTo { access, relay: None };
+        let line = Line { to, join, first_rank: 0, orders, patience: Duration::ZERO };
         let task = Orders(tokio::spawn(line.keep()));
         for _ in 0..3 {
             assert!(matches!(heard.recv().await, Some(Order::Unreachable)));

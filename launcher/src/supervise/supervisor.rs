@@ -19,14 +19,14 @@ use super::{
     group::{Attempt, Started, WorkerGroup},
     host::{self, Host},
     machine::{Action, Ended, Event, Machine, Why},
-    orders::{self, Order},
+    orders::{self, LineTo, Order},
     report::{FailedWorker, Report},
     signal_policy::{self, Granted, ShutdownRequest},
     signals::{self, Signals},
     standby::{self, Standby},
     watcher,
 };
-use crate::{clock, control::Access, exit::Exit, threads};
+use crate::{clock, control::Access, exit::Exit, relay::Relay, threads};
 
 /// News waiting for the launcher: watch events are the most frequent, a few for each step.
 const NEWS: usize = 256;
@@ -40,6 +40,8 @@ const FAREWELL: Duration = coxswain_proto::limits::FAREWELL_TIMEOUT.saturating_a
 pub struct Contacts<'a> {
     /// The coordinator.
     pub access: Access,
+    /// Where this launcher speaks for its workers, if it does.
+    pub relay: Option<Arc<Relay>>,
     /// Its process, if it is ours.
     pub coordinator: Option<Host>,
     /// How it would become ours, if it can.
@@ -93,7 +95,8 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
     let (watched, events) = mpsc::channel(NEWS);
     let _watcher = watcher::follow(contacts.access.clone(), watched, Duration::MAX);
     let (ordered, orders) = mpsc::channel(NEWS);
-    let _orders = orders::follow(contacts.access.clone(), group.join.clone(), place.first_rank, ordered);
+    let line = LineTo { access: contacts.access.clone(), relay: contacts.relay.clone() };
+    let _orders = orders::follow(line, group.join.clone(), place.first_rank, ordered);
     let (vacant, vacancies) = mpsc::channel(1);
     let _looking = contacts.standby.as_ref().map(|standby| standby::look(standby, vacant));
     let (ended, ends) = mpsc::channel(NEWS);

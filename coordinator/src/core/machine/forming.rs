@@ -44,14 +44,10 @@ pub(super) fn decide(run: &Run) -> Forming {
     match &run.phase {
         Phase::Gathering(_) if run.faults.closing().is_some() => last(run),
         Phase::Gathering(gathering) if run.config.world.elastic() => elastic(run, gathering),
-        Phase::Gathering(_) => {
-            let mut slots = (0..run.fleet.roster.size()).map(Slot);
-            if slots.all(|slot| run.fleet.assignable(slot)) {
-                Forming::Of((0..run.fleet.roster.size()).map(Slot).collect())
-            } else {
-                Forming::Wait
-            }
+        Phase::Gathering(_) if run.fleet.roster.assignable() == run.fleet.roster.size() => {
+            Forming::Of((0..run.fleet.roster.size()).map(Slot).collect())
         }
+        Phase::Gathering(_) => Forming::Wait,
         Phase::Running(_) | Phase::Over(_) => Forming::Wait,
     }
 }
@@ -69,26 +65,30 @@ fn last(run: &Run) -> Forming {
     }
 }
 
-/// The slots of the workers that are there, if no other is to be waited for.
+/// The slots of the workers that are there, if no other is to be waited for. What looks at all slots comes
+/// last: thousands of workers come one by one.
 fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     let (world, roster) = (run.config.world, &run.fleet.roster);
     let stays = |slot: &Slot| run.fleet.assignable(*slot) && !run.may_go(*slot);
-    let ready: Vec<_> = (0..roster.size()).map(Slot).filter(stays).collect();
-    let all_are_there = ready.len() == world.size() as usize;
-    let (full, enough) = (ready.len() >= world.most() as usize, ready.len() >= world.least() as usize);
+    let of_drained = run.orders.draining.iter().flat_map(|place| world.slots_of(*place));
+    let going = of_drained.filter(|slot| run.fleet.assignable(*slot) && !stays(slot)).count() as u32;
+    let ready = roster.assignable() - going;
+    let all_are_there = ready == world.size();
+    let (full, enough) = (ready >= world.most(), ready >= world.least());
     if !all_are_there && enough && gathering.last_call == LastCall::Closed {
         return Forming::OpenLastCall;
     }
     let waits_for_more = !all_are_there && gathering.is_first();
-    let mut missing = run.fleet.missing(&run.orders.draining);
-    let missing = !full && missing.any(|slot| !run.health.is_cordoned(slot));
-    let waits_for_missing = missing && (gathering.respawn_by.is_some() || gathering.is_first());
     // A worker that is still leaving the old generation has its part of the state.
-    let leaving = roster.living().any(Worker::is_leaving);
-    let waits_for_leaving = leaving && gathering.settle_by.is_some();
-    match enough && !waits_for_more && !waits_for_missing && !waits_for_leaving {
-        true => Forming::Of(chosen(run, ready)),
-        false => Forming::Wait,
+    let waits_for_leaving = roster.any_leaving() && gathering.settle_by.is_some();
+    if !enough || waits_for_more || waits_for_leaving {
+        return Forming::Wait;
+    }
+    let waits = !full && (gathering.respawn_by.is_some() || gathering.is_first());
+    let mut missing = run.fleet.missing(&run.orders.draining);
+    match waits && missing.any(|slot| !run.health.is_cordoned(slot)) {
+        true => Forming::Wait,
+        false => Forming::Of(chosen(run, (0..roster.size()).map(Slot).filter(stays).collect())),
     }
 }
 

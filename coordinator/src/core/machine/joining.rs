@@ -114,7 +114,7 @@ impl Arrivals<'_> {
     /// Whether a worker may have its slot: the id it has already, or nothing if it is to have a new one.
     fn slot_for(&mut self, claim: &WorkerClaim) -> Result<Option<WorkerId>, Refusal> {
         let (run, slot) = (&mut *self.run, claim.slot);
-        let Some(holder) = run.fleet.roster.at_mut(slot) else { return Ok(None) };
+        let Some(holder) = run.fleet.roster.at(slot) else { return Ok(None) };
         let same = holder.claim.incarnation == claim.incarnation;
         match holder.gone {
             Some(_) if same => Err(Refusal::Fenced { slot }),
@@ -127,8 +127,9 @@ impl Arrivals<'_> {
                 Ok(None)
             }
             None if same => {
-                holder.last_seen = run.now;
-                Ok(Some(holder.id))
+                let id = holder.id;
+                run.fleet.seen(run.now, id)?;
+                Ok(Some(id))
             }
             None if holder.line.stream.is_some() || holder.line.opened == 0 => {
                 let (host, pid) = (holder.claim.host.clone(), holder.claim.pid);
@@ -152,8 +153,9 @@ impl Arrivals<'_> {
             Err(refusal) => return self.run.reply(ticket, Err(refusal)),
         };
         self.run.out.extend(replaced.map(Action::Close));
-        let worker = self.run.fleet.roster.get_mut(id).ok();
-        if let Some(slot) = worker.filter(|worker| worker.line.opened > 1).map(|worker| worker.slot()) {
+        let roster = &self.run.fleet.roster;
+        let again = |slot: &Slot| roster.at(*slot).is_some_and(|worker| worker.line.opened > 1);
+        if let Some(slot) = roster.slot_of(id).ok().filter(again) {
             self.run.announce(MemberChange::LineOpened { slot });
         }
         // The answer comes before the directives, so that the line is there when they are sent.
@@ -168,7 +170,8 @@ impl Arrivals<'_> {
         let run = &mut *self.run;
         let rank = run.progress.rank_of(id);
         let leases = rank.map_or_else(Vec::new, |rank| run.progress.held_by(rank));
-        let Ok(worker) = run.fleet.roster.get_mut(id) else { return };
+        let worker = run.fleet.roster.slot_of(id).ok().and_then(|slot| run.fleet.roster.at(slot));
+        let Some(worker) = worker else { return };
         let (again, asked_before) = (worker.line.opened > 1, worker.asked_before);
         let (leaving, generation) = (worker.is_leaving(), worker.generation);
         let idle = generation < run.generation;

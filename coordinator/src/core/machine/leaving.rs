@@ -97,7 +97,7 @@ impl Departures<'_> {
     /// A failure that a worker reports of itself.
     pub(super) fn reported_failure(&mut self, id: WorkerId, mut failure: Failure) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let worker = run.fleet.roster.get_mut(id)?;
+        let mut worker = run.fleet.roster.get_mut(id)?;
         worker.last_seen = run.now;
         if worker.gone.is_some() {
             return Ok(Reply::Done);
@@ -105,6 +105,7 @@ impl Departures<'_> {
         let slot = worker.slot();
         failure.slot = Some(slot);
         failure.host.clone_from(&worker.claim.host);
+        drop(worker);
         let closing = run.faults.closing().is_some();
         if !closing && losing::is_final(run, failure.kind, run.is_member(slot)) {
             // It has its good-byes to say.
@@ -174,12 +175,13 @@ impl Departures<'_> {
     /// A worker's last word.
     pub(super) fn leave(&mut self, id: WorkerId, exit_code: i32, reason: String) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let worker = run.fleet.roster.get_mut(id)?;
+        let mut worker = run.fleet.roster.get_mut(id)?;
         worker.last_seen = run.now;
         if worker.gone.is_some() {
             return Ok(Reply::Done);
         }
         let slot = worker.slot();
+        drop(worker);
         run.fleet.leave(slot, exit_code, &mut run.out);
         run.announce(MemberChange::Left { slot, exit_code, reason: reason.clone() });
         if exit_code == 0 && run.orders.stop.is_none() {

@@ -1,9 +1,13 @@
-//! What the loss of a worker means for the run: a value, which `transitions` carries out.
+//! What the loss of a worker means for the run, and what it is paid with: values, which `transitions` carries
+//! out.
 
 use coxswain_proto::ids::Slot;
 
 use super::run::Run;
-use crate::{core::roster::Worker, options::CauseKind};
+use crate::{
+    core::{failure::Failure, roster::Worker},
+    options::CauseKind,
+};
 
 /// What follows from the loss of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +34,44 @@ pub(super) enum Loss {
     Breaks,
 }
 
+/// What the loss of a worker was paid with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Paid {
+    /// A restart: its slot is called back.
+    Restart,
+    /// A spare: no restart is left, and its slot stays empty.
+    Spare,
+}
+
+/// Pays for the loss of a slot's worker. If that is more than the run may spend, its failure, unless a spare
+/// is there: a slot that is not called back costs nothing.
+pub(super) fn pay_for(run: &mut Run, slot: Slot, failure: &Failure) -> Result<Paid, Box<Failure>> {
+    if run.faults.pay(&mut run.out) {
+        return Ok(Paid::Restart);
+    }
+    if stands_in(run, slot) {
+        return Ok(Paid::Spare);
+    }
+    let budget = run.config.budgets.restarts;
+    let message =
+        format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
+    Err(Box::new(Failure { message, ..failure.clone() }))
+}
+
+/// The failure of a run that needs a slot whose hardware is not sound.
+pub(super) fn irreplaceable(run: &Run, slot: Slot, failure: Failure) -> Failure {
+    let (faults, enough) = (run.health.of(slot).map_or(0, |health| health.faults), run.config.world.least());
+    let message = format!(
+        "{}; its slot is not used any more after {faults} hardware faults (faults.cordon_after), and {enough} workers are \
+         needed: launch again without that machine or device",
+        failure.message
+    );
+    Failure { message, ..failure }
+}
+
 /// Whether a worker that waits can have the place of the one that is lost at a slot, or has lost nothing by
 /// it: the run goes on though its slot cannot be called back any more.
-pub(super) fn stands_in(run: &Run, slot: Slot) -> bool {
+fn stands_in(run: &Run, slot: Slot) -> bool {
     let world = run.config.world;
     let wanted = run.phase.running().map_or(world.least(), |running| running.assignment.world());
     let sound = |worker: &&Worker| {

@@ -140,6 +140,7 @@ impl Machine {
             Ask::Ready(ready) => Reports { run }.ready(&ready),
             Ask::Start(report) => Reports { run }.reported_start(&report),
             Ask::Heartbeat(beat) => Ok(Reply::Known(Reports { run }.heartbeat(&beat))),
+            Ask::Node(news) => Ok(Reports { run }.node(&news)),
             Ask::Steps(worker, reports) => Reports { run }.steps(worker, &reports),
             Ask::Memory(worker, report) => Reports { run }.memory(worker, report),
             Ask::Checkpoint(worker, report) => Reports { run }.checkpoint(worker, report),

@@ -65,7 +65,7 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     };
     let stage = match trains {
         true => Stage::Training,
-        false => Stage::Connecting(Connecting { recalled: true, ..Connecting::default() }),
+        false => Stage::Connecting(Connecting::recalled()),
     };
     let running = Running::new(assignment.into());
     let left =

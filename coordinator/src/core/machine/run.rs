@@ -247,9 +247,8 @@ impl Run {
         if self.orders.draining.is_empty() {
             return;
         }
-        let Some(worker) = self.fleet.roster.living().find(|worker| worker.id == id) else { return };
-        let slot = worker.slot();
-        if let Some(line) = worker.line.stream.filter(|_| self.may_go(slot)) {
+        let Ok(slot) = self.fleet.roster.slot_of(id) else { return };
+        if let Some(line) = self.fleet.roster.line(slot).filter(|_| self.may_go(slot)) {
             let reason = format!("node {} is drained", self.config.world.node_of(slot));
             self.out.push(Action::Tell(line, Directive::Dismiss(reason)));
         }

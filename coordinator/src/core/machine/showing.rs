@@ -51,13 +51,24 @@ pub(super) fn status(run: &Run) -> Status {
     }
 }
 
-/// A row for each slot that a worker has, had, or is on its way to, in slot order.
+/// A row for each slot that a worker has, had, or is on its way to, in slot order; in a world of more than
+/// can be listed, of those that something is the matter with first.
 fn ranks(run: &Run) -> Vec<RankStatus> {
-    let starting = run.fleet.on_their_way(run.now).map(|start| (start.slot, starting(run, &start)));
-    let starting: BTreeMap<_, _> = starting.collect();
-    let there = run.fleet.roster.workers().filter(|worker| !starting.contains_key(&worker.slot()));
-    let mut ranks: BTreeMap<_, _> = there.map(|it| (it.slot(), present(run, it))).collect();
-    ranks.extend(starting);
+    let most = limits::MAX_LISTED_RANKS;
+    let starts: Vec<_> = run.fleet.on_their_way(run.now).take(most).collect();
+    let mut ranks: BTreeMap<_, _> = starts.iter().map(|start| (start.slot, starting(run, start))).collect();
+    let there = |worker: &&Worker| !run.fleet.starts.at(worker.slot()) || worker.gone.is_none();
+    let is_told =
+        |worker: &&Worker| worker.gone.is_some() || worker.named || run.progress.slow(worker.id).is_some();
+    let workers = || run.fleet.roster.workers().filter(there);
+    let told_first =
+        if run.fleet.roster.size() as usize > most { Some(workers().filter(is_told)) } else { None };
+    for worker in told_first.into_iter().flatten().chain(workers()) {
+        if ranks.len() >= most {
+            break;
+        }
+        ranks.entry(worker.slot()).or_insert_with(|| present(run, worker));
+    }
     ranks.into_values().collect()
 }
 

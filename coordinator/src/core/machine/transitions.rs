@@ -26,7 +26,7 @@ use coxswain_proto::ids::{Generation, Slot, Step};
 use super::{
     closing,
     forming::{self, Forming},
-    losing::{self, Loss},
+    losing::{self, Loss, Paid},
     run::Run,
 };
 use crate::{
@@ -41,17 +41,6 @@ use crate::{
     },
     options::CauseKind,
 };
-
-/// What the loss of a worker was paid with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Paid {
-    /// A restart: its slot is called back.
-    Restart,
-    /// A spare: no restart is left, and its slot stays empty.
-    Spare,
-    /// Neither is left: the run ends.
-    Ended,
-}
 
 impl Run {
     /// A worker is gone for a reason that may pass: unless nothing follows, its slot is called back, and its
@@ -72,8 +61,7 @@ impl Run {
             return end_for(self, failure);
         }
         if loss == Loss::Irreplaceable {
-            let failure = self.irreplaceable(slot, failure);
-            return close(self, failure);
+            return close(self, losing::irreplaceable(self, slot, failure));
         }
         let failure = Arc::new(failure);
         match loss {
@@ -90,15 +78,16 @@ impl Run {
             }
             Loss::ExpectedOutside => self.publish(News::Consequence(failure)),
             Loss::Dispensable => self.faults.outside(&failure, &mut self.out),
-            Loss::Outside => match self.pay_for(slot, &failure) {
-                Paid::Ended => {}
-                paid => {
-                    self.faults.outside(&failure, &mut self.out);
-                    if paid == Paid::Restart {
-                        self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
-                    }
+            Loss::Outside => {
+                let paid = match losing::pay_for(self, slot, &failure) {
+                    Ok(paid) => paid,
+                    Err(end) => return close(self, *end),
+                };
+                self.faults.outside(&failure, &mut self.out);
+                if paid == Paid::Restart {
+                    self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
-            },
+            }
             Loss::Expected => {
                 self.faults.incident(self.now).lose(slot);
                 self.faults.blame(&failure, &mut self.out);
@@ -109,10 +98,11 @@ impl Run {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
                 let costs = incident.lose(slot) && sample.is_none() && loss != Loss::Cordoned;
-                let paid = if costs { self.pay_for(slot, &failure) } else { Paid::Restart };
-                if paid == Paid::Ended {
-                    return;
-                }
+                let paid = if costs { losing::pay_for(self, slot, &failure) } else { Ok(Paid::Restart) };
+                let paid = match paid {
+                    Ok(paid) => paid,
+                    Err(end) => return close(self, *end),
+                };
                 self.faults.blame(&failure, &mut self.out);
                 if loss == Loss::Breaks && paid == Paid::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
@@ -120,18 +110,6 @@ impl Run {
                 self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);
             }
         }
-    }
-
-    /// The failure of a run that needs a slot whose hardware is not sound.
-    fn irreplaceable(&self, slot: Slot, failure: Failure) -> Failure {
-        let (faults, enough) =
-            (self.health.of(slot).map_or(0, |health| health.faults), self.config.world.least());
-        let message = format!(
-            "{}; its slot is not used any more after {faults} hardware faults (faults.cordon_after), and {enough} workers \
-             are needed: launch again without that machine or device",
-            failure.message
-        );
-        Failure { message, ..failure }
     }
 
     /// A worker whose slot is not used any more, and that others can do without, is taken out.
@@ -146,22 +124,6 @@ impl Run {
     pub(super) fn lose_silently(&mut self, slot: Slot, message: String) {
         let failure = self.failure_of(slot, CauseKind::WorkerLost, message);
         self.lose(slot, failure);
-    }
-
-    /// Pays for the loss of a slot's worker. If that is more than the run may spend, it ends, unless a spare
-    /// is there: a slot that is not called back costs nothing.
-    fn pay_for(&mut self, slot: Slot, failure: &Failure) -> Paid {
-        if self.faults.pay(&mut self.out) {
-            return Paid::Restart;
-        }
-        if losing::stands_in(self, slot) {
-            return Paid::Spare;
-        }
-        let budget = self.config.budgets.restarts;
-        let message =
-            format!("{}; restarts of this launch are used up (--max-restarts={budget})", failure.message);
-        close(self, Failure { message, ..failure.clone() });
-        Paid::Ended
     }
 
     /// Running to Gathering: the generation is over, its workers get ready for the next.
@@ -261,7 +223,7 @@ impl Run {
         let assignment = Assignment::new(generation, checkpoint, members, &progress.quarantine, world);
         let assignment = Arc::new(Assignment { closing: self.faults.closing().is_some(), ..assignment });
         for member in &assignment.members {
-            if let Ok(worker) = self.fleet.roster.get_mut(member.worker) {
+            if let Ok(mut worker) = self.fleet.roster.get_mut(member.worker) {
                 (worker.generation, worker.ready) = (generation, false);
                 // Collectives of an older one say nothing of this one.
                 worker.doing.collective = (0, 0);
@@ -283,9 +245,10 @@ impl Run {
 
     /// Of the workers that wait, those at these slots have ranks from now on; the others are spares.
     fn tell_who_stands_in(&mut self, slots: &[Slot]) {
-        let chosen = |slot: &Slot| slots.contains(slot);
-        let spares: Vec<_> = self.fleet.roster.living().filter(|worker| worker.without.spare).collect();
-        let came: Vec<_> = spares.iter().map(|worker| worker.slot()).filter(chosen).collect();
+        let was_spare =
+            |slot: &Slot| self.fleet.roster.living_at(*slot).is_some_and(|worker| worker.without.spare);
+        let mut came: Vec<_> = slots.iter().copied().filter(was_spare).collect();
+        came.sort();
         came.into_iter().for_each(|slot| self.announce(MemberChange::StandsIn { slot }));
         self.fleet.roster.choose(slots);
     }
@@ -402,8 +365,12 @@ impl Run {
 
     /// Running to Over, once every worker has left.
     pub(super) fn finish(&mut self) {
-        let Some(running) = self.phase.running() else { return };
-        if running.assignment.members.iter().all(|member| self.fleet.there(member).is_none()) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        // Who has left does not come back under the same name.
+        let rest = &running.assignment.members[running.left_up_to..];
+        let gone = rest.iter().take_while(|member| self.fleet.there(member).is_none()).count();
+        running.left_up_to += gone;
+        if running.left_up_to == running.assignment.members.len() {
             self.end(self.end_in_order());
         }
     }

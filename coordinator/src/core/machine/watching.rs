@@ -1,7 +1,7 @@
 //! What is due because time has passed: losses, hangs, measurements that do not come, phases that last too
 //! long.
 
-use coxswain_proto::limits::LOOK_INTERVAL;
+use coxswain_proto::{ids::Slot, limits::LOOK_INTERVAL};
 
 use super::{
     forming, losing,
@@ -55,22 +55,17 @@ impl Watch<'_> {
 
     /// Every worker and node that has been missed for too long is lost.
     fn look_for_losses(&mut self) {
-        if self.run.fleet.is_deserted(self.run.now) {
+        let lost = self.run.fleet.lost(self.run.now);
+        if self.run.fleet.is_deserted(&lost) {
             // No worker of an earlier launch has come by the end of the reunion: all of it is over.
             let places: Vec<_> = (0..self.run.config.world.max_nodes).collect();
             self.run.replace_launch(&places);
         }
-        while let Some(lost) = self.run.fleet.lost(self.run.now) {
-            let (slot, silent) = (lost.slot(), self.run.now.since(lost.last_seen).as_secs_f64());
-            let message = match lost.line.stream {
-                Some(_) => {
-                    format!("no sign of life for {silent:.1} s, though its connection is open: it is frozen")
-                }
-                None => {
-                    format!("its connection closed without a good-bye, and no sign of life for {silent:.1} s")
-                }
-            };
-            self.run.lose_silently(slot, message);
+        for slot in lost {
+            // It may be gone with that, or by what followed from the loss of another one.
+            if self.run.fleet.is_lost(self.run.now, slot) {
+                self.lose_unheard(slot);
+            }
         }
         for place in self.run.fleet.lose_nodes(self.run.now) {
             let host = self.run.fleet.nodes.host(place).to_owned();
@@ -82,6 +77,21 @@ impl Watch<'_> {
         }
         self.run.fleet.looked();
         self.run.try_form();
+    }
+
+    /// A worker has not been heard of for too long.
+    fn lose_unheard(&mut self, slot: Slot) {
+        let Some(lost) = self.run.fleet.roster.living_at(slot) else { return };
+        let silent = self.run.now.since(lost.last_seen).as_secs_f64();
+        let message = match lost.line.stream {
+            Some(_) => {
+                format!("no sign of life for {silent:.1} s, though its connection is open: it is frozen")
+            }
+            None => {
+                format!("its connection closed without a good-bye, and no sign of life for {silent:.1} s")
+            }
+        };
+        self.run.lose_silently(slot, message);
     }
 
     /// A measurement of drift is overdue: no rank is measuring, and it has not come.

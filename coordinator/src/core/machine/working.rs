@@ -8,8 +8,8 @@ use coxswain_proto::{
 use super::{forming, losing, run::Run, transitions};
 use crate::{
     core::{
-        action::{Action, Reply},
-        event::{Beat, CheckpointReport, Readiness, StartReport},
+        action::{Action, Member, Reply},
+        event::{Beat, CheckpointReport, NodeNews, Readiness, StartReport},
         failure::Failure,
         ledger::Fault,
         memory::MemoryReport,
@@ -35,7 +35,7 @@ impl Reports<'_> {
     pub(super) fn ready(&mut self, ready: &Readiness) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         run.must_go_on()?;
-        let worker = run.fleet.roster.living_mut(ready.worker)?;
+        let mut worker = run.fleet.roster.living_mut(ready.worker)?;
         if worker.claim.incarnation != ready.incarnation {
             return Err(Refusal::UnknownWorker(ready.worker));
         }
@@ -45,11 +45,12 @@ impl Reports<'_> {
             return Ok(Reply::Done);
         }
         let slot = worker.slot();
+        drop(worker);
         if run.faults.closing().is_some() && run.is_member(slot) {
             self.closed(ready);
             return Ok(Reply::Done);
         }
-        if let Ok(worker) = run.fleet.roster.get_mut(ready.worker) {
+        if let Ok(mut worker) = run.fleet.roster.get_mut(ready.worker) {
             worker.ready = true;
         }
         match &run.phase {
@@ -111,10 +112,7 @@ impl Reports<'_> {
         }
         let agreed = match &mut running.stage {
             Stage::Training => run.progress.training().map(|course| course.first_step),
-            Stage::Connecting(connecting) => {
-                connecting.starts.insert(rank, (report.first_step, report.source));
-                connecting.starts.values().next().map(|(first, _)| *first)
-            }
+            Stage::Connecting(connecting) => Some(connecting.says(rank, report.first_step, report.source)),
         };
         if let Some(agreed) = agreed.filter(|agreed| *agreed != report.first_step) {
             let message = format!(
@@ -145,23 +143,48 @@ impl Reports<'_> {
     fn all_paused(&mut self) {
         let paused = |phase| phase == WorkerPhase::Paused;
         let waits = |phase| paused(phase) || phase == WorkerPhase::Communication;
-        let running = self.run.phase.running();
-        let has_rank = |worker: &&Worker| running.is_some_and(|it| it.rank_of(worker.id).is_some());
-        let phases = || self.run.fleet.roster.living().filter(has_rank).map(|worker| worker.doing.phase);
-        if phases().any(paused) && phases().all(waits) {
+        let Some(running) = self.run.phase.running() else { return };
+        let phase = |member: &Member| self.run.fleet.there(member).map(|worker| worker.doing.phase);
+        let members = &running.assignment.members;
+        // One that was at work is most likely at work still: then there is no need to ask the others.
+        let at_work = |at: &usize| members.get(*at).and_then(phase).is_some_and(|phase| !waits(phase));
+        let last = running.at_work;
+        let found = (last..members.len()).chain(0..last).find(at_work);
+        let all_wait = found.is_none() && members.iter().filter_map(phase).any(paused);
+        if let (Phase::Running(running), Some(found)) = (&mut self.run.phase, found) {
+            running.at_work = found;
+        }
+        if all_wait {
             self.run.say(Reason::AllWait);
         }
     }
 
+    /// What a launcher says of workers of its node, as if each of them had said it.
+    pub(super) fn node(&mut self, news: &NodeNews) -> Reply {
+        let mut unknown = Vec::new();
+        for beat in &news.beats {
+            if !self.heartbeat(beat) {
+                unknown.push(beat.worker);
+            }
+        }
+        for (worker, reports) in &news.steps {
+            if self.steps(*worker, reports).is_err() {
+                unknown.push(*worker);
+            }
+        }
+        Reply::NodeHeard { committed: self.run.progress.committed, unknown }
+    }
+
     pub(super) fn steps(&mut self, id: WorkerId, reports: &[StepReport]) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let worker = run.fleet.seen(run.now, id)?;
+        let mut worker = run.fleet.seen(run.now, id)?;
         let slot = worker.slot();
         if let Some(newest) = reports.last() {
             worker.times = newest.times;
             worker.metrics = newest.metrics.clone();
             worker.doing.step = newest.step;
         }
+        drop(worker);
         match run.progress.report(id, slot, reports) {
             Ok(changes) => {
                 self.tell_slow(&changes);
@@ -198,13 +221,13 @@ impl Reports<'_> {
             return;
         }
         let sound = |worker: &Worker| !worker.without.aside && !run.health.is_cordoned(worker.slot());
-        if !forming::spares(run).any(sound) {
+        if run.fleet.roster.assignable() == 0 || !forming::spares(run).any(sound) {
             return;
         }
         let Some(overdue) = run.progress.overdue(windows) else { return };
         let member = run.phase.running().and_then(|it| it.assignment.members.get(overdue.rank.0 as usize));
         let Some(slot) = member.map(|member| member.slot) else { return };
-        if let Some(worker) = run.fleet.roster.at_mut(slot) {
+        if let Some(mut worker) = run.fleet.roster.at_mut(slot) {
             worker.without.aside = true;
         }
         run.out.extend(overdue.slow.map(|slow| Action::Publish(News::SetAside(slot, slow))));
@@ -285,10 +308,11 @@ impl Reports<'_> {
         hardware: bool,
     ) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
-        let worker = run.fleet.seen(run.now, id)?;
+        let mut worker = run.fleet.seen(run.now, id)?;
         if sequence > worker.notes {
             worker.notes = sequence;
             let slot = worker.slot();
+            drop(worker);
             run.publish(News::Note(slot, text.clone()));
             if hardware && run.count_fault(slot, &text) && losing::can_spare(run, slot) {
                 run.expel(slot);

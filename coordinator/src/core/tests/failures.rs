@@ -141,7 +141,7 @@ fn a_lost_worker_must_not_go_on() {
     run.wait(Duration::from_secs(1));
     let beat = Beat {
         worker: id(1),
-        incarnation: claim(1).incarnation,
+        incarnation: claim(1).incarnation.into(),
         ..run.moving_beat(1, WorkerPhase::Forward, (0, 0))
     };
     assert_eq!(run.ask(Ask::Heartbeat(beat)).0, Ok(Reply::Known(false)));

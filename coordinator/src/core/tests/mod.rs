@@ -12,6 +12,7 @@ mod hostile;
 mod launchers;
 mod launching;
 mod mortal;
+mod node;
 mod random;
 mod recall;
 mod recovery;
@@ -338,7 +339,8 @@ impl Run {
     fn moving_beat(&self, rank: u32, phase: WorkerPhase, collective: (u64, u64)) -> Beat {
         Beat {
             worker: self.worker(rank),
-            incarnation: self.incarnation(rank),
+            incarnation: self.incarnation(rank).into(),
+            age: Duration::ZERO,
             generation: self.machine.run.generation,
             phase,
             step: Step(0),

@@ -48,7 +48,7 @@ fn lists_of_a_failure_have_their_bounds() {
     assert!(failed(victims(MAX_WORLD)).is_ok());
     assert_eq!(
         failed(victims(MAX_WORLD + 1)).unwrap_err().to_string(),
-        "failure.victims: 10001 of them; 10000 are allowed"
+        "failure.victims: 100001 of them; 100000 are allowed"
     );
     let samples = |count: usize| v1::Failure {
         samples: vec![v1::SampleRange { begin: 1, end: 2 }; count],

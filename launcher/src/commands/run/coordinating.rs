@@ -94,7 +94,7 @@ impl Coordinating<'_> {
         self.refuse_without_tls(&listener)?;
         let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
         let host = rendezvous::local_addr(self.plan, self.machine, port);
-        let address = Address::of(&host, port).plaintext(self.plan.plaintext).to_string();
+        let address = Address::of(&host, port).plaintext(self.plan.speech.plaintext).to_string();
         let claimed = self.claims().succeed(last.number, &address, &self.node_id);
         let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
         let published = Published::instead(self.output_dir(), &address)?;
@@ -163,7 +163,7 @@ impl Coordinating<'_> {
     fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
         let plan = self.plan;
         let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
-        let door = Door::new(&self.credentials.credentials, plan.plaintext)?;
+        let door = Door::new(&self.credentials.credentials, plan.speech.plaintext)?;
         door.check(address).map_err(|problem| {
             Failed::usage(format!("{}: it can be reached from other machines: {problem}", plan.endpoint))
         })
@@ -183,7 +183,7 @@ impl Coordinating<'_> {
             format!("--last-call={}", plan.last_call.as_secs_f64()),
             format!("--hosted-by={}", self.node_id),
         ]);
-        args.extend(plan.plaintext.then(|| "--plaintext".to_owned()));
+        args.extend(plan.speech.plaintext.then(|| "--plaintext".to_owned()));
         args.extend(plan.budgets.rescales.map(|times| format!("--max-rescales={times}")));
         args.extend(plan.run_id.as_ref().map(|id| format!("--rdzv-id={id}")));
         Ok(args)

@@ -1,7 +1,7 @@
 //! Buffers in a device's memory.
 //!
 //! A buffer is the only holder of its tensor between two operations, so a backend changes it in place; a
-//! clone makes the next change a copy, and nothing else. It is 40 kB longer than the flat parameter buffer
+//! clone makes the next change a copy, and nothing else. It is 400 kB longer than the flat parameter buffer
 //! ([`SLACK`]): NCCL's chunks are equal, and with room for the last one no collective needs another buffer.
 //! What lies there is reduced and passed around with the rest, and never read.
 //!
