@@ -7,3 +7,4 @@ pub mod content;
 pub mod directory;
 pub mod qwen2_5_vl;
 pub mod t5;
+mod tokenizer_file;

@@ -89,7 +89,8 @@ impl Lines {
         match self.workers.get(&stream) {
             None => {}
             Some(WorkerLine::Own(line)) => {
-                if line.try_send(directive).is_err() {
+                let told = line.try_send(directive);
+                if told.is_err() {
                     self.workers.remove(&stream);
                 }
             }
@@ -113,7 +114,8 @@ impl Lines {
         match self.nodes.get(&stream) {
             None => {}
             Some(NodeLine::Own(line)) => {
-                if line.try_send(respawn).is_err() {
+                let told = line.try_send(respawn);
+                if told.is_err() {
                     self.nodes.remove(&stream);
                 }
             }

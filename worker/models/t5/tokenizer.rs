@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_data::DataError;
-use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use tokenizers::Tokenizer;
 
 use super::{config::T5Config, spiece};
+use crate::tokenizer_file;
 
 /// The fast tokenizer's file.
 const FAST: &str = "tokenizer.json";
@@ -34,17 +34,10 @@ impl TextTokenizer {
             let remedy = "copy one of them from the checkpoint";
             return Err(DataError::invalid(model, "(directory)", found, remedy));
         };
-        let garbled = |error: tokenizers::Error| {
-            DataError::invalid(&path, "(file)", error.to_string(), "copy the checkpoint's tokenizer again")
+        let tokenizer = match path.ends_with(FAST) {
+            true => tokenizer_file::read(&path)?,
+            false => spiece::read(&path, T5Config::has_sentinels(model))?,
         };
-        let mut tokenizer = if path.ends_with(FAST) {
-            let bytes = bounded::read(&path, MAX_TOKENIZER_BYTES).map_err(DataError::io(&path, "read"))?;
-            Tokenizer::from_bytes(bytes).map_err(garbled)?
-        } else {
-            spiece::read(&path, T5Config::has_sentinels(model))?
-        };
-        // The file keeps the truncation and padding that were set when the tokenizer was saved.
-        tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);
         Ok(Self { tokenizer, path, vocab: config.vocab_size, eos: config.special.eos })
     }
 

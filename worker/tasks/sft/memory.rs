@@ -151,7 +151,8 @@ impl ChatSizes {
             ends: (0..=chats).map(|chat| (chat * ids.len()) as u32).collect(),
             input_ids: ids.repeat(chats),
             learned: learned.repeat(chats),
-            pixel_values: vec![0.0; chats * self.outline.patches() * vision.patch_values()],
+            // Megabytes a chat, which nothing here reads.
+            pixel_values: Vec::new(),
             image_grids: grids.repeat(chats),
             images_per_chat: vec![grids.len() as u32; chats],
         }

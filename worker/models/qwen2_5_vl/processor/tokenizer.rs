@@ -7,12 +7,12 @@
 
 use std::path::Path;
 
-use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer};
 
 use super::shape::PatchShape;
+use crate::tokenizer_file;
 use coxswain_data::{
     DataError,
     text::{read_json, read_text},
@@ -98,14 +98,7 @@ impl QwenTokenizer {
             let remedy = "model.path must be a Hugging Face directory with a fast tokenizer";
             return Err(DataError::invalid(&path, "(file)", "missing", remedy));
         }
-        let garbled = |e: tokenizers::Error| {
-            DataError::invalid(&path, "(file)", e.to_string(), "download the checkpoint's tokenizer again")
-        };
-        let bytes = bounded::read(&path, MAX_TOKENIZER_BYTES).map_err(DataError::io(&path, "read"))?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(garbled)?;
-        // The file keeps the truncation and padding that were set when the tokenizer was saved.
-        // Transformers sets both anew in every call, and prompts are encoded with neither.
-        tokenizer.with_truncation(None).map_err(garbled)?.with_padding(None);
+        let tokenizer = tokenizer_file::read(&path)?;
         let id = |token: &str| {
             tokenizer.token_to_id(token).ok_or_else(|| {
                 let remedy = "use the tokenizer of a Qwen2.5-VL checkpoint";

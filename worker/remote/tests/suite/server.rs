@@ -215,8 +215,8 @@ impl Shared {
         Ok(status("206 Partial Content", &format!("{headers}{range}"), &bytes))
     }
 
-    /// An entity tag of a file's content. Of one that was changed just now it is made again each time, since a
-    /// file's time may be that of its next change, too.
+    /// An entity tag of a file's content. Of one that was changed just now it is made again each time,
+    /// since a file's time may be that of its next change, too.
     fn tag(&self, path: &Path, metadata: &Metadata) -> io::Result<String> {
         let modified = metadata.modified()?;
         let settled = modified.elapsed().is_ok_and(|age| age > Duration::from_secs(1));
