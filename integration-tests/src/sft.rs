@@ -73,7 +73,7 @@ fn chats(case: &str) -> Vec<ChatSample> {
             index: number as u64,
             learned: labels[cells.clone()].iter().map(|&label| label != -100).collect(),
             input_ids: inputs.input_ids[cells].to_vec(),
-            pixel_values: pixel_values.to_vec(),
+            pixel_values: pixel_values.to_vec().into(),
             image_grids: image_grids.to_vec(),
         }
     };

@@ -56,7 +56,10 @@ impl Prompts {
         let Self { rows, images, side, .. } = *self;
         let mut draws = Key { seed: 1, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
         let values = rows * images * side * side * config.vision.patch_values();
-        MicroBatch { pixel_values: normal(&mut draws, values), ..self.without_pixels(config, step) }
+        MicroBatch {
+            pixel_values: vec![normal(&mut draws, values).into()],
+            ..self.without_pixels(config, step)
+        }
     }
 
     /// The same with features to come in place of the pixels.

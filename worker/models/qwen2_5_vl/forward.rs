@@ -195,7 +195,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
     ) -> Result<Tensor<T, 2>, ModelError> {
         let vision = &self.model.vision;
         let context = vision.context(&self.batch.grids)?;
-        let x_nd = vision.embed(params, T::lift(vision.patches(&self.batch.pixel_values, &context)?));
+        let x_nd = vision.embed(params, T::lift(vision.patches(&[&self.batch.pixel_values], &context)?));
         let x_nd = vision.blocks.fold(0..vision.blocks.count(), x_nd, |x_nd, _, block| {
             let h_nd = block.attention_half(params, x_nd, &context);
             ControlFlow::Continue(block.mlp_half(params, h_nd, &context))

@@ -267,7 +267,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
             return Ok(None);
         };
         let vision = &self.model.vision;
-        let x_pi = vision.patches(batch.pixel_values, context)?;
+        let x_pi = vision.patches(&batch.pieces(), context)?;
         let patches_pd = tower.run(vision.embed(params, x_pi))?;
         Ok(Some(Merger { model: self.model, context }.run(params, &[patches_pd])))
     }
@@ -287,7 +287,7 @@ impl<'a, B: Tape<Base = B>> VlRun<'a, B> {
             return Ok((None, None));
         };
         let vision = &self.model.vision;
-        let x_pi = vision.patches(batch.pixel_values, context)?;
+        let x_pi = vision.patches(&batch.pieces(), context)?;
         let (x_pd, embed) = if vision.embed_trains() {
             let patches = PatchEmbedding(self.model);
             let embed = Recorded::run(&patches, self.trainables, vec![Input::constant(x_pi)]);

@@ -1,6 +1,6 @@
 //! A micro-batch as the model sees it.
 
-use std::{iter, ops::Range};
+use std::{iter, ops::Range, sync::Arc};
 
 /// What the model reads of a micro-batch.
 #[derive(Clone, Copy, Debug)]
@@ -11,8 +11,16 @@ pub struct Prompts<'b> {
     pub rows: Rows<'b>,
     /// `(t, h, w)` in patches, one per image, in order of rows, then of prompts.
     pub image_grids: &'b [[u32; 3]],
-    /// `[patches, patch values]` of all images, in that order.
-    pub pixel_values: &'b [f32],
+    /// `[patches, patch values]` of all images, in that order, in pieces of whole images. They are their samples'
+    /// own, so that a batch that is put together is not there twice.
+    pub pixel_values: &'b [Arc<Vec<f32>>],
+}
+
+impl<'b> Prompts<'b> {
+    /// The pieces of `pixel_values`.
+    pub fn pieces(&self) -> Vec<&'b [f32]> {
+        self.pixel_values.iter().map(|piece| &piece[..]).collect()
+    }
 }
 
 /// How rows lie in the tokens of a micro-batch. No row sees another.

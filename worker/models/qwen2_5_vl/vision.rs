@@ -56,7 +56,7 @@ impl<B: ModelBackend> VisionContext<B> {
         })
     }
 
-    /// See [`VisionTower::patches`]; here in pieces of whole images.
+    /// See [`VisionTower::patches`].
     pub(super) fn patches(
         &self,
         config: &VisionConfig,
@@ -126,13 +126,14 @@ impl<B: ModelBackend> VisionTower<B> {
         VisionContext::new(&self.config, grids, &self.device)
     }
 
-    /// Patches `[patches, channels * frames * side * side]`, given in raster order, in window order.
+    /// Patches `[patches, channels * frames * side * side]`, given in raster order and in pieces of
+    /// whole images, in window order.
     pub fn patches(
         &self,
-        pixel_values: &[f32],
+        pixel_values: &[&[f32]],
         context: &VisionContext<B>,
     ) -> Result<Tensor<B, 2>, TokenError> {
-        context.patches(&self.config, &[pixel_values], &self.device)
+        context.patches(&self.config, pixel_values, &self.device)
     }
 
     /// Embeds patches: `[patches, d]`.

@@ -3,7 +3,7 @@
 //! A prompt is a question of the user, rendered as training renders chats, up to where the assistant begins.
 //! Prompts are answered some at a time, side by side, and each as if it were alone.
 
-use std::{ops::Range, path::Path};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_nn::{kernels::Tape, params::Trainables};
@@ -116,7 +116,7 @@ struct Questions {
     input_ids: Vec<u32>,
     valid: Vec<Range<u32>>,
     image_grids: Vec<[u32; 3]>,
-    pixel_values: Vec<f32>,
+    pixel_values: Vec<Arc<Vec<f32>>>,
 }
 
 impl Questions {
@@ -128,7 +128,7 @@ impl Questions {
             input_ids: questions.iter().flat_map(row).collect(),
             valid: questions.iter().map(|question| padding(question) as u32..seq as u32).collect(),
             image_grids: questions.iter().flat_map(|question| question.image_grids.clone()).collect(),
-            pixel_values: questions.iter().flat_map(|question| question.pixel_values.clone()).collect(),
+            pixel_values: questions.iter().map(|question| question.pixel_values.clone()).collect(),
         }
     }
 

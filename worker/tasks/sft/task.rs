@@ -116,7 +116,7 @@ fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
     ]);
     if images > 0 {
         let shape = vec![patches, sample.pixel_values.len() / patches.max(1)];
-        let pixels = bytemuck::cast_slice(&sample.pixel_values);
+        let pixels = bytemuck::cast_slice(&sample.pixel_values[..]);
         tensors.insert("pixel_values", sample_file::tensor(Dtype::F32, shape, pixels));
         let sides = bytemuck::cast_slice(&sides);
         tensors.insert("image_grid_thw", sample_file::tensor(Dtype::I64, vec![images, 3], sides));

@@ -96,7 +96,7 @@ fn batch() -> MicroBatch {
         input_ids,
         valid: vec![0..seq_len as u32, 2..seq_len as u32],
         seq_len,
-        pixel_values: draws(Purpose::FlowNoise, rows * patches * PATCH_VALUES),
+        pixel_values: vec![draws(Purpose::FlowNoise, rows * patches * PATCH_VALUES).into()],
         image_grids: vec![GRID; rows],
         images_per_row: vec![1; rows],
         state: draws(Purpose::FlowTime, rows * DIMS.state),

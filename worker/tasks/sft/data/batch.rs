@@ -8,6 +8,8 @@
 //! keeps them apart (`CausalSegments`, positions from 0 in each). So the width of a batch is its chats'
 //! total, not their number times the longest.
 
+use std::sync::Arc;
+
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
@@ -22,8 +24,8 @@ pub struct ChatSample {
     pub input_ids: Vec<u32>,
     /// Of each token, whether predicting it is learned.
     pub learned: Vec<bool>,
-    /// Patches of all images, in order: `[patches, patch values]`, row-major.
-    pub pixel_values: Vec<f32>,
+    /// Patches of all images, in order: `[patches, patch values]`, row-major. Batches share them.
+    pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
     pub image_grids: Vec<[u32; 3]>,
 }
@@ -41,8 +43,8 @@ pub struct ChatBatch {
     pub learned: Vec<bool>,
     /// Where each chat ends among them, and before it the 0 where the first begins.
     pub ends: Vec<u32>,
-    /// `[patches, patch values]` of all images of all chats, in order.
-    pub pixel_values: Vec<f32>,
+    /// `[patches, patch values]` of all images of each chat.
+    pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// One per image, in order of chats.
     pub image_grids: Vec<[u32; 3]>,
     /// Images of each chat.
@@ -58,7 +60,7 @@ impl ChatBatch {
             batch.input_ids.extend_from_slice(&sample.input_ids);
             batch.learned.extend_from_slice(&sample.learned);
             batch.ends.push(batch.input_ids.len() as u32);
-            batch.pixel_values.extend_from_slice(&sample.pixel_values);
+            batch.pixel_values.push(sample.pixel_values.clone());
             batch.image_grids.extend_from_slice(&sample.image_grids);
             batch.images_per_chat.push(sample.image_grids.len() as u32);
         }
@@ -67,22 +69,17 @@ impl ChatBatch {
 
     /// What [`ChatBatch::of`] was given.
     pub fn apart(&self) -> Vec<ChatSample> {
-        let patches = |grids: &[[u32; 3]]| -> usize {
-            grids.iter().map(|grid| grid.iter().map(|&side| side as usize).product::<usize>()).sum()
-        };
-        let patch_values = self.pixel_values.len() / patches(&self.image_grids).max(1);
-        let (mut grids, mut pixels) = (&self.image_grids[..], &self.pixel_values[..]);
+        let mut grids = &self.image_grids[..];
         let mut samples = Vec::with_capacity(self.indices.len());
         for (chat, &index) in self.indices.iter().enumerate() {
             let (image_grids, other_grids) = grids.split_at(self.images_per_chat[chat] as usize);
-            let (pixel_values, other_pixels) = pixels.split_at(patch_values * patches(image_grids));
-            (grids, pixels) = (other_grids, other_pixels);
+            grids = other_grids;
             let tokens = self.ends[chat] as usize..self.ends[chat + 1] as usize;
             samples.push(ChatSample {
                 index,
                 input_ids: self.input_ids[tokens.clone()].to_vec(),
                 learned: self.learned[tokens].to_vec(),
-                pixel_values: pixel_values.to_vec(),
+                pixel_values: self.pixel_values[chat].clone(),
                 image_grids: image_grids.to_vec(),
             });
         }
@@ -142,7 +139,8 @@ impl Batch for ChatBatch {
     }
 
     fn bytes(&self) -> u64 {
-        (4 * (self.pixel_values.len() + self.input_ids.len()) + self.learned.len()) as u64
+        let pixels: usize = self.pixel_values.iter().map(|chat| chat.len()).sum();
+        (4 * (pixels + self.input_ids.len()) + self.learned.len()) as u64
     }
 }
 
@@ -151,7 +149,8 @@ mod tests {
     use super::*;
 
     fn sample(index: u64, ids: &[u32], learned: &[bool], images: usize) -> ChatSample {
-        let pixel_values = (0..images * 8).map(|value| value as f32 + index as f32).collect();
+        let pixel_values =
+            (0..images * 8).map(|value| value as f32 + index as f32).collect::<Vec<_>>().into();
         ChatSample {
             index,
             input_ids: ids.into(),

@@ -50,13 +50,14 @@ impl ChatReader {
     }
 
     fn pictures(&self, images: &[String], read: ReadImage<'_>) -> Result<ChatSample, String> {
-        let mut sample = ChatSample::default();
+        let (mut sample, mut pixels) = (ChatSample::default(), Vec::new());
         for image in images {
             let patches = self.images.process_encoded(&read(image)?);
             let patches = patches.map_err(|fault| format!("{image}: {fault}"))?;
             sample.image_grids.push(patches.grid);
-            sample.pixel_values.extend_from_slice(&patches.pixel_values);
+            pixels.extend_from_slice(&patches.pixel_values);
         }
+        sample.pixel_values = pixels.into();
         Ok(sample)
     }
 }

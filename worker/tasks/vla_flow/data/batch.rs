@@ -1,7 +1,7 @@
 //! What the data pipeline hands to the policy: plain host memory, no tensors, no files. The engine sees it as
 //! [`coxswain_task::Sample`] and [`coxswain_task::Batch`].
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
 use coxswain_proto::ids::Step;
@@ -20,8 +20,8 @@ pub struct Sample {
     pub frame: u64,
     /// Prompt with image placeholders expanded: one id per token.
     pub input_ids: Vec<u32>,
-    /// Patches of all images, in prompt order: `[patches, 1176]`, row-major.
-    pub pixel_values: Vec<f32>,
+    /// Patches of all images, in prompt order: `[patches, 1176]`, row-major. Micro-batches share them.
+    pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
     pub image_grids: Vec<[u32; 3]>,
     /// Normalised proprioceptive state, `[state]`: that of each frame of its history, the oldest first.
@@ -98,8 +98,8 @@ pub struct MicroBatch {
     pub valid: Vec<Range<u32>>,
     /// Padded sequence length, `s`.
     pub seq_len: usize,
-    /// `[patches, 1176]` of all images of all rows, in order.
-    pub pixel_values: Vec<f32>,
+    /// `[patches, 1176]` of all images of each row; none where features come in their place.
+    pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// One per image, in order of rows, then prompt order.
     pub image_grids: Vec<[u32; 3]>,
     /// Images of each row.
@@ -142,9 +142,10 @@ impl MicroBatch {
 
     /// Bytes of its values.
     pub fn bytes(&self) -> u64 {
-        let floats = [&self.pixel_values, &self.state, &self.sensor, &self.actions, &self.action_valid];
+        let floats = [&self.state, &self.sensor, &self.actions, &self.action_valid];
         let features = self.features.as_ref().map(|features| &features.values);
-        let floats: usize = floats.into_iter().chain(features).map(Vec::len).sum();
+        let pixels = self.pixel_values.iter().map(|row| &**row);
+        let floats: usize = floats.into_iter().chain(features).chain(pixels).map(Vec::len).sum();
         4 * (floats + self.input_ids.len()) as u64
     }
 

@@ -1,4 +1,5 @@
-//! Samples side by side: a micro-batch, padded on the left to its longest prompt; and apart again.
+//! Samples side by side: a micro-batch, padded on the left to its longest prompt; and apart again. Pixels are
+//! shared, so that what is read ahead is never there twice.
 
 use std::borrow::Borrow;
 
@@ -17,7 +18,7 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
         input_ids: Vec::with_capacity(samples().len() * seq_len),
         valid: Vec::with_capacity(samples().len()),
         seq_len,
-        pixel_values: Vec::with_capacity(total(|s| s.pixel_values.len())),
+        pixel_values: samples().map(|s| s.pixel_values.clone()).collect(),
         image_grids: Vec::with_capacity(total(|s| s.image_grids.len())),
         images_per_row: samples().map(|s| s.image_grids.len() as u32).collect(),
         state: Vec::with_capacity(total(|s| s.state.len())),
@@ -32,7 +33,6 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
         batch.input_ids.extend(std::iter::repeat_n(pad, padding));
         batch.input_ids.extend_from_slice(&sample.input_ids);
         batch.valid.push(padding as u32..seq_len as u32);
-        batch.pixel_values.extend_from_slice(&sample.pixel_values);
         batch.image_grids.extend_from_slice(&sample.image_grids);
         batch.state.extend_from_slice(&sample.state);
         batch.sensor.extend_from_slice(&sample.sensor);
@@ -50,18 +50,16 @@ pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
         let each = values.len() / rows;
         values[row * each..][..each].to_vec()
     };
-    let values_of_patch = batch.pixel_values.len() / patches(&batch.image_grids).max(1);
-    let (mut grids, mut pixels) = (&batch.image_grids[..], &batch.pixel_values[..]);
+    let mut grids = &batch.image_grids[..];
     let mut sample = |row: usize| {
         let (image_grids, others) = grids.split_at(batch.images_per_row[row] as usize);
-        let (pixel_values, left) = pixels.split_at(values_of_patch * patches(image_grids));
-        (grids, pixels) = (others, left);
+        grids = others;
         let valid = &batch.valid[row];
         let ids = &batch.input_ids[row * batch.seq_len..][valid.start as usize..valid.end as usize];
         Sample {
             index: batch.sample_indices[row],
             input_ids: ids.to_vec(),
-            pixel_values: pixel_values.to_vec(),
+            pixel_values: batch.pixel_values.get(row).cloned().unwrap_or_default(),
             image_grids: image_grids.to_vec(),
             state: own(&batch.state, row),
             sensor: own(&batch.sensor, row),
@@ -72,11 +70,6 @@ pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
         }
     };
     (0..rows).map(&mut sample).collect()
-}
-
-/// Patches of these images.
-fn patches(grids: &[[u32; 3]]) -> usize {
-    grids.iter().map(|grid| grid.iter().map(|&side| side as usize).product::<usize>()).sum()
 }
 
 #[cfg(test)]
@@ -91,7 +84,7 @@ mod tests {
             episode: 0,
             frame: index,
             input_ids: ids.into(),
-            pixel_values: vec![index as f32; 2],
+            pixel_values: vec![index as f32; 2].into(),
             image_grids: vec![[1, 2, 2]],
             state: vec![1.0],
             sensor: Vec::new(),
@@ -109,7 +102,7 @@ mod tests {
         assert_eq!(batch.input_ids, [7, 8, 9, 0, 0, 5]);
         assert_eq!(batch.valid, [0..3, 2..3]);
         assert_eq!(batch.sample_indices, [4, 2]);
-        assert_eq!(batch.pixel_values, [4.0, 4.0, 2.0, 2.0]);
+        assert_eq!(batch.pixel_values, samples.each_ref().map(|sample| sample.pixel_values.clone()));
         assert_eq!(batch.action_valid, [1.0, 1.0, 1.0, 0.0]);
     }
 
@@ -130,13 +123,13 @@ mod tests {
             let one =
                 |(at, (input_ids, image_grids, action_is_pad)): (usize, (Vec<u32>, Vec<[u32; 3]>, _))| {
                     let values = |len: usize| (0..len).map(|n| (at * 1000 + n) as f32).collect::<Vec<_>>();
-                    let pixels = if seen { 3 * patches(&image_grids) } else { 0 };
+                    let pixels = if seen { 3 * image_grids.len() } else { 0 };
                     Sample {
                         index: at as u64 * 7,
                         episode: 0,
                         frame: 0,
                         input_ids,
-                        pixel_values: values(pixels),
+                        pixel_values: values(pixels).into(),
                         image_grids,
                         state: values(2),
                         sensor: values(if seen { 6 } else { 0 }),

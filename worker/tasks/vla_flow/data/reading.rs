@@ -78,6 +78,7 @@ impl<'a> At<'a> {
     fn whole(&self, epoch: Option<u64>) -> Result<Sample, DataError> {
         let dataset = self.dataset;
         let (mut sample, task) = self.unseen()?;
+        let mut pixels = Vec::new();
         for frame in self.frames() {
             for (number, camera) in (0..).zip(&dataset.cameras) {
                 let mut image = frame.image(camera)?;
@@ -88,12 +89,13 @@ impl<'a> At<'a> {
                 let patches = dataset.images.process_decoded(image);
                 let patches = patches.map_err(|fault| frame.error(&camera.name, fault))?;
                 sample.image_grids.push(patches.grid);
-                match sample.pixel_values.is_empty() {
-                    true => sample.pixel_values = patches.pixel_values,
-                    false => sample.pixel_values.extend_from_slice(&patches.pixel_values),
+                match pixels.is_empty() {
+                    true => pixels = patches.pixel_values,
+                    false => pixels.extend_from_slice(&patches.pixel_values),
                 }
             }
         }
+        sample.pixel_values = pixels.into();
         sample.input_ids =
             dataset.prompt.encode(task, &sample.image_grids).map_err(|fault| self.error("task", fault))?;
         Ok(sample)
@@ -208,7 +210,7 @@ impl<'a> At<'a> {
             episode: self.number,
             frame: self.index - self.episode.start,
             input_ids: Vec::new(),
-            pixel_values: Vec::new(),
+            pixel_values: Arc::default(),
             image_grids: Vec::with_capacity(dataset.cameras.len()),
             state,
             sensor,

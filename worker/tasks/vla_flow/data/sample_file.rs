@@ -43,7 +43,7 @@ pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataEr
     let mut tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])> = vec![
         ("input_ids", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ids)),
         ("attention_mask", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ones)),
-        ("pixel_values", Dtype::F32, vec![patches, columns], bytemuck::cast_slice(&sample.pixel_values)),
+        ("pixel_values", Dtype::F32, vec![patches, columns], bytemuck::cast_slice(&sample.pixel_values[..])),
         ("image_grid_thw", Dtype::I64, vec![images, 3], bytemuck::cast_slice(&grids)),
         ("state", Dtype::F32, vec![dims.state], bytemuck::cast_slice(&sample.state)),
         ("actions", Dtype::F32, vec![dims.horizon, dims.action], bytemuck::cast_slice(&sample.actions)),

@@ -167,6 +167,7 @@ impl ObservationReader {
         let cameras = || self.file.cameras.iter().zip(&self.names.cameras);
         let pixels = cameras().map(|(camera, name)| self.pixels(request, camera, name));
         let pixels = pixels.collect::<Result<Vec<_>, _>>()?;
+        let mut seen = Vec::new();
         for frame in 0..self.frames() {
             for ((camera, name), pixels) in cameras().zip(&pixels) {
                 let CameraInput { height, width, .. } = *camera;
@@ -174,10 +175,11 @@ impl ObservationReader {
                 let pixels = pixels[frame * of_frame..][..of_frame].to_vec();
                 let patches = self.images.process_decoded(Rgb { height, width, pixels });
                 let patches = patches.map_err(|fault| BadRequest::new(name, fault))?;
-                sample.pixel_values.extend_from_slice(&patches.pixel_values);
+                seen.extend_from_slice(&patches.pixel_values);
                 sample.image_grids.push(patches.grid);
             }
         }
+        sample.pixel_values = seen.into();
         Ok(())
     }
 

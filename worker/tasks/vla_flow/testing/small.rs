@@ -1,5 +1,7 @@
 //! A policy on the small checkpoint that ships with the repository.
 
+use std::sync::Arc;
+
 use burn::backend::Flex;
 use coxswain_nn::{
     params::{FlatGrads, Trainables},
@@ -111,9 +113,10 @@ pub fn batch(rows: &[usize]) -> MicroBatch {
         batch.input_ids.extend(std::iter::repeat_n(0, padding).chain(prompt));
         batch.valid.push(padding as u32..seq_len as u32);
         let stream = 10 * row as u64;
-        for (image, grid) in grids[row].iter().enumerate() {
-            batch.pixel_values.extend(normal((grid[1] * grid[2]) as usize * 1176, stream + image as u64));
-        }
+        let image = |(image, grid): (usize, &[u32; 3])| {
+            normal((grid[1] * grid[2]) as usize * 1176, stream + image as u64)
+        };
+        batch.pixel_values.push(Arc::new(grids[row].iter().enumerate().flat_map(image).collect()));
         batch.image_grids.extend(grids[row]);
         batch.images_per_row.push(grids[row].len() as u32);
         batch.state.extend(normal(DIMS.state, stream + 5));

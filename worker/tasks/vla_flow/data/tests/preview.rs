@@ -20,7 +20,7 @@ fn pictures_and_numbers_are_those_of_samples() {
         // Resized as it is: cut again it gives the same patches, bit for bit.
         let image = Rgb { height: picture.height, width: picture.width, pixels: picture.rgb.clone() };
         let again = dataset.images.process_decoded(image).unwrap();
-        assert_eq!((again.grid, again.pixel_values), (sample.image_grids[0], sample.pixel_values));
+        assert_eq!((again.grid, again.pixel_values), (sample.image_grids[0], sample.pixel_values.to_vec()));
     }
     let [state, action] = &preview.plots[..] else { panic!("state and action") };
     for (frame, index) in samples.enumerate() {

@@ -62,7 +62,7 @@ fn a_written_sample_is_the_sample_that_training_sees() {
     assert_eq!(tensor("input_ids").shape(), [1, seq]);
     assert_eq!(tensor("attention_mask").shape(), [1, seq]);
     assert_eq!(tensor("pixel_values").shape(), [36, 1176]);
-    assert_eq!(tensor("pixel_values").data(), bytemuck::cast_slice::<f32, u8>(&sample.pixel_values));
+    assert_eq!(tensor("pixel_values").data(), bytemuck::cast_slice::<f32, u8>(&sample.pixel_values[..]));
     assert_eq!(tensor("image_grid_thw").shape(), [1, 3]);
     assert_eq!(tensor("sensor").shape(), [16, 6]);
     assert_eq!(tensor("actions").data(), bytemuck::cast_slice::<f32, u8>(&sample.actions));

@@ -82,7 +82,7 @@ fn a_sample_holds_the_frames_of_all_cameras_as_the_processor_cuts_them() {
             assert_eq!(sample.image_grids[camera], patches.grid);
             values.extend(patches.pixel_values);
         }
-        assert_eq!(sample.pixel_values, values, "sample {index}");
+        assert_eq!(*sample.pixel_values, values, "sample {index}");
     }
     assert_eq!(dataset.image_grids().unwrap(), Outline::read(&run(dir.path())).unwrap().grids);
 }

@@ -58,9 +58,9 @@ fn prompts(rows: &[(usize, Prompt)], extra_padding: usize) -> MicroBatch {
     batch.pixel_values = rows
         .iter()
         .zip(&grids)
-        .flat_map(|(&(number, _), grid)| {
+        .map(|(&(number, _), grid)| {
             let patches = grid.map_or(0, |[_, h, w]| h * w);
-            normal(patches as usize * 1176, 1000 + number as u64)
+            normal(patches as usize * 1176, 1000 + number as u64).into()
         })
         .collect();
     batch.valid = ids.iter().map(|ids| (seq_len - ids.len()) as u32..seq_len as u32).collect();
