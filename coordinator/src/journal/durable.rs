@@ -16,7 +16,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::RunSpec,
 };
-use redb::{Builder, Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use super::{
     Change, History, Identity, Journal, JournalError, LedgerEntry,
@@ -275,14 +275,14 @@ pub(super) fn open_whole(directory: &Path) -> Result<(Database, Contents), Journ
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, JournalError> {
         let repaired = Rc::new(Cell::new(false));
         let seen = repaired.clone();
-        let mut database = Builder::new()
-            .set_repair_callback(move |_| seen.set(true))
-            .create(&path)
-            .map_err(|error| match error {
-                DatabaseError::DatabaseAlreadyOpen => {
-                    JournalError::InUse { directory: directory.to_path_buf() }
+        let mut database =
+            rows::store().set_repair_callback(move |_| seen.set(true)).create(&path).map_err(|error| {
+                match error {
+                    DatabaseError::DatabaseAlreadyOpen => {
+                        JournalError::InUse { directory: directory.to_path_buf() }
+                    }
+                    other => store("open", other.to_string()),
                 }
-                other => store("open", other.to_string()),
             })?;
         let whole = database.check_integrity().map_err(|error| store("check", error.to_string()))?;
         if !whole || repaired.get() {

@@ -9,9 +9,9 @@
 
 use std::{path::Path, time::Duration};
 
-use redb::{Builder, Database, DatabaseError, StorageError};
+use redb::{Database, DatabaseError, StorageError};
 
-use super::{JournalError, copies::FILE};
+use super::{JournalError, copies::FILE, rows};
 
 /// Between two tries.
 const LOOK: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ pub(super) fn open_again(directory: &Path) -> Result<Option<Database>, JournalEr
         directory: directory.to_path_buf(),
         reason: error.to_string(),
     };
-    match Builder::new().create(directory.join(FILE)) {
+    match rows::store().create(directory.join(FILE)) {
         Ok(database) => Ok(Some(database)),
         Err(DatabaseError::Storage(StorageError::Io(error))) if is_full(&error) => Ok(None),
         Err(DatabaseError::DatabaseAlreadyOpen) => {

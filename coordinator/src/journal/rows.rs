@@ -13,7 +13,7 @@
 //! ```
 
 use coxswain_proto::limits::{MAX_FAULTS_KEPT, MAX_GENERATIONS_KEPT};
-use redb::{ReadableTable, TableDefinition, WriteTransaction};
+use redb::{Builder, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::LedgerEntry;
@@ -31,6 +31,17 @@ pub const FAILURES: TableDefinition<u64, &str> = TableDefinition::new("failures"
 pub const STEPS: TableDefinition<u64, &str> = TableDefinition::new("steps");
 pub const CACHE_PHASES: TableDefinition<u64, &str> = TableDefinition::new("turns");
 pub const CACHES: TableDefinition<u64, &str> = TableDefinition::new("caches");
+
+/// Bytes of its pages that the store keeps in memory; a gibibyte unless told otherwise. What is read is read
+/// once, when it is opened.
+const PAGES_KEPT: usize = 8 << 20;
+
+/// The store of these tables, to be opened.
+pub fn store() -> Builder {
+    let mut store = Builder::new();
+    store.set_cache_size(PAGES_KEPT);
+    store
+}
 
 /// Writes one record's effect.
 pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Error> {
