@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?).join("coxswain_v1.bin");
     std::fs::write(&out, prost_bytes(&descriptors))?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    tonic_prost_build::configure().codec_path("crate::codec::SmallBuffers").compile_fds(descriptors)?;
     Ok(())
 }
 
