@@ -202,7 +202,8 @@ impl Assignment {
     }
 }
 
-/// What outlives the coordinator.
+/// What outlives the coordinator. What is large is boxed: a world that forms is as many actions as it has
+/// workers, nearly all of them small.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// The data set all ranks agree on.
@@ -222,7 +223,7 @@ pub enum Record {
         place: u32,
     },
     /// A worker has a slot.
-    Worker(WorkerId, WorkerClaim),
+    Worker(WorkerId, Box<WorkerClaim>),
     /// A worker is gone, or was asked for again.
     Lost {
         /// Its slot.
@@ -275,7 +276,7 @@ pub enum Record {
     /// From a step on, a generation of the feature cache serves; what was decided for later steps is void.
     CachePhase(Decided),
     /// What is known of a generation of the feature cache.
-    CacheGeneration(GenerationEntry),
+    CacheGeneration(Box<GenerationEntry>),
     /// The run is over.
     Over(End),
 }

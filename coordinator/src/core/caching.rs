@@ -102,7 +102,7 @@ impl FeatureCache {
         let Some(entry) = self.book.entry(number).cloned() else { return false };
         let Changed { durable, completed, lost, drift } = changed;
         if durable {
-            out.push(Action::Record(Record::CacheGeneration(entry.clone())));
+            out.push(Action::Record(Record::CacheGeneration(Box::new(entry.clone()))));
         }
         if let Some(drift) = drift {
             out.push(Action::Publish(News::Cache(CacheNews::Drift(drift))));
@@ -190,7 +190,7 @@ impl FeatureCache {
     fn record(&self, decided: &Decided, out: &mut Vec<Action>) {
         out.push(Action::Record(Record::CachePhase(*decided)));
         let entry = self.book.entry(decided.generation.number).filter(|_| decided.begins());
-        out.extend(entry.map(|entry| Action::Record(Record::CacheGeneration(entry.clone()))));
+        out.extend(entry.map(|entry| Action::Record(Record::CacheGeneration(Box::new(entry.clone())))));
         out.push(Action::Publish(News::Cache(CacheNews::Decided(*decided))));
     }
 }

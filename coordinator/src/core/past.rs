@@ -166,7 +166,7 @@ impl Past {
                 self.cache_phases.split_off(&decided.first);
                 self.cache_phases.insert(decided.first, *decided);
             }
-            Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, entry.clone())),
+            Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, (**entry).clone())),
         }
     }
 

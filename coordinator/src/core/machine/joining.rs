@@ -97,7 +97,7 @@ impl Arrivals<'_> {
         let (host, pid, device) = (claim.host.clone(), claim.pid, claim.device.clone());
         let id = run.fleet.enter(run.now, claim.clone(), run.orders.checkpoints);
         run.progress.planned(plan, &claim, &mut run.out);
-        run.out.push(Action::Record(Record::Worker(id, claim)));
+        run.out.push(Action::Record(Record::Worker(id, Box::new(claim))));
         run.announce(MemberChange::Registered { slot, host, pid, device });
         if run.fleet.has_started(run.now, slot) {
             run.publish(News::Standstill(slot, "has made itself known".into()));

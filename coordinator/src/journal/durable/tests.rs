@@ -58,7 +58,7 @@ fn records() -> Vec<Record> {
     vec![
         Record::DataSet(claim(0).dataset),
         Record::Node { place: 0, node_id: "n".into(), host: "node-a".into() },
-        Record::Worker(WorkerId(10), claim(0)),
+        Record::Worker(WorkerId(10), Box::new(claim(0))),
         Record::Generation { generation: Generation(1), members: members(1) },
         Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
         Record::Quarantine(quarantine),

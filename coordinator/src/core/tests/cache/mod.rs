@@ -41,7 +41,7 @@ impl Mortal {
         // How workers come is not what these tests are about: they are recorded as a restarted coordinator
         // would find them.
         for rank in 0..2 {
-            kept.past.take(&Record::Worker(id(rank), claim(rank)));
+            kept.past.take(&Record::Worker(id(rank), Box::new(claim(rank))));
         }
         kept.past.take(&Record::DataSet(dataset()));
         kept.past.take(&Record::Node { place: 0, node_id: NODE.into(), host: "node-a".into() });
