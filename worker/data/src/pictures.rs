@@ -11,6 +11,9 @@ use crate::lerobot::frames::Pixels;
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
+/// Longest side accepted, which is JPEG's own: decoders hold rows besides the image, and a few bytes of a PNG can
+/// claim a row as large as all of it.
+const LONGEST_SIDE: usize = 65_535;
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
@@ -46,7 +49,8 @@ fn decode_png(encoded: &[u8]) -> Result<Pixels, String> {
     // off.
     decoder.set_transformations(Transformations::EXPAND);
     let mut reader = decoder.read_info().map_err(|e| e.to_string())?;
-    let mut bytes = vec![0; bounded(reader.output_buffer_size())?];
+    let (width, height) = reader.info().size();
+    let mut bytes = room([width as usize, height as usize], reader.output_buffer_size())?;
     let frame = reader.next_frame(&mut bytes).map_err(|e| e.to_string())?;
     bytes.truncate(frame.buffer_size());
     if frame.bit_depth == png::BitDepth::Sixteen {
@@ -79,14 +83,20 @@ fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
     };
     decoder.set_options(decoder.options().jpeg_set_out_colorspace(colours_are));
     let (width, height) = decoder.dimensions().ok_or("no size")?;
-    let mut bytes = vec![0; bounded(decoder.output_buffer_size())?];
+    let mut bytes = room([width, height], decoder.output_buffer_size())?;
     decoder.decode_into(&mut bytes).map_err(|e| e.to_string())?;
     Ok(Pixels { height, width, rgb: colours(bytes, channels) })
 }
 
-fn bounded(bytes: Option<usize>) -> Result<usize, String> {
-    let bytes = bytes.filter(|bytes| *bytes <= MAX_DECODED_BYTES);
-    bytes.ok_or_else(|| format!("it has more than {} MiB", MAX_DECODED_BYTES >> 20))
+/// Room for an image of these sides as its decoder puts it, which is not yet three bytes a pixel.
+fn room(sides: [usize; 2], bytes: Option<usize>) -> Result<Vec<u8>, String> {
+    if let Some(side) = sides.into_iter().find(|side| *side > LONGEST_SIDE) {
+        return Err(format!("a side has {side} pixels, and {LONGEST_SIDE} is the most"));
+    }
+    let fits = |bytes: &usize| (*bytes).max(3 * sides[0] * sides[1]) <= MAX_DECODED_BYTES;
+    let bytes =
+        bytes.filter(fits).ok_or_else(|| format!("it has more than {} MiB", MAX_DECODED_BYTES >> 20))?;
+    Ok(vec![0; bytes])
 }
 
 /// Red, green and blue of pixels of so many channels.
@@ -150,9 +160,15 @@ mod tests {
     #[test]
     fn hostile_pictures_are_refused_or_decoded_within_what_their_size_takes() {
         let bytes = |count: u8| (0..count).map(|i| i.wrapping_mul(37)).collect::<Vec<_>>();
+        // A row of 384 MiB, in 72 bytes.
+        let row = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x08\0\0\x02\0\0\0\x01\x08\x02\0\0\x01\x56\x44\x0b\x26\
+            \0\0\0\x0fIDAT\x78\x9c\x63\x62\x50\xf5\xca\x9f\xb2\x13\0\x05\x24\x02\x2e\xce\x1f\xcf\xaa\
+            \0\0\0\0IEND\xaeB`\x82";
+        assert!(decode(row).unwrap_err().contains("134217730 pixels"), "{:?}", decode(row).map(|_| ()));
         let png = [
             encoded(ColorType::Rgb, png::BitDepth::Eight, &bytes(2 * 3)),
             encoded(ColorType::GrayscaleAlpha, png::BitDepth::Sixteen, &bytes(2 * 4)),
+            row.to_vec(),
         ];
         // Chunks of a PNG have a CRC each; those of the header and of what follows it are mended.
         let mend = |bytes: &mut [u8]| {
