@@ -36,6 +36,8 @@ fn a_gpu_holds_what_was_planned() {
         ["train.recompute=full", "model.weights_dtype=float32"],
         ["train.recompute=none", "model.weights_dtype=bfloat16"],
         ["train.recompute=selective", "model.weights_dtype=bfloat16"],
+        ["train.recompute=full", "model.weights_dtype=nf4"],
+        ["train.recompute=none", "model.weights_dtype=int8"],
     ] {
         let [measured, predicted] = peaks(&settings);
         let off = predicted as f64 / measured as f64 - 1.0;

@@ -30,7 +30,7 @@ use self::{
 };
 use super::{
     AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
-    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight,
+    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, quantized::PackedMatrix,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -239,6 +239,10 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
 }
 
 impl<B: ModelBackend> LinearOps for Autodiff<B> {
+    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        Tensor::from_inner(B::widened(&packed_inner(parts)))
+    }
+
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: impl Into<Weight<Self>>,
@@ -387,10 +391,15 @@ impl<B: ModelBackend> Weight<Autodiff<B>> {
         match self {
             Self::Dense(w_oi) => Weight::Dense(w_oi.inner()),
             Self::Quantized(matrix) => Weight::Quantized(matrix),
+            Self::Packed(parts) => Weight::Packed(packed_inner(&parts)),
         }
     }
 
     fn is_tracked(&self) -> bool {
         matches!(self, Self::Dense(w_oi) if is_tracked(w_oi))
     }
+}
+
+fn packed_inner<B: ModelBackend>(parts: &[PackedMatrix<Autodiff<B>>]) -> Vec<PackedMatrix<B>> {
+    parts.iter().map(|part| part.clone().changed(Tensor::inner)).collect()
 }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, backend::Backend};
 
-use super::quantized::QuantizedMatrix;
+use super::{
+    LinearOps,
+    quantized::{PackedMatrix, QuantizedMatrix},
+};
 
 /// A linear layer's weight, `[o, i]`.
 #[derive(Clone, Debug)]
@@ -13,6 +16,8 @@ pub enum Weight<B: Backend> {
     Dense(Tensor<B, 2>),
     /// Constants of few bits, in host memory and shared.
     Quantized(Arc<QuantizedMatrix>),
+    /// The same on a device: one matrix, or those of joined layers, one below the other.
+    Packed(Vec<PackedMatrix<B>>),
 }
 
 impl<B: Backend> Weight<B> {
@@ -21,24 +26,46 @@ impl<B: Backend> Weight<B> {
         match self {
             Self::Dense(w_oi) => w_oi.dims(),
             Self::Quantized(matrix) => matrix.shape(),
+            Self::Packed(parts) => packed_dims(parts),
         }
     }
 
-    /// The type of its tensor, if it is one.
+    /// The type that products have it in; none where they read few bits.
     pub fn dtype(&self) -> Option<DType> {
         match self {
             Self::Dense(w_oi) => Some(w_oi.dtype()),
             Self::Quantized(_) => None,
+            Self::Packed(_) => Some(DType::BF16),
         }
     }
 
-    /// All of it as a tensor: the one that it is, or a new one in float32.
+    /// The weight of one of joined layers: the one of this number, which of a tensor `rows` gives. (What is
+    /// in host memory is not joined.)
+    pub fn layer(&self, number: usize, rows: impl FnOnce(&Tensor<B, 2>) -> Tensor<B, 2>) -> Self {
+        match self {
+            Self::Dense(w_oi) => Self::Dense(rows(w_oi)),
+            Self::Quantized(matrix) => Self::Quantized(Arc::clone(matrix)),
+            Self::Packed(parts) => Self::Packed(vec![parts[number].clone()]),
+        }
+    }
+}
+
+impl<B: LinearOps> Weight<B> {
+    /// All of it as a tensor: the one that it is, or a new one: in bfloat16 of what is packed, and else in
+    /// float32.
     pub fn into_tensor(self, device: &B::Device) -> Tensor<B, 2> {
         match self {
             Self::Dense(w_oi) => w_oi,
             Self::Quantized(matrix) => matrix.tensor(device),
+            Self::Packed(parts) => B::widened(&parts),
         }
     }
+}
+
+/// Outputs of all of these, and inputs.
+pub(super) fn packed_dims<B: Backend>(parts: &[PackedMatrix<B>]) -> [usize; 2] {
+    let outputs = parts.iter().map(|part| part.shape()[0]).sum();
+    [outputs, parts.first().map_or(0, |part| part.shape()[1])]
 }
 
 impl<B: Backend> From<Tensor<B, 2>> for Weight<B> {
@@ -50,5 +77,11 @@ impl<B: Backend> From<Tensor<B, 2>> for Weight<B> {
 impl<B: Backend> From<QuantizedMatrix> for Weight<B> {
     fn from(matrix: QuantizedMatrix) -> Self {
         Self::Quantized(Arc::new(matrix))
+    }
+}
+
+impl<B: Backend> From<PackedMatrix<B>> for Weight<B> {
+    fn from(matrix: PackedMatrix<B>) -> Self {
+        Self::Packed(vec![matrix])
     }
 }

@@ -8,11 +8,11 @@ use super::{
     launch::{floats, primitive, wrapped},
     linear,
     pointwise::Finish,
-    product,
+    product, quantized,
 };
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LinearOps, LowRank, LowRankGradients,
-    LowRankSaved, Residual, Weight,
+    LowRankSaved, Residual, Weight, quantized::PackedMatrix,
 };
 
 impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
@@ -22,6 +22,10 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        wrapped(quantized::widened(parts))
+    }
+
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
         wrapped(product::product(primitive(x), primitive(y)))
     }

@@ -10,10 +10,14 @@ use super::{
 };
 use crate::kernels::{
     DROPOUT_BLOCK, FEW_TOKENS, GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearOps, LowRank,
-    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight,
+    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, quantized::PackedMatrix,
 };
 
 impl LinearOps for Sizes {
+    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        on_gpu::widened(parts)
+    }
+
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: impl Into<Weight<Self>>,
