@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use burn::tensor::{Bytes, DType, Tensor, TensorData};
+use burn::tensor::{Bytes, Tensor, TensorData};
 use coxswain_nn::dtypes::{FrozenDtype, Packing, WeightsDtype};
 
 use super::{
@@ -190,7 +190,7 @@ impl<B: ModelBackend> Loader<'_, B> {
     /// In few bits, if that is how this module's weights are kept.
     fn frozen_linear(&self, module: &str, weight: &str, shape: [usize; 2]) -> Result<Weight<B>, ModelError> {
         match self.packing(module) {
-            Some(packing) if B::widens(self.device) => Ok(self.packed(weight, shape, packing)?.into()),
+            Some(packing) if B::unpacks(self.device) => Ok(self.packed(weight, shape, packing)?.into()),
             Some(packing) => Ok(self.checkpoint.quantized(weight, shape, packing)?.into()),
             None => Ok(self.matrix(weight, shape)?.into()),
         }

@@ -59,8 +59,8 @@ fn a_gpu_widens_few_bits_to_what_the_host_says() {
             for packing in [Packing::Nf4, Packing::Int8] {
                 // One below the other, the second of another number of rows.
                 let both = [matrix(packing, [outputs, inputs], 1), matrix(packing, [3, inputs], 2)];
-                let parts = both.each_ref().map(|matrix| PackedMatrix::on(matrix, &gpu));
-                let found: Vec<bf16> = Cuda::widened(&parts).into_data().into_vec().expect("bfloat16");
+                let parts = both.each_ref().map(|matrix| PackedMatrix::<Cuda>::on(matrix, &gpu));
+                let found: Vec<bf16> = Cuda::unpacked(&parts).into_data().into_vec().expect("bfloat16");
                 let expected = both.iter().flat_map(rounded);
                 let differ = found.iter().map(|value| value.to_bits()).zip(expected).enumerate();
                 let differ = differ.filter(|(_, (found, expected))| found != expected).map(|(at, _)| at);

@@ -34,10 +34,10 @@ fn in_float16(device: Device) {
     }
 }
 
-/// The fixtures of bitsandbytes, whose weights are widened to bfloat16: as far as autocast takes another model
-/// of their size.
+/// The fixtures of bitsandbytes, whose weights are widened to bfloat16. They are float32 in the file, and
+/// rounding them alone moves gradients of models as small as these by a tenth: twice that is allowed.
 fn in_few_bits(device: Device) {
-    let tolerance = Tolerance { values: 2e-2, ..Tolerance::of_autocast(IN_BFLOAT16[0]) };
+    let tolerance = Tolerance { values: 2e-2, gradients: 0.2 };
     for (case, dtype) in [("nf4", FrozenDtype::Nf4), ("int8", FrozenDtype::Int8)] {
         hold(case, Computer { device, accelerator: &NVIDIA, dtype }, tolerance);
     }

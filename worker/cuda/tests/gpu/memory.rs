@@ -26,22 +26,35 @@ fn peaks(settings: &[&str]) -> [u64; 2] {
     [of("forward").max(of("backward")), predicted.peak() - predicted.of(Category::Framework)]
 }
 
-#[test]
-fn a_gpu_holds_what_was_planned() {
-    if gpus("memory beside its prediction").is_none() {
-        return;
-    }
-    for settings in [
-        ["train.recompute=none", "model.weights_dtype=float32"],
-        ["train.recompute=full", "model.weights_dtype=float32"],
-        ["train.recompute=none", "model.weights_dtype=bfloat16"],
-        ["train.recompute=selective", "model.weights_dtype=bfloat16"],
-        ["train.recompute=full", "model.weights_dtype=nf4"],
-        ["train.recompute=none", "model.weights_dtype=int8"],
-    ] {
-        let [measured, predicted] = peaks(&settings);
+/// Whether under each of these settings the prediction is within 5 % of what was measured.
+fn hold(runs: &[[&str; 2]]) {
+    for settings in runs {
+        let [measured, predicted] = peaks(settings);
         let off = predicted as f64 / measured as f64 - 1.0;
         println!("{settings:?}: {measured} bytes at most, {predicted} predicted, {:+.1} %", 100.0 * off);
         assert!(off.abs() < 0.05, "{settings:?}: {measured} bytes, {predicted} predicted");
+    }
+}
+
+#[test]
+fn a_gpu_holds_what_was_planned() {
+    if gpus("memory beside its prediction").is_some() {
+        hold(&[
+            ["train.recompute=none", "model.weights_dtype=float32"],
+            ["train.recompute=full", "model.weights_dtype=float32"],
+            ["train.recompute=none", "model.weights_dtype=bfloat16"],
+            ["train.recompute=selective", "model.weights_dtype=bfloat16"],
+        ]);
+    }
+}
+
+#[test]
+fn a_gpu_holds_few_bits_as_planned() {
+    if gpus("memory of 4 and 8 bits beside its prediction").is_some() {
+        hold(&[
+            ["train.recompute=full", "model.weights_dtype=nf4"],
+            ["train.recompute=selective", "model.weights_dtype=nf4"],
+            ["train.recompute=none", "model.weights_dtype=int8"],
+        ]);
     }
 }

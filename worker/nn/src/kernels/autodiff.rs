@@ -239,8 +239,8 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
 }
 
 impl<B: ModelBackend> LinearOps for Autodiff<B> {
-    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
-        Tensor::from_inner(B::widened(&packed_inner(parts)))
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        Tensor::from_inner(B::unpacked(&packed_inner(parts)))
     }
 
     fn linear(

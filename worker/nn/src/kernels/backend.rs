@@ -22,8 +22,8 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     }
 
     /// Whether weights of few bits are kept on the device and widened there for each product
-    /// ([`LinearOps::widened`]): where products read no host memory.
-    fn widens(_device: &Self::Device) -> bool {
+    /// ([`LinearOps::unpacked`]): where products read no host memory.
+    fn unpacks(_device: &Self::Device) -> bool {
         false
     }
 

@@ -25,7 +25,7 @@ pub trait LinearOps: RowOps {
     }
 
     /// Matrices of few bits, one below the other, in bfloat16: for one product, and given back with it.
-    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
         let mut values = Vec::new();
         for part in parts {
             let mut wide = vec![0.0; part.shape().iter().product()];

@@ -57,7 +57,7 @@ impl<B: LinearOps> Weight<B> {
         match self {
             Self::Dense(w_oi) => w_oi,
             Self::Quantized(matrix) => matrix.tensor(device),
-            Self::Packed(parts) => B::widened(&parts),
+            Self::Packed(parts) => B::unpacked(&parts),
         }
     }
 }

@@ -22,8 +22,8 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
-        wrapped(quantized::widened(parts))
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        wrapped(quantized::unpacked(parts))
     }
 
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {

@@ -74,7 +74,7 @@ where
         true
     }
 
-    fn widens(_device: &Self::Device) -> bool {
+    fn unpacks(_device: &Self::Device) -> bool {
         true
     }
 

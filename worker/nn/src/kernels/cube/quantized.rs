@@ -23,8 +23,8 @@ const LANES: usize = 8;
 /// Codes of NF4.
 const CODES: u32 = 16;
 
-/// See [`LinearOps::widened`](crate::kernels::LinearOps::widened).
-pub fn widened<B, R>(parts: &[PackedMatrix<B>]) -> CubeTensor<R>
+/// See [`LinearOps::unpacked`](crate::kernels::LinearOps::unpacked).
+pub fn unpacked<B, R>(parts: &[PackedMatrix<B>]) -> CubeTensor<R>
 where
     B: Backend<IntTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,

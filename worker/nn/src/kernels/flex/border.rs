@@ -83,7 +83,7 @@ impl WeightValues {
             Weight::Quantized(matrix) => return Self::Quantized(matrix),
             Weight::Dense(w) if is_f32(&w) => return Self::F32(Values::of(w)),
             Weight::Dense(w) => primitive(w),
-            Weight::Packed(parts) => primitive(Flex::widened(&parts)),
+            Weight::Packed(parts) => primitive(Flex::unpacked(&parts)),
         };
         Self::Bf16(if w.layout().contiguous_offsets().is_some() { w } else { w.to_contiguous() })
     }

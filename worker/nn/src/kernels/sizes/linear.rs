@@ -14,8 +14,8 @@ use crate::kernels::{
 };
 
 impl LinearOps for Sizes {
-    fn widened(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
-        on_gpu::widened(parts)
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        on_gpu::unpacked(parts)
     }
 
     fn linear(

@@ -257,7 +257,7 @@ impl ModelBackend for Sizes {
         Client::of(*device).ledger().gpu
     }
 
-    fn widens(device: &SizesDevice) -> bool {
+    fn unpacks(device: &SizesDevice) -> bool {
         Self::joins(device)
     }
 }
