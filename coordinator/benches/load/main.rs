@@ -8,7 +8,8 @@
 //!
 //! The coordinator runs in a process of its own on one thread, with a journal on disk as in a real run; this
 //! process plays the workers, which share connections (each has its own stream and its own calls). With
-//! `--node N` it plays launchers instead, each with one connection and one stream for N workers. With
+//! `--node N` it plays launchers instead, each with one connection and one stream for N workers, whose
+//! heartbeats go with their steps. Memory is allocated as in `cox`. With
 //! `--core` the coordinator has that core, and this process all others. Prints the time from call to answer,
 //! the coordinator's processor time, and its resident memory at the beginning and at the end.
 
@@ -35,10 +36,14 @@ use coxswain_proto::{
     run_spec::RunSpec,
     v1,
 };
+use mimalloc::MiMalloc;
 use tokio::{net::TcpListener, sync::Barrier, task::JoinSet};
 use tonic::Status;
 
 use self::process::{pin, usage};
+
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 

@@ -10,7 +10,7 @@ use coxswain_proto::v1::{self, NodeNews, coordinator_client::CoordinatorClient, 
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
-    time::Instant as TokioInstant,
+    time::{Instant as TokioInstant, MissedTickBehavior},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
@@ -45,7 +45,7 @@ struct Node {
     generation: u64,
     assigned: usize,
     leased: usize,
-    /// Messages that are not answered: when they were sent, and whether they were heartbeats.
+    /// Messages that are not answered: when they were sent, and whether steps are in them.
     sent: HashMap<u64, (Instant, bool)>,
     last: u64,
 }
@@ -102,6 +102,7 @@ impl Node {
         let nodes = f64::from(self.stage.load.workers / self.stage.load.node);
         let share = Duration::from_secs_f64(f64::from(self.place) / nodes);
         let mut beats = tokio::time::interval(Duration::from_secs(1));
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.leased < self.workers.len() {
             tokio::select! {
                 _ = beats.tick() => self.beat().await?,
@@ -122,7 +123,6 @@ impl Node {
         let mut second = 0;
         while second < self.stage.load.seconds {
             tokio::select! {
-                _ = beats.tick() => self.beat().await?,
                 told = self.down.message() => self.hear(told?).await?,
                 () = tokio::time::sleep_until(begin + Duration::from_secs(second)) => {
                     self.report(second).await?;
@@ -156,6 +156,11 @@ impl Node {
 
     /// "They live."
     async fn beat(&mut self) -> Result<(), Status> {
+        let beats = self.beats();
+        self.say(NodeNews { beats, ..Default::default() }).await
+    }
+
+    fn beats(&self) -> Vec<v1::RankBeat> {
         let beats = self.workers.iter().map(|worker_id| {
             let beat = v1::HeartbeatRequest {
                 worker_id: *worker_id,
@@ -165,10 +170,10 @@ impl Node {
             };
             v1::RankBeat { beat: Some(beat), age_ms: 0 }
         });
-        let beats = beats.collect();
-        self.say(true, NodeNews { beats, ..Default::default() }).await
+        beats.collect()
     }
 
+    /// A step of each, and that they live.
     async fn report(&mut self, step: u64) -> Result<(), Status> {
         let first = self.place * self.stage.load.node;
         let steps = (first..).zip(&self.workers).map(|(rank, worker_id)| v1::ReportStepsRequest {
@@ -176,12 +181,13 @@ impl Node {
             steps: vec![self.stage.report(rank, self.generation, step)],
         });
         let steps = steps.collect();
-        self.say(false, NodeNews { steps, ..Default::default() }).await
+        let beats = self.beats();
+        self.say(NodeNews { beats, steps, ..Default::default() }).await
     }
 
-    async fn say(&mut self, beats: bool, news: NodeNews) -> Result<(), Status> {
+    async fn say(&mut self, news: NodeNews) -> Result<(), Status> {
         self.last += 1;
-        self.sent.insert(self.last, (Instant::now(), beats));
+        self.sent.insert(self.last, (Instant::now(), !news.steps.is_empty()));
         send(&mut self.up, NodeNews { number: self.last, ..news }).await
     }
 
@@ -195,8 +201,12 @@ impl Node {
             if let Some(refused) = heard.refused.first() {
                 return Err(Status::internal(format!("a worker was refused: {refused:?}")));
             }
-            let (asked, beats) = self.sent.remove(&heard.number).unwrap_or((Instant::now(), true));
-            times.note(if beats { &times.heartbeats } else { &times.reports }, asked);
+            let Some((asked, steps)) = self.sent.remove(&heard.number) else { continue };
+            // Heartbeats are in all of them.
+            times.note(&times.heartbeats, asked);
+            if steps {
+                times.note(&times.reports, asked);
+            }
         }
         for line in told.lines {
             match line.directive.and_then(|directive| directive.kind) {

@@ -2,7 +2,7 @@
 //! messages, and what comes down goes to whom it is for.
 //!
 //! Calls and closed lines go at once, steps a few milliseconds later with those of the other workers, and
-//! heartbeats once a second, the newest of each worker. More than one message is never composed ahead: what
+//! heartbeats with the next steps, or once a second, the newest of each worker. More than one message is never composed ahead: what
 //! cannot be sent yet gathers.
 
 use std::{
@@ -260,7 +260,8 @@ impl Outbox {
         self.steps_at.map_or(self.beats_at, |steps| steps.min(self.beats_at))
     }
 
-    /// The next message: all that there is, and beats when it is their time, of workers whose line is open.
+    /// The next message: all that there is, and beats when it is their time or steps go anyway, of workers
+    /// whose line is open.
     fn compose(
         &mut self,
         now: Instant,
@@ -268,7 +269,7 @@ impl Outbox {
         reported: &mut HashMap<u64, Vec<Reporter>>,
     ) -> NodeNews {
         let mut news = std::mem::take(&mut self.news);
-        if self.beats_at <= now {
+        if self.beats_at <= now || !news.steps.is_empty() {
             self.beats_at = now + HEARTBEAT_INTERVAL;
             for line in lines.values().filter(|line| line.open) {
                 let Some((beat, at)) = self.beats.remove(&line.worker) else { continue };
@@ -328,6 +329,21 @@ mod tests {
         let open = HashMap::from([(2, line(8, true))]);
         let later = outbox.compose(now + HEARTBEAT_INTERVAL, &open, &mut reported);
         assert_eq!(later.beats.len(), 1);
+    }
+
+    #[test]
+    fn heartbeats_go_with_steps_that_go_anyway_and_not_with_calls() {
+        let begin = clock::now();
+        let (mut outbox, mut reported) = (Outbox::new(begin), HashMap::new());
+        let lines = HashMap::from([(1, line(7, true))]);
+        outbox.beat(beat(7, &[]), begin);
+        outbox.news.calls.push(v1::RankCall::default());
+        assert!(outbox.compose(begin, &lines, &mut reported).beats.is_empty());
+        outbox.news.steps.push(v1::ReportStepsRequest { worker_id: 7, steps: Vec::new() });
+        let now = begin + Duration::from_millis(300);
+        let news = outbox.compose(now, &lines, &mut reported);
+        assert_eq!((news.beats.len(), news.steps.len()), (1, 1));
+        assert_eq!(outbox.next(), now + HEARTBEAT_INTERVAL, "and not once more before");
     }
 
     #[test]

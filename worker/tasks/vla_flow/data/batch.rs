@@ -98,7 +98,7 @@ pub struct MicroBatch {
     pub valid: Vec<Range<u32>>,
     /// Padded sequence length, `s`.
     pub seq_len: usize,
-    /// `[patches, 1176]` of all images of each row; none where features come in their place.
+    /// `[patches, 1176]` of all images of each row; empty where features come in their place.
     pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// One per image, in order of rows, then prompt order.
     pub image_grids: Vec<[u32; 3]>,
