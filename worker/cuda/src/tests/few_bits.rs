@@ -10,7 +10,7 @@ use burn_cuda::Cuda;
 use coxswain_nn::{
     dtypes::Packing,
     kernels::{
-        JoinedLayers, LinearLayer, LinearOps, LowRank, ModelBackend, RowOps, Weight,
+        JoinedLayers, LinearLayer, LinearOps, LowRank, ModelBackend, RowOps, Weight, WeightOps,
         quantized::{PackedMatrix, QuantizedMatrix},
     },
 };

@@ -30,7 +30,8 @@ use self::{
 };
 use super::{
     AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
-    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, quantized::PackedMatrix,
+    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, WeightOps,
+    quantized::PackedMatrix,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -238,11 +239,13 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
     }
 }
 
-impl<B: ModelBackend> LinearOps for Autodiff<B> {
+impl<B: ModelBackend> WeightOps for Autodiff<B> {
     fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
         Tensor::from_inner(B::unpacked(&packed_inner(parts)))
     }
+}
 
+impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: impl Into<Weight<Self>>,

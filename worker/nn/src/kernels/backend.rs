@@ -22,7 +22,7 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     }
 
     /// Whether weights of few bits are kept on the device and widened there for each product
-    /// ([`LinearOps::unpacked`]): where products read no host memory.
+    /// ([`unpacked`](super::WeightOps::unpacked)): where products read no host memory.
     fn unpacks(_device: &Self::Device) -> bool {
         false
     }

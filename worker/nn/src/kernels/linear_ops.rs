@@ -1,8 +1,7 @@
 //! Linear layers: products with a weight, alone, with a low-rank update, beside each other, on top of a
 //! residual.
 
-use burn::tensor::{DType, Tensor, TensorData};
-use half::bf16;
+use burn::tensor::Tensor;
 
 use super::{
     backward,
@@ -10,30 +9,17 @@ use super::{
         GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
         LowRankSaved, Residual,
     },
-    quantized::PackedMatrix,
     reference,
     row_ops::RowOps,
-    weight::{Weight, packed_dims},
+    weight::{Weight, WeightOps},
 };
 
 /// How a backend multiplies. What a product is added to may be rounded on the way: that is of the rows.
-pub trait LinearOps: RowOps {
+pub trait LinearOps: RowOps + WeightOps {
     /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or
     /// the type of both.
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
         x.matmul(y)
-    }
-
-    /// Matrices of few bits, one below the other, in bfloat16: for one product, and given back with it.
-    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
-        let mut values = Vec::new();
-        for part in parts {
-            let mut wide = vec![0.0; part.shape().iter().product()];
-            part.on_host().dequantize(0, &mut wide);
-            values.extend(wide.into_iter().map(bf16::from_f32));
-        }
-        let device = parts.first().map(|part| part.words().device()).unwrap_or_default();
-        Tensor::from_data(TensorData::new(values, packed_dims(parts)), (&device, DType::BF16))
     }
 
     /// `x w^T + bias` with a weight in the checkpoint's own layout: `x [n, i]`, `w [o, i]`, `bias [o]`;

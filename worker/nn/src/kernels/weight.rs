@@ -2,12 +2,25 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, backend::Backend};
+use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
+use half::bf16;
 
-use super::{
-    LinearOps,
-    quantized::{PackedMatrix, QuantizedMatrix},
-};
+use super::quantized::{PackedMatrix, QuantizedMatrix};
+
+/// What a backend does to a weight before it multiplies.
+pub trait WeightOps: Backend {
+    /// Matrices of few bits, one below the other, in bfloat16: for one product, and given back with it.
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        let mut values = Vec::new();
+        for part in parts {
+            let mut wide = vec![0.0; part.shape().iter().product()];
+            part.on_host().dequantize(0, &mut wide);
+            values.extend(wide.into_iter().map(bf16::from_f32));
+        }
+        let device = parts.first().map(|part| part.words().device()).unwrap_or_default();
+        Tensor::from_data(TensorData::new(values, packed_dims(parts)), (&device, DType::BF16))
+    }
+}
 
 /// A linear layer's weight, `[o, i]`.
 #[derive(Clone, Debug)]
@@ -50,7 +63,7 @@ impl<B: Backend> Weight<B> {
     }
 }
 
-impl<B: LinearOps> Weight<B> {
+impl<B: WeightOps> Weight<B> {
     /// All of it as a tensor: the one that it is, or a new one: in bfloat16 of what is packed, and else in
     /// float32.
     pub fn into_tensor(self, device: &B::Device) -> Tensor<B, 2> {

@@ -12,10 +12,10 @@ use super::{
 };
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LinearOps, LowRank, LowRankGradients,
-    LowRankSaved, Residual, Weight, quantized::PackedMatrix,
+    LowRankSaved, Residual, Weight, WeightOps, quantized::PackedMatrix,
 };
 
-impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
+impl<R, F, I, BT> WeightOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
     F: FloatElement,
@@ -25,7 +25,15 @@ where
     fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
         wrapped(quantized::unpacked(parts))
     }
+}
 
+impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {
         wrapped(product::product(primitive(x), primitive(y)))
     }

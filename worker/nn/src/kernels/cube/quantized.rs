@@ -23,7 +23,7 @@ const LANES: usize = 8;
 /// Codes of NF4.
 const CODES: u32 = 16;
 
-/// See [`LinearOps::unpacked`](crate::kernels::LinearOps::unpacked).
+/// See [`WeightOps::unpacked`](crate::kernels::WeightOps::unpacked).
 pub fn unpacked<B, R>(parts: &[PackedMatrix<B>]) -> CubeTensor<R>
 where
     B: Backend<IntTensorPrimitive = CubeTensor<R>>,

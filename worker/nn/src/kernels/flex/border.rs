@@ -13,7 +13,7 @@ use burn_flex::FlexTensor;
 use half::bf16;
 
 use super::{attention, linear};
-use crate::kernels::{AttentionMask, LinearOps, Weight, quantized::QuantizedMatrix};
+use crate::kernels::{AttentionMask, Weight, WeightOps, quantized::QuantizedMatrix};
 
 /// Whether these values are computed on here.
 pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {

@@ -10,14 +10,16 @@ use super::{
 };
 use crate::kernels::{
     DROPOUT_BLOCK, FEW_TOKENS, GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearOps, LowRank,
-    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, quantized::PackedMatrix,
+    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, quantized::PackedMatrix,
 };
 
-impl LinearOps for Sizes {
+impl WeightOps for Sizes {
     fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
         on_gpu::unpacked(parts)
     }
+}
 
+impl LinearOps for Sizes {
     fn linear(
         x_ni: Tensor<Self, 2>,
         w_oi: impl Into<Weight<Self>>,

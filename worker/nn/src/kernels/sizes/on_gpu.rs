@@ -48,7 +48,7 @@ fn as_type(x: Tensor<Sizes, 2>, dtype: DType) -> Tensor<Sizes, 2> {
     Fused::new([raw(x)]).makes_in(shape, dtype).one()
 }
 
-/// See [`LinearOps::unpacked`].
+/// See [`WeightOps::unpacked`].
 pub(super) fn unpacked(parts: &[PackedMatrix<Sizes>]) -> Tensor<Sizes, 2> {
     let mut words = parts.iter().map(|part| part.words().into_primitive());
     let first = words.next().expect("a weight has parts");
