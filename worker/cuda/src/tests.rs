@@ -19,6 +19,7 @@ use coxswain_worker::device::Accelerator;
 
 use crate::NVIDIA;
 
+mod few_bits;
 mod joined;
 mod peaks;
 mod rounded;

@@ -207,7 +207,7 @@ impl Checkpoint {
         packing: Packing,
     ) -> Result<QuantizedMatrix, ModelError> {
         if self.hollow {
-            return Ok(QuantizedMatrix::hollow(shape));
+            return Ok(QuantizedMatrix::hollow(packing, shape));
         }
         let at = self.locate(name, &shape)?;
         let Shard { file, path, .. } = &self.shards[at.shard];

@@ -36,11 +36,6 @@ pub enum ModelError {
         "float16 is for GPUs, and a CPU would gain nothing by it: bfloat16 takes the same memory there, float32 rounds nothing"
     )]
     Float16OnHost,
-    /// Weights of few bits were asked for on a GPU.
-    #[error(
-        "`model.weights_dtype: {0}` is for CPUs: there is no kernel yet that widens it on a GPU; set bfloat16, or train on a CPU (`--device cpu`)"
-    )]
-    QuantizedOnDevice(&'static str),
     /// A table was to stay in host memory, and is needed where the model is.
     #[error(
         "`memory.offload` is `embedding`, and the table of token embeddings {0}: it has to be where the model is; set `none`"

@@ -2,8 +2,8 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use burn::tensor::{Bytes, DType, Tensor, TensorData};
-use coxswain_nn::dtypes::FrozenDtype;
+use burn::tensor::{Bytes, Tensor, TensorData};
+use coxswain_nn::dtypes::{FrozenDtype, Packing, WeightsDtype};
 
 use super::{
     blocks::BlockWeights,
@@ -13,7 +13,10 @@ use super::{
     trains::Trains,
 };
 use coxswain_nn::{
-    kernels::{ModelBackend, Weight},
+    kernels::{
+        ModelBackend, Weight,
+        quantized::{PackedMatrix, QuantizedMatrix},
+    },
     lora::{
         Adapter, JoinedWeights, LoraLinear,
         linear::{LinearWeight, frozen},
@@ -29,11 +32,10 @@ const IN_FLIGHT: usize = 256 << 20;
 
 /// Whether a model on this backend can keep its weights so.
 pub fn check_dtype<B: ModelBackend>(dtype: FrozenDtype) -> Result<(), ModelError> {
-    match dtype.packing() {
-        _ if B::ON_HOST && dtype == FrozenDtype::Float16 => Err(ModelError::Float16OnHost),
-        Some(packing) if !B::ON_HOST => Err(ModelError::QuantizedOnDevice(packing.name())),
-        _ => Ok(()),
+    if B::ON_HOST && dtype == FrozenDtype::Float16 {
+        return Err(ModelError::Float16OnHost);
     }
+    Ok(())
 }
 
 /// Whether a model on this backend can have its blocks so.
@@ -118,16 +120,17 @@ impl<B: ModelBackend> Loader<'_, B> {
             return Ok((each.collect::<Result<_, _>>()?, None));
         };
         let mut row = 0;
-        let each = shapes.iter().map(|LinearShape { module, features: [inputs, outputs], bias }| {
+        let each = shapes.iter().enumerate().map(|(number, shape)| {
+            let LinearShape { module, features: [inputs, outputs], bias } = shape;
             let part =
                 |joined: &Tensor<B, 1>, width| B::matrix_view(joined.clone(), row * width, [*outputs, width]);
             let flat = |x: &Tensor<B, 2>| x.clone().reshape([x.dims().iter().product::<usize>()]);
-            let weight_oi = part(&flat(&joined.w_oi), *inputs);
+            let weight_oi = joined.w_oi.layer(number, |w_oi| part(&flat(w_oi), *inputs));
             let of_layer = |bias_o: &Tensor<B, 1>| part(bias_o, 1).reshape([*outputs]).into();
             let bias_o = joined.bias_o.as_ref().filter(|_| *bias).map(of_layer);
             row += outputs;
             let adapter = self.adapter(module, [*inputs, *outputs]);
-            LoraLinear::new(LinearWeight::Frozen(weight_oi.into()), bias_o, adapter)
+            LoraLinear::new(LinearWeight::Frozen(weight_oi), bias_o, adapter)
         });
         Ok((each.collect(), Some(joined)))
     }
@@ -155,48 +158,59 @@ impl<B: ModelBackend> Loader<'_, B> {
         B::joins(self.device)
             && aligned
             && !drops
-            && self.dtype.packing().is_none_or(|_| !packs(&shapes[0].module))
             && shapes.iter().all(|shape| frozen(shape) && alike(shape) && together(shape))
     }
 
-    /// The weights of these layers as one matrix, and their biases.
+    /// The weights of these layers one below the other, and their biases.
     fn joined(&self, shapes: &[LinearShape]) -> Result<JoinedWeights<B>, ModelError> {
         let (dtype, inputs) = (self.dtype.dense(), shapes[0].features[0]);
         let outputs: usize = shapes.iter().map(|shape| shape.features[1]).sum();
-        if !B::VALUES {
-            let hollow = |shape: &[usize], dtype| TensorData {
-                bytes: Bytes::from_bytes_vec(Vec::new()),
-                shape: shape.into(),
-                dtype,
-            };
-            let bias_o = shapes[0].bias.then(|| self.placed(hollow(&[outputs], DType::F32))).transpose()?;
-            return Ok(JoinedWeights {
-                w_oi: self.placed(hollow(&[outputs, inputs], kept_as(dtype)))?,
-                bias_o,
-            });
-        }
-        let mut rows = Vec::with_capacity(outputs * inputs * dtype.bytes() as usize);
-        let mut biases = Vec::new();
-        for LinearShape { module, features: [_, outputs], bias } in shapes {
-            let shape = [*outputs, inputs];
-            let matrix = self.checkpoint.matrix(&format!("{module}.weight"), &shape, &shape, dtype)?;
-            rows.extend_from_slice(&matrix.bytes);
-            if *bias {
-                let bias = self.checkpoint.vector(&format!("{module}.bias"), *outputs)?;
-                biases.extend_from_slice(bias.as_slice::<f32>().expect("vectors are read as float32"));
+        let matrix = |LinearShape { module, features: [inputs, outputs], .. }: &LinearShape| {
+            (format!("{module}.weight"), [*outputs, *inputs])
+        };
+        let w_oi = match self.packing(&shapes[0].module) {
+            Some(packing) => {
+                let packed = |(name, shape): (String, [usize; 2])| self.packed(&name, shape, packing);
+                Weight::Packed(shapes.iter().map(matrix).map(packed).collect::<Result<_, _>>()?)
             }
-        }
-        let w_oi = TensorData::from_bytes_vec(rows, [outputs, inputs], kept_as(dtype));
-        let bias_o = shapes[0].bias.then(|| self.placed(TensorData::new(biases, [outputs]))).transpose()?;
-        Ok(JoinedWeights { w_oi: self.placed(w_oi)?, bias_o })
+            None => {
+                let rows = shapes.iter().map(matrix);
+                let rows = rows.map(|(name, shape)| self.checkpoint.matrix(&name, &shape, &shape, dtype));
+                self.placed(stacked(rows, [outputs, inputs], dtype)?)?.into()
+            }
+        };
+        let bias_of = |LinearShape { module, features: [_, outputs], .. }: &LinearShape| {
+            self.checkpoint.vector(&format!("{module}.bias"), *outputs)
+        };
+        let biases = shapes[0].bias.then(|| shapes.iter().map(bias_of));
+        let bias_o = biases.map(|biases| self.placed(stacked(biases, [outputs], WeightsDtype::Float32)?));
+        Ok(JoinedWeights { w_oi, bias_o: bias_o.transpose()? })
     }
 
     /// In few bits, if that is how this module's weights are kept.
     fn frozen_linear(&self, module: &str, weight: &str, shape: [usize; 2]) -> Result<Weight<B>, ModelError> {
-        match self.dtype.packing().filter(|_| packs(module)) {
+        match self.packing(module) {
+            Some(packing) if B::unpacks(self.device) => Ok(self.packed(weight, shape, packing)?.into()),
             Some(packing) => Ok(self.checkpoint.quantized(weight, shape, packing)?.into()),
             None => Ok(self.matrix(weight, shape)?.into()),
         }
+    }
+
+    /// How this module's weights are packed, if they are.
+    fn packing(&self, module: &str) -> Option<Packing> {
+        self.dtype.packing().filter(|_| packs(module))
+    }
+
+    /// The weight of a linear layer in few bits on the device.
+    fn packed(
+        &self,
+        weight: &str,
+        shape: [usize; 2],
+        packing: Packing,
+    ) -> Result<PackedMatrix<B>, ModelError> {
+        let matrix = self.checkpoint.quantized(weight, shape, packing)?;
+        let bytes = QuantizedMatrix::device_bytes(packing, shape) as usize;
+        self.kept(bytes, matrix, |matrix| PackedMatrix::on(&matrix, self.device))
     }
 
     /// A bias or a gain, by the tensor's full name.
@@ -253,14 +267,26 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.placed(self.checkpoint.vector(name, len)?)
     }
 
-    /// A tensor on the device. Waits for the device now and then; on the CPU there is nothing to wait for.
+    /// A tensor on the device.
     fn placed<const D: usize>(&self, data: TensorData) -> Result<Tensor<B, D>, ModelError> {
-        pulse::beat();
-        let in_flight = self.in_flight.get() + data.bytes.len();
+        let bytes = data.bytes.len();
         let data = if B::ON_HOST { data } else { unmapped(data) };
+        self.kept(bytes, data, |data| frozen(data, self.device))
+    }
+
+    /// What `place` makes on the device, of so many bytes. Waits for the device now and then; on the CPU
+    /// there is nothing to wait for.
+    fn kept<I: Send, T: Send>(
+        &self,
+        bytes: usize,
+        data: I,
+        place: impl Fn(I) -> T + Send,
+    ) -> Result<T, ModelError> {
+        pulse::beat();
+        let in_flight = self.in_flight.get() + bytes;
         // Held to the end: a device's allocator gives each exactly what it takes, not the next larger of its
         // pages.
-        let tensor = B::memory_persistent_allocations(self.device, data, |data| frozen(data, self.device));
+        let tensor = B::memory_persistent_allocations(self.device, data, place);
         self.in_flight.set(in_flight);
         if in_flight >= IN_FLIGHT {
             self.in_flight.set(0);
@@ -271,6 +297,24 @@ impl<B: ModelBackend> Loader<'_, B> {
         }
         Ok(tensor)
     }
+}
+
+/// Tensors one behind the other, as one of this shape.
+fn stacked<const D: usize>(
+    parts: impl Iterator<Item = Result<TensorData, ModelError>>,
+    shape: [usize; D],
+    dtype: WeightsDtype,
+) -> Result<TensorData, ModelError> {
+    let (mut bytes, elements) = (Vec::new(), shape.iter().product::<usize>());
+    for part in parts {
+        let part = part?.bytes;
+        // There are none where there are no values.
+        if !part.is_empty() {
+            bytes.reserve_exact(elements * dtype.bytes() as usize - bytes.len());
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(TensorData { bytes: Bytes::from_bytes_vec(bytes), shape: shape.into(), dtype: kept_as(dtype) })
 }
 
 /// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by

@@ -170,7 +170,7 @@ impl<B: ModelBackend> QwenVl<B> {
         match self.head.as_ref()?.weight_on_tape(params) {
             Weight::Dense(weight_vd) => Some(weight_vd),
             // A head is never quantized.
-            Weight::Quantized(_) => None,
+            Weight::Quantized(_) | Weight::Packed(_) => None,
         }
     }
 

@@ -61,7 +61,15 @@ impl FrozenTensor {
         self.packed_bytes(dtype).unwrap_or_else(|| self.dense_dtype(dtype).bytes() * self.elements as u64)
     }
 
-    /// The same, if it is quantized then.
+    /// The same on a GPU, where few bits lie in words.
+    pub fn device_bytes(&self, dtype: FrozenDtype) -> u64 {
+        match dtype.packing().zip(self.packs) {
+            Some((packing, shape)) => QuantizedMatrix::device_bytes(packing, shape),
+            None => self.kept_bytes(dtype),
+        }
+    }
+
+    /// Bytes in host memory, if it is quantized then.
     pub fn packed_bytes(&self, dtype: FrozenDtype) -> Option<u64> {
         Some(QuantizedMatrix::bytes(dtype.packing()?, self.packs?))
     }

@@ -51,15 +51,6 @@ impl Model {
             ),
             "remove it, or set `model.weights_dtype: bfloat16`",
         );
-        f.require(
-            spec.launch.device != DeviceChoice::Cuda || self.weights_dtype.packing().is_none(),
-            "model.weights_dtype",
-            format_args!(
-                "is `{}`, which is for CPUs, and `launch.device` is `cuda`",
-                self.weights_dtype.name()
-            ),
-            "set `model.weights_dtype: bfloat16`, or `launch.device: cpu`",
-        );
         check_train(&self.train, f);
     }
 }

@@ -15,10 +15,10 @@ pub enum FrozenDtype {
     /// the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
     Float16,
     /// Linear layers of the language model in 4 bits and a bit of scales (QLoRA, arXiv 2305.14314),
-    /// everything else in bfloat16. On CPUs.
+    /// everything else in bfloat16.
     Nf4,
     /// The same linear layers in 8 bits (LLM.int8's layout of weights, arXiv 2208.07339), everything else in
-    /// bfloat16. On CPUs.
+    /// bfloat16.
     Int8,
 }
 

@@ -29,7 +29,7 @@ pub fn layers<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let bias_o = Some(Tensor::from_inner(tensor::<B, 1>([sum], 2, device)));
         let gain = || Tensor::from_inner(tensor::<B, 1>([width], 3, device));
         let layers = |updates| JoinedLayers {
-            w_oi: w_oi.clone(),
+            w_oi: w_oi.clone().into(),
             bias_o: bias_o.clone(),
             updates,
             outputs: outputs.clone(),
@@ -97,7 +97,7 @@ pub fn block<B: ModelBackend>(device: &B::Device, narrow: DType) -> Vec<Vec<f32>
         .map(|[inputs, outputs]| [leaf([8, inputs]), leaf([outputs, 8])]);
     let [q, k, v, gate, up, down] = factors.each_ref().map(update);
     let joined = |seed, outputs: Vec<usize>, updates, rounded| JoinedLayers {
-        w_oi: weight([outputs.iter().sum(), 64], seed),
+        w_oi: weight([outputs.iter().sum(), 64], seed).into(),
         bias_o: None,
         updates,
         outputs,

@@ -26,7 +26,7 @@ fn joined_outputs_are_rounded_where_the_next_kernel_reads_them() {
         for updates in [0, 2] {
             let of = |rounded| {
                 let layers = JoinedLayers {
-                    w_oi: w.clone().cast(DType::BF16),
+                    w_oi: w.clone().cast(DType::BF16).into(),
                     bias_o: Some(tensor([2 * outputs], 3, &gpu)),
                     updates: (0..updates).map(|_| update(0.5, [inputs, outputs], &gpu)).collect(),
                     outputs: vec![outputs; 2],

@@ -63,6 +63,19 @@ fn what_is_bfloat16_learns_the_curve_of_float32_on_the_cpu() {
 }
 
 #[test]
+fn a_gpu_learns_from_few_bits_as_the_cpu_does() {
+    const FEW: usize = 4;
+    if gpus("a few steps in 4 and 8 bits beside the CPU").is_none() {
+        return;
+    }
+    for weights in ["nf4", "int8"] {
+        let [found, expected] =
+            [DeviceChoice::Cuda, DeviceChoice::Cpu].map(|device| losses(device, [weights, "float32"], FEW));
+        assert_close(&format!("GPU, {weights}"), &found, &expected, 2e-2);
+    }
+}
+
+#[test]
 fn a_gpu_learns_the_cpus_curve() {
     if gpus("fifty steps beside the CPU").is_none() {
         return;

@@ -34,6 +34,15 @@ fn in_float16(device: Device) {
     }
 }
 
+/// The fixtures of bitsandbytes, whose weights are widened to bfloat16. They are float32 in the file, and
+/// rounding them alone moves gradients of models as small as these by a tenth: twice that is allowed.
+fn in_few_bits(device: Device) {
+    let tolerance = Tolerance { values: 2e-2, gradients: 0.2 };
+    for (case, dtype) in [("nf4", FrozenDtype::Nf4), ("int8", FrozenDtype::Int8)] {
+        hold(case, Computer { device, accelerator: &NVIDIA, dtype }, tolerance);
+    }
+}
+
 #[test]
 fn the_cpu_gives_the_fixtures_within_a_gpus_tolerances() {
     in_float32(Device::Cpu);
@@ -55,6 +64,13 @@ fn a_gpu_gives_the_fixtures_in_float32() {
 fn a_gpu_gives_the_fixtures_in_bfloat16() {
     if gpus("fixtures in bfloat16").is_some() {
         in_bfloat16(Device::Cuda(0));
+    }
+}
+
+#[test]
+fn a_gpu_gives_the_fixtures_in_few_bits() {
+    if gpus("fixtures in 4 and 8 bits").is_some() {
+        in_few_bits(Device::Cuda(0));
     }
 }
 

@@ -43,3 +43,24 @@ fn a_gpu_holds_what_was_planned() {
         assert!(off.abs() < 0.05, "{settings:?}: {measured} bytes, {predicted} predicted");
     }
 }
+
+/// Codes and the widened copy: what a plan leaves out of weights in bfloat16, it leaves out here, to 1 %.
+#[test]
+fn a_gpu_holds_few_bits_as_planned() {
+    if gpus("memory of 4 and 8 bits beside its prediction").is_none() {
+        return;
+    }
+    for recompute in ["train.recompute=full", "train.recompute=none"] {
+        let [half, nf4, int8] = ["bfloat16", "nf4", "int8"].map(|dtype| {
+            let settings = [recompute, &format!("model.weights_dtype={dtype}")];
+            let [measured, predicted] = peaks(&settings);
+            println!("{settings:?}: {measured} bytes at most, {predicted} predicted");
+            [measured as f64, predicted as f64]
+        });
+        for [measured, predicted] in [nf4, int8] {
+            let off = ((measured - predicted) - (half[0] - half[1])) / measured;
+            assert!(off.abs() < 0.01, "{recompute}: {measured} bytes, {predicted} predicted, {half:?}");
+            assert!(measured < half[0] && predicted < half[1], "{recompute}: more than bfloat16 takes");
+        }
+    }
+}

@@ -30,7 +30,8 @@ use self::{
 };
 use super::{
     AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
-    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight,
+    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, WeightOps,
+    quantized::PackedMatrix,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -238,6 +239,12 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
     }
 }
 
+impl<B: ModelBackend> WeightOps for Autodiff<B> {
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        Tensor::from_inner(B::unpacked(&packed_inner(parts)))
+    }
+}
+
 impl<B: ModelBackend> LinearOps for Autodiff<B> {
     fn linear(
         x_ni: Tensor<Self, 2>,
@@ -387,10 +394,15 @@ impl<B: ModelBackend> Weight<Autodiff<B>> {
         match self {
             Self::Dense(w_oi) => Weight::Dense(w_oi.inner()),
             Self::Quantized(matrix) => Weight::Quantized(matrix),
+            Self::Packed(parts) => Weight::Packed(packed_inner(&parts)),
         }
     }
 
     fn is_tracked(&self) -> bool {
         matches!(self, Self::Dense(w_oi) if is_tracked(w_oi))
     }
+}
+
+fn packed_inner<B: ModelBackend>(parts: &[PackedMatrix<Autodiff<B>>]) -> Vec<PackedMatrix<B>> {
+    parts.iter().map(|part| part.clone().changed(Tensor::inner)).collect()
 }

@@ -21,6 +21,12 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
         false
     }
 
+    /// Whether weights of few bits are kept on the device and widened there for each product
+    /// ([`unpacked`](super::WeightOps::unpacked)): where products read no host memory.
+    fn unpacks(_device: &Self::Device) -> bool {
+        false
+    }
+
     /// Lets go of host memory that a device was given to copy, but for what it was given last: waits until
     /// all else has been copied.
     fn let_go_of_uploads(_device: &Self::Device) {}

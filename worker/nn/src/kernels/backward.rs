@@ -12,7 +12,7 @@ use burn::{
     },
 };
 
-use super::{AttentionMask, AttentionSaved, LowRankGradients, LowRankSaved, reference};
+use super::{AttentionMask, AttentionSaved, LowRankGradients, LowRankSaved, WeightOps, reference};
 
 type Gradients<B> = <Autodiff<B> as AutodiffBackend>::Gradients;
 
@@ -87,7 +87,7 @@ pub fn linear_bias<B: Backend>(dy_no: Tensor<B, 2>) -> Tensor<B, 1> {
 }
 
 /// See [`LinearOps::lora_linear_backward`](super::LinearOps::lora_linear_backward).
-pub fn lora_linear<B: Backend>(
+pub fn lora_linear<B: WeightOps>(
     saved: LowRankSaved<B>,
     dy_no: Tensor<B, 2>,
     wants_dx: bool,

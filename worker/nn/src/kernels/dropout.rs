@@ -46,7 +46,7 @@ impl<B: Backend> DropoutRows<B> {
     }
 
     /// The same rows on another backend, whose tensors `change` makes.
-    pub(super) fn changed<C: Backend>(
+    pub fn changed<C: Backend>(
         self,
         change: impl FnOnce(Tensor<B, 1, Int>) -> Tensor<C, 1, Int>,
     ) -> DropoutRows<C> {

@@ -11,11 +11,11 @@ use super::{
     },
     reference,
     row_ops::RowOps,
-    weight::Weight,
+    weight::{Weight, WeightOps},
 };
 
 /// How a backend multiplies. What a product is added to may be rounded on the way: that is of the rows.
-pub trait LinearOps: RowOps {
+pub trait LinearOps: RowOps + WeightOps {
     /// `x y` of each pair of matrices in a batch, `[.., n, k]` and `[.., k, o]`, of one type; in float32 or
     /// the type of both.
     fn product<const D: usize>(x: Tensor<Self, D>, y: Tensor<Self, D>) -> Tensor<Self, D> {

@@ -53,5 +53,5 @@ pub use self::{
     row_ops::RowOps,
     tape::Tape,
     upload::upload,
-    weight::Weight,
+    weight::{Weight, WeightOps},
 };

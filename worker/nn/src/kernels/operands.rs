@@ -105,7 +105,7 @@ pub struct LinearLayer<B: Backend> {
 #[derive(Clone, Debug)]
 pub struct JoinedLayers<B: Backend> {
     /// Weights, `[o, i]`: the outputs of all.
-    pub w_oi: Tensor<B, 2>,
+    pub w_oi: Weight<B>,
     /// Biases, `[o]`.
     pub bias_o: Option<Tensor<B, 1>>,
     /// Updates.
@@ -124,7 +124,7 @@ impl<B: Backend> JoinedLayers<B> {
             let from = start;
             start += outputs;
             LinearLayer {
-                w_oi: self.w_oi.clone().narrow(0, from, outputs).into(),
+                w_oi: self.w_oi.layer(number, |w_oi| w_oi.clone().narrow(0, from, outputs)),
                 bias_o: self.bias_o.clone().map(|bias_o| bias_o.narrow(0, from, outputs)),
                 update: self.updates.get(number).cloned(),
             }

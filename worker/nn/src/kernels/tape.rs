@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use burn::{
     backend::{Autodiff, Flex},
-    tensor::{Tensor, backend::Backend},
+    tensor::{Int, Tensor, backend::Backend},
 };
 
-use super::{DropoutRows, LinearOps, ModelBackend, Residual, Weight, autodiff};
+use super::{LinearOps, ModelBackend, Residual, Weight, autodiff};
 
 /// Where a forward pass runs: on a plain backend, keeping nothing, or recording for a backward pass on top of
 /// one.
@@ -25,8 +25,8 @@ pub trait Tape: ModelBackend {
     /// A tensor of the plain backend as a constant of this tape.
     fn lift<const D: usize>(tensor: Tensor<Self::Base, D>) -> Tensor<Self, D>;
 
-    /// Rows of an input of the plain backend as rows of this tape.
-    fn lift_rows(rows: DropoutRows<Self::Base>) -> DropoutRows<Self>;
+    /// Words that kernels of the plain backend read, as a constant of this tape.
+    fn lift_words(words: Tensor<Self::Base, 1, Int>) -> Tensor<Self, 1, Int>;
 
     /// [`linear`](LinearOps::linear) with a weight that is a leaf. Its gradient is not computed in the
     /// backward pass: `leave` is given what it is made of, `dy` and `x` of
@@ -74,8 +74,8 @@ impl Tape for Flex {
         tensor
     }
 
-    fn lift_rows(rows: DropoutRows<Flex>) -> DropoutRows<Flex> {
-        rows
+    fn lift_words(words: Tensor<Flex, 1, Int>) -> Tensor<Flex, 1, Int> {
+        words
     }
 
     fn lower<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
@@ -90,8 +90,8 @@ impl<B: ModelBackend> Tape for Autodiff<B> {
         Tensor::from_inner(tensor)
     }
 
-    fn lift_rows(rows: DropoutRows<B>) -> DropoutRows<Self> {
-        rows.changed(Tensor::from_inner)
+    fn lift_words(words: Tensor<B, 1, Int>) -> Tensor<Self, 1, Int> {
+        Tensor::from_inner(words)
     }
 
     fn linear_leaving_weight(
@@ -139,6 +139,9 @@ impl<B: Backend> Weight<B> {
         match self {
             Self::Dense(w_oi) => Weight::Dense(T::lift(w_oi.clone())),
             Self::Quantized(matrix) => Weight::Quantized(Arc::clone(matrix)),
+            Self::Packed(parts) => {
+                Weight::Packed(parts.iter().map(|part| part.clone().changed(T::lift_words)).collect())
+            }
         }
     }
 }

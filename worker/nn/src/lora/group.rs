@@ -5,14 +5,14 @@ use burn::tensor::{DType, Tensor};
 
 use super::{LoraLinear, forward_all};
 use crate::{
-    kernels::{JoinedLayers, ModelBackend, Tape},
+    kernels::{JoinedLayers, ModelBackend, Tape, Weight},
     params::{Keep, ParamScope},
 };
 
-/// Frozen weights of some layers, one below the other: the memory that the layers' own are parts of.
+/// Frozen weights of some layers, one below the other: what the layers' own are parts of.
 pub struct JoinedWeights<B: ModelBackend> {
     /// `[o, i]`: the outputs of all.
-    pub w_oi: Tensor<B, 2>,
+    pub w_oi: Weight<B>,
     /// Biases, `[o]`.
     pub bias_o: Option<Tensor<B, 1>>,
 }
@@ -51,7 +51,7 @@ impl<B: ModelBackend, const N: usize> LinearGroup<B, N> {
     /// The type that all of them read their input in, on a backend that rounds at all.
     pub fn rounds_input(&self) -> Option<DType> {
         if let Some(joined) = &self.joined {
-            return Some(joined.w_oi.dtype()).filter(|dtype| *dtype != DType::F32);
+            return joined.w_oi.dtype().filter(|dtype| *dtype != DType::F32);
         }
         let [first, rest @ ..] = self.layers.as_slice() else { return None };
         first.rounds_input().filter(|dtype| rest.iter().all(|layer| layer.rounds_input() == Some(*dtype)))
@@ -74,11 +74,11 @@ impl<B: ModelBackend, const N: usize> LinearGroup<B, N> {
         };
         let adapters = self.layers.iter().filter_map(LoraLinear::adapter);
         let layers = JoinedLayers {
-            w_oi: T::lift(w_oi.clone()),
+            w_oi: w_oi.lifted(),
             bias_o: bias_o.clone().map(T::lift),
             updates: adapters.map(|adapter| adapter.update(params)).collect(),
             outputs: self.layers.iter().map(LoraLinear::outputs).collect(),
-            rounded: rounded && w_oi.dtype() == DType::BF16,
+            rounded: rounded && w_oi.dtype() == Some(DType::BF16),
         };
         GroupOutputs::Joined(params.noted_joined(x_ni, &keeps, layers))
     }

@@ -213,7 +213,7 @@ impl<'a, T: Tape> ParamScope<'a, T> {
 
     /// The rows of this block's inputs, if anything of them may be dropped.
     pub fn dropout_rows(&self) -> Option<DropoutRows<T>> {
-        self.dropout.borrow().clone().map(T::lift_rows)
+        self.dropout.borrow().clone().map(|rows| rows.changed(T::lift_words))
     }
 
     /// Linear layers of one input, computed or, where this scope reads notes, recalled from them.

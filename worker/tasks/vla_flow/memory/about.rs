@@ -200,7 +200,8 @@ impl Frozen {
             })
         };
         Ok(Self {
-            whole: FrozenDtype::ALL.map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.kept_bytes(dtype))),
+            whole: FrozenDtype::ALL
+                .map(|dtype| FrozenBytes::of(tensors, |tensor| tensor.device_bytes(dtype))),
             copied: FrozenDtype::ALL.map(copied),
         })
     }

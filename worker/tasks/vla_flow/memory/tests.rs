@@ -246,6 +246,25 @@ fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
 }
 
 #[test]
+fn a_gpu_holds_few_bits_and_widens_the_weights_of_one_product() {
+    let base = subject("qwen2.5-vl-3b.yaml");
+    let [half, nf4, int8] = [FrozenDtype::Bfloat16, FrozenDtype::Nf4, FrozenDtype::Int8].map(|dtype| {
+        let subject = base.changed(|spec| spec.vla_mut().model.weights_dtype = dtype);
+        subject.expect("no new names").predict(gpu(4, 1))
+    });
+    let text = &base.config.text;
+    // Gate and up are joined, and the largest.
+    let (layers, most) = (text.num_layers as u64, 2 * (2 * text.intermediate_size * text.hidden_size) as u64);
+    for (few, bits) in [(nf4, 4.2), (int8, 8.1)] {
+        let saved = half.of(Category::FrozenWeights) - few.of(Category::FrozenWeights);
+        let gate_and_up = (layers * most) as f64 * (1.0 - bits / 16.0);
+        assert!(saved as f64 > gate_and_up, "{saved}");
+        let more = few.of(Category::Activations) - half.of(Category::Activations);
+        assert!(more > 0 && more <= most, "{more} of at most {most}");
+    }
+}
+
+#[test]
 fn on_a_host_streaming_saves_what_is_copied_out_of_the_files_and_nothing_else() {
     let host = Ask { micro_batch: 2, world: 1, rank: 0, place: Place::Host { threads: 2 } };
     // The small model is stored in bfloat16.

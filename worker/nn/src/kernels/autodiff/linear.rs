@@ -47,7 +47,7 @@ pub(super) fn linear_node<B: ModelBackend>(
 ) -> Tensor<Autodiff<B>, 2> {
     let w = match w_oi {
         Weight::Dense(w_oi) => tracked(w_oi),
-        quantized @ Weight::Quantized(_) => return quantized_node(x, quantized.inner(), bias, y_no),
+        few_bits => return quantized_node(x, few_bits.inner(), bias, y_no),
     };
     let w_for_dx = x.is_tracked().then(|| plain::<B, 2>(&w));
     let x_for_dw = w.is_tracked().then(|| plain::<B, 2>(&x));
@@ -71,7 +71,7 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
-/// The same of a weight that has no tensor.
+/// The same of a weight that is no tensor.
 fn quantized_node<B: ModelBackend>(
     x: Tracked<B>,
     w_oi: Weight<B>,

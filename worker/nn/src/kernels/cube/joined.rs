@@ -12,7 +12,7 @@
 //! which a layer's are a block. At ranks as these the rest of it costs a few hundredths of the product `dx`,
 //! and a launch for each layer is saved.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
@@ -46,7 +46,8 @@ where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    let (x, w) = (as_weights(x_ni, &layers.w_oi), primitive(layers.w_oi.clone().transpose()));
+    let w = primitive(layers.w_oi.clone().into_tensor(&x_ni.device()).transpose());
+    let x = contiguous_as(primitive(x_ni), w.dtype);
     let finish = Finish { bias_o: layers.bias_o.clone().map(floats), ..Finish::default() };
     if layers.updates.is_empty() && !layers.rounded {
         return (wrapped(product_finished(x, w, finish)), None);
@@ -72,22 +73,23 @@ where
     R: CubeRuntime,
 {
     let JoinedSaved { x_ni, down_nr, layers } = saved;
-    let dy: CubeTensor<R> = as_weights(dy_no, &layers.w_oi);
+    let (dtype, device) = (layers.w_oi.dtype().unwrap_or(DType::F32), x_ni.device());
+    let dy: CubeTensor<R> = contiguous_as(primitive(dy_no), dtype);
     let finish = Finish { more_no: sum_ni.map(floats), ..Finish::default() };
-    let w = layers.w_oi.clone();
+    let w = || primitive(layers.w_oi.clone().into_tensor(&device));
     let Some(down_nr) = down_nr else {
-        let dx = wants_dx.then(|| product_finished(dy, primitive(w), finish));
+        let dx = wants_dx.then(|| product_finished(dy, w(), finish));
         return JoinedGradients { dx_ni: dx.map(wrapped), updates: Vec::new() };
     };
     let downs = layers.updates.iter().map(|update| (raising(update), update.scale));
     let ddown = low_rank::reduced_side_by_side(dy.clone(), downs.collect());
     let dx_ni = wants_dx.then(|| {
         let ups = layers.updates.iter().map(|update| reducing(update).0);
-        let dense = product(dy.clone(), primitive(w));
+        let dense = product(dy.clone(), w());
         wrapped(low_rank::raised(dense, ddown.clone(), ups.collect(), finish))
     });
     let transposed = |x: CubeTensor<R>| -> CubeTensor<R> { primitive(wrapped::<B, R, 2>(x).transpose()) };
-    let da = product(transposed(ddown), as_weights(x_ni, &layers.w_oi));
+    let da = product(transposed(ddown), contiguous_as(primitive(x_ni), dtype));
     let db = product(transposed(dy), primitive(down_nr));
     let (mut row, rank) = (0, layers.updates[0].a_ri.dims()[0]);
     let of_layer = |(number, &outputs): (usize, &usize)| {
@@ -115,13 +117,4 @@ where
     R: CubeRuntime,
 {
     Factor::b(floats(update.b_or.clone()))
-}
-
-/// A matrix in the type of the weights, contiguous.
-fn as_weights<B, R>(x_nk: Tensor<B, 2>, w_oi: &Tensor<B, 2>) -> CubeTensor<R>
-where
-    B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    contiguous_as(primitive(x_nk), w_oi.dtype())
 }

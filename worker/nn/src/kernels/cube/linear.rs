@@ -108,8 +108,7 @@ where
     R: CubeRuntime,
 {
     let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
-    let w_oi = w_oi.into_tensor(&x_ni.device());
-    let w = primitive(w_oi.clone().transpose());
+    let w = primitive(w_oi.into_tensor(&x_ni.device()).transpose());
     if let Some(dropout) = &update.dropout {
         let x = floats(x_ni);
         let read = dropout::dropped(x.clone(), dropout);
@@ -118,19 +117,19 @@ where
         let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
         return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
     }
-    let x: CubeTensor<R> = as_read(x_ni, &w_oi);
+    let x: CubeTensor<R> = as_read(x_ni, w.dtype);
     let (m, raising, factor, dtype) = (Factor::a(a), Factor::b(b), update.scale, x.dtype);
     let made = low_rank::applied(x, w, Reduction { m, raising, factor, dtype }, finish);
     (wrapped(made.y), wrapped(made.down))
 }
 
 /// An input as a layer reads it: of the weight's type if it is so already, and else float32.
-fn as_read<B, R>(x_ni: Tensor<B, 2>, w_oi: &Tensor<B, 2>) -> CubeTensor<R>
+fn as_read<B, R>(x_ni: Tensor<B, 2>, weight: DType) -> CubeTensor<R>
 where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    if x_ni.dtype() == w_oi.dtype() { into_contiguous(primitive(x_ni)) } else { floats(x_ni) }
+    if x_ni.dtype() == weight { into_contiguous(primitive(x_ni)) } else { floats(x_ni) }
 }
 
 /// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
@@ -144,7 +143,7 @@ where
     R: CubeRuntime,
 {
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
-    let w_oi = w_oi.into_tensor(&x_ni.device());
+    let (weight, device) = (w_oi.dtype().unwrap_or(DType::F32), x_ni.device());
     let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
     if let Some(dropout) = &update.dropout {
         let mut made = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None, DType::F32);
@@ -152,8 +151,11 @@ where
         let dx_ni = dx.map(|finish| {
             let low = floats(B::product(ddown_nr.clone(), wrapped(a)));
             let more_no = Some(dropout::dropped(low, dropout));
-            let dense =
-                finished(wrapped::<B, R, 2>(dy.clone()), w_oi, Finish { more_no, ..Finish::default() });
+            let dense = finished(
+                wrapped::<B, R, 2>(dy.clone()),
+                w_oi.into_tensor(&device),
+                Finish { more_no, ..Finish::default() },
+            );
             wrapped(pointwise::finished(primitive(dense), finish))
         });
         let read_ni = wrapped(dropout::dropped(floats(x_ni), dropout));
@@ -164,13 +166,14 @@ where
         };
     }
     // Of the input's type, as `down` is: what gradients are made of has one.
-    let x = as_read::<B, R>(x_ni, &w_oi);
-    let (dtype, narrow) = (x.dtype, low_rank::narrow(w_oi.dtype()));
+    let x = as_read::<B, R>(x_ni, weight);
+    let (dtype, narrow) = (x.dtype, low_rank::narrow(weight));
     let (dx_ni, ddown_nr, rounded) = match dx {
         Some(finish) => {
             let (m, raising, factor) = (Factor::b(b), Factor::a(a), update.scale);
             let reduction = Reduction { m, raising, factor, dtype };
-            let made = low_rank::applied(dy.clone(), primitive(w_oi), reduction, finish);
+            let w = primitive(w_oi.into_tensor(&device));
+            let made = low_rank::applied(dy.clone(), w, reduction, finish);
             (Some(wrapped(made.y)), wrapped(made.down), made.x)
         }
         None => {

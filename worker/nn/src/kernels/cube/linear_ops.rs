@@ -8,12 +8,24 @@ use super::{
     launch::{floats, primitive, wrapped},
     linear,
     pointwise::Finish,
-    product,
+    product, quantized,
 };
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LinearOps, LowRank, LowRankGradients,
-    LowRankSaved, Residual, Weight,
+    LowRankSaved, Residual, Weight, WeightOps, quantized::PackedMatrix,
 };
+
+impl<R, F, I, BT> WeightOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        wrapped(quantized::unpacked(parts))
+    }
+}
 
 impl<R, F, I, BT> LinearOps for CubeBackend<R, F, I, BT>
 where

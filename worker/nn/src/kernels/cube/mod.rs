@@ -15,7 +15,8 @@
 //! trial       kernels that fail when they are first used
 //! low_rank    what a low-rank update adds to one
 //! dropout     what a low-rank update does not read
-//! linear      linear layers, made of these four
+//! quantized   weights of few bits, widened for one product
+//! linear      linear layers, made of these five
 //! joined      those of one input whose weights lie together
 //! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
@@ -26,6 +27,7 @@
 //! | operation | on an accelerator |
 //! |---|---|
 //! | products with a bfloat16 weight | bfloat16 inputs, float32 sums and results; no copy of the weight |
+//! | products with a weight of few bits | the same with a copy in bfloat16, which is gone after the product |
 //! | LoRA beside a product | usual ranks: float32 on plain cores, in the passes around it |
 //! | products of float32 alone | exact under a float32 model, else as [`precision`](super::precision) says |
 //! | attention | [`blockwise`](super::blockwise): tile by tile, segment by segment |
@@ -48,6 +50,7 @@ mod linear_ops;
 mod low_rank;
 mod pointwise;
 mod product;
+mod quantized;
 mod rotary;
 mod row_ops;
 mod rows;
@@ -55,10 +58,10 @@ mod scores;
 mod trial;
 pub mod watermark;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
-use super::{DropoutRows, ModelBackend, Tape};
+use super::{ModelBackend, Tape};
 
 impl<R, F, I, BT> ModelBackend for CubeBackend<R, F, I, BT>
 where
@@ -68,6 +71,10 @@ where
     BT: BoolElement,
 {
     fn joins(_device: &Self::Device) -> bool {
+        true
+    }
+
+    fn unpacks(_device: &Self::Device) -> bool {
         true
     }
 
@@ -90,8 +97,8 @@ where
         tensor
     }
 
-    fn lift_rows(rows: DropoutRows<Self>) -> DropoutRows<Self> {
-        rows
+    fn lift_words(words: Tensor<Self, 1, Int>) -> Tensor<Self, 1, Int> {
+        words
     }
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {

@@ -13,7 +13,7 @@ use burn_flex::FlexTensor;
 use half::bf16;
 
 use super::{attention, linear};
-use crate::kernels::{AttentionMask, Weight, quantized::QuantizedMatrix};
+use crate::kernels::{AttentionMask, Weight, WeightOps, quantized::QuantizedMatrix};
 
 /// Whether these values are computed on here.
 pub fn is_f32<const D: usize>(x: &Tensor<Flex, D>) -> bool {
@@ -83,6 +83,7 @@ impl WeightValues {
             Weight::Quantized(matrix) => return Self::Quantized(matrix),
             Weight::Dense(w) if is_f32(&w) => return Self::F32(Values::of(w)),
             Weight::Dense(w) => primitive(w),
+            Weight::Packed(parts) => primitive(Flex::unpacked(&parts)),
         };
         Self::Bf16(if w.layout().contiguous_offsets().is_some() { w } else { w.to_contiguous() })
     }

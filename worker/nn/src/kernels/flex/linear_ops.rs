@@ -8,11 +8,13 @@ use super::{
 };
 use crate::{
     kernels::{
-        Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight, backward,
-        reference,
+        Dropout, GradientSlot, LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight, WeightOps,
+        backward, reference,
     },
     profile,
 };
+
+impl WeightOps for Flex {}
 
 impl LinearOps for Flex {
     fn linear(

@@ -11,6 +11,8 @@ use crate::kernels::vectorised;
 
 /// The largest code.
 const MOST: f32 = 127.0;
+/// What codes are multiplied with, beside their row's largest magnitude.
+pub(in crate::kernels) const INVERSE: f32 = 1.0 / MOST;
 
 /// The codes of a matrix, and of each row its largest magnitude.
 #[derive(Debug)]
@@ -57,7 +59,7 @@ impl Int8Codes {
                 #[inline(always)]
                 || {
                     for (value, code) in row.iter_mut().zip(codes) {
-                        *value = f32::from(*code) * absmax * (1.0 / MOST);
+                        *value = f32::from(*code) * absmax * INVERSE;
                     }
                 },
             );
@@ -70,8 +72,12 @@ impl Int8Codes {
         (outputs * inputs + 4 * outputs) as u64
     }
 
+    /// Of [`parts`](Self::parts).
+    pub fn of_parts(codes: Vec<i8>, absmax: Vec<f32>) -> Self {
+        Self { codes, absmax }
+    }
+
     /// Codes, and the largest magnitudes of rows.
-    #[cfg(test)]
     pub fn parts(&self) -> (&[i8], &[f32]) {
         (&self.codes, &self.absmax)
     }

@@ -6,18 +6,28 @@
 //! ```
 //!
 //! A matrix is quantized while it is read, piece by piece: as numbers it is never whole in memory. The bits
-//! depend on its values alone, not on threads. Products widen a panel of it at a time (`flex::linear`).
+//! depend on its values alone, not on threads. Products of a CPU widen a panel of it at a time
+//! (`flex::linear`); on a GPU it lies in words (`packed`), and is widened as a whole for each product
+//! (`cube::quantized`).
 //!
 //! What this module does not do: outliers of activations in a precision of their own (LLM.int8's other half),
-//! and products of integers: what is multiplied is float32, and so is every sum.
+//! and products of integers.
 
 mod dynamic;
 mod int8;
 mod nf4;
+mod packed;
 mod pieces;
 
 use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
 
+pub use self::packed::PackedMatrix;
+#[cfg(feature = "cuda")]
+pub(super) use self::{
+    int8::INVERSE,
+    nf4::{BLOCK, GROUP},
+    packed::{Nf4Places, int8_magnitudes},
+};
 use self::{int8::Int8Codes, nf4::Nf4Codes};
 use crate::dtypes::Packing;
 
@@ -33,7 +43,7 @@ enum Codes {
     Nf4(Nf4Codes),
     Int8(Int8Codes),
     /// Sizes are all there is.
-    Hollow,
+    Hollow(Packing),
 }
 
 impl QuantizedMatrix {
@@ -52,8 +62,16 @@ impl QuantizedMatrix {
     }
 
     /// One without values, where sizes are all there is.
-    pub fn hollow(shape: [usize; 2]) -> Self {
-        Self { shape, codes: Codes::Hollow }
+    pub fn hollow(packing: Packing, shape: [usize; 2]) -> Self {
+        Self { shape, codes: Codes::Hollow(packing) }
+    }
+
+    fn packing(&self) -> Packing {
+        match self.codes {
+            Codes::Nf4(_) => Packing::Nf4,
+            Codes::Int8(_) => Packing::Int8,
+            Codes::Hollow(packing) => packing,
+        }
     }
 
     /// Outputs and inputs.
@@ -66,7 +84,7 @@ impl QuantizedMatrix {
         match &self.codes {
             Codes::Nf4(codes) => codes.is_finite(),
             Codes::Int8(codes) => codes.is_finite(),
-            Codes::Hollow => true,
+            Codes::Hollow(_) => true,
         }
     }
 
@@ -75,13 +93,13 @@ impl QuantizedMatrix {
         match &self.codes {
             Codes::Nf4(codes) => codes.dequantize(first, to),
             Codes::Int8(codes) => codes.dequantize(first, to),
-            Codes::Hollow => {}
+            Codes::Hollow(_) => {}
         }
     }
 
     /// All of it in float32.
     pub fn tensor<B: Backend>(&self, device: &B::Device) -> Tensor<B, 2> {
-        if matches!(self.codes, Codes::Hollow) {
+        if matches!(self.codes, Codes::Hollow(_)) {
             return Tensor::zeros(self.shape, (device, DType::F32));
         }
         let mut values = vec![0.0f32; self.shape[0] * self.shape[1]];
@@ -89,7 +107,7 @@ impl QuantizedMatrix {
         Tensor::from_data(TensorData::new(values, self.shape), (device, DType::F32))
     }
 
-    /// Bytes that a matrix of `shape` takes.
+    /// Bytes that a matrix of `shape` takes in host memory.
     pub fn bytes(packing: Packing, shape: [usize; 2]) -> u64 {
         match packing {
             Packing::Nf4 => Nf4Codes::bytes(shape[0] * shape[1]),

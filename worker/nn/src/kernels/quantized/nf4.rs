@@ -16,15 +16,15 @@ use super::{
 use crate::kernels::vectorised;
 
 /// Weights that share a scale.
-const BLOCK: usize = 64;
+pub(in crate::kernels) const BLOCK: usize = 64;
 /// Scales that share a range.
-const GROUP: usize = 256;
+pub(in crate::kernels) const GROUP: usize = 256;
 /// The least divisor, for a block of zeros.
 const LEAST: f32 = 1e-38;
 
 /// Quantiles of the normal distribution, scaled to [-1, 1] (the paper's appendix E), as bitsandbytes rounds
 /// them.
-const VALUES: [f32; 16] = [
+pub(super) const VALUES: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,
@@ -134,8 +134,12 @@ impl Nf4Codes {
         (len.div_ceil(2) + scales + 4 * scales.div_ceil(GROUP) + size_of::<f32>()) as u64
     }
 
+    /// Of [`parts`](Self::parts).
+    pub fn of_parts(codes: Vec<u8>, scales: Vec<u8>, ranges: Vec<f32>, mean: f32) -> Self {
+        Self { codes, scales, ranges, mean }
+    }
+
     /// Codes, quantized scales, ranges and mean.
-    #[cfg(test)]
     pub fn parts(&self) -> (&[u8], &[u8], &[f32], f32) {
         (&self.codes, &self.scales, &self.ranges, self.mean)
     }

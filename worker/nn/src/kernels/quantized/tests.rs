@@ -2,10 +2,12 @@
 
 use std::{convert::Infallible, fs, path::Path};
 
+use burn::backend::Flex;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
 use super::*;
+use crate::kernels::sizes::Sizes;
 
 const CASES: [&str; 5] = ["wide", "uneven", "odd", "zeros", "spread"];
 
@@ -136,6 +138,20 @@ fn bits_do_not_depend_on_threads() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_matrix_comes_back_from_its_words(shape in [1usize..70, 1usize..300], int8: bool) {
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|at| (at as f32 * 0.7).sin()).collect();
+        let packing = if int8 { Packing::Int8 } else { Packing::Nf4 };
+        let matrix = quantized(packing, shape, &values);
+        let packed = PackedMatrix::<Flex>::on(&matrix, &Default::default());
+        let bytes = 4 * packed.words().dims()[0];
+        prop_assert_eq!(bytes as u64, QuantizedMatrix::device_bytes(packing, shape));
+        prop_assert_eq!(widened(&packed.on_host()), widened(&matrix));
+        let hollow = QuantizedMatrix::hollow(packing, shape);
+        let hollow = PackedMatrix::<Sizes>::on(&hollow, &Default::default());
+        prop_assert_eq!(4 * hollow.words().dims()[0], bytes);
+    }
 
     #[test]
     fn a_part_is_a_part_of_the_whole(

@@ -24,7 +24,7 @@ fn cooked<const D: usize>(x: Raw) -> Tensor<Sizes, D> {
 pub(super) fn held(weight: Weight<Sizes>) -> Option<Raw> {
     match weight {
         Weight::Dense(w_oi) => Some(raw(w_oi)),
-        Weight::Quantized(_) => None,
+        Weight::Quantized(_) | Weight::Packed(_) => None,
     }
 }
 

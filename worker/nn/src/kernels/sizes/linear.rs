@@ -10,8 +10,14 @@ use super::{
 };
 use crate::kernels::{
     DROPOUT_BLOCK, FEW_TOKENS, GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearOps, LowRank,
-    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight,
+    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, quantized::PackedMatrix,
 };
+
+impl WeightOps for Sizes {
+    fn unpacked(parts: &[PackedMatrix<Self>]) -> Tensor<Self, 2> {
+        on_gpu::unpacked(parts)
+    }
+}
 
 impl LinearOps for Sizes {
     fn linear(

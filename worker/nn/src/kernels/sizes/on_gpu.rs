@@ -1,7 +1,8 @@
 //! Operations that a GPU does otherwise than a CPU, by size: as `kernels::cube` has them.
 //!
 //! ```text
-//! linear     inputs are rounded to the weight's type first; of half precision already, `x a^T` is so, too
+//! linear     inputs are rounded to the weight's type first; of half precision already, `x a^T` is so, too;
+//!            a weight of few bits is widened first, and gone with its product
 //! joined     outputs side by side, of half precision where it is asked for
 //! attention  the tiles of `blockwise` themselves, between operations by size
 //! ```
@@ -12,7 +13,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    fused::{Fused, held, next, raw},
+    fused::{Fused, next, raw},
     products,
     router::Sizes,
 };
@@ -20,6 +21,8 @@ use crate::kernels::{
     AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, JoinedGradients, JoinedLayers, JoinedSaved,
     LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight,
     blockwise::{self, Scores, Seen},
+    quantized::PackedMatrix,
+    weight::packed_dims,
 };
 
 /// Whether a tensor is in a GPU's memory.
@@ -28,11 +31,13 @@ pub(super) fn is_on_gpu<const D: usize>(x: &Tensor<Sizes, D>) -> bool {
 }
 
 /// As products read it: rounded to half precision if the other side is of it.
-fn rounded_like(x: Tensor<Sizes, 2>, w: Option<DType>) -> Tensor<Sizes, 2> {
-    match w.filter(|w| *w != DType::F32 && *w != x.dtype()) {
-        Some(dtype) => as_type(x, dtype),
-        None => x,
-    }
+fn rounded_like(x: Tensor<Sizes, 2>, w: DType) -> Tensor<Sizes, 2> {
+    if w == DType::F32 { x } else { as_type(x, w) }
+}
+
+/// The type that a weight is in when it is multiplied.
+fn multiplied_in(w_oi: &Weight<Sizes>) -> DType {
+    w_oi.dtype().unwrap_or(DType::F32)
 }
 
 fn as_type(x: Tensor<Sizes, 2>, dtype: DType) -> Tensor<Sizes, 2> {
@@ -43,14 +48,21 @@ fn as_type(x: Tensor<Sizes, 2>, dtype: DType) -> Tensor<Sizes, 2> {
     Fused::new([raw(x)]).makes_in(shape, dtype).one()
 }
 
+/// See [`WeightOps::unpacked`].
+pub(super) fn unpacked(parts: &[PackedMatrix<Sizes>]) -> Tensor<Sizes, 2> {
+    let mut words = parts.iter().map(|part| part.words().into_primitive());
+    let first = words.next().expect("a weight has parts");
+    Fused::new([first]).and(words).makes_in(packed_dims(parts), DType::BF16).one()
+}
+
 /// A product of this arithmetic, in float32.
 fn product(
     x: Tensor<Sizes, 2>,
-    w_oi: &Weight<Sizes>,
+    w_oi: Tensor<Sizes, 2>,
     [rows, inputs, outputs]: [usize; 3],
     width: usize,
 ) -> Tensor<Sizes, 2> {
-    let fused = Fused::new([raw(x)]).and(held(w_oi.clone()));
+    let fused = Fused::new([raw(x), raw(w_oi)]);
     fused.makes([rows, width]).computes(products::linear([rows, inputs, outputs])).one()
 }
 
@@ -61,13 +73,15 @@ pub(super) fn linear(
     _bias_o: Option<Tensor<Sizes, 1>>,
 ) -> Tensor<Sizes, 2> {
     let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
-    product(rounded_like(x_ni, w_oi.dtype()), &w_oi, [rows, inputs, outputs], outputs)
+    let w_oi = w_oi.into_tensor(&x_ni.device());
+    product(rounded_like(x_ni, w_oi.dtype()), w_oi, [rows, inputs, outputs], outputs)
 }
 
 /// See [`LinearOps::linear_input_gradient`].
 pub(super) fn linear_input_gradient(dy_no: Tensor<Sizes, 2>, w_oi: Weight<Sizes>) -> Tensor<Sizes, 2> {
     let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
-    product(rounded_like(dy_no, w_oi.dtype()), &w_oi, [rows, inputs, outputs], inputs)
+    let w_oi = w_oi.into_tensor(&dy_no.device());
+    product(rounded_like(dy_no, w_oi.dtype()), w_oi, [rows, inputs, outputs], inputs)
 }
 
 /// What an update makes of rows: `[n, r]`, in this type.
@@ -84,9 +98,10 @@ pub(super) fn lora_linear(
     update: &LowRank<Sizes>,
 ) -> (Tensor<Sizes, 2>, Tensor<Sizes, 2>) {
     let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-    let x_ni = if w_oi.dtype() == Some(x_ni.dtype()) { x_ni } else { as_type(x_ni, DType::F32) };
+    let w_oi = w_oi.into_tensor(&x_ni.device());
+    let x_ni = if w_oi.dtype() == x_ni.dtype() { x_ni } else { as_type(x_ni, DType::F32) };
     let down_nr = low(&x_ni, [rows, inputs, rank], x_ni.dtype());
-    let y_no = product(rounded_like(x_ni, w_oi.dtype()), &w_oi, [rows, inputs, outputs], outputs);
+    let y_no = product(rounded_like(x_ni, w_oi.dtype()), w_oi, [rows, inputs, outputs], outputs);
     let raised = Fused::new([raw(down_nr.clone()), raw(y_no)]).makes([rows, outputs]);
     let y_no = next(&mut raised.computes(products::linear([rows, rank, outputs])).named("changed"));
     (y_no, down_nr)
@@ -100,16 +115,15 @@ pub(super) fn lora_linear_backward(
 ) -> LowRankGradients<Sizes> {
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
     let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-    let dtype = if w_oi.dtype() == Some(x_ni.dtype()) { x_ni.dtype() } else { DType::F32 };
+    let (weight, device) = (multiplied_in(&w_oi), dy_no.device());
+    let dtype = if weight == x_ni.dtype() { weight } else { DType::F32 };
     let dy_no = as_type(dy_no, DType::F32);
     let ddown_nr = low(&dy_no, [rows, outputs, rank], dtype);
-    let narrow_no = if wants_dx || dtype != DType::F32 {
-        rounded_like(dy_no.clone(), w_oi.dtype())
-    } else {
-        dy_no.clone()
-    };
+    let narrow_no =
+        if wants_dx || dtype != DType::F32 { rounded_like(dy_no.clone(), weight) } else { dy_no.clone() };
     let dx_ni = wants_dx.then(|| {
-        let dx_ni = product(narrow_no.clone(), &w_oi, [rows, inputs, outputs], inputs);
+        let w_oi = w_oi.into_tensor(&device);
+        let dx_ni = product(narrow_no.clone(), w_oi, [rows, inputs, outputs], inputs);
         let raised = Fused::new([raw(ddown_nr.clone()), raw(dx_ni)]).makes([rows, inputs]);
         next(&mut raised.computes(products::linear([rows, rank, inputs])).named("changed"))
     });
@@ -127,13 +141,14 @@ pub(super) fn joined(
     layers: &JoinedLayers<Sizes>,
 ) -> (Tensor<Sizes, 2>, Option<Tensor<Sizes, 2>>) {
     let ([rows, inputs], [outputs, _]) = (x_ni.dims(), layers.w_oi.dims());
-    let dtype = layers.w_oi.dtype();
+    let w_oi = layers.w_oi.clone().into_tensor(&x_ni.device());
+    let dtype = w_oi.dtype();
     let x_ni = as_type(x_ni, dtype);
     let ranks = ranks(layers);
     let down_nr = (ranks > 0).then(|| low(&x_ni, [rows, inputs, ranks], dtype));
     let raised = layers.updates.iter().zip(&layers.outputs);
     let raised: u64 = raised.map(|(update, &o)| products::linear([rows, update.a_ri.dims()[0], o])).sum();
-    let made = Fused::new([raw(x_ni), raw(layers.w_oi.clone())])
+    let made = Fused::new([raw(x_ni), raw(w_oi)])
         .makes_in([rows, outputs], if layers.rounded { dtype } else { DType::F32 })
         .computes(products::linear([rows, inputs, outputs]) + raised);
     (made.one(), down_nr)
@@ -152,7 +167,7 @@ pub(super) fn joined_backward(
 ) -> JoinedGradients<Sizes> {
     let JoinedSaved { x_ni, down_nr, layers } = saved;
     let ([rows, inputs], [outputs, _]) = (x_ni.dims(), layers.w_oi.dims());
-    let (dtype, w_oi) = (layers.w_oi.dtype(), Weight::Dense(layers.w_oi.clone()));
+    let dtype = multiplied_in(&layers.w_oi);
     let dy_no = as_type(dy_no, dtype);
     let ranks = ranks(&layers);
     let of_updates = layers.updates.iter().zip(&layers.outputs);
@@ -163,7 +178,8 @@ pub(super) fn joined_backward(
         reduced.one::<2>()
     });
     let dx_ni = wants_dx.then(|| {
-        let dx_ni = product(dy_no.clone(), &w_oi, [rows, inputs, outputs], inputs);
+        let w_oi = layers.w_oi.clone().into_tensor(&dy_no.device());
+        let dx_ni = product(dy_no.clone(), w_oi, [rows, inputs, outputs], inputs);
         // What others send is added where the product lies, and what an update adds.
         let added = Fused::new([raw(dx_ni)]).makes([rows, inputs]);
         next(&mut added.computes(products::linear([rows, ranks, inputs])).named("changed"))

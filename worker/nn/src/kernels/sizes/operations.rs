@@ -1,7 +1,7 @@
 //! The fused operations by size: what each makes, how much it multiplies and adds for that, and what it
 //! needs meanwhile on the CPU (`kernels::flex`).
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use super::{
     fused::{Fused, next, raw},
@@ -10,8 +10,8 @@ use super::{
     router::{Client, Sizes, SizesDevice},
 };
 use crate::kernels::{
-    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, DropoutRows, FlatOps,
-    ModelBackend, QUERY_BLOCK, RowOps, Tape,
+    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropy, FlatOps, ModelBackend,
+    QUERY_BLOCK, RowOps, Tape,
 };
 
 fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
@@ -256,6 +256,10 @@ impl ModelBackend for Sizes {
     fn joins(device: &SizesDevice) -> bool {
         Client::of(*device).ledger().gpu
     }
+
+    fn unpacks(device: &SizesDevice) -> bool {
+        Self::joins(device)
+    }
 }
 
 impl Tape for Sizes {
@@ -265,8 +269,8 @@ impl Tape for Sizes {
         tensor
     }
 
-    fn lift_rows(rows: DropoutRows<Self>) -> DropoutRows<Self> {
-        rows
+    fn lift_words(words: Tensor<Self, 1, Int>) -> Tensor<Self, 1, Int> {
+        words
     }
 
     fn lower<const D: usize>(tensor: Tensor<Self, D>) -> Tensor<Self, D> {

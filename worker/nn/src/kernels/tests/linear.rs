@@ -11,7 +11,7 @@ use crate::{
     kernels::{
         Dropout, DropoutRows, LinearOps, LowRank, Weight,
         dropout::{module_word, row_word},
-        quantized::QuantizedMatrix,
+        quantized::{PackedMatrix, QuantizedMatrix},
         reference,
     },
 };
@@ -120,16 +120,15 @@ proptest! {
     }
 }
 
-/// A matrix of few bits, and what it says.
-fn few_bits(packing: Packing, shape: [usize; 2]) -> (Weight<F>, Tensor<F, 2>) {
+/// A matrix of few bits.
+fn few_bits(packing: Packing, shape: [usize; 2]) -> QuantizedMatrix {
     let dense = values(shape, 5, 1.0).to_data().to_vec::<f32>().expect("f32");
     let read = |first: usize, to: &mut [f32]| -> Result<(), Infallible> {
         to.copy_from_slice(&dense[first..first + to.len()]);
         Ok(())
     };
     let Ok(matrix) = QuantizedMatrix::quantize(packing, shape, read);
-    let widened = matrix.tensor(&Default::default());
-    (matrix.into(), widened)
+    matrix
 }
 
 proptest! {
@@ -141,8 +140,15 @@ proptest! {
         rank in 1usize..17,
         int8: bool,
         drops: bool,
+        packed: bool,
     ) {
-        let (few, dense) = few_bits(if int8 { Packing::Int8 } else { Packing::Nf4 }, [outputs, inputs]);
+        let matrix = few_bits(if int8 { Packing::Int8 } else { Packing::Nf4 }, [outputs, inputs]);
+        let dense = matrix.tensor(&Default::default());
+        // Words, as a device has them, are widened to bfloat16.
+        let (few, dense): (Weight<F>, _) = match packed {
+            true => (PackedMatrix::on(&matrix, &Default::default()).into(), dense.cast(DType::BF16)),
+            false => (matrix.into(), dense),
+        };
         let (x, bias) = (values([tokens, inputs], 4, 1.0), values([outputs], 6, 1.0));
         let (a, b) = (values([rank, inputs], 7, 1.0), values([outputs, rank], 8, 1.0));
         let run = |w: Weight<A>| {
