@@ -1,10 +1,8 @@
 //! Who is there: launchers and workers, their lines, the processes that are on their way, and whether all of
 //! them move.
 //!
-//! It answers which workers are missed and which may be assigned, and enters new ones; who is lost is found in
-//! `losses`. What follows for the run is not its affair.
-
-mod losses;
+//! It answers which workers are missed and which may be assigned, and enters new ones; who is lost is found
+//! in `losses`. What follows for the run is not its affair.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -46,11 +44,11 @@ pub struct Fleet {
     /// How long work takes.
     pub motion: Motion,
     /// A worker or launcher of an earlier life of the coordinator has been heard of in this one.
-    reunited: bool,
+    pub(super) reunited: bool,
     /// The place of the launcher that is gone with the coordinator before this one.
-    deserted: Option<u32>,
+    pub(super) deserted: Option<u32>,
     /// When to look for lost workers and nodes; none counts as lost before.
-    next_loss: Option<Timestamp>,
+    pub(super) next_loss: Option<Timestamp>,
 }
 
 /// A launcher has opened its line.

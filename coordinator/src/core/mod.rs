@@ -14,7 +14,7 @@
 //! machine     decides what follows from an event     invariants  what holds after each
 //!
 //! owners of a run's state, each with its questions
-//! fleet       who is there: roster, worker, nodes, starts, motion, line
+//! fleet       who is there: roster, worker, nodes, starts, motion, line; who is gone: losses
 //! progress    how far the run is: ledger, stragglers, leases, caching, cache, quarantine, checkpoints
 //! faults      what was lost, and what it has cost    refreshes   who waits for memory reports
 //! phase       where the run is                       voice       what people were told
@@ -41,6 +41,7 @@ pub mod invariants;
 pub mod leases;
 pub mod ledger;
 mod line;
+mod losses;
 pub mod machine;
 pub mod memory;
 pub mod motion;

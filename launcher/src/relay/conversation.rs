@@ -2,8 +2,8 @@
 //! messages, and what comes down goes to whom it is for.
 //!
 //! Calls and closed lines go at once, steps a few milliseconds later with those of the other workers, and
-//! heartbeats with the next steps, or once a second, the newest of each worker. More than one message is never composed ahead: what
-//! cannot be sent yet gathers.
+//! heartbeats with the next steps, or once a second, the newest of each worker. More than one message is
+//! never composed ahead: what cannot be sent yet gathers.
 
 use std::{
     collections::{BTreeMap, HashMap},

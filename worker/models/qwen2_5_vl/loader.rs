@@ -13,10 +13,7 @@ use super::{
     trains::Trains,
 };
 use coxswain_nn::{
-    kernels::{
-        ModelBackend, Weight,
-        quantized::{PackedMatrix, QuantizedMatrix},
-    },
+    kernels::{ModelBackend, PackedMatrix, Weight, quantized::QuantizedMatrix},
     lora::{
         Adapter, JoinedWeights, LoraLinear,
         linear::{LinearWeight, frozen},

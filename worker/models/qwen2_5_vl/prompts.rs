@@ -11,8 +11,8 @@ pub struct Prompts<'b> {
     pub rows: Rows<'b>,
     /// `(t, h, w)` in patches, one per image, in order of rows, then of prompts.
     pub image_grids: &'b [[u32; 3]],
-    /// `[patches, patch values]` of all images, in that order, in pieces of whole images. They are their samples'
-    /// own, so that a batch that is put together is not there twice.
+    /// `[patches, patch values]` of all images, in that order, in pieces of whole images. They are their
+    /// samples' own, so that a batch that is put together is not there twice.
     pub pixel_values: &'b [Arc<Vec<f32>>],
 }
 

@@ -10,8 +10,8 @@ use burn_cuda::Cuda;
 use coxswain_nn::{
     dtypes::Packing,
     kernels::{
-        JoinedLayers, LinearLayer, LinearOps, LowRank, ModelBackend, RowOps, Weight, WeightOps,
-        quantized::{PackedMatrix, QuantizedMatrix},
+        JoinedLayers, LinearLayer, LinearOps, LowRank, ModelBackend, PackedMatrix, RowOps, Weight, WeightOps,
+        quantized::QuantizedMatrix,
     },
 };
 use coxswain_worker::memory::Gauge;

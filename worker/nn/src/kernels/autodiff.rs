@@ -30,8 +30,7 @@ use self::{
 };
 use super::{
     AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
-    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, WeightOps,
-    quantized::PackedMatrix,
+    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, WeightOps, packed::PackedMatrix,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only

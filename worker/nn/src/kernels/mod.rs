@@ -23,6 +23,7 @@ mod flat_ops;
 mod flex;
 mod linear_ops;
 mod operands;
+mod packed;
 pub mod pool;
 pub mod precision;
 pub mod quantized;
@@ -50,6 +51,7 @@ pub use self::{
         JoinedGradients, JoinedHeads, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
         LowRankSaved, Residual,
     },
+    packed::PackedMatrix,
     row_ops::RowOps,
     tape::Tape,
     upload::upload,

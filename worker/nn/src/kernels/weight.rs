@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
 use half::bf16;
 
-use super::quantized::{PackedMatrix, QuantizedMatrix};
+use super::{packed::PackedMatrix, quantized::QuantizedMatrix};
 
 /// What a backend does to a weight before it multiplies.
 pub trait WeightOps: Backend {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LinearLayer, LinearOps, LowRank, LowRankGradients,
-    LowRankSaved, Residual, Weight, WeightOps, quantized::PackedMatrix,
+    LowRankSaved, Residual, Weight, WeightOps, packed::PackedMatrix,
 };
 
 impl<R, F, I, BT> WeightOps for CubeBackend<R, F, I, BT>

@@ -13,7 +13,8 @@ use super::launch::{by_element, empty};
 use crate::{
     dtypes::Packing,
     kernels::{
-        quantized::{BLOCK, GROUP, INVERSE, Nf4Places, PackedMatrix, int8_magnitudes},
+        packed::PackedMatrix,
+        quantized::{BLOCK, GROUP, INVERSE, Nf4Places, int8_magnitudes},
         weight::packed_dims,
     },
 };
@@ -40,7 +41,8 @@ where
     for part in parts {
         let vectors = part.shape().iter().product::<usize>() / lanes;
         let (count, dim) = by_element(vectors);
-        let (words, to, span) = (words(part), out.clone(), SpanLaunch::new(from as u32, vectors as u32));
+        let (words, to, range) =
+            (words(part), out.clone(), VectorRangeLaunch::new(from as u32, vectors as u32));
         match part.packing() {
             Packing::Nf4 => {
                 let Nf4Places { scales, ranges, mean, dynamic, values, .. } = Nf4Places::of(vectors * lanes);
@@ -55,7 +57,7 @@ where
                     words.into_array_arg(),
                     to.into_array_arg(),
                     places,
-                    span,
+                    range,
                 );
             }
             Packing::Int8 => int8_kernel::launch::<R>(
@@ -67,7 +69,7 @@ where
                 to.into_array_arg(),
                 int8_magnitudes(part.shape()) as u32,
                 inputs as u32,
-                span,
+                range,
             ),
         }
         from += vectors;
@@ -77,7 +79,7 @@ where
 
 /// Vectors that a launch makes, from which on.
 #[derive(CubeType, CubeLaunch)]
-struct Span {
+struct VectorRange {
     from: u32,
     count: u32,
 }
@@ -93,21 +95,26 @@ struct Places {
 }
 
 #[cube(launch)]
-fn nf4_kernel<N: Size>(words: &Array<u32>, to: &mut Array<Vector<bf16, N>>, places: &Places, span: &Span) {
+fn nf4_kernel<N: Size>(
+    words: &Array<u32>,
+    to: &mut Array<Vector<bf16, N>>,
+    places: &Places,
+    range: &VectorRange,
+) {
     let mut values = SharedMemory::<f32>::new(CODES as usize);
     if UNIT_POS < CODES {
         values[UNIT_POS as usize] = f32::reinterpret(words[(places.values + UNIT_POS) as usize]);
     }
     sync_cube();
-    if ABSOLUTE_POS < span.count as usize {
+    if ABSOLUTE_POS < range.count as usize {
         let first = ABSOLUTE_POS * N::value();
         let block = first / BLOCK;
         let scales = words[places.scales as usize + block / 4];
         let scale = (scales >> ((block % 4) as u32 * 8u32)) & 255u32;
         let dynamic = f32::reinterpret(words[(places.dynamic + scale) as usize]);
-        let range = f32::reinterpret(words[places.ranges as usize + block / GROUP]);
+        let spread = f32::reinterpret(words[places.ranges as usize + block / GROUP]);
         // The product is rounded by itself, as on the host: a compiler would fuse one with the sum.
-        let scale = fma(dynamic, range, f32::new(0.0)) + f32::reinterpret(words[places.mean as usize]);
+        let scale = fma(dynamic, spread, f32::new(0.0)) + f32::reinterpret(words[places.mean as usize]);
         let mut wide = Vector::<f32, N>::new(0.0);
         #[unroll]
         for lane in 0..N::value() {
@@ -116,7 +123,7 @@ fn nf4_kernel<N: Size>(words: &Array<u32>, to: &mut Array<Vector<bf16, N>>, plac
             let code = (words[at / 8] >> (((at % 8) as u32 ^ 1u32) * 4u32)) & 15u32;
             wide[lane] = values[code as usize] * scale;
         }
-        to[span.from as usize + ABSOLUTE_POS] = Vector::cast_from(wide);
+        to[range.from as usize + ABSOLUTE_POS] = Vector::cast_from(wide);
     }
 }
 
@@ -126,9 +133,9 @@ fn int8_kernel<N: Size>(
     to: &mut Array<Vector<bf16, N>>,
     magnitudes: u32,
     inputs: u32,
-    span: &Span,
+    range: &VectorRange,
 ) {
-    if ABSOLUTE_POS < span.count as usize {
+    if ABSOLUTE_POS < range.count as usize {
         let first = ABSOLUTE_POS * N::value();
         let magnitude = f32::reinterpret(words[magnitudes as usize + first / inputs as usize]);
         let mut wide = Vector::<f32, N>::new(0.0);
@@ -139,6 +146,6 @@ fn int8_kernel<N: Size>(
             let code = i32::cast_from(byte ^ 128u32) - 128i32;
             wide[lane] = f32::cast_from(code) * magnitude * INVERSE;
         }
-        to[span.from as usize + ABSOLUTE_POS] = Vector::cast_from(wide);
+        to[range.from as usize + ABSOLUTE_POS] = Vector::cast_from(wide);
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! A matrix is quantized while it is read, piece by piece: as numbers it is never whole in memory. The bits
 //! depend on its values alone, not on threads. Products of a CPU widen a panel of it at a time
-//! (`flex::linear`); on a GPU it lies in words (`packed`), and is widened as a whole for each product
+//! (`flex::linear`); on a GPU it lies in words (`words`), and is widened as a whole for each product
 //! (`cube::quantized`).
 //!
 //! What this module does not do: outliers of activations in a precision of their own (LLM.int8's other half),
@@ -16,17 +16,16 @@
 mod dynamic;
 mod int8;
 mod nf4;
-mod packed;
 mod pieces;
+mod words;
 
-use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
+use burn::tensor::{Bytes, DType, Tensor, TensorData, backend::Backend};
 
-pub use self::packed::PackedMatrix;
 #[cfg(feature = "cuda")]
 pub(super) use self::{
     int8::INVERSE,
     nf4::{BLOCK, GROUP},
-    packed::{Nf4Places, int8_magnitudes},
+    words::{Nf4Places, int8_magnitudes},
 };
 use self::{int8::Int8Codes, nf4::Nf4Codes};
 use crate::dtypes::Packing;
@@ -66,7 +65,8 @@ impl QuantizedMatrix {
         Self { shape, codes: Codes::Hollow(packing) }
     }
 
-    fn packing(&self) -> Packing {
+    /// How it is packed.
+    pub(super) fn packing(&self) -> Packing {
         match self.codes {
             Codes::Nf4(_) => Packing::Nf4,
             Codes::Int8(_) => Packing::Int8,
@@ -105,6 +105,34 @@ impl QuantizedMatrix {
         let mut values = vec![0.0f32; self.shape[0] * self.shape[1]];
         self.dequantize(0, &mut values);
         Tensor::from_data(TensorData::new(values, self.shape), (device, DType::F32))
+    }
+
+    /// Its words, as a device has them.
+    pub(super) fn words(&self) -> TensorData {
+        let shape = [words::count(self.packing(), self.shape)];
+        let words = match &self.codes {
+            Codes::Nf4(codes) => words::of_nf4(codes),
+            Codes::Int8(codes) => words::of_int8(codes),
+            Codes::Hollow(_) => {
+                let bytes = Bytes::from_bytes_vec(Vec::new());
+                return TensorData { bytes, shape: shape.into(), dtype: DType::I32 };
+            }
+        };
+        TensorData::new(bytemuck::cast_vec::<u32, i32>(words), shape)
+    }
+
+    /// A matrix out of its words.
+    pub(super) fn of_words(packing: Packing, shape: [usize; 2], words: &[u32]) -> Self {
+        let codes = match packing {
+            Packing::Nf4 => Codes::Nf4(words::nf4(words, shape[0] * shape[1])),
+            Packing::Int8 => Codes::Int8(words::int8(words, shape)),
+        };
+        Self { shape, codes }
+    }
+
+    /// Bytes that a matrix of `shape` takes on a device.
+    pub fn device_bytes(packing: Packing, shape: [usize; 2]) -> u64 {
+        4 * words::count(packing, shape) as u64
     }
 
     /// Bytes that a matrix of `shape` takes in host memory.

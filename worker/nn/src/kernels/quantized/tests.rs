@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use safetensors::SafeTensors;
 
 use super::*;
-use crate::kernels::sizes::Sizes;
+use crate::kernels::{packed::PackedMatrix, sizes::Sizes};
 
 const CASES: [&str; 5] = ["wide", "uneven", "odd", "zeros", "spread"];
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::kernels::{
     DROPOUT_BLOCK, FEW_TOKENS, GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearOps, LowRank,
-    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, quantized::PackedMatrix,
+    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, packed::PackedMatrix,
 };
 
 impl WeightOps for Sizes {

@@ -21,7 +21,7 @@ use crate::kernels::{
     AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, JoinedGradients, JoinedLayers, JoinedSaved,
     LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight,
     blockwise::{self, Scores, Seen},
-    quantized::PackedMatrix,
+    packed::PackedMatrix,
     weight::packed_dims,
 };
 

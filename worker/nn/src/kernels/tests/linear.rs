@@ -9,9 +9,9 @@ use super::*;
 use crate::{
     dtypes::Packing,
     kernels::{
-        Dropout, DropoutRows, LinearOps, LowRank, Weight,
+        Dropout, DropoutRows, LinearOps, LowRank, PackedMatrix, Weight,
         dropout::{module_word, row_word},
-        quantized::{PackedMatrix, QuantizedMatrix},
+        quantized::QuantizedMatrix,
         reference,
     },
 };

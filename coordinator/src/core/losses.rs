@@ -2,9 +2,9 @@
 
 use coxswain_proto::ids::Slot;
 
-use super::Fleet;
-use crate::core::{
+use super::{
     action::{Action, Record},
+    fleet::Fleet,
     roster::{Gone, Worker},
     time::Timestamp,
 };
