@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use coxswain_nn::{
     kernels::{
         GradientSlot, LinearOps,
-        flat::Lookups,
+        flat::{Lookups, WAITING},
         sizes::{Account, Sizes, pages::Allocations},
     },
     params::{GradientSums, ParamSpec},
@@ -96,7 +96,8 @@ impl PassCost {
             }
         })
         .on_lap(leave);
-        profile::closed(COUNTING, || run(&mut Forget, &mut clock))?;
+        let mut sums = Forget { on_gpu: account.is_gpu() };
+        profile::closed(COUNTING, || run(&mut sums, &mut clock))?;
         drop(clock);
         leave("");
         let (mut found, pass) = found.into_inner();
@@ -209,14 +210,29 @@ impl<K> Default for Passes<K> {
 }
 
 /// Gradients have no values to add up; those that are products still to be made are made.
-struct Forget;
+struct Forget {
+    on_gpu: bool,
+}
 
 impl GradientSums<Sizes> for Forget {
     fn add(&mut self, _: Vec<(&ParamSpec, Tensor<Sizes, 2>)>) {}
 
     fn add_weight_gradients(&mut self, makings: Vec<(&ParamSpec, [Tensor<Sizes, 2>; 2])>) {
-        for (_, [dy_no, x_ni]) in makings {
-            Sizes::add_linear_weight_gradient(dy_no, x_ni, GradientSlot { values: &mut [], stale: false });
+        // On a GPU they are made, and wait for each other.
+        let (mut waiting, mut elements) = (Vec::new(), 0);
+        for (weight, [dy_no, x_ni]) in makings {
+            if !self.on_gpu {
+                let sum = GradientSlot { values: &mut [], stale: false };
+                Sizes::add_linear_weight_gradient(dy_no, x_ni, sum);
+                continue;
+            }
+            let more = weight.range().len();
+            if elements + more > WAITING {
+                waiting.clear();
+                elements = 0;
+            }
+            elements += more;
+            waiting.push(Sizes::linear_weight_gradient(dy_no, x_ni));
         }
     }
 

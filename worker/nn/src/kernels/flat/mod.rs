@@ -39,5 +39,6 @@ pub use self::{
     adamw::{Coefficients, Part, Run},
     buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
     device::{HalvesOnDevice, OnDevice},
+    on_device::WAITING,
     rows::{Lookups, RowGradients},
 };

@@ -20,10 +20,10 @@ const PIECE: usize = 1 << 18;
 /// Elements of weights' gradients that wait until they are added together, at most: 32 MiB of small ones, and
 /// a larger one alone.
 #[cfg(not(test))]
-const WAITING: usize = 8 << 20;
+pub const WAITING: usize = 8 << 20;
 /// So that tests meet it.
 #[cfg(test)]
-const WAITING: usize = 6;
+pub const WAITING: usize = 6;
 
 impl<B: ModelBackend> Flat for OnDevice<B> {
     type Place = B::Device;

@@ -45,6 +45,11 @@ impl Account {
         account
     }
 
+    /// Whether it is of a GPU's memory.
+    pub fn is_gpu(&self) -> bool {
+        self.client.ledger().gpu
+    }
+
     /// Where to run.
     pub fn device(&self) -> &SizesDevice {
         &self.device

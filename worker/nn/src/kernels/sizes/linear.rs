@@ -59,11 +59,6 @@ impl LinearOps for Sizes {
     }
 
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
-        if is_on_gpu(&dy_no) {
-            // It is made, and then added.
-            drop(Self::linear_weight_gradient(dy_no, x_ni));
-            return;
-        }
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
         Fused::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
     }
