@@ -14,7 +14,10 @@ pub fn surviving<V>(
 ) -> Result<V, DataError> {
     // What is shared is the cache of blocks, which takes finished blocks only.
     std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
-        Err(blame(format!("a decoder panicked ({}); record the frame again", words(panic.as_ref()))))
+        Err(blame(format!(
+            "a decoder panicked ({}): the bytes are damaged, write the file again",
+            words(panic.as_ref())
+        )))
     })
 }
 

@@ -23,6 +23,7 @@ use parquet::{
 use crate::{
     error::DataError,
     place::{self, Content},
+    surviving::surviving,
 };
 
 /// A small file, read column by column.
@@ -91,7 +92,7 @@ impl<'a> Table<'a> {
         for group in self.metadata.row_groups() {
             let all = Rows { skip: 0, count: group.num_rows().max(0) as usize };
             let column = Column::new(file.clone(), group, leaf, all);
-            rows.extend(read(&column).map_err(|e| DataError::parquet(self.path, e))?);
+            rows.extend(parsing(self.path, || read(&column))?);
         }
         Ok(Some(rows))
     }
@@ -102,7 +103,14 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     let file = Chunks::open(path)?;
     let len = file.0.len();
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
-    ParquetMetaDataReader::new().parse_and_finish(&*file).map_err(|e| DataError::parquet(path, e))
+    parsing(path, || ParquetMetaDataReader::new().parse_and_finish(&*file))
+}
+
+/// What parquet's readers make of a file. They panic on some garbled bytes, as on a page of a dictionary that is
+/// not there.
+fn parsing<V>(path: &Path, read: impl FnOnce() -> Result<V, ParquetError>) -> Result<V, DataError> {
+    let broken = |error| DataError::parquet(path, error);
+    surviving(|| read().map_err(broken), |fault| broken(ParquetError::General(fault)))
 }
 
 /// What footers have at most, but for those of files with thousands of row groups.
