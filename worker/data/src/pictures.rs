@@ -11,8 +11,8 @@ use crate::lerobot::frames::Pixels;
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
-/// Longest side accepted, which is JPEG's own: decoders hold rows besides the image, and a few bytes of a PNG can
-/// claim a row as large as all of it.
+/// Longest side accepted, which is JPEG's own: decoders hold rows besides the image, and a few bytes of a PNG
+/// can claim a row as large as all of it.
 const LONGEST_SIDE: usize = 65_535;
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";

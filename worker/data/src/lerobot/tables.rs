@@ -106,8 +106,8 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     parsing(path, || ParquetMetaDataReader::new().parse_and_finish(&*file))
 }
 
-/// What parquet's readers make of a file. They panic on some garbled bytes, as on a page of a dictionary that is
-/// not there.
+/// What parquet's readers make of a file. They panic on some garbled bytes, as on a page of a dictionary that
+/// is not there.
 fn parsing<V>(path: &Path, read: impl FnOnce() -> Result<V, ParquetError>) -> Result<V, DataError> {
     let broken = |error| DataError::parquet(path, error);
     surviving(|| read().map_err(broken), |fault| broken(ParquetError::General(fault)))
