@@ -14,6 +14,7 @@ pub mod rows;
 pub mod stats;
 mod tables;
 pub mod tasks;
+mod thrift;
 pub mod videos;
 
 pub use self::catalog::{Catalog, Fingerprint};

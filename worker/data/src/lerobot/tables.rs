@@ -20,6 +20,7 @@ use parquet::{
     schema::types::{ColumnDescriptor, Type},
 };
 
+use super::thrift;
 use crate::{
     error::DataError,
     place::{self, Content},
@@ -103,7 +104,21 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     let file = Chunks::open(path)?;
     let len = file.0.len();
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
-    parsing(path, || ParquetMetaDataReader::new().parse_and_finish(&*file))
+    parsing(path, || {
+        if let Some(metadata) = in_footer(&file)? {
+            thrift::sound(&mut &metadata[..])?;
+        }
+        ParquetMetaDataReader::new().parse_and_finish(&*file)
+    })
+}
+
+/// What comes before a file's last eight bytes, which say how much that is; `None` if there is no footer.
+fn in_footer(file: &Chunks) -> Result<Option<Bytes>, ParquetError> {
+    let Some(end) = file.0.len().checked_sub(8) else { return Ok(None) };
+    let length = file.get_bytes(end, 4)?;
+    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+    let begin = end.checked_sub(length.into());
+    begin.map(|begin| file.get_bytes(begin, length as usize)).transpose()
 }
 
 /// What parquet's readers make of a file. They panic on some garbled bytes, as on a page of a dictionary that
@@ -140,8 +155,11 @@ impl Length for Chunks {
 impl ChunkReader for Chunks {
     type T = BufReader<place::Reader>;
 
+    /// What begins with a page's header.
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(BufReader::new(place::Reader::new(self.0.clone(), start)))
+        let reader = || BufReader::new(place::Reader::new(self.0.clone(), start));
+        thrift::sound(&mut reader())?;
+        Ok(reader())
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {

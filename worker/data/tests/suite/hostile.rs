@@ -24,16 +24,20 @@ fn look(dir: &Path) {
     }
 }
 
-/// Has one file of a data set be anything, while the others are sound; what once failed first.
+/// The file as it is, and what once failed of its kind.
+fn samples(name: &str, path: &Path) -> Vec<Vec<u8>> {
+    let known = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/hostile")).join(name);
+    [fs::read(path).unwrap()].into_iter().chain(fs::read(known).ok()).collect()
+}
+
+/// Has one file of a data set be anything, while the others are sound.
 fn attack(name: &'static str, layout: &Layout, file: &str, tries: usize) {
     let dir = layout.write();
     let path = dir.path().join(file);
-    let sound = fs::read(&path).unwrap();
+    let samples = samples(name, &path);
     look(dir.path());
-    let known = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/hostile")).join(name);
-    let samples = [Some(sound), fs::read(known).ok()];
     // What is not the file's takes the same each time.
-    Target::new(name, samples.into_iter().flatten()).tries(tries).holds(64 << 20, 512).check(|bytes| {
+    Target::new(name, samples).tries(tries).holds(64 << 20, 512).check(|bytes| {
         fs::write(&path, bytes).unwrap();
         look(dir.path());
     });
@@ -53,7 +57,7 @@ fn hostile_metadata_is_refused_or_read() {
 fn hostile_rows_are_refused_or_read() {
     let dir = V30.write();
     let path = dir.path().join("data/chunk-000/file-000.parquet");
-    let sound = fs::read(&path).unwrap();
+    let samples = samples("rows.parquet", &path);
     let catalog = Catalog::open(dir.path()).unwrap();
     let numbers =
         [("observation.state", 3), ("action", 2)].map(|(name, width)| (name.to_owned(), vec![width]));
@@ -67,7 +71,7 @@ fn hostile_rows_are_refused_or_read() {
     };
     read();
     // One page may be 2 GiB, whatever the file has (docs/operate/security.md).
-    Target::new("rows.parquet", [sound]).tries(400).holds(3 << 30, 512).check(|bytes| {
+    Target::new("rows.parquet", samples).tries(400).holds(3 << 30, 512).check(|bytes| {
         fs::write(&path, bytes).unwrap();
         read();
     });
