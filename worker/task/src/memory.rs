@@ -1,7 +1,11 @@
 //! What a rank of a run will hold and compute, as far as its task has to say it: before launch, from sizes
 //! alone.
 
-use coxswain_nn::{kernels::sizes::Account, params::chunk, sharded::Cut};
+use coxswain_nn::{
+    kernels::{flat::SLACK, sizes::Account},
+    params::chunk,
+    sharded::Cut,
+};
 use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, ReduceDtype, RunSpec},
@@ -109,11 +113,13 @@ impl Prediction {
     /// frozen weights, activations and input.
     pub fn of_engine(spec: &RunSpec, trainables: u64, ask: Ask) -> Self {
         let mut prediction = Self::default();
-        prediction.set(Category::Trainables, 4 * trainables);
-        prediction.set(Category::Gradients, 4 * trainables);
         let on_gpu = ask.place == Place::Gpu;
+        // Buffers on a GPU have room behind their last element.
+        let room = if on_gpu { 4 * SLACK as u64 } else { 0 };
+        prediction.set(Category::Trainables, 4 * trainables + room);
+        prediction.set(Category::Gradients, 4 * trainables + room);
         if !(on_gpu && spec.memory.offload == Offload::Optimizer) {
-            let [moments, replica] = shards(spec, trainables, ask);
+            let [moments, replica] = shards(spec, trainables, room, ask);
             prediction.set(Category::OptimizerShard, moments);
             prediction.set(Category::Replica, replica);
         }
@@ -134,7 +140,7 @@ impl Prediction {
     /// What of the engine's own is in host memory beside a GPU.
     pub fn of_engine_beside_gpu(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
         match spec.memory.offload {
-            Offload::Optimizer => shards(spec, trainables, ask).iter().sum(),
+            Offload::Optimizer => shards(spec, trainables, 0, ask).iter().sum(),
             Offload::None | Offload::Layers | Offload::Embedding => 0,
         }
     }
@@ -160,11 +166,13 @@ impl Prediction {
     }
 }
 
-/// This rank's part of the optimizer's state, and its copy of another rank's.
-fn shards(spec: &RunSpec, trainables: u64, ask: Ask) -> [u64; 2] {
+/// This rank's part of the optimizer's state, and its copy of another rank's, with `room` bytes behind the
+/// elements of each buffer.
+fn shards(spec: &RunSpec, trainables: u64, room: u64, ask: Ask) -> [u64; 2] {
     let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
+    let buffers = |bytes: u64| bytes / 4 * (4 * shard + room);
     let replicated = ask.world > 1 && spec.faults.replica;
-    [shard_bytes(spec) * shard, if replicated { replica_bytes(spec) * shard } else { 0 }]
+    [buffers(shard_bytes(spec)), if replicated { buffers(replica_bytes(spec)) } else { 0 }]
 }
 
 /// What a run's model is used for besides training.

@@ -104,14 +104,12 @@ impl TokenRun<'_> {
         let booked = fetched.map_or(0, FrozenBytes::two_blocks);
         prediction.set(Category::Activations, activations.saturating_sub(booked));
         let batch = ask.micro_batch.min(self.spec.train.global_batch as u64) * self.sample_bytes;
-        match ask.place {
-            Place::Gpu => prediction.set(Category::Input, batch),
-            Place::Host { threads } => {
-                let ahead = self.spec.data.prefetch.max(1) as u64 + 1;
-                prediction.set(Category::Input, ahead * batch);
-                let process = of_process(self.tokenizer_bytes, threads, pass.scratch);
-                prediction.set(Category::Framework, process);
-            }
+        // On a GPU what a micro-batch brings is counted with the activations.
+        if let Place::Host { threads } = ask.place {
+            let ahead = self.spec.data.prefetch.max(1) as u64 + 1;
+            prediction.set(Category::Input, ahead * batch);
+            let process = of_process(self.tokenizer_bytes, threads, pass.scratch);
+            prediction.set(Category::Framework, process);
         }
         prediction
     }

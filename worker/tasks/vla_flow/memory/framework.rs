@@ -1,40 +1,21 @@
 //! What is held besides weights and activations: read-ahead, caches, scratch, and what the process takes by
 //! itself.
 
-use coxswain_proto::run_spec::ReduceDtype;
-
 use super::{Ask, Place, Subject};
 use coxswain_data::lerobot::rows;
-use coxswain_task::memory::{GPU, PROCESS, RECEIVE_BYTES};
+use coxswain_task::memory::PROCESS;
 
 /// A second-level cache where the system does not tell its size.
 const USUAL_L2: u64 = 1 << 20;
 /// Bytes that a tokenizer takes for each byte of its file.
 const TOKENIZER: u64 = 8;
 
-/// What the communicator holds for itself, and what gradients travel in where that is not their own buffer.
-pub(super) fn collective_bytes(subject: &Subject, ask: Ask) -> u64 {
-    let receiving = match ask.place {
-        // What the ring keeps to receive into.
-        Place::Host { .. } if ask.world > 1 => RECEIVE_BYTES,
-        Place::Host { .. } | Place::Gpu => 0,
-    };
-    receiving + travelling_bytes(subject, ask)
-}
-
-fn travelling_bytes(subject: &Subject, ask: Ask) -> u64 {
-    match subject.spec.optimizer.reduce_dtype {
-        ReduceDtype::Bfloat16 if ask.world > 1 => 2 * subject.counts.trainable(),
-        ReduceDtype::Bfloat16 | ReduceDtype::Float32 => 0,
-    }
-}
-
-/// Read-ahead, row cache and decoders of video. On a GPU only the micro-batch that runs is there, and its
-/// pixels are counted with the activations.
+/// Read-ahead, row cache and decoders of video. On a GPU only the micro-batch that runs is there, which is
+/// counted with the activations.
 pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
     let sample = sample_bytes(subject);
     match ask.place {
-        Place::Gpu => ask.micro_batch * sample,
+        Place::Gpu => 0,
         Place::Host { .. } => {
             let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
             let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
@@ -56,14 +37,6 @@ fn sample_bytes(subject: &Subject) -> u64 {
     // Rows whose features are kept bring these instead; the first epoch still brings pixels.
     let features = subject.tap().map_or(0, |tap| subject.feature_values(tap));
     4 * (pixels.max(features) + outline.prompt_tokens as u64 + numbers as u64)
-}
-
-/// What the process takes by itself.
-pub(super) fn framework_bytes(subject: &Subject, ask: Ask, scratch: u64) -> u64 {
-    match ask.place {
-        Place::Gpu => GPU,
-        Place::Host { threads } => of_process(subject.outline.tokenizer_bytes, threads, scratch),
-    }
 }
 
 /// Of a process on the host, with a tokenizer of this size and so many compute threads.

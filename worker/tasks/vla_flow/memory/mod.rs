@@ -16,7 +16,7 @@
 //!
 //! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in
 //!   the mapped files; of blocks that are streamed the two largest neighbours
-//! - trainables and gradients: `4 n` each
+//! - trainables and gradients: `4 n` each, as every buffer on a GPU with 400 kB behind its last element
 //! - optimizer shard: `8 n / W`, 12 with an average of the weights; beside a GPU in host memory with
 //!   `memory.offload: optimizer`
 //! - replica: 4 more than that when another rank's shard is kept, see

@@ -116,7 +116,7 @@ impl Subject {
             suggestions.push(Suggestion {
                 what: "moments in host memory".into(),
                 setting: "memory.offload=optimizer".into(),
-                saves: self.shards(ask).into_iter().map(|(_, bytes)| bytes as i64).sum(),
+                saves: self.shards(ask) as i64,
                 remark: "every step brings them to the GPU and back".into(),
             });
             // Of a table that trains there is nothing among the frozen weights.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::backend::Flex;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::dtypes::FrozenDtype;
+use coxswain_nn::kernels::flat::SLACK;
 use coxswain_nn::lora::{Bias, LoraTargets};
 use coxswain_proto::{
     memory::Category,
@@ -189,9 +190,11 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
         [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Replica]
             .map(|category| prediction.of(category))
     };
+    // Behind the last element of each buffer there is room for a collective's equal chunks.
+    let buffer = |elements: u64| 4 * (elements + SLACK as u64);
     let (shard, replica) = (n.div_ceil(4), replica_bytes(&subject.spec));
-    assert_eq!(taken(&one), [4 * n, 4 * n, 8 * n, 0]);
-    assert_eq!(taken(&four), [4 * n, 4 * n, 8 * shard, replica * shard]);
+    assert_eq!(taken(&one), [buffer(n), buffer(n), 2 * buffer(n), 0]);
+    assert_eq!(taken(&four), [buffer(n), buffer(n), 2 * buffer(shard), replica / 4 * buffer(shard)]);
     assert_eq!(
         [&one, &four].map(|it| it.of(Category::CollectiveBuffers)),
         [0, 0],
@@ -199,10 +202,11 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     );
     assert_eq!(subject.beside_gpu(gpu(2, 4)), 0);
     let offloaded = subject.changed(|spec| spec.memory.offload = Offload::Optimizer).expect("no new names");
-    assert_eq!(taken(&offloaded.predict(gpu(2, 4))), [4 * n, 4 * n, 0, 0]);
+    assert_eq!(taken(&offloaded.predict(gpu(2, 4))), [buffer(n), buffer(n), 0, 0]);
     assert_eq!(offloaded.beside_gpu(gpu(2, 4)), (8 + replica) * shard);
     let averaged = subject.changed(|spec| spec.optimizer.ema_decay = Some(0.99)).expect("no new names");
-    assert_eq!(taken(&averaged.predict(gpu(2, 4))), [4 * n, 4 * n, 12 * shard, 16 * shard]);
+    let [moments, replica] = [3, 4].map(|buffers| buffers * buffer(shard));
+    assert_eq!(taken(&averaged.predict(gpu(2, 4))), [buffer(n), buffer(n), moments, replica]);
     let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
     let halves = halves.expect("no new names").predict(gpu(2, 4));
     assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);

@@ -18,7 +18,7 @@ use super::{DeviceBuffer, DeviceElement, Flat, Halves, HostCopy, LentBuffer};
 use crate::kernels::{ModelBackend, upload};
 
 /// Elements behind the last one: equal chunks for any world end before it.
-pub(super) const SLACK: usize = MAX_WORLD;
+pub const SLACK: usize = MAX_WORLD;
 
 /// A buffer in the memory of `device`, or on its way there.
 #[derive(Clone)]

@@ -38,7 +38,7 @@ mod tests;
 pub use self::{
     adamw::{Coefficients, Part, Run},
     buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
-    device::{HalvesOnDevice, OnDevice},
+    device::{HalvesOnDevice, OnDevice, SLACK},
     on_device::WAITING,
     rows::{Lookups, RowGradients},
 };
