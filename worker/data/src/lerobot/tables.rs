@@ -3,7 +3,12 @@
 //! Parquet's own column readers, not Arrow's arrays: all that is stored here is numbers, bytes and texts in
 //! few shapes, and Arrow's crates, which know all others, were a fifth of what building `cox` costs.
 
-use std::{io::BufReader, ops::Range, path::Path, sync::Arc};
+use std::{
+    io::{self, BufReader, Read},
+    ops::Range,
+    path::Path,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -153,13 +158,11 @@ impl Length for Chunks {
 }
 
 impl ChunkReader for Chunks {
-    type T = BufReader<place::Reader>;
+    type T = FromHeader;
 
-    /// What begins with a page's header.
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let reader = || BufReader::new(place::Reader::new(self.0.clone(), start));
-        thrift::sound(&mut reader())?;
-        Ok(reader())
+        let reader = BufReader::new(place::Reader::new(self.0.clone(), start));
+        Ok(FromHeader { reader, unseen: Some((self.0.clone(), start)) })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
@@ -170,6 +173,22 @@ impl ChunkReader for Chunks {
         let mut bytes = vec![0; length];
         self.0.read_at(start, &mut bytes)?;
         Ok(bytes.into())
+    }
+}
+
+/// What begins with a page's header, if anything is read of it: of pages whose header is known parquet's
+/// readers ask for more than they read.
+pub struct FromHeader {
+    reader: BufReader<place::Reader>,
+    unseen: Option<(Arc<dyn Content>, u64)>,
+}
+
+impl Read for FromHeader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some((file, start)) = self.unseen.take() {
+            thrift::sound(&mut BufReader::new(place::Reader::new(file, start)))?;
+        }
+        self.reader.read(into)
     }
 }
 
