@@ -75,7 +75,7 @@ impl<B: Tape<Base = B>> VisionTrunk<B> {
         // Nothing trains here.
         let none = Trainables::new(TrainableLayout::default(), Vec::new(), &self.device);
         let params = ParamScope::<B>::frozen(&none);
-        let x_pi = context.patches(&self.config, pixel_values, &self.device)?;
+        let x_pi = context.patches(&self.config, pixel_values, &self.patch_embed, &self.device)?;
         let x_pd = self.patch_embed.forward(&params, x_pi);
         self.blocks.fold(0..self.blocks.count(), x_pd, |x_pd, index, block| {
             memory::check();

@@ -6,7 +6,8 @@
 //! merge    squares of patches to tokens [tokens, out], back in raster order
 //! ```
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use half::bf16;
 
 use super::{
     config::VisionConfig,
@@ -56,24 +57,31 @@ impl<B: ModelBackend> VisionContext<B> {
         })
     }
 
-    /// See [`VisionTower::patches`].
+    /// See [`VisionTower::patches`]. What `embedding` would round on a GPU is rounded before it goes there.
     pub(super) fn patches(
         &self,
         config: &VisionConfig,
         pixel_values: &[&[f32]],
+        embedding: &LoraLinear<B>,
         device: &B::Device,
     ) -> Result<Tensor<B, 2>, TokenError> {
         let (patches, width) = (self.plan.patches(), config.patch_values());
+        let halves = B::joins(device) && embedding.rounds_input() == Some(DType::BF16);
+        let dtype = if halves { DType::BF16 } else { DType::F32 };
         // Where nothing is computed, nothing is read.
         if !B::VALUES {
-            return Ok(Tensor::zeros([patches, width], device));
+            return Ok(Tensor::zeros([patches, width], (device, dtype)));
         }
         let found = pixel_values.iter().map(|piece| piece.len()).sum();
         if found != patches * width {
             return Err(TokenError::Pixels { found, patches, width });
         }
-        let rows = self.plan.permute(pixel_values, width, config.merge_unit());
-        Ok(Tensor::from_data(TensorData::new(rows, [patches, width]), device))
+        let (shape, unit) = ([patches, width], config.merge_unit());
+        let data = match halves {
+            true => TensorData::new(self.plan.permute(pixel_values, width, unit, bf16::from_f32), shape),
+            false => TensorData::new(self.plan.permute(pixel_values, width, unit, |value| value), shape),
+        };
+        Ok(Tensor::from_data(data, (device, dtype)))
     }
 }
 
@@ -133,7 +141,7 @@ impl<B: ModelBackend> VisionTower<B> {
         pixel_values: &[&[f32]],
         context: &VisionContext<B>,
     ) -> Result<Tensor<B, 2>, TokenError> {
-        context.patches(&self.config, pixel_values, &self.device)
+        context.patches(&self.config, pixel_values, &self.patch_embed, &self.device)
     }
 
     /// Embeds patches: `[patches, d]`.

@@ -86,8 +86,15 @@ impl WindowPlan {
         AttentionMask::Segments(self.frames.clone())
     }
 
-    /// Rows of `width` values per patch, from raster to window order. They lie in pieces of whole images.
-    pub fn permute(&self, pieces: &[&[f32]], width: usize, merge_unit: usize) -> Vec<f32> {
+    /// Rows of `width` values per patch, from raster to window order, as `convert` makes of each value. They
+    /// lie in pieces of whole images.
+    pub fn permute<V>(
+        &self,
+        pieces: &[&[f32]],
+        width: usize,
+        merge_unit: usize,
+        convert: impl Fn(f32) -> V,
+    ) -> Vec<V> {
         let square = merge_unit * width;
         let mut out = Vec::with_capacity(self.order.len() * square);
         // Windows never cross images, so the pieces are gone through once.
@@ -98,7 +105,7 @@ impl WindowPlan {
                 begin += pieces[piece].len();
                 piece += 1;
             }
-            out.extend_from_slice(&pieces[piece][start - begin..][..square]);
+            out.extend(pieces[piece][start - begin..][..square].iter().map(|value| convert(*value)));
         }
         out
     }
@@ -180,12 +187,12 @@ mod tests {
     fn patches_in_pieces_of_whole_images_move_as_they_do_in_one() {
         let plan = WindowPlan::new(&config(), &[[1, 2, 2], [1, 4, 6], [1, 2, 4]]).unwrap();
         let rows: Vec<f32> = (0..36 * 3).map(|value| value as f32).collect();
-        let whole = plan.permute(&[&rows], 3, 4);
+        let whole = plan.permute(&[&rows], 3, 4, |value| value);
         assert_eq!(whole[..3 * 12], [&rows[..12], &rows[12..36]].concat());
         let (first, others) = rows.split_at(4 * 3);
         let (second, third) = others.split_at(24 * 3);
-        assert_eq!(plan.permute(&[first, second, third], 3, 4), whole);
-        assert_eq!(plan.permute(&[first, others], 3, 4), whole);
+        assert_eq!(plan.permute(&[first, second, third], 3, 4, |value| value), whole);
+        assert_eq!(plan.permute(&[first, others], 3, 4, |value| value), whole);
     }
 
     #[test]
