@@ -158,11 +158,10 @@ impl Length for Chunks {
 }
 
 impl ChunkReader for Chunks {
-    type T = FromHeader;
+    type T = BufReader<place::Reader>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let reader = BufReader::new(place::Reader::new(self.0.clone(), start));
-        Ok(FromHeader { reader, unseen: Some((self.0.clone(), start)) })
+        Ok(BufReader::new(place::Reader::new(self.0.clone(), start)))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
@@ -176,17 +175,38 @@ impl ChunkReader for Chunks {
     }
 }
 
+/// The same as what reads pages takes it.
+struct Pages(Arc<Chunks>);
+
+impl Length for Pages {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for Pages {
+    type T = FromHeader;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(FromHeader { reader: self.0.get_read(start)?, unseen: Some((self.0.clone(), start)) })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        self.0.get_bytes(start, length)
+    }
+}
+
 /// What begins with a page's header, if anything is read of it: of pages whose header is known parquet's
 /// readers ask for more than they read.
-pub struct FromHeader {
+struct FromHeader {
     reader: BufReader<place::Reader>,
-    unseen: Option<(Arc<dyn Content>, u64)>,
+    unseen: Option<(Arc<Chunks>, u64)>,
 }
 
 impl Read for FromHeader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if let Some((file, start)) = self.unseen.take() {
-            thrift::sound(&mut BufReader::new(place::Reader::new(file, start)))?;
+            thrift::sound(&mut file.get_read(start)?)?;
         }
         self.reader.read(into)
     }
@@ -260,7 +280,8 @@ impl<'a> Column<'a> {
     /// A reader of the column's physical type, for [`Column::read`] and [`Column::each`].
     pub fn reader(&self) -> Result<ColumnReader, ParquetError> {
         let all = usize::try_from(self.group.num_rows())?;
-        let pages = SerializedPageReader::new(self.file.clone(), self.metadata(), all, None)?;
+        let pages =
+            SerializedPageReader::new(Arc::new(Pages(self.file.clone())), self.metadata(), all, None)?;
         Ok(get_column_reader(self.metadata().column_descr_ptr(), Box::new(pages)))
     }
 
