@@ -132,33 +132,46 @@ impl<B: ModelBackend> RotaryTables<B> {
         let frequencies = inverse_frequencies(config.rope_theta, config.head_dim, half);
         let axes: Vec<usize> = (0..3).flat_map(|axis| vec![axis; config.mrope_section[axis]]).collect();
         let plane = position_ids.len() / 3;
-        let angle = |cell: usize, j: usize| position_ids[axes[j] * plane + cell] as f32 * frequencies[j];
-        Self::from_angles([batch, plane / batch.max(1), half], angle, device)
+        let position = |cell: usize, j: usize| position_ids[axes[j] * plane + cell];
+        Self::of_positions([batch, plane / batch.max(1)], &frequencies, position, device)
     }
 
     /// Tables of the vision tower, in window order: the first half of the frequencies turns with the row, the
     /// second with the column.
     pub fn vision(config: &VisionConfig, plan: &WindowPlan, device: &B::Device) -> Self {
         let (half, quarter) = (config.head_dim / 2, config.head_dim / 4);
-        let frequencies = inverse_frequencies(config.rope_theta, half, quarter);
+        let frequencies = inverse_frequencies(config.rope_theta, half, quarter).repeat(2);
         let unit = config.merge_unit();
-        let angle = |cell: usize, j: usize| {
+        let position = |cell: usize, j: usize| {
             let raster = plan.order[cell / unit] as usize * unit + cell % unit;
-            plan.positions[raster][j / quarter] as f32 * frequencies[j % quarter]
+            plan.positions[raster][usize::from(j >= quarter)]
         };
-        Self::from_angles([1, plan.patches(), half], angle, device)
+        Self::of_positions([1, plan.patches()], &frequencies, position, device)
     }
 
-    /// Both halves of a head turn by the same angles (rotate-half convention).
-    fn from_angles(
-        [batch, seq, half]: [usize; 3],
-        angle: impl Fn(usize, usize) -> f32,
+    /// Frequency `j` of a cell turns with `position(cell, j)`, and both halves of a head by the same angles
+    /// (rotate-half convention). Cells are many and positions few: each one's sines are computed once.
+    fn of_positions(
+        [batch, seq]: [usize; 2],
+        frequencies: &[f32],
+        position: impl Fn(usize, usize) -> u32,
         device: &B::Device,
     ) -> Self {
+        let half = frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; batch * seq * 2 * half], vec![0.0; batch * seq * 2 * half]);
+        // Sine and cosine by frequency, of each position that was met; where those of a position begin.
+        let (mut turns, mut begin): (Vec<(f32, f32)>, Vec<Option<usize>>) = (Vec::new(), Vec::new());
         for cell in 0..batch * seq {
             for j in 0..half {
-                let (s, c) = angle(cell, j).sin_cos();
+                let position = position(cell, j) as usize;
+                if begin.len() <= position {
+                    begin.resize(position + 1, None);
+                }
+                let begin = *begin[position].get_or_insert_with(|| {
+                    turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
+                    turns.len() - half
+                });
+                let (s, c) = turns[begin + j];
                 for at in [cell * 2 * half + j, cell * 2 * half + half + j] {
                     (cos[at], sin[at]) = (c, s);
                 }

@@ -7,7 +7,6 @@
 //! ```
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use half::bf16;
 
 use super::{
     config::VisionConfig,
@@ -19,6 +18,7 @@ use super::{
     windows::WindowPlan,
 };
 use coxswain_nn::{
+    bfloat16::narrow,
     block::Block,
     kernels::{AttentionMask, ModelBackend, Tape},
     lora::{LoraLinear, forward_all},
@@ -78,7 +78,7 @@ impl<B: ModelBackend> VisionContext<B> {
         }
         let (shape, unit) = ([patches, width], config.merge_unit());
         let data = match halves {
-            true => TensorData::new(self.plan.permute(pixel_values, width, unit, bf16::from_f32), shape),
+            true => TensorData::new(self.plan.permute(pixel_values, width, unit, narrow), shape),
             false => TensorData::new(self.plan.permute(pixel_values, width, unit, |value| value), shape),
         };
         Ok(Tensor::from_data(data, (device, dtype)))

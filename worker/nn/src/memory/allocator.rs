@@ -1,6 +1,6 @@
 //! A global allocator that counts. This file is the worker's only boundary to raw allocation.
 //!
-//! Launching one kernel is some dozens of small allocations, on two threads. Counted in one place they wait
+//! Launching one kernel is some hundred small allocations, on two threads. Counted in one place they wait
 //! for each other: that was a quarter of a step's own time on the host. So threads count in places of their
 //! own, and tell once it is worth it. What is in use is the sum of all, and exact; a peak may be too low by
 //! what the threads that were busy then had not told, [`TELLS`] each.
@@ -13,8 +13,8 @@ use std::{
 
 /// Bytes that are told together, taken or given back.
 const TELLS: i64 = 4 << 10;
-/// Places to count in: more than threads that allocate at once, usually.
-const PLACES: usize = 64;
+/// Places to count in: one for each of the first threads of a process, and the last for all others.
+const PLACES: usize = 256;
 
 /// Bytes that were taken and given back and not told yet, alone on its cache line.
 #[repr(align(128))]
@@ -25,7 +25,7 @@ static UNTOLD: [Place; PLACES] = [const { Place(AtomicI64::new(0)) }; PLACES];
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     // Without a destructor, whose registration would allocate.
-    static PLACE: Cell<Option<&'static Place>> = const { Cell::new(None) };
+    static PLACE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// What was told. A thread may give back what another has not told of, so that it is below 0 for a moment.
@@ -83,12 +83,21 @@ pub fn restart_guard_peak() {
 
 fn changed(bytes: i64) {
     let place = PLACE.get().unwrap_or_else(|| {
-        let place = &UNTOLD[THREADS.fetch_add(1, Relaxed) % PLACES];
+        let place = THREADS.fetch_add(1, Relaxed).min(PLACES - 1);
         PLACE.set(Some(place));
         place
     });
-    if (place.0.fetch_add(bytes, Relaxed) + bytes).abs() >= TELLS {
-        tell(place.0.swap(0, Relaxed));
+    let untold = &UNTOLD[place].0;
+    let sum = if place == PLACES - 1 {
+        untold.fetch_add(bytes, Relaxed) + bytes
+    } else {
+        // Nobody else writes here.
+        let sum = untold.load(Relaxed) + bytes;
+        untold.store(sum, Relaxed);
+        sum
+    };
+    if sum.abs() >= TELLS {
+        tell(untold.swap(0, Relaxed));
     }
 }
 
