@@ -13,7 +13,7 @@ use super::{
     trains::Trains,
 };
 use coxswain_nn::{
-    kernels::{ModelBackend, PackedMatrix, Weight, quantized::QuantizedMatrix},
+    kernels::{ModelBackend, PackedMatrix, VECTOR, Weight, quantized::QuantizedMatrix},
     lora::{
         Adapter, JoinedWeights, LoraLinear,
         linear::{LinearWeight, frozen},
@@ -151,7 +151,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         };
         let drops = first.is_some() && self.trains.lora.is_some_and(|plan| plan.recipe().dropout > 0.0);
         // Each layer's own weight is a view, from an address that whole vectors can be loaded from.
-        let aligned = width.is_multiple_of(16);
+        let aligned = width.is_multiple_of(VECTOR);
         B::joins(self.device)
             && aligned
             && !drops

@@ -15,7 +15,7 @@ use super::{
     prompts::Rows,
     windows::WindowPlan,
 };
-use coxswain_nn::kernels::{ModelBackend, Tape};
+use coxswain_nn::kernels::{ModelBackend, Tape, dense};
 
 /// Position of every token on the three axes, and the images of every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,44 +149,44 @@ impl<B: ModelBackend> RotaryTables<B> {
         Self::of_positions([1, plan.patches()], &frequencies, position, device)
     }
 
-    /// Frequency `j` of a cell turns with `position(cell, j)`, and both halves of a head by the same angles
-    /// (rotate-half convention). Cells are many and positions few: each one's sines are computed once.
+    /// Frequency `j` of a cell turns with `position_of(cell, j)`, and both halves of a head by the same
+    /// angles (rotate-half convention). Cells are many and positions few: each one's sines are computed once.
     fn of_positions(
         [batch, seq]: [usize; 2],
         frequencies: &[f32],
-        position: impl Fn(usize, usize) -> u32,
+        position_of: impl Fn(usize, usize) -> u32,
         device: &B::Device,
     ) -> Self {
         let half = frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; batch * seq * 2 * half], vec![0.0; batch * seq * 2 * half]);
-        // Sine and cosine by frequency, of each position that was met; where those of a position begin.
-        let (mut turns, mut begin): (Vec<(f32, f32)>, Vec<Option<usize>>) = (Vec::new(), Vec::new());
+        // Sine and cosine by frequency, of each position that was met, and by position where its own begin.
+        let mut turns: Vec<(f32, f32)> = Vec::new();
+        let mut begins: Vec<usize> = Vec::new();
         for cell in 0..batch * seq {
             for j in 0..half {
-                let position = position(cell, j) as usize;
-                if begin.len() <= position {
-                    begin.resize(position + 1, None);
+                let position = position_of(cell, j) as usize;
+                if begins.len() <= position {
+                    begins.resize(position + 1, NOT_MET);
                 }
-                let begin = *begin[position].get_or_insert_with(|| {
+                if begins[position] == NOT_MET {
+                    begins[position] = turns.len();
                     turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
-                    turns.len() - half
-                });
+                }
+                let begin = begins[position];
                 let (s, c) = turns[begin + j];
                 for at in [cell * 2 * half + j, cell * 2 * half + half + j] {
                     (cos[at], sin[at]) = (c, s);
                 }
             }
         }
-        // As one row first: a GPU pads rows that are no power of two of bytes long (the vision tower's are
-        // not), and every layer would copy the tables to be rid of that.
-        let table = |values: Vec<f32>| {
-            let count = values.len();
-            let flat = Tensor::<B, 1>::from_data(TensorData::new(values, [count]), device);
-            flat.reshape([batch, seq, 2 * half])
-        };
+        // Every layer would copy padded rows to be rid of that.
+        let table = |values: Vec<f32>| dense::<B, 3>(TensorData::new(values, [batch, seq, 2 * half]), device);
         Self { cos_bsk: table(cos), sin_bsk: table(sin) }
     }
 }
+
+/// Of a position whose angles are not known yet.
+const NOT_MET: usize = usize::MAX;
 
 /// `theta^(-2 j / dim)` for `j < count`.
 fn inverse_frequencies(theta: f64, dim: usize, count: usize) -> Vec<f32> {

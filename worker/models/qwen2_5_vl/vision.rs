@@ -66,7 +66,7 @@ impl<B: ModelBackend> VisionContext<B> {
         device: &B::Device,
     ) -> Result<Tensor<B, 2>, TokenError> {
         let (patches, width) = (self.plan.patches(), config.patch_values());
-        let halves = B::joins(device) && embedding.rounds_input() == Some(DType::BF16);
+        let halves = B::rounds(device) && embedding.rounds_input() == Some(DType::BF16);
         let dtype = if halves { DType::BF16 } else { DType::F32 };
         // Where nothing is computed, nothing is read.
         if !B::VALUES {

@@ -86,8 +86,8 @@ impl WindowPlan {
         AttentionMask::Segments(self.frames.clone())
     }
 
-    /// Rows of `width` values per patch, from raster to window order, as `convert` makes of each value. They
-    /// lie in pieces of whole images.
+    /// Rows of `width` values per patch, which lie in pieces of whole images, from raster to window order,
+    /// and of each value what `convert` makes of it.
     pub fn permute<V>(
         &self,
         pieces: &[&[f32]],

@@ -125,7 +125,7 @@ impl Prediction {
         }
         let receiving = if ask.world > 1 && !on_gpu { RECEIVE_BYTES } else { 0 };
         let narrowed = ask.world > 1 && spec.optimizer.reduce_dtype == ReduceDtype::Bfloat16;
-        let travelling = if narrowed { 2 * trainables } else { 0 };
+        let travelling = if narrowed { 2 * trainables + room / 2 } else { 0 };
         prediction.set(Category::CollectiveBuffers, receiving + travelling);
         prediction.set(
             Category::Framework,

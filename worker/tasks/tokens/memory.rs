@@ -119,7 +119,9 @@ impl TokenRun<'_> {
         if using == Use::Evaluation {
             // Samples of an evaluation are not bounded by those of a step.
             let mut prediction = self.predict(pass, ask);
-            prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
+            if ask.place != Place::Gpu {
+                prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
+            }
             return prediction;
         }
         let mut prediction = Prediction::default().with_pass(pass, |_| 0);
@@ -128,10 +130,12 @@ impl TokenRun<'_> {
         prediction.set(Category::FrozenWeights, frozen);
         prediction.set(Category::Trainables, 4 * self.weights.trained());
         prediction.set(Category::Activations, prediction.forward);
-        prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
         let process = match ask.place {
             Place::Gpu => GPU,
-            Place::Host { threads } => of_process(self.tokenizer_bytes, threads, pass.scratch),
+            Place::Host { threads } => {
+                prediction.set(Category::Input, ask.micro_batch * self.sample_bytes);
+                of_process(self.tokenizer_bytes, threads, pass.scratch)
+            }
         };
         prediction.set(Category::Framework, process);
         prediction

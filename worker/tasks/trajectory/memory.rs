@@ -198,7 +198,8 @@ impl TrajectorySizes {
         let running = batch * if self.keeps() { self.values() } else { self.pixels() };
         let ahead = batch * self.pixels().max(if self.keeps() { self.values() } else { 0 });
         match ask.place {
-            Place::Gpu => running,
+            // Counted with the activations.
+            Place::Gpu => 0,
             Place::Host { .. } => {
                 running + self.spec.data.prefetch.max(1) as u64 * ahead + NAME * self.images
             }

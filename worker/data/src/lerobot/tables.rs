@@ -4,7 +4,7 @@
 //! few shapes, and Arrow's crates, which know all others, were a fifth of what building `cox` costs.
 
 use std::{
-    io::{self, BufReader, Read},
+    io::{self, BufRead, BufReader, Read},
     ops::Range,
     path::Path,
     sync::Arc,
@@ -117,11 +117,12 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     })
 }
 
-/// What comes before a file's last eight bytes, which say how much that is; `None` if there is no footer.
+/// What comes before a file's last eight bytes, which say how much that is; `None` without a footer.
 fn in_footer(file: &Chunks) -> Result<Option<Bytes>, ParquetError> {
     let Some(end) = file.0.len().checked_sub(8) else { return Ok(None) };
-    let length = file.get_bytes(end, 4)?;
-    let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+    let tail = file.get_bytes(end, 8)?;
+    let Some((length, b"PAR1")) = tail.split_first_chunk() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length);
     let begin = end.checked_sub(length.into());
     begin.map(|begin| file.get_bytes(begin, length as usize)).transpose()
 }
@@ -175,7 +176,7 @@ impl ChunkReader for Chunks {
     }
 }
 
-/// The same as what reads pages takes it.
+/// [`Chunks`] as readers of pages take them.
 struct Pages(Arc<Chunks>);
 
 impl Length for Pages {
@@ -206,7 +207,13 @@ struct FromHeader {
 impl Read for FromHeader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if let Some((file, start)) = self.unseen.take() {
-            thrift::sound(&mut file.get_read(start)?)?;
+            // Mostly it is all in the buffer.
+            match thrift::sound(&mut self.reader.fill_buf()?) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    thrift::sound(&mut file.get_read(start)?)?;
+                }
+                found => found?,
+            }
         }
         self.reader.read(into)
     }

@@ -2,9 +2,12 @@
 //! parquet's own reader takes it.
 //!
 //! That reader passes over fields that it does not know, and takes no byte for a truth value in a list or
-//! map: six bytes that promise two billion of them cost it seconds, a footer of 3 KB made of such half a
-//! minute. The format has no list or map of truth values in either place, so one is refused. Every other value
-//! takes a byte or more, so what is left is read in a time that the file's size bounds.
+//! map: six bytes that promise two billion of them cost it seconds, a file of 3 KB with a garbled header half
+//! a minute. The format has no list or map of truth values in either place, so one is refused. Every other
+//! value takes a byte or more, so what is left is read in a time that the file's size bounds.
+//!
+//! Not caught: a field that is known and declared to be of another kind. parquet's reader goes by its number
+//! alone, and reads other fields than this one from there on.
 //!
 //! Source: apache/thrift, doc/specs/thrift-compact-protocol.md.
 

@@ -21,6 +21,12 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
         false
     }
 
+    /// Whether products round what they read to the type of a narrower weight, so that it may as well be
+    /// rounded before.
+    fn rounds(_device: &Self::Device) -> bool {
+        false
+    }
+
     /// Whether weights of few bits are kept on the device and widened there for each product
     /// ([`unpacked`](super::WeightOps::unpacked)): where products read no host memory.
     fn unpacks(_device: &Self::Device) -> bool {

@@ -54,6 +54,6 @@ pub use self::{
     packed::PackedMatrix,
     row_ops::RowOps,
     tape::Tape,
-    upload::upload,
+    upload::{VECTOR, dense, upload},
     weight::{Weight, WeightOps},
 };

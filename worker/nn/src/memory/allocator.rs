@@ -1,9 +1,9 @@
 //! A global allocator that counts. This file is the worker's only boundary to raw allocation.
 //!
-//! Launching one kernel is some hundred small allocations, on two threads. Counted in one place they wait
-//! for each other: that was a quarter of a step's own time on the host. So threads count in places of their
-//! own, and tell once it is worth it. What is in use is the sum of all, and exact; a peak may be too low by
-//! what the threads that were busy then had not told, [`TELLS`] each.
+//! Launching one kernel is some hundred small allocations, on two threads. Counted in one place they wait for
+//! each other: that was a tenth of a step's own time on the host. So threads count in places of their own,
+//! and tell once it is worth it. What is in use is exact while nothing is taken or given back; a peak may be
+//! off by what threads had not told then, less than [`TELLS`] each.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -13,7 +13,8 @@ use std::{
 
 /// Bytes that are told together, taken or given back.
 const TELLS: i64 = 4 << 10;
-/// Places to count in: one for each of the first threads of a process, and the last for all others.
+/// Places to count in: one for each of the first threads of a process, and the last for all others, which
+/// wait for each other. None is given back: what makes and ends threads uses them up.
 const PLACES: usize = 256;
 
 /// Bytes that were taken and given back and not told yet, alone on its cache line.
@@ -48,7 +49,8 @@ pub struct CountingAllocator<A>(pub A);
 
 /// Bytes handed out now, from any thread; 0 where [`CountingAllocator`] is not installed.
 pub fn in_use() -> u64 {
-    let untold: i64 = UNTOLD.iter().map(|place| place.0.load(Relaxed)).sum();
+    let places = THREADS.load(Relaxed).min(PLACES);
+    let untold: i64 = UNTOLD[..places].iter().map(|place| place.0.load(Relaxed)).sum();
     (TOLD.load(Relaxed) + untold).max(0) as u64
 }
 
@@ -59,14 +61,16 @@ pub fn peak() -> u64 {
 
 /// Lets the peak start again from what is in use now.
 pub fn restart_peak() {
-    RESTARTED.fetch_max(PEAK.swap(in_use(), Relaxed), Relaxed);
+    let now = in_use();
+    RESTARTED.fetch_max(PEAK.swap(now, Relaxed).max(now), Relaxed);
     TAKEN.store(0, Relaxed);
 }
 
 /// Most bytes handed out since the last call, also if the peak is restarted in between; the peak goes on
 /// as if nothing was asked. For one caller, which a profile is.
 pub fn take_mark() -> u64 {
-    let peak = PEAK.swap(in_use(), Relaxed);
+    let now = in_use();
+    let peak = PEAK.swap(now, Relaxed).max(now);
     TAKEN.fetch_max(peak, Relaxed);
     peak.max(RESTARTED.swap(0, Relaxed))
 }
@@ -88,16 +92,19 @@ fn changed(bytes: i64) {
         place
     });
     let untold = &UNTOLD[place].0;
-    let sum = if place == PLACES - 1 {
-        untold.fetch_add(bytes, Relaxed) + bytes
-    } else {
-        // Nobody else writes here.
-        let sum = untold.load(Relaxed) + bytes;
+    if place == PLACES - 1 {
+        if (untold.fetch_add(bytes, Relaxed) + bytes).abs() >= TELLS {
+            tell(untold.swap(0, Relaxed));
+        }
+        return;
+    }
+    // Nobody else writes here. What is told was never here, so that a sum of both does not have it twice.
+    let sum = untold.load(Relaxed) + bytes;
+    if sum.abs() < TELLS {
         untold.store(sum, Relaxed);
-        sum
-    };
-    if sum.abs() >= TELLS {
-        tell(untold.swap(0, Relaxed));
+    } else {
+        untold.store(0, Relaxed);
+        tell(sum);
     }
 }
 
@@ -145,5 +152,38 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
             changed(new_size as i64 - layout.size() as i64);
         }
         moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    /// All that counts in one test: what tests side by side count is seen by all.
+    #[test]
+    fn what_one_thread_takes_and_another_gives_back_is_not_in_use() {
+        let before = in_use();
+        let (taken, given) = mpsc::channel();
+        let taker = thread::spawn(move || {
+            for bytes in [100, 5_000, 70, 1 << 20, 3] {
+                changed(bytes);
+                taken.send(bytes).expect("somebody listens");
+            }
+        });
+        let mut sum = 0;
+        for bytes in given {
+            sum += bytes;
+            changed(-bytes);
+        }
+        taker.join().expect("it ends");
+        assert_eq!(in_use(), before, "{sum} bytes came and went");
+        changed(1 << 20);
+        assert_eq!(in_use(), before + (1 << 20));
+        assert!(peak() >= in_use());
+        restart_peak();
+        changed(-(1 << 20));
+        assert_eq!((in_use(), peak()), (before, before + (1 << 20)));
     }
 }

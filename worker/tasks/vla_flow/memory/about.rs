@@ -176,11 +176,6 @@ impl Subject {
     pub(super) fn fetched(&self, ask: Ask) -> Option<&FrozenBytes> {
         self.blocks(ask).fetches().then(|| self.frozen(ask.place))
     }
-
-    /// Whether ranks keep a copy of another's shard.
-    pub(super) fn replicated(&self, world: u64) -> bool {
-        world > 1 && self.spec.faults.replica
-    }
 }
 
 impl Frozen {

@@ -13,19 +13,17 @@ const TOKENIZER: u64 = 8;
 /// Read-ahead, row cache and decoders of video. On a GPU only the micro-batch that runs is there, which is
 /// counted with the activations.
 pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
-    let sample = sample_bytes(subject);
-    match ask.place {
-        Place::Gpu => 0,
-        Place::Host { .. } => {
-            let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
-            let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
-            // Where features may be missing, an encoder batch is kept ready.
-            let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
-            let row_cache = rows::Limits::default().cache_bytes as u64;
-            let read = row_cache.min(subject.outline.data_bytes) + subject.outline.video_bytes;
-            (ahead * batch).max(encoder_batch + batch) * sample + read
-        }
+    if ask.place == Place::Gpu {
+        return 0;
     }
+    let sample = sample_bytes(subject);
+    let ahead = subject.spec.data.prefetch.max(1) as u64 + 1;
+    let batch = ask.micro_batch.min(subject.spec.train.global_batch as u64);
+    // Where features may be missing, an encoder batch is kept ready.
+    let encoder_batch = subject.tap().and(subject.spec.cache.encoder_batch).unwrap_or(0) as u64;
+    let row_cache = rows::Limits::default().cache_bytes as u64;
+    let read = row_cache.min(subject.outline.data_bytes) + subject.outline.video_bytes;
+    (ahead * batch).max(encoder_batch + batch) * sample + read
 }
 
 /// One sample as the data threads hand it over.

@@ -16,7 +16,7 @@
 //!
 //! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in
 //!   the mapped files; of blocks that are streamed the two largest neighbours
-//! - trainables and gradients: `4 n` each, as every buffer on a GPU with 400 kB behind its last element
+//! - trainables and gradients: `4 n` each; on a GPU every buffer has 400 kB behind its last element
 //! - optimizer shard: `8 n / W`, 12 with an average of the weights; beside a GPU in host memory with
 //!   `memory.offload: optimizer`
 //! - replica: 4 more than that when another rank's shard is kept, see
@@ -24,7 +24,7 @@
 //! - activations: the peak of those passes
 //! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as
 //!   bfloat16
-//! - input: prefetched micro-batches, and the row cache
+//! - input: on a host prefetched micro-batches, and the row cache
 //! - cache: in host memory, names of all frames, the index of stored ones, adapters of generations, features
 //!   that wait to be written
 //! - framework: process, tokenizer and scratch of the compute threads; a context on a GPU

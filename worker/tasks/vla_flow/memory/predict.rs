@@ -28,7 +28,7 @@ impl Subject {
     }
 
     /// What is the same for every task.
-    fn engine(&self, ask: Ask) -> Prediction {
+    pub(super) fn engine(&self, ask: Ask) -> Prediction {
         Prediction::of_engine(&self.spec, self.counts.trainable(), ask)
     }
 
@@ -65,9 +65,9 @@ impl Subject {
             + pass.allocations.reserved(gpu)
     }
 
-    /// What is the same for every task with the pass that takes most, fetched blocks included, and the largest
-    /// buffer that a compute thread keeps for itself: where a cache is exact every step begins with kept
-    /// features, once they have been computed.
+    /// The engine's part with the pass that takes most, fetched blocks included, and the largest buffer that
+    /// a compute thread keeps for itself: where a cache is exact every step begins with kept features, once
+    /// they have been computed.
     fn micro(&self, ask: Ask) -> (Prediction, u64) {
         let exact = self.spec.cache.mode == CacheMode::Exact;
         let (entry, fetched) = (self.tap().filter(|_| exact), self.fetched(ask));

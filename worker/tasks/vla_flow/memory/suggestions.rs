@@ -10,7 +10,6 @@ use coxswain_proto::run_spec::{Offload, Recompute, RunSpec, Shard};
 
 use super::{Ask, Place, Subject, Suggestion};
 use coxswain_proto::memory::Category;
-use coxswain_task::memory::shard_bytes;
 
 impl Subject {
     /// Every setting that is not yet as frugal as it can be.
@@ -170,7 +169,7 @@ impl Subject {
             }];
         }
         if ask.world > 1 {
-            let moments = shard_bytes(&self.spec) * self.counts.trainable();
+            let moments = self.engine(Ask { world: 1, rank: 0, ..ask }).of(Category::OptimizerShard);
             let mut suggestions = vec![Suggestion {
                 what: format!("optimizer partitioned over {} ranks", ask.world),
                 setting: "(always on)".into(),

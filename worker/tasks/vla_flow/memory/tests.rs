@@ -209,7 +209,7 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     assert_eq!(taken(&averaged.predict(gpu(2, 4))), [buffer(n), buffer(n), moments, replica]);
     let halves = subject.changed(|spec| spec.optimizer.reduce_dtype = ReduceDtype::Bfloat16);
     let halves = halves.expect("no new names").predict(gpu(2, 4));
-    assert_eq!(halves.of(Category::CollectiveBuffers), 2 * n);
+    assert_eq!(halves.of(Category::CollectiveBuffers), buffer(n) / 2);
 }
 
 #[test]

@@ -74,6 +74,10 @@ where
         true
     }
 
+    fn rounds(_device: &Self::Device) -> bool {
+        true
+    }
+
     fn unpacks(_device: &Self::Device) -> bool {
         true
     }

@@ -257,6 +257,10 @@ impl ModelBackend for Sizes {
         Client::of(*device).ledger().gpu
     }
 
+    fn rounds(device: &SizesDevice) -> bool {
+        Self::joins(device)
+    }
+
     fn unpacks(device: &SizesDevice) -> bool {
         Self::joins(device)
     }
