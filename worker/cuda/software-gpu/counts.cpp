@@ -93,6 +93,7 @@ void write_report(FILE* file, const Counts& counts) {
     write_memory(file, "device memory", counts.device);
     write_memory(file, "pinned memory", counts.pinned);
     write_copies(file, "host to device", counts.to_device);
+    write_copies(file, "of these from pageable memory", counts.to_device_pageable);
     write_copies(file, "host to device, pitched", counts.to_device_pitched);
     write_copies(file, "device to host", counts.from_device);
     write_copies(file, "device to host, pitched", counts.from_device_pitched);

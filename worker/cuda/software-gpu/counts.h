@@ -49,6 +49,8 @@ struct Counts {
     Memory device;
     Memory pinned;
     Copies to_device;
+    // Of these: from host memory that is not page-locked, which a driver copies first.
+    Copies to_device_pageable;
     Copies to_device_pitched;
     Copies from_device;
     Copies from_device_pitched;

@@ -162,6 +162,9 @@ Code copy_to_device(Address destination, const void* source, size_t bytes, void*
         return INVALID_VALUE;
     }
     counts().to_device.add(bytes);
+    if (!is_pinned(source)) {
+        counts().to_device_pageable.add(bytes);
+    }
     if (!settings().execute) {
         return SUCCESS;
     }

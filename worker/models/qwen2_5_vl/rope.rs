@@ -15,7 +15,7 @@ use super::{
     prompts::Rows,
     windows::WindowPlan,
 };
-use coxswain_nn::kernels::{ModelBackend, Tape, dense};
+use coxswain_nn::kernels::{ModelBackend, Tape};
 
 /// Position of every token on the three axes, and the images of every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,8 +179,8 @@ impl<B: ModelBackend> RotaryTables<B> {
                 }
             }
         }
-        // Every layer would copy padded rows to be rid of that.
-        let table = |values: Vec<f32>| dense::<B, 3>(TensorData::new(values, [batch, seq, 2 * half]), device);
+        let shape = [batch, seq, 2 * half];
+        let table = |values: Vec<f32>| B::bring(TensorData::new(values, shape), device).reshape(shape);
         Self { cos_bsk: table(cos), sin_bsk: table(sin) }
     }
 }

@@ -81,7 +81,7 @@ impl<B: ModelBackend> VisionContext<B> {
             true => TensorData::new(self.plan.permute(pixel_values, width, unit, narrow), shape),
             false => TensorData::new(self.plan.permute(pixel_values, width, unit, |value| value), shape),
         };
-        Ok(Tensor::from_data(data, (device, dtype)))
+        Ok(B::bring(data, device).reshape(shape))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The operations that the model needs of a backend, together: [`ModelBackend`].
 
+use burn::tensor::{Tensor, TensorData};
+
 use super::{attention_ops::AttentionOps, flat_ops::FlatOps, linear_ops::LinearOps, row_ops::RowOps};
 
 /// A backend that the model runs on.
@@ -31,6 +33,14 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
     /// ([`unpacked`](super::WeightOps::unpacked)): where products read no host memory.
     fn unpacks(_device: &Self::Device) -> bool {
         false
+    }
+
+    /// These values in one row on a device: through page-locked memory, where the device copies from that by
+    /// itself.
+    fn bring(mut data: TensorData, device: &Self::Device) -> Tensor<Self, 1> {
+        let dtype = data.dtype;
+        data.shape = [data.num_elements()].into();
+        Tensor::from_data(data, (device, dtype))
     }
 
     /// Lets go of host memory that a device was given to copy, but for what it was given last: waits until

@@ -54,6 +54,6 @@ pub use self::{
     packed::PackedMatrix,
     row_ops::RowOps,
     tape::Tape,
-    upload::{VECTOR, dense, upload},
+    upload::{VECTOR, upload},
     weight::{Weight, WeightOps},
 };

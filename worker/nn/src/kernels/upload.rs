@@ -25,14 +25,6 @@ const PIECE: usize = 4 << 20;
 /// Bytes that a vectorised load takes at once, and at a multiple of which it begins.
 pub const VECTOR: usize = 16;
 
-/// These values on a device, in their own type, one row behind the other: a GPU's runtime pads rows
-/// otherwise.
-pub fn dense<B: ModelBackend, const D: usize>(mut data: TensorData, device: &B::Device) -> Tensor<B, D> {
-    let (shape, dtype): ([usize; D], _) = (data.shape.dims(), data.dtype);
-    data.shape = [shape.iter().product::<usize>()].into();
-    Tensor::<B, 1>::from_data(data, (device, dtype)).reshape(shape)
-}
-
 /// These values on a device, in their own type.
 pub fn upload<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Device) -> Tensor<B, D> {
     if B::ON_HOST || !B::VALUES {
@@ -63,12 +55,11 @@ fn in_pieces<B: ModelBackend, const D: usize>(
 }
 
 /// One piece, through page-locked memory.
-fn locked<B: ModelBackend, const D: usize>(mut data: TensorData, device: &B::Device) -> Tensor<B, D> {
-    let dtype = data.dtype;
-    B::staging(std::iter::once(&mut data), device);
-    let tensor = Tensor::from_data(data, (device, dtype));
+fn locked<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Device) -> Tensor<B, D> {
+    let shape: [usize; D] = data.shape.dims();
+    let row = B::bring(data, device);
     B::let_go_of_uploads(device);
-    tensor
+    row.reshape(shape)
 }
 
 #[cfg(test)]

@@ -7,9 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::plan::{AdapterSpec, LoraPlan};
 use crate::{
-    kernels::{
-        Dropout, LinearLayer, LowRank, ModelBackend, Tape, VECTOR, Weight, dense, dropout::module_word,
-    },
+    kernels::{Dropout, LinearLayer, LowRank, ModelBackend, Tape, VECTOR, Weight, dropout::module_word},
     params::{
         BaseWeight, Group, Init, Keep, LinearInputs, NotedLinear, ParamId, ParamScope, TrainableLayout,
     },
@@ -292,11 +290,12 @@ pub fn saved_key(tensor: &str) -> String {
 /// cubecl pads a matrix's rows to half a kibibyte or the next power of two, which is a third of a small
 /// model's weights and makes a copy of what is read as one long row. So rows lie one behind the other, unless
 /// whole vectors could then not be loaded from where they begin.
-pub fn frozen<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Device) -> Tensor<B, D> {
+pub fn frozen<B: ModelBackend, const D: usize>(mut data: TensorData, device: &B::Device) -> Tensor<B, D> {
     let (shape, dtype): ([usize; D], _) = (data.shape.dims(), data.dtype);
     let row = shape.last().map_or(0, |columns| columns * dtype.size());
     if B::ON_HOST || D < 2 || !row.is_multiple_of(VECTOR) {
         return Tensor::from_data(data, (device, dtype));
     }
-    dense(data, device)
+    data.shape = [shape.iter().product::<usize>()].into();
+    Tensor::<B, 1>::from_data(data, (device, dtype)).reshape(shape)
 }

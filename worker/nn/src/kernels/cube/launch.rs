@@ -14,13 +14,12 @@ use burn_cubecl::{
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
 use super::watermark;
+use crate::kernels::VECTOR;
 
 /// Units of a cube that shares a row.
 const ROW_UNITS: u32 = 256;
 /// Units of a cube whose units have nothing to do with each other.
 pub const UNITS: usize = 256;
-/// Bytes that a unit loads at once.
-const LOAD: usize = 16;
 
 /// A burn tensor as its buffer.
 pub fn primitive<B, R, const D: usize>(x: Tensor<B, D>) -> CubeTensor<R>
@@ -100,7 +99,7 @@ pub fn empty_like<R: CubeRuntime>(like: &CubeTensor<R>) -> CubeTensor<R> {
 /// copy for almost every parameter.)
 pub fn view<R: CubeRuntime>(flat: CubeTensor<R>, start: usize, [rows, cols]: [usize; 2]) -> CubeTensor<R> {
     let (size, all, count) = (flat.dtype.size(), len(&flat), rows * cols);
-    if !(start * size).is_multiple_of(LOAD) || !flat.is_contiguous() {
+    if !(start * size).is_multiple_of(VECTOR) || !flat.is_contiguous() {
         let copy = into_contiguous(slice(flat, &[start..start + count]));
         return CubeTensor::new_contiguous(
             copy.client,
@@ -129,7 +128,7 @@ pub fn narrowed<R: CubeRuntime>(x: CubeTensor<R>, axis: usize, [start, count]: [
     let mut ranges: Vec<_> = shape.iter().map(|&size| 0..size).collect();
     ranges[axis] = start..start + count;
     let from = start * strides[axis] * x.dtype.size();
-    if !from.is_multiple_of(LOAD) {
+    if !from.is_multiple_of(VECTOR) {
         return slice(x, &ranges);
     }
     let behind = (shape[axis] - start - count) * strides[axis] * x.dtype.size();
@@ -150,7 +149,7 @@ pub fn width<R: CubeRuntime>(x: &CubeTensor<R>) -> usize {
 
 /// Elements of a vector in rows of this width.
 pub fn vector(width: usize) -> usize {
-    let widest = LOAD / size_of::<f32>();
+    let widest = VECTOR / size_of::<f32>();
     if width.is_multiple_of(widest) { widest } else { 1 }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! watermark   the most memory in use, while somebody watches
+//! bring       values for a tensor, copied from where they lie
 //! launch      tensors as kernels see them: contiguous float32, in vectors where the width allows it
 //! rows        norms, and their gradients: one cube a row
 //! pointwise   SwiGLU, GELU, sums that are rounded, what follows a product
@@ -39,6 +40,7 @@
 //! for it once.
 
 mod attention_ops;
+mod bring;
 mod dropout;
 mod flat;
 mod flat_ops;
@@ -58,7 +60,9 @@ mod scores;
 mod trial;
 pub mod watermark;
 
-use burn::tensor::{Int, Tensor};
+use std::iter;
+
+use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use super::{ModelBackend, Tape};
@@ -80,6 +84,11 @@ where
 
     fn unpacks(_device: &Self::Device) -> bool {
         true
+    }
+
+    fn bring(mut data: TensorData, device: &Self::Device) -> Tensor<Self, 1> {
+        Self::staging(iter::once(&mut data), device);
+        launch::wrapped(bring::brought::<R>(data, device))
     }
 
     fn let_go_of_uploads(device: &Self::Device) {
