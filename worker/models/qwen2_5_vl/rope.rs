@@ -160,7 +160,7 @@ impl<B: ModelBackend> RotaryTables<B> {
         let half = frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; batch * seq * 2 * half], vec![0.0; batch * seq * 2 * half]);
         // Sine and cosine by frequency, of each position that was met, and by position where its own begin.
-        let mut turns: Vec<(f32, f32)> = Vec::new();
+        let mut angles: Vec<(f32, f32)> = Vec::new();
         let mut begins: Vec<usize> = Vec::new();
         for cell in 0..batch * seq {
             for j in 0..half {
@@ -169,11 +169,12 @@ impl<B: ModelBackend> RotaryTables<B> {
                     begins.resize(position + 1, NOT_MET);
                 }
                 if begins[position] == NOT_MET {
-                    begins[position] = turns.len();
-                    turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
+                    begins[position] = angles.len();
+                    angles
+                        .extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
                 }
                 let begin = begins[position];
-                let (s, c) = turns[begin + j];
+                let (s, c) = angles[begin + j];
                 for at in [cell * 2 * half + j, cell * 2 * half + half + j] {
                     (cos[at], sin[at]) = (c, s);
                 }

@@ -111,7 +111,7 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
     parsing(path, || {
         if let Some(metadata) = in_footer(&file)? {
-            thrift::sound(&mut &metadata[..])?;
+            thrift::sound(&mut &metadata[..], thrift::FOOTER)?;
         }
         ParquetMetaDataReader::new().parse_and_finish(&*file)
     })
@@ -208,9 +208,9 @@ impl Read for FromHeader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if let Some((file, start)) = self.unseen.take() {
             // Mostly it is all in the buffer.
-            match thrift::sound(&mut self.reader.fill_buf()?) {
+            match thrift::sound(&mut self.reader.fill_buf()?, thrift::PAGE) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    thrift::sound(&mut file.get_read(start)?)?;
+                    thrift::sound(&mut file.get_read(start)?, thrift::PAGE)?;
                 }
                 found => found?,
             }

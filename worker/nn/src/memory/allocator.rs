@@ -19,9 +19,9 @@ const PLACES: usize = 256;
 
 /// Bytes that were taken and given back and not told yet, alone on its cache line.
 #[repr(align(128))]
-struct Place(AtomicI64);
+struct Tally(AtomicI64);
 
-static UNTOLD: [Place; PLACES] = [const { Place(AtomicI64::new(0)) }; PLACES];
+static UNTOLD: [Tally; PLACES] = [const { Tally(AtomicI64::new(0)) }; PLACES];
 /// Threads so far.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {

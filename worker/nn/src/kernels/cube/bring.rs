@@ -1,8 +1,9 @@
 //! Values for a tensor, copied to the device from where they lie.
 //!
-//! cubecl's client copies what a tensor is made of twice before its server sees it (`ComputeClient::do_create` in
-//! 0.10), out of page-locked memory into memory that is not: then the host waits for the copy. The server itself
-//! takes what it is given, so it is asked as the client asks it, on its own thread and in its turn.
+//! cubecl's client copies what a tensor is made of twice before its server sees it
+//! (`ComputeClient::do_create` in 0.10), out of page-locked memory into memory that is not: then the host
+//! waits for the copy. The server itself takes what it is given, so it is asked as the client asks it, on its
+//! own thread and in its turn.
 
 use burn::tensor::TensorData;
 use burn_cubecl::{CubeRuntime, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
