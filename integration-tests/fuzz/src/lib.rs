@@ -185,7 +185,8 @@ mod tests {
     #[test]
     fn what_other_threads_hold_is_counted_where_it_is_to_be() {
         let elsewhere = || std::thread::spawn(|| drop(std::hint::black_box(vec![0u8; 64 << 20]))).join();
-        assert!(allocations::most_of_all_during(elsewhere).1 >= 64 << 20);
+        // Tests beside this one give back up to 16 MiB meanwhile.
+        assert!(allocations::most_of_all_during(elsewhere).1 >= 32 << 20);
         assert!(allocations::most_during(elsewhere).1 < 1 << 20);
     }
 
