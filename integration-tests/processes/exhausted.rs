@@ -23,7 +23,7 @@ const OVER: u64 = 24 << 20;
 fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     let Some(group) = Group::of("memory") else { return };
     let tiny = Tiny::new(6, 2);
-    let held = tiny.hold(1, "forward", 3);
+    let held = tiny.hold(1, "forward", 4);
     let mut running = Running::of(group.holds(&tiny.command(&["train.micro_batch=2"])));
     held.wait(&mut running);
     // A neighbour in the group takes what is left, and the kernel looks for who holds most.
@@ -187,7 +187,7 @@ fn logs_and_timelines_that_find_no_room_stop_nothing() {
 fn threads_that_cannot_be_started_are_named_with_the_limit() {
     let Some(group) = Group::of("pids") else { return };
     let tiny = Tiny::new(6, 2);
-    let held = tiny.hold(1, "forward", 3);
+    let held = tiny.hold(1, "forward", 4);
     let mut running = Running::of(group.holds(&tiny.command(&["--max-restarts=1"])));
     held.wait(&mut running);
     // Room for the process itself and not for all of its threads.

@@ -26,6 +26,13 @@ pub(super) fn is_worth_it(run: &Run) -> bool {
     unsaved && !ended && holders(run).next().is_some()
 }
 
+/// Whether a run that ends now has something to go on from, and learned nothing beyond it.
+pub(super) fn is_saved(run: &Run) -> bool {
+    let newest = run.progress.checkpoints.newest_complete();
+    let ended = run.phase.is_over() || run.faults.closing().is_some();
+    !ended && newest > Step(0) && newest >= run.progress.committed
+}
+
 /// Workers that were in a generation, and may hold a part of its state: the members of the last one.
 pub(super) fn holders(run: &Run) -> impl Iterator<Item = &Worker> {
     let living = run.fleet.roster.living();

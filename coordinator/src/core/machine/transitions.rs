@@ -427,6 +427,7 @@ pub(super) fn end_for(run: &mut Run, failure: Failure) {
 /// there is anything to save.
 pub(super) fn close(run: &mut Run, failure: Failure) {
     if !closing::is_worth_it(run) {
+        let failure = if closing::is_saved(run) { closing::told(run, &failure, "") } else { failure };
         return run.fatal(failure);
     }
     let failure = final_failure(run, failure);

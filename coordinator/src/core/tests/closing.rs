@@ -76,6 +76,21 @@ fn survivors_of_a_spent_budget_save_and_the_end_names_the_checkpoint() {
 }
 
 #[test]
+fn a_run_that_has_saved_all_it_learned_ends_at_once_and_names_the_checkpoint() {
+    let mut run = Run::fragile(3);
+    for rank in 0..3 {
+        run.steps(rank, 0..10);
+    }
+    saved(&mut run, 0, 10, CheckpointState::Complete);
+    let failure = end(&run.kill(1)).expect("the run is over");
+    assert!(
+        failure.message.ends_with("; launch again to go on from checkpoints/step-00000010"),
+        "{}",
+        failure.message
+    );
+}
+
+#[test]
 fn a_state_beyond_what_was_reported_is_committed_with_its_checkpoint() {
     let mut run = saving();
     run.start(0, 11, StateSource::Carried).0.unwrap();
