@@ -20,7 +20,7 @@ const DEPTH: usize = 64;
 
 /// What a value is, as far as it matters how many bytes it takes.
 #[derive(Clone, Copy)]
-enum Kind {
+pub enum Kind {
     Bool,
     Byte,
     /// Of 16, 32 or 64 bits: all are written alike.
@@ -34,7 +34,7 @@ enum Kind {
 }
 
 /// Known fields of a structure by number; of a union the same.
-type Fields = &'static [(i16, Kind)];
+pub type Fields = &'static [(i16, Kind)];
 
 impl Kind {
     fn is(self, code: u8) -> bool {
