@@ -16,8 +16,9 @@ use crate::support::{
     tiny::{Tiny, audit},
 };
 
-/// Bytes by which the neighbour in the group is beyond what is left.
-const OVER: u64 = 24 << 20;
+/// Bytes by which the neighbour in the group is beyond what is left: more than mapped files that can be read
+/// again, and less than a worker holds.
+const OVER: u64 = 64 << 20;
 
 #[test]
 fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {

@@ -46,9 +46,14 @@ impl Group {
         inside
     }
 
-    /// Bytes that its processes hold.
+    /// Bytes that its processes hold, mapped files included, without files that the kernel keeps for them: it
+    /// lets those go before it kills.
     pub fn memory(&self) -> u64 {
-        self.read(if self.unified { "memory.current" } else { "memory.usage_in_bytes" })
+        let held = if self.unified { ["anon", "file_mapped"] } else { ["total_rss", "total_mapped_file"] };
+        let text = fs::read_to_string(self.dir.join("memory.stat")).expect("the kernel counts");
+        let figures = text.lines().filter_map(|line| line.split_once(' '));
+        let mine = figures.filter(|(name, _)| held.contains(name));
+        mine.map(|(_, bytes)| bytes.parse::<u64>().expect("a number of bytes")).sum()
     }
 
     /// Bounds what its processes may hold; nothing lifts the bound.
