@@ -3,8 +3,9 @@
 //!
 //! Twenty-five configurations of two models: micro-batch, recompute, types of frozen weights and of
 //! activations, where weights are, adapters, world, image size. The analytic prediction must come within 10 %
-//! of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %. With
-//! `--nocapture` the table is printed (`integration-tests/bench/MEMORY.md`).
+//! of each peak. Calibrated by two runs of a model, those of its other runs must come within 5 %. What
+//! calibrates is the median of [`REPEATS`] runs. With `--nocapture` the table is printed
+//! (`integration-tests/bench/MEMORY.md`).
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,10 @@ use crate::support::{cox, root, train};
 
 const ANALYTIC: f64 = 0.10;
 const CALIBRATED: f64 = 0.05;
+/// Runs of a case that calibrates. In one of five a peak meets data threads that decode the same rows of the
+/// data set side by side, and is up to 1 MiB higher: 3 % of the smallest model, nothing of a published one.
+/// Records of a machine are many, and one that differs hardly counts; here there are two.
+const REPEATS: usize = 3;
 
 /// One run: which model, in which world, what is changed, and whether its model is calibrated by it.
 struct Case {
@@ -103,7 +108,11 @@ fn predictions_come_within_ten_percent_and_calibrated_ones_within_five() {
     let mut records = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
         let model = if case.model == "mid" { &mid } else { &tiny };
-        records.push(run(case, model, &dir.path().join(number.to_string())));
+        let repeats = if case.calibrates { REPEATS } else { 1 };
+        let repeat = |repeat| run(case, model, &dir.path().join(format!("{number}-{repeat}")));
+        let mut repeated: Vec<Record> = (0..repeats).map(repeat).collect();
+        repeated.sort_by_key(|record| record.measured);
+        records.push(repeated.swap_remove(repeats / 2));
     }
     let predicted = |record: &Record| record.fixed + record.varying;
     let calibration = |model: &str, fixed: u64| {
