@@ -92,6 +92,13 @@ pub struct TrainerFailure {
     pub message: String,
 }
 
+impl TrainerFailure {
+    /// A failure of which neither samples nor memory are known.
+    pub fn new(kind: FailureKind, phase: Phase, step: Step, message: String) -> Self {
+        Self { kind, phase, step, positions: Vec::new(), memory_in_use: Bytes(0), message }
+    }
+}
+
 /// Kinds of failures a rank can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureKind {

@@ -2,7 +2,7 @@
 
 use coxswain_data::place;
 use coxswain_proto::{
-    ids::{Bytes, Step},
+    ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
 
@@ -71,14 +71,7 @@ impl ChosenTrainer {
 
 /// Nothing has begun yet.
 fn refused(message: String) -> TrainerFailure {
-    TrainerFailure {
-        kind: FailureKind::BadInput,
-        phase: Phase::Loading,
-        step: Step(0),
-        positions: Vec::new(),
-        memory_in_use: Bytes(0),
-        message,
-    }
+    TrainerFailure::new(FailureKind::BadInput, Phase::Loading, Step(0), message)
 }
 
 impl Trainer for ChosenTrainer {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! run            GetRun -> open -> Register -> Follow, heartbeats, reports -> Leave
+//!   thread       the trainer's: a panic of it is a failure with its words
 //!   client       one connection: token, backoff, what is worth another try
 //!   standing     what directives have said so far, and what follows for the trainer: the worker's state
 //!                machine, pure
@@ -10,9 +11,8 @@
 //!   convert      wire to domain and back; nothing else here knows wire types' fields
 //! ```
 //!
-//! The trainer has its own OS thread. Directives reach it as state (they are levels, not edges: a replay
-//! after a lost connection changes nothing), reports leave it through one bounded queue, so that training
-//! never waits for the network.
+//! Directives reach the trainer as state (they are levels, not edges: a replay after a lost connection
+//! changes nothing), reports leave it through one bounded queue, so that training never waits for the network.
 
 mod channel;
 mod client;
@@ -22,6 +22,7 @@ mod options;
 mod reporter;
 mod run;
 pub mod standing;
+mod thread;
 
 pub use options::{SessionError, SessionOptions};
 pub use run::run;

@@ -1,11 +1,9 @@
 //! One worker's life on the control plane, from `GetRun` to `Leave`.
 
 use std::{
-    any::Any,
     cell::Cell,
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
-    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -13,12 +11,12 @@ use std::{
 
 use coxswain_proto::{
     VERSION, calls,
-    ids::{Bytes, Generation, Step},
+    ids::{Generation, Step},
     limits,
     run_spec::RunSpec,
     v1,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::{
     SessionError, SessionOptions,
@@ -26,16 +24,16 @@ use super::{
     client::{Backoff, Client, client, persist},
     convert, hold,
     reporter::{Reporter, Voice},
+    thread::TrainerThread,
 };
 use crate::{
     clock,
     device::Device,
     health::{self, Site},
-    link::{Link, LinkError, Phase, Report},
-    memory,
+    link::{LinkError, Phase, Report},
     trainer::{DataSetFacts, FailureKind, Trainer, TrainerFailure, TrainerOutcome},
 };
-use coxswain_nn::pulse::{Longest, Pulse};
+use coxswain_nn::pulse::Longest;
 
 /// How long a worker that has failed looks for a coordinator to tell: one that has died is back by then, one
 /// whose run is over is not coming back.
@@ -125,7 +123,9 @@ impl Session {
                 self.worth_knowing = worth_knowing;
                 Ok(())
             }
-            Ok(Err(message)) => Err(self.fail(failed(FailureKind::Hardware, message)).await),
+            Ok(Err(message)) => Err(self
+                .fail(TrainerFailure::new(FailureKind::Hardware, Phase::Joining, Step(0), message))
+                .await),
             // A defect of ours says nothing of the machine.
             Err(error) => {
                 tracing::warn!(%error, "the machine could not be looked at");
@@ -380,80 +380,6 @@ fn flatten(ended: Result<Result<(), SessionError>, tokio::task::JoinError>) -> R
             message: format!("the reporter ended: {error}"),
         })
     })
-}
-
-/// What the trainer has found, and what it computes on.
-type Opened = Result<(DataSetFacts, Device), TrainerFailure>;
-
-/// The trainer on its own OS thread.
-struct TrainerThread {
-    opened: oneshot::Receiver<Opened>,
-    link: oneshot::Sender<Box<dyn Link + Send>>,
-    outcome: oneshot::Receiver<TrainerOutcome>,
-}
-
-impl TrainerThread {
-    fn start(spec: RunSpec, mut trainer: impl Trainer, pulse: Arc<Pulse>) -> Result<Self, SessionError> {
-        let (tell_opened, opened) = oneshot::channel();
-        let (link, get_link) = oneshot::channel::<Box<dyn Link + Send>>();
-        let (tell_outcome, outcome) = oneshot::channel();
-        let body = move || {
-            pulse.install();
-            let opened = catch_unwind(AssertUnwindSafe(|| Ok((trainer.open(&spec)?, trainer.device()))));
-            let _ = tell_opened.send(opened.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
-            // No link comes when the session has ended already.
-            let Ok(link) = get_link.blocking_recv() else { return };
-            let trained = catch_unwind(AssertUnwindSafe(|| trainer.train(&spec, link)));
-            let _ = tell_outcome
-                .send(trained.unwrap_or_else(|panic| TrainerOutcome::Failed(panicked(panic.as_ref()))));
-        };
-        let thread = std::thread::Builder::new().name("trainer".into()).spawn(body);
-        thread.map_err(|error| SessionError::Failed {
-            kind: FailureKind::Internal,
-            message: format!("cannot start the trainer thread: {error}"),
-        })?;
-        Ok(Self { opened, link, outcome })
-    }
-
-    /// Waits for the data set to be opened.
-    async fn opened(mut self) -> (Self, Opened) {
-        let opened =
-            (&mut self.opened).await.unwrap_or_else(|_| Err(panicked(&"the trainer thread is gone")));
-        (self, opened)
-    }
-
-    /// Trains to the end.
-    async fn train(self, link: ChannelLink) -> TrainerOutcome {
-        if self.link.send(Box::new(link)).is_err() {
-            return TrainerOutcome::Failed(panicked(&"the trainer thread is gone"));
-        }
-        self.outcome.await.unwrap_or_else(|_| TrainerOutcome::Failed(panicked(&"the trainer thread is gone")))
-    }
-}
-
-/// A panic as a failure: memory that a device refused, or a defect of ours, told as far as it is known.
-fn panicked(panic: &(dyn Any + Send)) -> TrainerFailure {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    let panicked = format!("the trainer panicked: {}", text.unwrap_or_else(|| "no message".into()));
-    // Work that is not guarded says nothing of memory that its device refused: what it was for is not there.
-    let (kind, message) = match memory::refused() {
-        Some(refusal) => (FailureKind::OutOfMemory, format!("out of memory: {refusal} ({panicked})")),
-        None => (FailureKind::Internal, panicked),
-    };
-    TrainerFailure { phase: Phase::Loading, ..failed(kind, message) }
-}
-
-/// A failure before any step.
-fn failed(kind: FailureKind, message: String) -> TrainerFailure {
-    TrainerFailure {
-        kind,
-        phase: Phase::Joining,
-        step: Step(0),
-        positions: Vec::new(),
-        memory_in_use: Bytes(0),
-        message,
-    }
 }
 
 /// Random, so that no two process lives share one. The standard library seeds its hashers from the operating

@@ -300,12 +300,5 @@ fn ended(error: &TrainError, failure: TrainerFailure) -> TrainerOutcome {
 }
 
 fn failure(error: &TrainError, phase: Phase, step: Step) -> TrainerFailure {
-    TrainerFailure {
-        kind: error.kind(),
-        phase,
-        step,
-        positions: Vec::new(),
-        memory_in_use: Bytes(0),
-        message: error.to_string(),
-    }
+    TrainerFailure::new(error.kind(), phase, step, error.to_string())
 }

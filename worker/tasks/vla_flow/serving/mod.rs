@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! observation   named values, checked -> a sample as training saw them, and noise
+//!   values        what numbers, pixels and text are, whatever their feature
 //! responder     samples side by side -> hidden states, Euler steps -> actions in the data set's units
 //! weights       adapter, expert and sensor encoder, from the files of a run
 //! ```
@@ -13,6 +14,7 @@ mod observed;
 mod responder;
 #[cfg(test)]
 mod tests;
+mod values;
 mod weights;
 
 pub use responder::PolicyResponder;
