@@ -7,6 +7,7 @@ Their videos are clips of worker/video/tests/fixtures, which tests put where VID
 and an episode's place in them have nothing to do with the data's: `front` has a file that two episodes share, `wrist` has
 its episodes in another order, with frames between them that belong to none.
 """
+import base64
 import json
 import pathlib
 
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 
 HERE = pathlib.Path(__file__).resolve().parent / "fixtures"
 FPS = 20
+# The smallest PNG: one black pixel.
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 SIZES = {FRONT: (96, 128), WRIST: (120, 160)}
 
@@ -106,5 +109,15 @@ def v21(root):
         table(root / f"data/chunk-000/episode_{episode:06d}.parquet", rows(lengths, episode))
 
 
+def images(path):
+    """The rows of the v3.0 set with one more column, as LeRobot stores images: their bytes, or none."""
+    lengths = V30["lengths"]
+    all_rows = pa.concat_tables(rows(lengths, episode) for episode in range(len(lengths)))
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    stored = [{"bytes": PIXEL + bytes([n]) if n % 7 else None, "path": f"frame-{n:06d}.png"} for n in range(sum(lengths))]
+    table(path, all_rows.append_column("observation.images.top", pa.array(stored, kind)))
+
+
 v30(HERE / "v3.0")
 v21(HERE / "v2.1")
+images(HERE / "images.parquet")
