@@ -7,7 +7,7 @@ use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::lerobot::frames::Pixels;
+use crate::{lerobot::frames::Pixels, surviving::surviving};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -34,12 +34,13 @@ pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
 
 /// The image, or what is wrong with it.
 pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
-    let decoded = match encoded {
-        _ if encoded.starts_with(PNG) => decode_png(encoded),
-        _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
+    let by = match encoded {
+        _ if encoded.starts_with(PNG) => decode_png,
+        _ if encoded.starts_with(JPEG) => decode_jpeg,
         _ => return Err("the image is neither PNG nor JPEG; re-export the data set".into()),
     };
-    decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"))
+    surviving(|| by(encoded), |fault| fault)
+        .map_err(|e| format!("the image does not decode ({e}); record the frame again"))
 }
 
 fn decode_png(encoded: &[u8]) -> Result<Pixels, String> {
@@ -124,6 +125,16 @@ mod tests {
         bytes
     }
 
+    fn fixture(path: &str) -> Vec<u8> {
+        std::fs::read(format!("{}/tests/fixtures/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    }
+
+    #[test]
+    fn an_image_that_its_decoder_panics_over_is_refused() {
+        let reason = decode(&fixture("hostile/panics.jpg")).unwrap_err();
+        assert!(reason.contains("panicked"), "{reason}: the decoder takes it now, and this file can go");
+    }
+
     #[test]
     fn garbage_is_refused_with_a_reason() {
         for bytes in [&b""[..], b"hello", b"\x89PNG\r\n\x1a\n truncated", b"\xff\xd8\xff truncated"] {
@@ -189,10 +200,8 @@ mod tests {
             let _ = image_size(bytes);
             drop(decode(bytes));
         });
-        let jpeg = ["baseline", "progressive", "grey"].map(|name| {
-            let pictures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pictures");
-            std::fs::read(format!("{pictures}/{name}.jpg")).unwrap()
-        });
+        let jpeg = ["pictures/baseline", "pictures/progressive", "pictures/grey", "hostile/panics"]
+            .map(|name| fixture(&format!("{name}.jpg")));
         coxswain_fuzz::Target::new("jpeg", jpeg).holds(held, 64).check(|bytes| {
             let _ = image_size(bytes);
             drop(decode(bytes));
