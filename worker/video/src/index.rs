@@ -54,7 +54,7 @@ impl Moov {
         Err(Fault::Limit { what, value: limit + 1, limit })
     }
 
-    /// For a file beside the run.
+    /// All that it says, as bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         [MAGIC.as_slice(), &self.file_bytes.to_be_bytes(), &self.body].concat()
     }

@@ -7,6 +7,10 @@ pub const MAX_PIXELS: u64 = 4096 * 2176;
 /// Bytes of the `moov` box. Half a million frames need about 8 MiB.
 pub const MAX_MOOV_BYTES: u64 = 64 << 20;
 
+/// Samples of a track: 11 hours at 50 frames a second. One entry of a table may stand for all of them, and an
+/// index takes some tens of bytes for each.
+pub const MAX_SAMPLES: usize = 2 << 20;
+
 /// Boxes beside `moov` at the top of a file. Muxers write four to six.
 pub const MAX_TOP_BOXES: usize = 4096;
 

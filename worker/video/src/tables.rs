@@ -3,7 +3,7 @@
 
 use crate::boxes::{Boxes, Cursor, word};
 use crate::error::{Fault, TO_PLAIN_MP4, container};
-use crate::limits::MAX_SAMPLE_BYTES;
+use crate::limits::{MAX_SAMPLE_BYTES, MAX_SAMPLES};
 
 /// One coded picture, in decode order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +42,7 @@ impl Tables {
     }
 }
 
-/// Bytes of each sample. Their sum is at most the file, so what this allocates is bounded by the file's
-/// length.
+/// Bytes of each sample. Their sum is at most the file, whose length may be a hole's: so there is a limit, too.
 fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
     let Some(stsz) = Boxes::find(stbl, b"stsz")? else {
         let what = "an mp4 with a compact size table (`stz2`)".to_owned();
@@ -56,7 +55,11 @@ fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
         each => (each, [].as_slice()),
     };
     let count = if each == 0 { sizes.len() } else { cursor.u32()? as usize };
-    if u64::from(each).saturating_mul(count as u64) > file_bytes || u32::try_from(count).is_err() {
+    if count > MAX_SAMPLES {
+        let (value, limit) = (count as u64, MAX_SAMPLES as u64);
+        return Err(Fault::Limit { what: "the number of samples", value, limit });
+    }
+    if u64::from(each).saturating_mul(count as u64) > file_bytes {
         return Err(container(format!("{count} samples are more than {file_bytes} bytes can hold")));
     }
     let sizes: Vec<u32> = if each == 0 {
