@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_data::text::yaml_scalar;
 #[cfg(test)]
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::StarterJob;
@@ -40,7 +41,7 @@ impl Starter {
     /// The path of a checkpoint, under the section that is open.
     pub fn model(&mut self, job: &StarterJob<'_>, family: &str) -> &mut Self {
         match job.model {
-            Some(model) => self.lines(format_args!("  path: {}", scalar(&model.display().to_string()))),
+            Some(model) => self.lines(format_args!("  path: {}", yaml_scalar(&model.display().to_string()))),
             None => self.lines(format_args!("  path: /models/PUT-YOURS-HERE # a {family} directory")),
         }
     }
@@ -71,17 +72,6 @@ impl Starter {
         ));
         self.lines("launch:\n  nproc_per_node: 1 # one for each GPU");
         std::mem::take(&mut self.0)
-    }
-}
-
-/// A scalar of YAML: as it is where that means itself.
-pub fn scalar(text: &str) -> String {
-    let plain = |letter: char| letter.is_alphanumeric() || "_-./".contains(letter);
-    let begins = text.starts_with(|first: char| first.is_alphabetic() || first == '/' || first == '.');
-    match begins && text.chars().all(plain) {
-        true => text.to_owned(),
-        // What JSON quotes YAML reads.
-        false => serde_json::Value::from(text).to_string(),
     }
 }
 

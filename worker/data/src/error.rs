@@ -140,14 +140,12 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// A call on a file that failed; `action` is a verb, as in "cannot read".
-    /// The operating system refused `action` on `path`.
+    /// The operating system refused `action`, a verb, on `path`.
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Io { path, action, source }
     }
 
-    /// A field of a file that cannot be used.
     /// `field` of a file contradicts something; `found` says what stands there, `remedy` what to do.
     pub fn invalid(
         path: &Path,

@@ -10,11 +10,11 @@ use coxswain_proto::human;
 use coxswain_video::Codec;
 use serde::Serialize;
 
-use super::error::DataError;
 use super::lerobot::Catalog;
 use super::lerobot::frames::FrameStore;
 use super::lerobot::info::{BOOKKEEPING, Feature, Version};
 use super::lerobot::rows::{Columns, Limits, RowStore};
+use super::{error::DataError, text::yaml_scalar};
 
 /// Task texts listed; the rest are counted.
 const TASKS_SHOWN: usize = 8;
@@ -115,7 +115,7 @@ pub fn inspect(dir: &Path) -> Result<Report, DataError> {
         catalog.info.features.iter().map(|(name, f)| describe(&catalog, name, f)).collect();
     let mut lengths: Vec<u64> = catalog.episodes.episodes.iter().map(|e| e.length).collect();
     lengths.sort_unstable();
-    let mut texts: Vec<&String> = catalog.tasks.iter().flatten().collect();
+    let mut texts: Vec<&String> = catalog.tasks.values().collect();
     texts.sort_unstable();
     texts.dedup();
     Ok(Report {
@@ -214,11 +214,12 @@ impl Report {
     /// the feature it names, and the usual name of that feature.
     pub fn run_section(&self, keys: &[(&str, Role, &str)]) -> String {
         let of = |role| self.features.iter().filter(move |f| f.role == role).map(|f| f.name.as_str());
-        let cameras: Vec<_> = of(Role::Camera).collect();
+        let cameras: Vec<_> = of(Role::Camera).map(yaml_scalar).collect();
         let prefer = |role, usual: &str| of(role).find(|name| *name == usual).or_else(|| of(role).next());
-        let mut out = format!("data:\n  path: {}\n  cameras: [{}]\n", self.path, cameras.join(", "));
+        let mut out =
+            format!("data:\n  path: {}\n  cameras: [{}]\n", yaml_scalar(&self.path), cameras.join(", "));
         for &(key, role, usual) in keys {
-            out.extend(prefer(role, usual).map(|name| format!("  {key}: {name}\n")));
+            out.extend(prefer(role, usual).map(|name| format!("  {key}: {}\n", yaml_scalar(name))));
         }
         out
     }

@@ -50,7 +50,7 @@ fn task(catalog: &Catalog, sample: u64) -> String {
         let block = rows.block(catalog, episode.file, episode.first_row, Part::Numbers).ok()?;
         let [_, _, task] = &block.keys;
         let task = *task.get((episode.first_row - block.first_row) as usize)?;
-        catalog.tasks.get(usize::try_from(task).ok()?)?.clone()
+        catalog.tasks.get(&task).cloned()
     });
     text.unwrap_or_default()
 }

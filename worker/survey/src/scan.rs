@@ -207,8 +207,7 @@ impl Rows<'_> {
             let remedy = "metadata and data are of different recordings: restore either";
             self.add(Finding::error("wrong row", found, remedy).feature("episode_index, frame_index"), frame);
         }
-        let text = usize::try_from(task).ok().and_then(|task| self.of.catalog.tasks.get(task));
-        if text.and_then(Option::as_deref).is_none() {
+        if !self.of.catalog.tasks.contains_key(&task) {
             let found = format!("task {task} has no text in meta/tasks");
             self.add(Finding::error("no task", found, "restore the task list").feature("task_index"), frame);
         }

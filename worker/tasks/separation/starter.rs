@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, shards::Shards};
+use coxswain_data::{DataError, shards::Shards, text::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
 use super::data::{Wav, WavPlace};
 use crate::{
     found::{ending, files, folders, shards},
-    starter::{Starter, scalar},
+    starter::Starter,
 };
 
 /// Seconds of a sample, where tracks are so long.
@@ -83,7 +83,7 @@ fn write(job: &StarterJob<'_>, found: &FoundTracks) -> Result<StarterFile, DataE
         false => "network: {} # 6 blocks of 256, for music at 44.1 kHz\n",
     };
     file.lines(network);
-    file.lines("data:").lines(format_args!("  path: {}", scalar(&found.path.display().to_string())));
+    file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     let stems = found.stems.join(", ");
     file.lines(format_args!("  # {} tracks; the first has {seconds:.1} s", found.tracks));
     file.lines(format_args!(

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, text::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
 use super::data::columns;
 use crate::{
     found::{ending, files, the_one},
-    starter::{Starter, scalar},
+    starter::Starter,
     tokens::lines::Lines,
 };
 
@@ -59,12 +59,12 @@ fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<Starte
     file.lines(
         "lora:\n  targets: all-linear # every linear but the head; left out: [q, v], PEFT's choice for T5\n",
     );
-    file.lines("data:").lines(format_args!("  path: {}", scalar(&path.display().to_string())));
+    file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&path.display().to_string())));
     let all = columns.join(", ");
     file.lines(format_args!("  # its columns: {all}"));
     let sure = if usual.is_some() { "" } else { " # a guess" };
-    file.lines(format_args!("  source: {} # what is read", scalar(source)));
-    file.lines(format_args!("  target: {} # what is written{sure}", scalar(target)));
+    file.lines(format_args!("  source: {} # what is read", yaml_scalar(source)));
+    file.lines(format_args!("  target: {} # what is written{sure}", yaml_scalar(target)));
     file.lines("  source_prefix: \"\" # stands before every source, as \"summarize: \" does for T5");
     file.lines("  max_source_tokens: 512\n  max_target_tokens: 128");
     let training = file.holdout(pairs);

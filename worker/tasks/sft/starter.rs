@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::{DataError, shards::Shards};
+use coxswain_data::{DataError, shards::Shards, text::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 use serde_json::Value;
 
 use super::data::has_turns;
 use crate::{
     found::{LOOKED_AT, ending, files, first_line, shards, the_one},
-    starter::{Starter, scalar},
+    starter::Starter,
     tokens::lines::Lines,
 };
 
@@ -32,7 +32,7 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     file.lines("model:").model(job, "Qwen2.5-VL");
     file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
     file.lines("lora: {} # rank 16 on every linear of the language model\n");
-    file.lines("data:").lines(format_args!("  path: {}", scalar(&found.path.display().to_string())));
+    file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     file.lines(format_args!("  # {}", found.about));
     file.lines("  max_tokens: 4096 # of a chat, images included; what is beyond them is cut off");
     let training = file.holdout(found.chats);

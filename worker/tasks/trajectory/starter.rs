@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, text::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
 use super::data::{ENDINGS, list};
 use crate::{
     found::{ending, files, folders, shards},
     sft,
-    starter::{Starter, scalar},
+    starter::Starter,
     trajectory::config::ImageData,
 };
 
@@ -31,8 +31,8 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     file.model(job, "Qwen2.5-VL");
     file.lines("  spatial_resolution: 7 # 49 positions an image\n");
     file.lines("network:\n  type: autoencoder # or vae, transformer\n");
-    file.lines("data:").lines(format_args!("  path: {}", scalar(&path.display().to_string())));
-    let names: Vec<_> = data.domains.iter().map(|name| scalar(name)).collect();
+    file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&path.display().to_string())));
+    let names: Vec<_> = data.domains.iter().map(|name| yaml_scalar(name)).collect();
     if !names.is_empty() {
         file.lines(format_args!("  domains: [{}] # folders, which take turns", names.join(", ")));
     }

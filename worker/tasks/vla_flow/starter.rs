@@ -1,9 +1,11 @@
 //! A run file for a LeRobot data set, from what is in it.
 
-use coxswain_data::{DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place};
+use coxswain_data::{
+    DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place, text::yaml_scalar,
+};
 use coxswain_task::{StarterFile, StarterJob};
 
-use crate::starter::{Starter, scalar};
+use crate::starter::Starter;
 
 /// Actions of a chunk: as many as there are in this many seconds, within bounds that the field uses.
 const HORIZON_S: f64 = 0.8;
@@ -47,7 +49,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     file.lines("model:").model(job, "Qwen2.5-VL");
     file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
     file.lines("lora: {} # rank 16 on every linear of the language model\n");
-    file.lines("data:").lines(format_args!("  path: {}", scalar(&report.path)));
+    file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&report.path)));
     file.lines(format_args!(
         "  # LeRobot {}: {} episodes, {} frames at {} a second, {} task{}",
         match report.version {
@@ -64,7 +66,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     for camera in cameras {
         let shape = camera.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let coding = camera.video.as_ref().map_or_else(String::new, |coding| format!(", {coding}"));
-        file.lines(format_args!("    - {} # {shape}{coding}", scalar(&camera.name)));
+        file.lines(format_args!("    - {} # {shape}{coding}", yaml_scalar(&camera.name)));
     }
     numbers(&mut file, "state", state);
     let sensor = prefer(Role::Window, "observation.sensor");
@@ -96,7 +98,7 @@ fn held_out_frames(job: &StarterJob<'_>, report: &Report) -> Result<u64, DataErr
 
 fn numbers(file: &mut Starter, key: &str, feature: &FeatureReport) {
     let shape = feature.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-    file.lines(format_args!("  {key}: {} # {shape} numbers", scalar(&feature.name)));
+    file.lines(format_args!("  {key}: {} # {shape} numbers", yaml_scalar(&feature.name)));
 }
 
 /// Features without statistics are taken as they are.

@@ -1,26 +1,21 @@
 //! Task texts by `task_index`: `meta/tasks.parquet` (v3.0) or `meta/tasks.jsonl` (v2.1).
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
 use super::tables::Table;
 use crate::{error::DataError, text::read_text};
 
-/// Texts by `task_index`; an index without a text is `None`.
-pub type Tasks = Vec<Option<String>>;
+/// Texts by `task_index`. A map, since an index may be anything: a table by it would be as long as it says.
+pub type Tasks = BTreeMap<i64, String>;
 
-/// More tasks than this are a garbled index, not a data set.
-const MAX_TASKS: usize = 10_000_000;
-
-fn insert(tasks: &mut Tasks, index: i64, text: &str, path: &Path) -> Result<(), DataError> {
-    let slot = usize::try_from(index).ok().filter(|i| *i < MAX_TASKS).ok_or_else(|| {
-        DataError::invalid(path, "task_index", index.to_string(), "task indices count from 0")
-    })?;
-    if tasks.len() <= slot {
-        tasks.resize(slot + 1, None);
+fn insert(tasks: &mut Tasks, index: i64, text: String, path: &Path) -> Result<(), DataError> {
+    if index < 0 {
+        let remedy = "task indices count from 0";
+        return Err(DataError::invalid(path, "task_index", index.to_string(), remedy));
     }
-    tasks[slot] = Some(text.to_string());
+    tasks.insert(index, text);
     Ok(())
 }
 
@@ -41,7 +36,7 @@ pub fn read_jsonl(path: &Path) -> Result<Tasks, DataError> {
                 "needs task_index and task",
             )
         })?;
-        insert(&mut tasks, line.task_index, &line.task, path)?;
+        insert(&mut tasks, line.task_index, line.task, path)?;
     }
     Ok(tasks)
 }
@@ -60,7 +55,7 @@ pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
             DataError::invalid(path, "task_index", "a task without one (null)", "restore the metadata")
         })?;
         if let Some(text) = text {
-            insert(&mut tasks, index, &text, path)?;
+            insert(&mut tasks, index, text, path)?;
         }
     }
     Ok(tasks)

@@ -162,7 +162,7 @@ impl Dataset {
     fn check(&self) -> Result<(), DataError> {
         let path = &self.catalog.info.path;
         let grids = self.image_grids()?;
-        if self.catalog.tasks.iter().all(Option::is_none) {
+        if self.catalog.tasks.is_empty() {
             let found = "no task text at all";
             return Err(DataError::invalid(
                 &self.catalog.root.join("meta"),
@@ -171,7 +171,7 @@ impl Dataset {
                 "restore the tasks",
             ));
         }
-        for task in self.catalog.tasks.iter().flatten().take(1) {
+        for task in self.catalog.tasks.values().take(1) {
             self.prompt.encode(task, &grids).map_err(|e| {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;

@@ -28,6 +28,7 @@
 //! not be read as a whole is not remembered.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -168,8 +169,7 @@ impl Dataset {
             }
         }
         let numbers = read(row, Part::Numbers)?;
-        let task = usize::try_from(numbers.keys[2][(row - numbers.first_row) as usize]).ok();
-        let text = task.and_then(|task| self.catalog.tasks.get(task)?.as_deref());
+        let text = self.catalog.tasks.get(&numbers.keys[2][(row - numbers.first_row) as usize]);
         let text = text.ok_or_else(|| fault("task_index", "its task has no text in meta/tasks"))?;
         Ok(SampleKey::new(&images, &self.prompt.render(text)))
     }
@@ -310,12 +310,9 @@ impl Dataset {
 
     /// Keys by sample, from tables by file and row.
     fn assemble(&self, tables: &Tables) -> Vec<Option<SampleKey>> {
-        let prompts: Vec<Option<String>> = self
-            .catalog
-            .tasks
-            .iter()
-            .map(|task| task.as_deref().map(|text| self.prompt.render(text)))
-            .collect();
+        let tasks = self.catalog.tasks.iter();
+        let prompts: BTreeMap<i64, String> =
+            tasks.map(|(index, text)| (*index, self.prompt.render(text))).collect();
         let mut keys = Vec::with_capacity(self.len() as usize);
         for (number, episode) in (0..).zip(&self.catalog.episodes.episodes) {
             let column = |name: &str| tables.get(&(episode.file, name.to_owned()));
@@ -339,7 +336,7 @@ impl Dataset {
                 });
                 let images = images.collect::<Option<Vec<_>>>().filter(|_| cameras.is_some());
                 let task = tasks.and_then(|tasks| task_of(there(tasks.get(row)?)?));
-                let prompt = task.and_then(|task| prompts.get(task)?.as_deref());
+                let prompt = task.and_then(|task| prompts.get(&task));
                 keys.push(images.zip(prompt).map(|(images, prompt)| SampleKey::new(&images, prompt)));
             }
         }
@@ -397,7 +394,6 @@ fn of_task(index: i64) -> Digest {
     Digest(bytes)
 }
 
-fn task_of(digest: Digest) -> Option<usize> {
-    let bytes: [u8; 8] = digest.0[..8].try_into().ok()?;
-    usize::try_from(i64::from_le_bytes(bytes)).ok()
+fn task_of(digest: Digest) -> Option<i64> {
+    digest.0.first_chunk().map(|bytes| i64::from_le_bytes(*bytes))
 }

@@ -26,17 +26,16 @@ use super::batch::SampleDims;
 use super::mixture;
 use super::numeric::Numeric;
 use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
-use crate::{settings::checked, vla_flow::config::VlaSettings};
+use crate::{
+    settings::checked,
+    tokens::outline::{SMALL_TOKENIZER, estimated},
+    vla_flow::config::VlaSettings,
+};
 
-/// A tokenizer up to this size is read; larger ones make the prompt's length an estimate.
-const SMALL_TOKENIZER: u64 = 2 << 20;
 /// Tokens of the prompt's frame: system turn, user turn, generation prompt (`prompt`).
 const FRAME_TOKENS: usize = 19;
 /// Tokens around one image.
 const IMAGE_TOKENS: usize = 2;
-/// Bytes of text per token: English has more than 4, and other scripts more bytes a character, so this errs
-/// on the long side.
-const BYTES_PER_TOKEN: usize = 3;
 
 /// How the longest prompt's length is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +124,7 @@ impl Outline {
         };
         let grids = data.cameras.iter().map(grid).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
-        let texts: Vec<&str> = catalog.tasks.iter().flatten().map(String::as_str).collect();
+        let texts: Vec<&str> = catalog.tasks.values().map(String::as_str).collect();
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
                 let encoder = PromptEncoder::open(model, facts, &prompt_form(&vla))?;
@@ -136,7 +135,7 @@ impl Outline {
                 let images: usize = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS).sum();
                 let text = |text: &&str| data.prompt.replace("{task}", text).len();
                 let longest = texts.iter().map(text).max().unwrap_or(0);
-                let text = longest.div_ceil(BYTES_PER_TOKEN);
+                let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
                 let tokens = FRAME_TOKENS + images + kept;
                 (tokens, PromptLength::Estimated)

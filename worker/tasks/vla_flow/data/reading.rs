@@ -179,8 +179,8 @@ impl<'a> At<'a> {
             );
             return Err(self.error("episode_index, frame_index", fault));
         }
-        let text = usize::try_from(*task).ok().and_then(|t| self.dataset.catalog.tasks.get(t));
-        text.and_then(Option::as_deref).ok_or_else(|| {
+        let text = self.dataset.catalog.tasks.get(task);
+        text.map(String::as_str).ok_or_else(|| {
             let fault = format!("task {task} has no text in meta/tasks; restore the task list");
             self.error("task_index", fault)
         })

@@ -79,7 +79,7 @@ impl Dataset {
 /// Task texts that are longer than the run keeps them.
 fn texts_cut(dataset: &Dataset) -> Option<String> {
     let most = dataset.settings.observation.max_text_tokens?;
-    let texts: Vec<_> = dataset.catalog.tasks.iter().flatten().collect();
+    let texts: Vec<_> = dataset.catalog.tasks.values().collect();
     let cut: Vec<_> =
         texts.iter().map(|text| (dataset.prompt.cut(text), text)).filter(|(cut, _)| *cut > 0).collect();
     let (lost, longest) = cut.iter().max()?;
