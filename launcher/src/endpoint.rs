@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The run with every key: in its output directory as it was trained, in its logs as it was launched last.
-pub const SPEC_FILE: &str = "run_spec.json";
+pub use coxswain_worker::train::checkpoint::SPEC_FILE;
 /// Below the run's output directory.
 const DIR: &str = "logs";
 /// See [`DIR`].
@@ -144,15 +144,22 @@ impl Published {
         let path = file(output_dir);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
-        let mut file =
-            fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
-        if !locked(&file) {
-            let holder = fs::read_to_string(&path).unwrap_or_default();
-            return Err(Failed::usage(format!(
-                "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
-                output_dir.display(),
-                holder.trim(),
-            )));
+        let open = || fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let mut file = open().map_err(unusable)?;
+        for _ in 0..LOCK_TRIES {
+            if !locked(&file) {
+                let holder = fs::read_to_string(&path).unwrap_or_default();
+                return Err(Failed::usage(format!(
+                    "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
+                    output_dir.display(),
+                    holder.trim(),
+                )));
+            }
+            if is_at(&path, &file) {
+                break;
+            }
+            // A launcher that was ending has removed it meanwhile: what is locked is nowhere.
+            file = open().map_err(unusable)?;
         }
         // A file system without locks (some network mounts) still gets the address.
         file.set_len(0).and_then(|()| file.write_all(format!("{address}\n").as_bytes())).map_err(unusable)?;
@@ -183,11 +190,16 @@ fn is_held(path: &Path) -> bool {
     fs::File::open(path).is_ok_and(|file| !matches!(file.try_lock_shared(), Ok(())))
 }
 
+/// Whether a path still is that of a file that is open.
+fn is_at(path: &Path, file: &fs::File) -> bool {
+    let place = |of: io::Result<fs::Metadata>| of.ok().map(|found| (found.dev(), found.ino()));
+    place(fs::metadata(path)) == place(file.metadata())
+}
+
 impl Drop for Published {
     fn drop(&mut self) {
         // Gone already, or a disk that fails: the next launch overwrites it. Another launcher's stays.
-        let place = |of: io::Result<fs::Metadata>| of.ok().map(|found| (found.dev(), found.ino()));
-        if place(fs::metadata(&self.path)) == place(self.file.metadata()) {
+        if is_at(&self.path, &self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }

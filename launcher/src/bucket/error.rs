@@ -56,6 +56,9 @@ pub enum BucketError {
         /// How long it has had the run.
         ago: u64,
     },
+    /// The thread that keeps the run has ended before its time.
+    #[error("run.bucket: the thread that writes there has failed (see the log)")]
+    Thread,
     /// The disk of this machine.
     #[error("{path}: {source}")]
     Disk {
@@ -71,6 +74,7 @@ impl From<BucketError> for Failed {
         let exit = match &error {
             BucketError::Foreign { .. } | BucketError::Damaged { .. } => Exit::BadInput,
             BucketError::Superseded { .. } => Exit::Rendezvous,
+            BucketError::Thread => Exit::Internal,
             BucketError::Storage(_) | BucketError::Anew { .. } | BucketError::Disk { .. } => Exit::Usage,
         };
         Self::new(exit, error)

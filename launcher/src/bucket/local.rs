@@ -90,15 +90,20 @@ impl Local {
         match opened {
             Ok(()) if Best::read(&self.output) == best => Ok(Some(sources)),
             Ok(()) => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_gone(&store, &best) => Ok(None),
             Err(error) => Err(disk(&self.output)(error)),
         }
+    }
+
+    /// Whether another one has taken its place since `best` was read.
+    fn is_gone(&self, store: &Store, best: &Option<Best>) -> bool {
+        store.open(self.step).is_err() || Best::read(&self.output) != *best || !self.journal.exists()
     }
 
     fn open_checkpoint(&self, checkpoint: &Found, sources: &mut Vec<OpenFile>) -> io::Result<()> {
         let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
         for (name, entry) in &checkpoint.manifest.files {
-            let file = File::open(checkpoint.path.join(name))?;
+            let file = open(&checkpoint.path.join(name))?;
             sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
         }
         let name = Manifest::FILE;
@@ -157,8 +162,13 @@ fn open_below(output: &Path, name: &str, sources: &mut Vec<OpenFile>) -> io::Res
     Ok(())
 }
 
+/// Errors name the file.
+fn open(path: &Path) -> io::Result<File> {
+    File::open(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
 fn source(path: &str, at: &Path) -> io::Result<OpenFile> {
-    let file = File::open(at)?;
+    let file = open(at)?;
     // The file that is open, whatever has taken its name meanwhile.
     let entry = FileEntry::of(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
     Ok(OpenFile { path: path.to_owned(), file, entry })

@@ -58,7 +58,8 @@ pub struct Owner {
     known: Known,
     /// Sets that this launch has begun.
     begun: u64,
-    /// Whether one of them was given up, so that objects of it may lie there.
+    /// Whether one of them was given up: objects of it may lie there, and the index may name it, if it was
+    /// the answer that did not come.
     torn: bool,
 }
 
@@ -112,6 +113,9 @@ impl Owner {
 
     /// Keeps a set, and no more than `keep` of them.
     pub fn keep(&mut self, step: u64, sources: &[OpenFile], keep: usize) -> Result<(), BucketError> {
+        if self.torn {
+            self.look_again()?;
+        }
         self.begun += 1;
         let place = place(self.known.index.launch, self.begun);
         let object = |source: &OpenFile| match self.known.index.object_of(&source.path, &source.entry) {
@@ -120,7 +124,7 @@ impl Owner {
         };
         let files = self.upload(sources, object).inspect_err(|_| self.torn = true)?;
         let index = self.known.index.with(Set { step, files }, keep);
-        self.write(index)?;
+        self.write(index).inspect_err(|_| self.torn = true)?;
         if std::mem::take(&mut self.torn) {
             self.sweep();
         }
@@ -165,27 +169,34 @@ impl Owner {
     fn write(&mut self, index: Index) -> Result<(), BucketError> {
         let bytes = index.bytes();
         for _ in 0..TRIES {
-            let mut written = self.storage.swap(INDEX, &bytes, self.known.version.as_ref())?;
-            if written.is_none() {
-                let Some((found, version)) = self.storage.get(INDEX)? else { continue };
-                if found == bytes {
-                    // By an attempt whose answer was lost.
-                    written = Some(version);
-                } else if let Ok(theirs) = Index::parse(&found)
-                    && theirs.launcher != index.launcher
-                {
-                    return Err(superseded(&self.address, &theirs));
-                }
-            }
+            let written = self.storage.swap(INDEX, &bytes, self.known.version.as_ref())?;
             if written.is_some() {
                 let before = std::mem::replace(&mut self.known, Known { index, version: written });
                 self.remove_of(&before.index);
+                return Ok(());
+            }
+            self.look_again()?;
+            if self.known.index.bytes() == bytes {
+                // Written by an attempt whose answer was lost.
+                self.sweep();
                 return Ok(());
             }
         }
         let fault = "another program writes it again and again".to_owned();
         let object = format!("{}/{INDEX}", self.address);
         Err(StorageError { object, fault, of_object: true }.into())
+    }
+
+    /// Reads the index that is there, if the run is still ours.
+    fn look_again(&mut self) -> Result<(), BucketError> {
+        let Some((bytes, version)) = self.storage.get(INDEX)? else { return Ok(()) };
+        let foreign = |foreign| BucketError::Foreign { address: self.address.clone(), foreign };
+        let index = Index::parse(&bytes).map_err(foreign)?;
+        if index.launcher != self.known.index.launcher {
+            return Err(superseded(&self.address, &index));
+        }
+        self.known = Known { index, version: Some(version) };
+        Ok(())
     }
 
     fn remove_of(&self, before: &Index) {

@@ -4,7 +4,7 @@
 //! uploaded is tried again after a minute, or as the next checkpoint; said is that once.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{Arc, mpsc},
@@ -15,7 +15,7 @@ use coxswain_proto::{human, run_spec::RunSpec};
 use tokio::sync::oneshot;
 
 use super::{
-    error::BucketError,
+    error::{BucketError, disk},
     index::Set,
     local::{self, Local, Record},
     owner::Owner,
@@ -86,11 +86,9 @@ impl Uploader {
     /// Uploads the last checkpoint and what the run has left.
     pub async fn finish(&self) -> Result<(), BucketError> {
         let (reply, answer) = oneshot::channel();
-        // The thread lives as long as this value, and answers once.
-        match self.finish.send(reply) {
-            Ok(()) => answer.await.unwrap_or(Ok(())),
-            Err(_) => Ok(()),
-        }
+        // The thread lives as long as this value, and answers once, unless it has panicked.
+        self.finish.send(reply).map_err(|_| BucketError::Thread)?;
+        answer.await.unwrap_or(Err(BucketError::Thread))
     }
 }
 
@@ -124,10 +122,15 @@ impl Thread {
     }
 
     fn finish(&mut self) -> Result<(), BucketError> {
-        if let Some(found) = local::newest(&self.output()) {
-            self.keep(&found)?;
+        let output = self.output();
+        if let Some(found) = local::newest(&output)
+            && !self.keep(&found)?
+        {
+            // Nothing that is still alive takes checkpoints away.
+            let gone = format!("the checkpoint of step {} has gone while it was read", found.step);
+            return Err(disk(&output)(io::Error::new(io::ErrorKind::NotFound, gone)));
         }
-        let results = local::results(&self.output())?;
+        let results = local::results(&output)?;
         self.owner()?.leave(&results)
     }
 

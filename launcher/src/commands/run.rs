@@ -93,7 +93,6 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     let forecast = forecast(&spec, &plan)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
-    credentials.tidy(output_dir, &process_env);
     let mode = match log.log_format {
         LogFormat::Text => Mode::of_stderr(&args.console),
         // For programs, wherever it goes.
@@ -172,21 +171,11 @@ impl Launch<'_> {
         if !coordinating.is_here() {
             return self.conclude(&report, None).await;
         }
-        let uploader = coordinating.uploader().filter(|_| !report.displaced);
-        let end = keeping::KeptEnd {
-            spec: &self.spec,
-            terminal: &self.terminal,
-            patience: self.plan.shutdown_timeout,
-            signalled: report.signalled,
-        };
-        let ended = self.end(&coordinating, report, notifier, &access).await;
-        match uploader {
-            Some(uploader) => ended.and(end.keep(&uploader).await),
-            None => ended,
-        }
+        self.end(&coordinating, report, notifier, &access).await
     }
 
-    /// What the launcher with the coordinator says at the end.
+    /// What the launcher with the coordinator leaves, keeps and says at the end. Others hear of it last: a run
+    /// whose end is not where it is to be kept has not ended well.
     async fn end(
         &self,
         coordinating: &Coordinating<'_>,
@@ -199,18 +188,30 @@ impl Launch<'_> {
             report.first_cause = history.as_ref().and_then(recorded_end).or(report.first_cause);
         }
         let stopped = history.is_some_and(|history| history.fate == Fate::Stopped);
+        let success = report.success_text(stopped);
+        let mut ended = self.conclude(&report, Some(success.clone())).await;
+        if let Some(uploader) = coordinating.uploader().filter(|_| !report.displaced) {
+            let kept = keeping::KeptEnd {
+                spec: &self.spec,
+                terminal: &self.terminal,
+                patience: self.plan.shutdown_timeout,
+                signalled: report.signalled,
+            };
+            ended = ended.and(kept.keep(&uploader).await);
+        }
         // A launcher that has taken the coordinator over speaks of the end alone.
         if let Some(notifier) = notifier.or_else(|| self.notifier(access)) {
-            let exit = report.exit();
-            let (state, text) = match exit {
-                Exit::Done if stopped => ("stopped", report.success_text(true)),
-                Exit::Done => ("finished", report.success_text(false)),
-                Exit::Signal(_) => ("interrupted", report.failure_text(&self.spec.run.name)),
+            let exit = ended.as_ref().map_or_else(|failed| failed.exit, |()| Exit::Done);
+            let (state, text) = match (exit, report.exit()) {
+                (Exit::Done, _) if stopped => ("stopped", success),
+                (Exit::Done, _) => ("finished", success),
+                (_, Exit::Done) => ("failed", format!("{success}, and its end is not in its bucket")),
+                (Exit::Signal(_), _) => ("interrupted", report.failure_text(&self.spec.run.name)),
                 _ => ("failed", report.failure_text(&self.spec.run.name)),
             };
             notifier.end(state, exit.code(), &text).await;
         }
-        self.conclude(&report, Some(report.success_text(stopped))).await
+        ended
     }
 
     async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {

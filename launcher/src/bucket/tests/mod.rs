@@ -34,6 +34,8 @@ struct State {
     writes: Option<usize>,
     /// Whether a conditional write is carried out, and tried again because its answer was lost.
     loses_answers: bool,
+    /// Whether a conditional write is carried out, and its answer never comes.
+    is_cut_off: bool,
     /// Whether conditions of writes are read over.
     heedless: bool,
 }
@@ -118,6 +120,9 @@ impl Storage for Fake {
             return Ok(None);
         }
         let version = state.put(name, bytes.to_vec());
+        if state.is_cut_off {
+            return Err(error(name, "no answer", false));
+        }
         Ok((!state.loses_answers).then_some(version))
     }
 

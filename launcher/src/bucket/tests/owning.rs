@@ -116,6 +116,28 @@ fn a_write_whose_answer_was_lost_counts() {
 }
 
 #[test]
+fn a_set_whose_index_was_written_without_an_answer_is_kept_by_the_next_try_and_goes_up_once() {
+    let fake = Fake::default();
+    let mut owner = take(&fake, "here");
+    owner.keep(5, &set(5), 1).unwrap();
+    fake.state().is_cut_off = true;
+    owner.keep(10, &set(10), 1).unwrap_err();
+    fake.state().is_cut_off = false;
+    let before = fake.index().unwrap();
+    owner.keep(10, &set(10), 1).unwrap();
+    fake.assert_whole();
+    assert_eq!(fake.index().unwrap(), before);
+    assert_eq!(fake.names().len(), 1 + 4, "{:?}", fake.names());
+    // The last one, at the run's end.
+    fake.state().is_cut_off = true;
+    owner.keep(20, &set(20), 1).unwrap_err();
+    fake.state().is_cut_off = false;
+    owner.leave(&[source("summary.json", "{}")]).unwrap();
+    fake.assert_whole();
+    assert_eq!(fake.index().unwrap().newest().unwrap().step, 20);
+}
+
+#[test]
 fn a_server_that_knows_no_conditions_is_refused() {
     let fake = Fake::default();
     fake.state().heedless = true;

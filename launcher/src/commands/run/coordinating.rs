@@ -21,7 +21,7 @@ use crate::{
     credentials::OfLaunch,
     endpoint::{self, Published},
     exit::{Exit, Failed, Outcome},
-    launch::{machine::LocalMachine, plan::Plan, rendezvous},
+    launch::{inputs::process_env, machine::LocalMachine, plan::Plan, rendezvous},
     supervise::{
         child::{Program, this_program},
         console::{Console, Terminal},
@@ -74,6 +74,8 @@ impl Coordinating<'_> {
         self.refuse_without_tls(&listener)?;
         let address = self.plan.coordinator(port);
         let published = Published::write(self.output_dir(), &address.to_string())?;
+        // From here on the run is ours.
+        self.credentials.tidy(self.output_dir(), &process_env);
         failure_file::remove(self.output_dir());
         // Nobody else could take the place of a launcher that is alone.
         let claims = (self.plan.nnodes.max > 1).then(|| self.claims());
