@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use coxswain_feature_store::{Store, StoreError};
+use coxswain_worker::train::CACHE_DIR;
 
 use crate::{
     exit::{Exit, Failed, Outcome},
@@ -118,7 +119,7 @@ fn gc(args: &GcArgs) -> Outcome {
 impl StoreArgs {
     /// The store in the directory named, or in the `vl-cache` below it.
     fn open(&self) -> Result<Store, Failed> {
-        for dir in [self.dir.clone(), self.dir.join(BESIDE_A_RUN)] {
+        for dir in [self.dir.clone(), self.dir.join(CACHE_DIR)] {
             if let Some(store) = Store::existing(&dir).map_err(bad)? {
                 return Ok(store);
             }
@@ -127,12 +128,9 @@ impl StoreArgs {
     }
 }
 
-/// Where a run without `cache.dir` keeps its store, below its output directory.
-const BESIDE_A_RUN: &str = "vl-cache";
-
 fn no_store(dir: &Path) -> String {
     format!(
-        "{}: neither it nor the {BESIDE_A_RUN} below it is a store of features (no store.json); name a run's cache.dir or its output directory",
+        "{}: neither it nor the {CACHE_DIR} below it is a store of features (no store.json); name a run's cache.dir or its output directory",
         dir.display()
     )
 }

@@ -20,7 +20,7 @@ use crate::{
     clock,
     credentials::OfLaunch,
     exit::{Exit, Failed, Outcome},
-    launch::{inputs::process_env, rendezvous::ORPHAN_PATIENCE, world::Nodes},
+    launch::{inputs::process_env, rdzv_conf::wait_of, rendezvous::ORPHAN_PATIENCE, world::Nodes},
     supervise::signals,
     threads,
 };
@@ -208,8 +208,11 @@ impl CoordinatorArgs {
     fn patience(&self) -> Result<Patience, Failed> {
         let seconds = |flag: &str, given: Option<f64>, default: Duration| match given {
             None => Ok(default),
-            Some(seconds) => Duration::try_from_secs_f64(seconds)
-                .map_err(|_| Failed::usage(format!("{flag} {seconds}: expected a number of seconds"))),
+            Some(seconds) => wait_of(seconds).ok_or_else(|| {
+                Failed::usage(format!(
+                    "{flag} {seconds}: expected a number of seconds, at most those of a year"
+                ))
+            }),
         };
         let default = Patience::default();
         Ok(Patience {

@@ -50,8 +50,16 @@ impl RdzvConf {
     }
 }
 
+/// Longest that anything is waited for: a year. Clocks have an end.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A duration that can be waited for, if this is one.
+pub fn wait_of(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration <= LONGEST)
+}
+
 /// A duration in seconds.
 pub fn seconds(given: &Given) -> Result<Duration, Failed> {
-    let seconds: f64 = given.parse("a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| given.wrong("expected a number of seconds"))
+    let seconds = given.parse("a number of seconds")?;
+    wait_of(seconds).ok_or_else(|| given.wrong("expected a number of seconds, at most those of a year"))
 }

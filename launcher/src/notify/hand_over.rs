@@ -6,10 +6,16 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{ChildStderr, Command},
+    time::timeout,
+};
 
 /// Characters of what it says of a failure.
 const TOLD: usize = 200;
+/// Bytes of it that are kept until then.
+const KEPT: u64 = 4 << 10;
 
 /// Starts `command`, writes the text to its standard input and waits for its end; what is wrong with it,
 /// called `program`, if it did not take the text within `patience`.
@@ -24,27 +30,37 @@ pub async fn hand_over(
     command.kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| format!("{program} cannot be started: {error}"))?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-    let stdin = child.stdin.take();
-    let ended = timeout(patience, async {
+    let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
+    let give = async {
         if let Some(mut stdin) = stdin {
             // One that does not read its message has no need of it.
             let _ = stdin.write_all(text.as_bytes()).await;
         }
-        child.wait_with_output().await
-    });
-    let output = match ended.await {
-        Ok(output) => output.map_err(|error| format!("{program}: {error}"))?,
+    };
+    let ended = timeout(patience, async { tokio::join!(child.wait(), complaint(stderr), give) });
+    let (status, complaint) = match ended.await {
+        Ok((status, complaint, ())) => (status.map_err(|error| format!("{program}: {error}"))?, complaint),
         Err(_) => {
             // The process itself has been killed where it was dropped; this is for what it has started.
             let _ = group.map(|group| killpg(group, Signal::SIGKILL));
             return Err(format!("{program} did not end within {} s and was killed", patience.as_secs()));
         }
     };
-    if output.status.success() {
+    if status.success() {
         return Ok(());
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
     let complaint = coxswain_proto::human::start(complaint.lines().next().unwrap_or_default(), TOLD);
     let separator = if complaint.is_empty() { "" } else { ": " };
-    Err(format!("{program} failed ({}){separator}{complaint}", output.status))
+    Err(format!("{program} failed ({status}){separator}{complaint}"))
+}
+
+/// How it begins; the rest is read, so that the program can go on, and forgotten.
+async fn complaint(stderr: Option<ChildStderr>) -> String {
+    let mut begin = Vec::new();
+    if let Some(mut stderr) = stderr {
+        // Of a pipe that fails, what came until then.
+        let _ = (&mut stderr).take(KEPT).read_to_end(&mut begin).await;
+        let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
+    }
+    String::from_utf8_lossy(&begin).into_owned()
 }

@@ -37,7 +37,7 @@ pub struct NotifyFlags {
     #[arg(long, value_name = "COMMAND or URL")]
     pub notify: Option<String>,
     /// Seconds without a step after which a run stands still
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub notify_stall: u64,
 }
 

@@ -176,19 +176,12 @@ impl Machine {
             Event::StopRefused if self.killed => Vec::new(),
             Event::StopRefused => self.kill_all(Why::StopRefused),
             Event::RunOver => {
-                self.run_over = true;
-                if !self.killed {
-                    // A worker that is still there has been told, or will not be.
-                    self.deadline.get_or_insert(now + LEAVE_PATIENCE);
-                }
+                // A worker that is still there has been told, or will not be.
+                self.leave_by(now + LEAVE_PATIENCE);
                 Vec::new()
             }
             Event::CoordinatorEnded => {
-                self.run_over = true;
-                if !self.killed {
-                    let soon = now + ORPHAN_PATIENCE;
-                    self.deadline = Some(self.deadline.map_or(soon, |deadline| deadline.min(soon)));
-                }
+                self.leave_by(now + ORPHAN_PATIENCE);
                 Vec::new()
             }
             Event::CoordinatorLost => {
@@ -200,6 +193,14 @@ impl Machine {
                 Some(deadline) if now >= deadline => self.kill_all(Why::StopTookTooLong),
                 _ => Vec::new(),
             },
+        }
+    }
+
+    /// The run is over: who is there after that, or after an earlier deadline, is killed.
+    fn leave_by(&mut self, at: Instant) {
+        self.run_over = true;
+        if !self.killed {
+            self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at)));
         }
     }
 

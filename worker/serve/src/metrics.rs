@@ -24,7 +24,7 @@ pub struct Metrics {
     latencies: Mutex<Latencies>,
 }
 
-/// From an observation's last byte read to its answer written.
+/// From an observation's last byte read to its answer, which is then sent.
 #[derive(Debug, Default)]
 struct Latencies {
     /// A ring of the latest.
@@ -84,7 +84,9 @@ impl Metrics {
         tell("cox_serve_batches_total", "counter", "Forward passes.", read(&self.batches));
         tell("cox_serve_batched_total", "counter", "Observations in forward passes.", read(&self.batched));
         let name = "cox_serve_latency_seconds";
-        let help = format!("From observation read to answer written; quantiles of the latest {WINDOW}.");
+        let help = format!(
+            "From observation read to its answer, before that is sent; quantiles of the latest {WINDOW}."
+        );
         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} summary\n");
         for quantile in QUANTILES {
             let value = at_quantile(&sorted, quantile).map_or(f64::NAN, |latency| latency.as_secs_f64());

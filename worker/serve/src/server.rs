@@ -126,17 +126,20 @@ impl Clients {
         self.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of a new connection; none if there are too many, or it is over.
-    fn admit(&self, stream: &TcpStream) -> Option<u64> {
-        let stream = stream.try_clone().ok()?;
+    /// The number of a new connection, or why it gets none.
+    fn admit(&self, stream: &TcpStream) -> Result<u64, String> {
+        let stream = stream.try_clone().map_err(|error| error.to_string())?;
         let mut connected = self.lock();
-        if connected.closing || connected.streams.len() == MAX_CLIENTS {
-            return None;
+        if connected.closing {
+            return Err("the server is ending".to_owned());
+        }
+        if connected.streams.len() == MAX_CLIENTS {
+            return Err(format!("{MAX_CLIENTS} clients are connected"));
         }
         let number = connected.next;
         connected.next += 1;
         connected.streams.insert(number, stream);
-        Some(number)
+        Ok(number)
     }
 
     fn remove(&self, number: u64) {
@@ -170,9 +173,12 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
                 continue;
             }
         };
-        let Some(number) = clients.admit(&stream) else {
-            tracing::warn!(%from, "refused: {MAX_CLIENTS} clients are connected");
-            continue;
+        let number = match clients.admit(&stream) {
+            Ok(number) => number,
+            Err(why) => {
+                tracing::warn!(%from, "refused: {why}");
+                continue;
+            }
         };
         let leaves = Leaves { clients: clients.clone(), number };
         let (model, door) = (model.clone(), door.clone());
