@@ -276,7 +276,7 @@ fn data() -> String {
     format!("data.path={}", root().join("configs/assets/metaworld-mini").display())
 }
 
-/// A checkpoint of 33 M parameters beside the small one's tokenizer: 8 decoder layers of width 384, 4 vision
+/// A checkpoint of 17 M parameters beside the small one's tokenizer: 8 decoder layers of width 384, 4 vision
 /// blocks of width 192.
 fn write_checkpoint(dir: &Path) {
     let tiny = root().join("configs/assets/tiny-vla");

@@ -27,8 +27,10 @@ use coxswain_task::{Artifact, Module as TableRow, TaskError};
 /// Modules of the pretrained model that trained in full.
 pub const BASE: Artifact =
     Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
-const ADAPTER_DIR: &str = "adapter";
-const ADAPTER: [Artifact; 2] = [
+/// Where the adapter is, as PEFT has it.
+pub const ADAPTER_DIR: &str = "adapter";
+/// What is there.
+pub const ADAPTER: [Artifact; 2] = [
     Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
     Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
 ];

@@ -116,14 +116,6 @@ impl InitFrom {
             }
         }
     }
-
-    /// Whether weights of a group may come from it.
-    pub fn covers(&self, group: &str) -> bool {
-        match self {
-            Self::All(_) => true,
-            Self::Groups(paths) => paths.contains_key(group),
-        }
-    }
 }
 
 fn default_keep() -> usize {

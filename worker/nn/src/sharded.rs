@@ -30,9 +30,6 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Everything in one chunk.
-    pub const WHOLE: Self = Self { rank: 0, world: 1 };
-
     /// Whether other ranks hold chunks, too.
     pub fn is_shared(self) -> bool {
         self.world > 1

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{
     TrainError,
     announce::{describe, warnings},
-    checkpoint::Store,
+    checkpoint::{self, Store},
     features, init_from,
 };
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
@@ -78,9 +78,7 @@ pub fn check<B: Tape<Base = B>>(
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
         warnings: warnings(spec, &*samples),
-        checkpoint_bytes: 4
-            * ((2 + u64::from(spec.optimizer.ema_decay.is_some())) * layout.len() as u64
-                + layout.whole_len() as u64),
+        checkpoint_bytes: checkpoint::bytes(&layout, spec.optimizer.ema_decay.is_some()),
         features,
         resumes_at: resumes_at.filter(|_| spec.train.resume),
     })

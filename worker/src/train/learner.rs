@@ -14,7 +14,7 @@ use coxswain_proto::{
 };
 use coxswain_task::Objective;
 
-use super::{gradient_watch::GradientWatch, members::Members, recovery::Holding};
+use super::{checkpoint, gradient_watch::GradientWatch, members::Members, recovery::Holding};
 use crate::{
     memory::{self, Category},
     zero::{Keeps, LearningRateSchedule, Partition, ReplicatedAdamW},
@@ -118,11 +118,9 @@ impl<B: Tape<Base = B>> Learner<B> {
         .into()
     }
 
-    /// Bytes of one checkpoint: fp32 values of everything that trains and of constants, both moments, and the
-    /// average where one is kept.
+    /// Bytes of one checkpoint.
     pub fn checkpoint_bytes(&self) -> Bytes {
         let averaged = self.held.as_ref().is_some_and(|held| held.optimizer.average().is_some());
-        let layout = self.trainables.layout();
-        Bytes(4 * ((2 + u64::from(averaged)) * layout.len() as u64 + layout.whole_len() as u64))
+        Bytes(checkpoint::bytes(self.trainables.layout(), averaged))
     }
 }

@@ -82,7 +82,7 @@ pub use best::Best;
 pub use error::TrainError;
 pub use evaluate::evaluate_run;
 pub use export_run::{ExportJob, Exported, WhichCheckpoint, export_run};
-pub use features::{CacheSummary, DriftRecord, FeatureVersion, Mark};
+pub use features::{CACHE_DIR, CacheSummary, DriftRecord, FeatureVersion, Mark};
 pub use finding::Comparison;
 pub use gradient_watch::{GradientWatch, SilentTrainables};
 pub use held_out::{HeldOutError, MAX_MEASURES};

@@ -4,12 +4,16 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},
     identity::{Class::Learned, Classes},
+    limits::MAX_METRIC_NAME_BYTES,
     run_spec::{CacheMode, Offload, RunSpec, Shard},
 };
 use serde::{Deserialize, Serialize};
 
 /// The keys' schema.
 pub const SCHEMA: TaskSchema = TaskSchema::of::<SeparationSettings>();
+
+/// Longest name of a stem: its measures are called after it.
+const MAX_STEM: usize = MAX_METRIC_NAME_BYTES - "eval/csdr/".len();
 
 /// The task's keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -244,14 +248,14 @@ fn check_data(data: &TrackData, n_fft: usize, f: &mut Findings) {
     f.require(!data.stems.is_empty(), "data.stems", "names no stem", "name what a mixture is made of");
     let plain = |stem: &String| {
         let letters = stem.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
-        !stem.is_empty() && letters && stem != "mixture"
+        (1..=MAX_STEM).contains(&stem.len()) && letters && stem != "mixture"
     };
     for (at, stem) in data.stems.iter().enumerate() {
         f.require(
             plain(stem) && !data.stems[..at].contains(stem),
             "data.stems",
             format_args!("has `{stem}`"),
-            "give names of files without `.wav`, each once, of letters, digits and `_`, and not `mixture`",
+            &format!("give names of files without `.wav`, each once, of at most {MAX_STEM} letters, digits and `_`, and not `mixture`"),
         );
     }
     f.at_least_one("data.sample_rate", data.sample_rate as usize);

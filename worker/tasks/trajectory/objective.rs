@@ -28,6 +28,7 @@ use super::{
     model::{Losses, TrajectoryError, TrajectoryModel},
     network::{ADAPTERS, NETWORK},
 };
+use crate::pretrained::ADAPTER;
 
 /// What held-out trajectories are measured by: the mean squared error of their values, and the divergence of
 /// a drawn latent, in nats a trajectory.
@@ -37,10 +38,6 @@ const MEASURES: [&str; 2] = ["mse", "kl"];
 pub(super) const WEIGHTS: Artifact = Artifact { path: "network.safetensors", what: "the network's weights" };
 const DESCRIPTION: Artifact =
     Artifact { path: "network.json", what: "what the network is, and what it reads" };
-const ADAPTER: [Artifact; 2] = [
-    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
-    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
-];
 
 /// What its README says of an adapter.
 const README: &str = "An adapter of a network that reconstructs trajectories of layer activations, trained by Coxswain. Its base\n\

@@ -2,7 +2,10 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use crate::vla_flow::config::VlaSettings;
+use crate::{
+    pretrained::{ADAPTER, ADAPTER_DIR, BASE},
+    vla_flow::config::{VlaSettings, in_metric},
+};
 use coxswain_models::{
     directory,
     qwen2_5_vl::{
@@ -21,10 +24,7 @@ use coxswain_nn::{
     params::{GradientSums, Group, ParamSpec, TrainableLayout, Trainables},
     sharded::{Cut, HeldParts, Peers},
 };
-use coxswain_proto::{
-    limits::MAX_METRIC_NAME_BYTES,
-    run_spec::{Recompute, RunSpec},
-};
+use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
     Artifact, Batch, CachedFeatures, Evaluation, Example, Extractor, Fault, FeatureShape, FrozenWeights,
     MicroLoss, Module, Objective, PartSum, Samples, StageClock, TaskError,
@@ -41,20 +41,11 @@ use super::{
 /// data sets, and absolute error in the data set's own units.
 const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
 
-/// As much of a data set's name as has room in a metric's.
-const MAX_SET_NAME: usize = MAX_METRIC_NAME_BYTES - "eval/mse_normalized/set/".len();
-
 /// What a run leaves beside its adapter, a file for each group.
 pub(super) const GROUPS: [(Group, Artifact); 3] = [
-    (Group::BASE, Artifact { path: "base.safetensors", what: "modules of the model that trained in full" }),
+    (Group::BASE, BASE),
     (EXPERT, Artifact { path: "expert.safetensors", what: "action expert" }),
     (SENSOR, Artifact { path: "sensor.safetensors", what: "sensor encoder" }),
-];
-/// Where its adapter is, as PEFT has it.
-pub(super) const ADAPTER_DIR: &str = "adapter";
-const ADAPTER: [Artifact; 2] = [
-    Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
-    Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
 ];
 
 /// What its README says of an adapter.
@@ -99,10 +90,9 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
     fn parts(&self) -> Vec<String> {
         let dims = self.policy.dims();
         let sets = &self.settings.data.sets;
-        let short = |name: &str| name.chars().take(MAX_SET_NAME).collect::<String>();
         let by_set = MEASURES
             .into_iter()
-            .flat_map(|of| sets.iter().map(move |set| format!("{of}/set/{}", short(set.name()))));
+            .flat_map(|of| sets.iter().map(move |set| format!("{of}/set/{}", in_metric(set.name()))));
         let names = |measure| {
             let by_dim = (0..dims.action).map(move |dim| format!("{measure}/dim{dim}"));
             by_dim.chain((0..dims.horizon).map(move |step| format!("{measure}/step{step}")))

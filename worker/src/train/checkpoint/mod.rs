@@ -21,6 +21,8 @@ mod remove;
 mod staging;
 mod store;
 
+use coxswain_nn::params::TrainableLayout;
+
 pub use error::CheckpointError;
 pub(super) use error::{io_error, remedy};
 pub use found::Found;
@@ -32,4 +34,10 @@ pub use store::Store;
 /// Everything that trains, in a checkpoint.
 pub(super) const TRAINABLES: &str = "trainables.safetensors";
 /// The run's specification, beside the directory of its checkpoints.
-pub(super) const SPEC_FILE: &str = "run_spec.json";
+pub const SPEC_FILE: &str = "run_spec.json";
+
+/// Bytes of a checkpoint: fp32 values of everything that trains and of constants, both moments, and the
+/// average where one is kept.
+pub fn bytes(layout: &TrainableLayout, averaged: bool) -> u64 {
+    4 * ((2 + u64::from(averaged)) * layout.len() as u64 + layout.whole_len() as u64)
+}

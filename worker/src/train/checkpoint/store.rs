@@ -40,8 +40,8 @@ impl Store {
         self.root.join(Step(step).checkpoint_dir())
     }
 
-    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints;
-    /// nor are those with a name of their own, such as copies that people have made.
+    /// All complete checkpoints, oldest first. Directories without a manifest that this version reads are not
+    /// checkpoints; nor are those with a name of their own, such as copies that people have made.
     pub fn complete(&self) -> Result<Vec<Found>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -51,11 +51,8 @@ impl Store {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.map_err(io_error("read", &self.root))?.path();
-            if let Some(step) = step_of(&path)
-                && let Some(manifest) = read_manifest(&path).filter(|manifest| manifest.step == step.0)
-            {
-                found.push(Found { path, manifest });
-            }
+            let Some(step) = step_of(&path) else { continue };
+            found.extend(Self::at(&path).filter(|found| found.manifest.step == step.0));
         }
         found.sort_by_key(|checkpoint| checkpoint.manifest.step);
         Ok(found)

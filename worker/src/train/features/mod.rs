@@ -49,5 +49,6 @@ mod words;
 pub use self::{
     account::{CacheSummary, DriftRecord},
     claim::{FeatureVersion, Mark},
+    setup::CACHE_DIR,
 };
 pub(super) use self::{claim::Claim, desk::Desk, owner::Features, setup::store_dir};

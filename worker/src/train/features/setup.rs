@@ -25,8 +25,8 @@ use crate::{feeder::KeptFeatures, train::TrainError};
 /// Raised when the computation of features changes other than by the model's kernels, which have a version of
 /// their own.
 const COMPUTE: &str = "coxswain 1";
-/// The store's directory, below the run's output directory, if the run file names none.
-const DEFAULT_DIR: &str = "vl-cache";
+/// Where a run without `cache.dir` keeps its store, below its output directory.
+pub const CACHE_DIR: &str = "vl-cache";
 
 /// What does not change while features are kept.
 pub(super) struct Setup<B: Tape<Base = B>> {
@@ -172,7 +172,7 @@ fn describe<B: Tape<Base = B>>(
 pub(in crate::train) fn store_dir(spec: &RunSpec) -> PathBuf {
     match &spec.cache.dir {
         Some(dir) => dir.into(),
-        None => Path::new(&spec.run.output_dir).join(DEFAULT_DIR),
+        None => Path::new(&spec.run.output_dir).join(CACHE_DIR),
     }
 }
 

@@ -24,6 +24,7 @@ pub use self::{
     observation::Observation,
     schema::SCHEMA,
     serve::Serve,
+    sets::in_metric,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
     trainables::{ActionEncoder, Expert, FlowConvention, LearningRates, Preset, Projection, Sensor},

@@ -6,12 +6,24 @@
 use std::{collections::BTreeSet, path::Path};
 
 use coxswain_data::place;
-use coxswain_proto::{config::Findings, limits::MAX_SETS, run_spec::RunSpec};
+use coxswain_proto::{
+    config::Findings,
+    limits::{MAX_METRIC_NAME_BYTES, MAX_SETS},
+    run_spec::RunSpec,
+};
 
 use super::{
     data::{Data, DataSet},
     settings::VlaSettings,
 };
+
+/// As much of a data set's name as has room in a metric's.
+const MAX_IN_METRIC: usize = MAX_METRIC_NAME_BYTES - "eval/mse_normalized/set/".len();
+
+/// A data set's name in the names of metrics.
+pub fn in_metric(name: &str) -> String {
+    name.chars().take(MAX_IN_METRIC).collect()
+}
 
 impl VlaSettings {
     /// Those of a run on this set alone.
@@ -99,9 +111,9 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             "use letters, digits, `-`, `_` and `.`, and no dot in front",
         );
         f.require(
-            names.insert(name),
+            names.insert(in_metric(name)),
             &key("name"),
-            format_args!("`{name}` is another data set's"),
+            format_args!("`{name}` is another data set's, in the first {MAX_IN_METRIC} letters"),
             "give each a `name` of its own",
         );
         for (of, given) in [("weight", set.weight), ("share", set.share)] {

@@ -11,10 +11,9 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::vla_flow::{
-    adapters::Split,
-    config::VlaSettings,
-    objective::{ADAPTER_DIR, GROUPS},
+use crate::{
+    pretrained::ADAPTER_DIR,
+    vla_flow::{adapters::Split, config::VlaSettings, objective::GROUPS},
 };
 
 /// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all

@@ -55,6 +55,8 @@ fn sets_and_weights_are_part_of_what_is_learned_and_one_data_set_is_the_run_it_w
 fn what_no_mixture_can_be_is_refused_with_its_place() {
     let one = |path: &str| format!("data.sets=[{{path: lab, {path}}}]");
     let two = |more: &str| format!("data.sets=[{{path: lab}}, {{{more}}}]");
+    let long = "a".repeat(40);
+    let alike = format!("data.sets=[{{path: {long}-1}}, {{path: {long}-2}}]");
     for (given, field, says) in [
         (one("weight: 0"), "data.sets.0.weight", "no sample can be drawn by"),
         (one("weight: -1"), "data.sets.0.weight", "is -1"),
@@ -71,6 +73,7 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
         ("data.episodes=[1]".into(), "data.episodes", "of which of `data.sets`"),
         ("data.holdout_episodes=[1]".into(), "data.holdout_episodes", "of which of `data.sets`"),
         ("serve.set=attic".into(), "serve.set", "none of `data.sets`"),
+        (alike, "data.sets.1.name", "in the first 40 letters"),
     ] {
         let error = read(SETS, &[&given]).expect_err(&given);
         let found = error.problems().iter().find(|problem| problem.path == field);
