@@ -48,7 +48,9 @@ pub fn execute(args: &ExportArgs) -> Outcome {
             say(format_args!("with the pretrained model merged: {}", merged.display()));
             Ok(())
         }
-        None if args.merged => Err(Failed::usage("--merged: this run has no adapter, or its task writes no merged model")),
+        None if args.merged => {
+            Err(Failed::usage("--merged: this run has no adapter, or its task writes no merged model"))
+        }
         None => Ok(()),
     }
 }
