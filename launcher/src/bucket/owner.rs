@@ -113,9 +113,7 @@ impl Owner {
 
     /// Keeps a set, and no more than `keep` of them.
     pub fn keep(&mut self, step: u64, sources: &[OpenFile], keep: usize) -> Result<(), BucketError> {
-        if self.torn {
-            self.look_again()?;
-        }
+        self.settle()?;
         self.begun += 1;
         let place = place(self.known.index.launch, self.begun);
         let object = |source: &OpenFile| match self.known.index.object_of(&source.path, &source.entry) {
@@ -133,6 +131,7 @@ impl Owner {
 
     /// Keeps what the run has left, under its own names.
     pub fn leave(&mut self, results: &[OpenFile]) -> Result<(), BucketError> {
+        self.settle()?;
         let results = self.upload(results, |source| source.path.clone())?;
         let index = self.known.index.leaving(results);
         self.write(index)
@@ -185,6 +184,11 @@ impl Owner {
         let fault = "another program writes it again and again".to_owned();
         let object = format!("{}/{INDEX}", self.address);
         Err(StorageError { object, fault, of_object: true }.into())
+    }
+
+    /// Finds out what the bucket has, where that is not known.
+    fn settle(&mut self) -> Result<(), BucketError> {
+        if self.torn { self.look_again() } else { Ok(()) }
     }
 
     /// Reads the index that is there, if the run is still ours.

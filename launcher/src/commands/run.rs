@@ -174,8 +174,8 @@ impl Launch<'_> {
         self.end(&coordinating, report, notifier, &access).await
     }
 
-    /// What the launcher with the coordinator leaves, keeps and says at the end. Others hear of it last: a run
-    /// whose end is not where it is to be kept has not ended well.
+    /// What the launcher with the coordinator leaves, keeps and says at the end. Others hear of it last: a
+    /// run whose end is not where it is to be kept has not ended well.
     async fn end(
         &self,
         coordinating: &Coordinating<'_>,

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Directives reach the trainer as state (they are levels, not edges: a replay after a lost connection
-//! changes nothing), reports leave it through one bounded queue, so that training never waits for the network.
+//! changes nothing), reports leave it through one bounded queue, so that training never waits for the
+//! network.
 
 mod channel;
 mod client;

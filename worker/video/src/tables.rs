@@ -42,7 +42,8 @@ impl Tables {
     }
 }
 
-/// Bytes of each sample. Their sum is at most the file, whose length may be a hole's: so there is a limit, too.
+/// Bytes of each sample. Their sum is at most the file, whose length may be a hole's: so there is a limit,
+/// too.
 fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
     let Some(stsz) = Boxes::find(stbl, b"stsz")? else {
         let what = "an mp4 with a compact size table (`stz2`)".to_owned();
