@@ -146,7 +146,7 @@ impl Published {
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
         let open = || fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let mut file = open().map_err(unusable)?;
-        for _ in 0..LOCK_TRIES {
+        for left in (0..LOCK_TRIES).rev() {
             if !locked(&file) {
                 let holder = fs::read_to_string(&path).unwrap_or_default();
                 return Err(Failed::usage(format!(
@@ -155,7 +155,7 @@ impl Published {
                     holder.trim(),
                 )));
             }
-            if is_at(&path, &file) {
+            if left == 0 || is_at(&path, &file) {
                 break;
             }
             // A launcher that was ending has removed it meanwhile: what is locked is nowhere.
@@ -275,6 +275,19 @@ mod tests {
         let _gone = Published::write(&run("e"), "127.0.0.1:5").unwrap();
         let _instead = Published::instead(&run("e"), "127.0.0.1:6").unwrap();
         assert_eq!(read(&run("e")).unwrap(), "127.0.0.1:6");
+    }
+
+    #[test]
+    fn a_launch_that_begins_while_another_one_ends_has_the_lock_of_the_file_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let ending = Published::write(dir.path(), "127.0.0.1:1").unwrap();
+            let output = dir.path().to_owned();
+            let beginning = std::thread::spawn(move || Published::write(&output, "127.0.0.1:2"));
+            drop(ending);
+            let begun = beginning.join().unwrap();
+            assert!(begun.is_err() || is_active(dir.path()), "round {round}");
+        }
     }
 
     #[test]

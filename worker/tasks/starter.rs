@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_data::text::yaml_scalar;
+use coxswain_data::yaml::yaml_scalar;
 #[cfg(test)]
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::StarterJob;

@@ -69,6 +69,13 @@ pub enum BucketError {
     },
 }
 
+impl BucketError {
+    /// Whether a file is not there.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl From<BucketError> for Failed {
     fn from(error: BucketError) -> Self {
         let exit = match &error {

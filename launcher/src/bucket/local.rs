@@ -65,51 +65,40 @@ pub fn newest(output: &Path) -> Option<Local> {
 }
 
 impl Local {
-    /// Its files, opened. None if it is gone: a newer one has taken its place.
+    /// Its files, opened. None if a newer one has taken its place, which may also be why a file is missing.
     pub fn open(&self) -> Result<Option<Vec<OpenFile>>, BucketError> {
         let store = Store::new(&self.output);
         let Ok(checkpoint) = store.open(self.step) else { return Ok(None) };
         let best = Best::read(&self.output);
         let mut sources = Vec::new();
-        let opened = self.open_checkpoint(&checkpoint, &mut sources).and_then(|()| {
-            sources.push(source(JOURNAL, &self.journal)?);
-            if let Some(best) = &best {
-                if best.step != self.step
-                    && let Ok(of_best) = store.open(best.step)
-                {
-                    self.open_checkpoint(&of_best, &mut sources)?;
-                }
-                open_below(&self.output, Best::ARTIFACTS, &mut sources)?;
-                sources.push(source(Best::FILE, &self.output.join(Best::FILE))?);
+        open_checkpoint(&checkpoint, &mut sources)?;
+        sources.push(source(JOURNAL, &self.journal)?);
+        if let Some(best) = &best {
+            if best.step != self.step
+                && let Ok(of_best) = store.open(best.step)
+            {
+                open_checkpoint(&of_best, &mut sources)?;
             }
-            for name in beside(&self.output)? {
-                sources.push(source(&name, &self.output.join(&name))?);
-            }
-            Ok(())
-        });
-        match opened {
-            Ok(()) if Best::read(&self.output) == best => Ok(Some(sources)),
-            Ok(()) => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_gone(&store, &best) => Ok(None),
-            Err(error) => Err(disk(&self.output)(error)),
+            open_below(&self.output, Best::ARTIFACTS, &mut sources)?;
+            sources.push(source(Best::FILE, &self.output.join(Best::FILE))?);
         }
-    }
-
-    /// Whether another one has taken its place since `best` was read.
-    fn is_gone(&self, store: &Store, best: &Option<Best>) -> bool {
-        store.open(self.step).is_err() || Best::read(&self.output) != *best || !self.journal.exists()
-    }
-
-    fn open_checkpoint(&self, checkpoint: &Found, sources: &mut Vec<OpenFile>) -> io::Result<()> {
-        let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
-        for (name, entry) in &checkpoint.manifest.files {
-            let file = open(&checkpoint.path.join(name))?;
-            sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
+        for name in beside(&self.output).map_err(disk(&self.output))? {
+            sources.push(source(&name, &self.output.join(&name))?);
         }
-        let name = Manifest::FILE;
-        sources.push(source(&format!("{dir}/{name}"), &checkpoint.path.join(name))?);
-        Ok(())
+        Ok((Best::read(&self.output) == best).then_some(sources))
     }
+}
+
+fn open_checkpoint(checkpoint: &Found, sources: &mut Vec<OpenFile>) -> Result<(), BucketError> {
+    let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
+    for (name, entry) in &checkpoint.manifest.files {
+        let path = checkpoint.path.join(name);
+        let file = File::open(&path).map_err(disk(&path))?;
+        sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
+    }
+    let name = Manifest::FILE;
+    sources.push(source(&format!("{dir}/{name}"), &checkpoint.path.join(name))?);
+    Ok(())
 }
 
 /// Small files that a run goes on with: how it was launched, and which objects its data were.
@@ -139,9 +128,7 @@ pub fn results(output: &Path) -> Result<Vec<OpenFile>, BucketError> {
     let mut sources = Vec::new();
     for name in names {
         match open_below(output, &name, &mut sources) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(disk(&output.join(name))(error));
-            }
+            Err(error) if !error.is_missing() => return Err(error),
             _ => {}
         }
     }
@@ -149,28 +136,24 @@ pub fn results(output: &Path) -> Result<Vec<OpenFile>, BucketError> {
 }
 
 /// A file, or all files of a directory.
-fn open_below(output: &Path, name: &str, sources: &mut Vec<OpenFile>) -> io::Result<()> {
+fn open_below(output: &Path, name: &str, sources: &mut Vec<OpenFile>) -> Result<(), BucketError> {
     let path = output.join(name);
     if !path.is_dir() {
         sources.push(source(name, &path)?);
         return Ok(());
     }
-    for entry in fs::read_dir(path)? {
-        let entry = entry?.file_name();
+    for entry in fs::read_dir(&path).map_err(disk(&path))? {
+        let entry = entry.map_err(disk(&path))?.file_name();
         open_below(output, &format!("{name}/{}", entry.to_string_lossy()), sources)?;
     }
     Ok(())
 }
 
-/// Errors name the file.
-fn open(path: &Path) -> io::Result<File> {
-    File::open(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-}
-
-fn source(path: &str, at: &Path) -> io::Result<OpenFile> {
-    let file = open(at)?;
+fn source(path: &str, at: &Path) -> Result<OpenFile, BucketError> {
+    let file = File::open(at).map_err(disk(at))?;
     // The file that is open, whatever has taken its name meanwhile.
-    let entry = FileEntry::of(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
+    let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let entry = FileEntry::of(Path::new(&opened)).map_err(disk(at))?;
     Ok(OpenFile { path: path.to_owned(), file, entry })
 }
 
@@ -213,5 +196,39 @@ impl Record {
         let text = serde_json::to_vec_pretty(self).expect("a record has text as keys");
         let written = fs::create_dir_all(output).and_then(|()| fs::write(&unfinished, text));
         written.and_then(|()| fs::rename(&unfinished, &path)).map_err(disk(&path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_file_of_a_checkpoint_is_named_and_a_checkpoint_that_is_gone_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, journal) = (dir.path().to_owned(), dir.path().join(JOURNAL));
+        fs::create_dir_all(output.join("coordinator")).unwrap();
+        fs::write(&journal, b"steps").unwrap();
+        let staging = Store::new(&output).stage(10).unwrap();
+        let names = ["optimizer.safetensors", "trainables.safetensors"];
+        names.iter().for_each(|name| fs::write(staging.file(name), name).unwrap());
+        let manifest = json!({
+            "format": Manifest::FORMAT, "step": 10, "epoch": 0, "world_size": 1, "spec_digest": "d", "version": "v",
+            "dataset_fingerprint": "f", "micro_batch": 1, "files": {},
+        });
+        let manifest = serde_json::from_value(manifest).unwrap();
+        let found = staging.publish(manifest, &names.map(str::to_owned)).unwrap();
+        let local = Local { step: 10, journal, output };
+        let mut there: Vec<_> = local.open().unwrap().unwrap().into_iter().map(|file| file.path).collect();
+        there.sort();
+        let at = |name: &str| format!("checkpoints/step-00000010/{name}");
+        assert_eq!(there, [&at("manifest.json"), &at(names[0]), &at(names[1]), JOURNAL]);
+        fs::remove_file(found.path.join(names[0])).unwrap();
+        let missing = local.open().err().unwrap();
+        assert!(missing.is_missing() && missing.to_string().contains(names[0]), "{missing}");
+        fs::remove_dir_all(&found.path).unwrap();
+        assert!(local.open().unwrap().is_none());
     }
 }

@@ -174,8 +174,7 @@ impl Owner {
                 self.remove_of(&before.index);
                 return Ok(());
             }
-            self.look_again()?;
-            if self.known.index.bytes() == bytes {
+            if self.look_again()? && self.known.index.bytes() == bytes {
                 // Written by an attempt whose answer was lost.
                 self.sweep();
                 return Ok(());
@@ -188,19 +187,19 @@ impl Owner {
 
     /// Finds out what the bucket has, where that is not known.
     fn settle(&mut self) -> Result<(), BucketError> {
-        if self.torn { self.look_again() } else { Ok(()) }
+        if self.torn { self.look_again().map(drop) } else { Ok(()) }
     }
 
-    /// Reads the index that is there, if the run is still ours.
-    fn look_again(&mut self) -> Result<(), BucketError> {
-        let Some((bytes, version)) = self.storage.get(INDEX)? else { return Ok(()) };
+    /// Reads the index, if the run is still ours. False if there is none.
+    fn look_again(&mut self) -> Result<bool, BucketError> {
+        let Some((bytes, version)) = self.storage.get(INDEX)? else { return Ok(false) };
         let foreign = |foreign| BucketError::Foreign { address: self.address.clone(), foreign };
         let index = Index::parse(&bytes).map_err(foreign)?;
         if index.launcher != self.known.index.launcher {
             return Err(superseded(&self.address, &index));
         }
         self.known = Known { index, version: Some(version) };
-        Ok(())
+        Ok(true)
     }
 
     fn remove_of(&self, before: &Index) {

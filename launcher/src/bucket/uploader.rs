@@ -60,6 +60,8 @@ struct Thread {
     /// The copy that was uploaded last, or was tried.
     seen: Option<Copy>,
     again: Option<Instant>,
+    /// The copy of which a file was missing: what is being replaced is whole half a second later.
+    missed: Option<Copy>,
     failing: bool,
     /// Whether another launch has the run.
     superseded: bool,
@@ -69,7 +71,8 @@ impl Uploader {
     /// Starts to look. Without an `owner` the run is taken by the thread, as soon as the bucket answers.
     pub fn start(of: Uploading, owner: Option<Owner>) -> std::io::Result<Self> {
         let (finish, orders) = mpsc::channel::<oneshot::Sender<_>>();
-        let mut thread = Thread { of, owner, seen: None, again: None, failing: false, superseded: false };
+        let mut thread =
+            Thread { of, owner, seen: None, again: None, missed: None, failing: false, superseded: false };
         std::thread::Builder::new().name("bucket".into()).spawn(move || {
             loop {
                 match orders.recv_timeout(LOOK) {
@@ -107,6 +110,7 @@ impl Thread {
             Ok(true) => (self.seen, self.failing) = (Some(copy), false),
             // Gone meanwhile: there is a newer one.
             Ok(false) => {}
+            Err(error) if error.is_missing() && self.missed.replace(copy) != Some(copy) => {}
             Err(error @ BucketError::Superseded { .. }) => {
                 self.superseded = true;
                 // A launcher that no longer listens is ending, and will ask how it went.

@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead, IsTerminal, stdin},
     sync::mpsc::{self, RecvTimeoutError},
-    time::Duration,
 };
 
 use clap::Args;
@@ -11,6 +10,7 @@ use clap::Args;
 use crate::{
     exit::{Exit, Failed, Outcome},
     gpu::{Driver, Gpu, Peaks},
+    launch::rdzv_conf::wait_of,
     render::{gpu as render, say},
 };
 
@@ -37,7 +37,7 @@ pub fn execute(args: &GpuArgs) -> Outcome {
         show(args, &gpus, &Peaks::default(), driver.version().as_deref());
         return Ok(());
     }
-    let interval = Duration::try_from_secs_f64(args.interval).ok().filter(|interval| !interval.is_zero());
+    let interval = wait_of(args.interval).filter(|interval| !interval.is_zero());
     let interval = interval.ok_or_else(|| {
         Failed::usage(format!("--interval {}: expected a number of seconds above 0", args.interval))
     })?;

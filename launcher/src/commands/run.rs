@@ -174,8 +174,8 @@ impl Launch<'_> {
         self.end(&coordinating, report, notifier, &access).await
     }
 
-    /// What the launcher with the coordinator leaves, keeps and says at the end. Others hear of it last: a
-    /// run whose end is not where it is to be kept has not ended well.
+    /// What the launcher with the coordinator leaves, keeps and says at the end. That a run has ended well
+    /// others hear when its end is where it is to be kept, and else at once.
     async fn end(
         &self,
         coordinating: &Coordinating<'_>,
@@ -189,29 +189,42 @@ impl Launch<'_> {
         }
         let stopped = history.is_some_and(|history| history.fate == Fate::Stopped);
         let success = report.success_text(stopped);
-        let mut ended = self.conclude(&report, Some(success.clone())).await;
-        if let Some(uploader) = coordinating.uploader().filter(|_| !report.displaced) {
-            let kept = keeping::KeptEnd {
-                spec: &self.spec,
-                terminal: &self.terminal,
-                patience: self.plan.shutdown_timeout,
-                signalled: report.signalled,
-            };
-            ended = ended.and(kept.keep(&uploader).await);
-        }
+        let ended = self.conclude(&report, Some(success.clone())).await;
         // A launcher that has taken the coordinator over speaks of the end alone.
-        if let Some(notifier) = notifier.or_else(|| self.notifier(access)) {
-            let exit = ended.as_ref().map_or_else(|failed| failed.exit, |()| Exit::Done);
-            let (state, text) = match (exit, report.exit()) {
-                (Exit::Done, _) if stopped => ("stopped", success),
-                (Exit::Done, _) => ("finished", success),
-                (_, Exit::Done) => ("failed", format!("{success}, and its end is not in its bucket")),
-                (Exit::Signal(_), _) => ("interrupted", report.failure_text(&self.spec.run.name)),
-                _ => ("failed", report.failure_text(&self.spec.run.name)),
-            };
-            notifier.end(state, exit.code(), &text).await;
+        let notifier = notifier.or_else(|| self.notifier(access));
+        let tell = async |exit: Exit, state: &str, text: &str| {
+            if let Some(notifier) = notifier {
+                notifier.end(state, exit.code(), text).await;
+            }
+        };
+        if let Err(failed) = &ended {
+            let state = if matches!(failed.exit, Exit::Signal(_)) { "interrupted" } else { "failed" };
+            tell(failed.exit, state, &report.failure_text(&self.spec.run.name)).await;
+            // How it went is said; the run's own end counts.
+            let _ = self.keep(coordinating, &report).await;
+            return ended;
         }
-        ended
+        let kept = self.keep(coordinating, &report).await;
+        match &kept {
+            Ok(()) => tell(Exit::Done, if stopped { "stopped" } else { "finished" }, &success).await,
+            Err(failed) => {
+                let text = format!("{success}, and its end is not in its bucket");
+                tell(failed.exit, "failed", &text).await;
+            }
+        }
+        kept
+    }
+
+    /// Waits until the end of the run is in its bucket, if it has one.
+    async fn keep(&self, coordinating: &Coordinating<'_>, report: &Report) -> Outcome {
+        let Some(uploader) = coordinating.uploader().filter(|_| !report.displaced) else { return Ok(()) };
+        let kept = keeping::KeptEnd {
+            spec: &self.spec,
+            terminal: &self.terminal,
+            patience: self.plan.shutdown_timeout,
+            signalled: report.signalled,
+        };
+        kept.keep(&uploader).await
     }
 
     async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {

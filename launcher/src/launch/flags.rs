@@ -64,7 +64,8 @@ pub struct LaunchFlags {
     /// Accepted and without effect: the end of a worker is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     pub monitor_interval: Option<String>,
-    /// How long workers may take to write a checkpoint and leave after a signal [default: 30]
+    /// How long workers may take to write a checkpoint and leave after a signal; no longer than 10 s once the
+    /// run is over [default: 30]
     #[arg(long, alias = "shutdown_timeout", value_name = "SECONDS")]
     pub shutdown_timeout: Option<String>,
     /// Where each rank's output goes, as rank0000/{stdout,stderr}.log [default: OUTPUT_DIR/logs]

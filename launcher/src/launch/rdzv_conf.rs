@@ -51,7 +51,7 @@ impl RdzvConf {
 }
 
 /// Longest that anything is waited for: a year. Clocks have an end.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+pub const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A duration that can be waited for, if this is one.
 pub fn wait_of(seconds: f64) -> Option<Duration> {

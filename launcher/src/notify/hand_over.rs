@@ -41,7 +41,7 @@ pub async fn hand_over(
     let (status, complaint) = match ended.await {
         Ok((status, complaint, ())) => (status.map_err(|error| format!("{program}: {error}"))?, complaint),
         Err(_) => {
-            // The process itself has been killed where it was dropped; this is for what it has started.
+            // It, and what it has started.
             let _ = group.map(|group| killpg(group, Signal::SIGKILL));
             return Err(format!("{program} did not end within {} s and was killed", patience.as_secs()));
         }

@@ -15,7 +15,7 @@ use super::{hook::Hook, standstill::Standstill, trainjob::JobFollower};
 use crate::{
     clock,
     control::Access,
-    launch::inputs::Env,
+    launch::{inputs::Env, rdzv_conf::LONGEST},
     render::status,
     supervise::{
         console::{Console, Terminal},
@@ -37,7 +37,7 @@ pub struct NotifyFlags {
     #[arg(long, value_name = "COMMAND or URL")]
     pub notify: Option<String>,
     /// Seconds without a step after which a run stands still
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=LONGEST.as_secs()))]
     pub notify_stall: u64,
 }
 

@@ -14,7 +14,7 @@ use super::lerobot::Catalog;
 use super::lerobot::frames::FrameStore;
 use super::lerobot::info::{BOOKKEEPING, Feature, Version};
 use super::lerobot::rows::{Columns, Limits, RowStore};
-use super::{error::DataError, text::yaml_scalar};
+use super::{error::DataError, yaml::yaml_scalar};
 
 /// Task texts listed; the rest are counted.
 const TASKS_SHOWN: usize = 8;

@@ -12,6 +12,7 @@
 //! shards      WebDataset shards: tar files of samples, read where they lie
 //! surviving   decoders that panic, as errors
 //! text        files of text, whole
+//! yaml        text that becomes a part of a run file
 //! ```
 //!
 //! Nothing here knows tensors, models, ranks or gRPC, nor what a sample is to a task.
@@ -28,6 +29,7 @@ pub mod preview;
 pub mod shards;
 pub mod surviving;
 pub mod text;
+pub mod yaml;
 
 pub use coxswain_video::{ASSEMBLY as VIDEO_ASSEMBLY, Counts as Decoding};
 pub use error::DataError;

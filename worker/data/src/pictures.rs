@@ -1,13 +1,17 @@
 //! Encoded camera images to RGB, as Pillow's `convert("RGB")` has it: an alpha channel is dropped, grey is
 //! repeated.
 
-use std::io::Cursor;
+use std::{
+    any::Any,
+    io::Cursor,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::{lerobot::frames::Pixels, surviving::surviving};
+use crate::{lerobot::frames::Pixels, surviving::words};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -34,13 +38,12 @@ pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
 
 /// The image, or what is wrong with it.
 pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
-    let by = match encoded {
-        _ if encoded.starts_with(PNG) => decode_png,
-        _ if encoded.starts_with(JPEG) => decode_jpeg,
+    let decoded = match encoded {
+        _ if encoded.starts_with(PNG) => decode_png(encoded),
+        _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
         _ => return Err("the image is neither PNG nor JPEG; re-export the data set".into()),
     };
-    surviving(|| by(encoded), |fault| fault)
-        .map_err(|e| format!("the image does not decode ({e}); record the frame again"))
+    decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"))
 }
 
 fn decode_png(encoded: &[u8]) -> Result<Pixels, String> {
@@ -85,7 +88,10 @@ fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
     decoder.set_options(decoder.options().jpeg_set_out_colorspace(colours_are));
     let (width, height) = decoder.dimensions().ok_or("no size")?;
     let mut bytes = room([width, height], decoder.output_buffer_size())?;
-    decoder.decode_into(&mut bytes).map_err(|e| e.to_string())?;
+    // It panics over some damaged images.
+    let decoded = catch_unwind(AssertUnwindSafe(|| decoder.decode_into(&mut bytes)));
+    let panicked = |panic: Box<dyn Any + Send>| format!("its decoder panicked: {}", words(&*panic));
+    decoded.map_err(panicked)?.map_err(|e| e.to_string())?;
     Ok(Pixels { height, width, rgb: colours(bytes, channels) })
 }
 

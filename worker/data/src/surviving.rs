@@ -2,11 +2,16 @@
 
 use std::{any::Any, panic::AssertUnwindSafe};
 
+use crate::error::DataError;
+
 /// Stands for the feature where a decoder does not say which one it was at.
 pub const DECODING: &str = "(decoding)";
 
 /// What `read` returns; if it panics, what `blame` makes of that in words. Decoders panic on garbled bytes.
-pub fn surviving<V, E>(read: impl FnOnce() -> Result<V, E>, blame: impl FnOnce(String) -> E) -> Result<V, E> {
+pub fn surviving<V>(
+    read: impl FnOnce() -> Result<V, DataError>,
+    blame: impl FnOnce(String) -> DataError,
+) -> Result<V, DataError> {
     // What is shared is the cache of blocks, which takes finished blocks only.
     std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
         Err(blame(format!(

@@ -150,7 +150,8 @@ impl<'a> Cameras<'a> {
                 let wrong = |fault| self.catalog.row_error(episode.file, row, name, fault);
                 let missing = "no image bytes in the row; re-export with images embedded in parquet";
                 let encoded = block.image(row).ok_or_else(|| wrong(missing.into()))?;
-                let pixels = pictures::decode(encoded).map_err(wrong)?;
+                let pixels =
+                    coxswain_data::surviving::surviving(|| pictures::decode(encoded).map_err(wrong), wrong)?;
                 match *size {
                     Some((height, width)) if (height, width) != (pixels.height, pixels.width) => {
                         Err(wrong(format!(

@@ -244,15 +244,17 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
     );
 }
 
+/// Whether a stem can have this name.
+pub(super) fn is_stem(name: &str) -> bool {
+    let letters = name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+    (1..=MAX_STEM).contains(&name.len()) && letters && name != "mixture"
+}
+
 fn check_data(data: &TrackData, n_fft: usize, f: &mut Findings) {
     f.require(!data.stems.is_empty(), "data.stems", "names no stem", "name what a mixture is made of");
-    let plain = |stem: &String| {
-        let letters = stem.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
-        (1..=MAX_STEM).contains(&stem.len()) && letters && stem != "mixture"
-    };
     for (at, stem) in data.stems.iter().enumerate() {
         f.require(
-            plain(stem) && !data.stems[..at].contains(stem),
+            is_stem(stem) && !data.stems[..at].contains(stem),
             "data.stems",
             format_args!("has `{stem}`"),
             &format!("give names of files without `.wav`, each once, of at most {MAX_STEM} letters, digits and `_`, and not `mixture`"),

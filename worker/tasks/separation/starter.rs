@@ -6,10 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, shards::Shards, text::yaml_scalar};
+use coxswain_data::{DataError, shards::Shards, yaml::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
-use super::data::{Wav, WavPlace};
+use super::{
+    config::is_stem,
+    data::{Wav, WavPlace},
+};
 use crate::{
     found::{ending, files, folders, shards},
     starter::Starter,
@@ -65,10 +68,7 @@ fn in_shards(place: &Path) -> Option<FoundTracks> {
 /// The names of stems that all tracks have; none if there are none.
 fn in_all(tracks: impl Iterator<Item = BTreeSet<String>>) -> Option<Vec<String>> {
     let shared = tracks.reduce(|shared, track| shared.intersection(&track).cloned().collect())?;
-    let usable = |stem: &String| {
-        stem != "mixture" && stem.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
-    };
-    let stems: Vec<String> = shared.into_iter().filter(usable).collect();
+    let stems: Vec<String> = shared.into_iter().filter(|name| is_stem(name)).collect();
     (!stems.is_empty()).then_some(stems)
 }
 

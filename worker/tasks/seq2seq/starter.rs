@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::{DataError, text::yaml_scalar};
+use coxswain_data::{DataError, yaml::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
 use super::data::columns;

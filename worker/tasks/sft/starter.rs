@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::{DataError, shards::Shards, text::yaml_scalar};
+use coxswain_data::{DataError, shards::Shards, yaml::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! A run file for a LeRobot data set, from what is in it.
 
 use coxswain_data::{
-    DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place, text::yaml_scalar,
+    DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place, yaml::yaml_scalar,
 };
 use coxswain_task::{StarterFile, StarterJob};
 

@@ -120,6 +120,19 @@ fn when_the_run_is_over_the_others_get_time_to_leave() {
 }
 
 #[test]
+fn a_run_that_is_over_does_not_wait_as_long_as_a_signal_allows() {
+    transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
+            (1, Event::RunOver, &[]),
+            (10, Event::Tick, &[]),
+            (11, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+        ],
+    );
+}
+
+#[test]
 fn workers_that_outlive_our_coordinator_are_not_waited_for() {
     let machine = transcript(
         2,

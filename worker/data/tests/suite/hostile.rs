@@ -82,15 +82,16 @@ fn attack_rows(name: &'static str, sound: &str, columns: &Columns, part: Part) {
     let read = || {
         let store = RowStore::new(columns.clone(), Limits::default());
         let _ = store.check_file(&catalog, 0);
-        [0, 7, 38].map(|row| store.block(&catalog, 0, row, part).is_ok())
+        [0, 7, 38].map(|row| store.block(&catalog, 0, row, part))
     };
     let samples = samples(name, &fixtures.join(sound));
     fs::write(&path, &samples[0]).unwrap();
-    assert_eq!(read(), [true; 3], "{name} is sound");
+    let sound = read().map(|block| block.unwrap());
+    assert_eq!(sound[2].image(38).is_some(), part != Part::Numbers, "{name} is sound");
     // One page may be 2 GiB, whatever the file has (docs/operate/security.md).
     Target::new(name, samples).tries(400).holds(3 << 30, 512).check(|bytes| {
         fs::write(&path, bytes).unwrap();
-        read();
+        drop(read());
     });
 }
 

@@ -40,8 +40,8 @@ impl Store {
         self.root.join(Step(step).checkpoint_dir())
     }
 
-    /// All complete checkpoints, oldest first. Directories without a manifest that this version reads are not
-    /// checkpoints; nor are those with a name of their own, such as copies that people have made.
+    /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints;
+    /// nor are those with a name of their own, such as copies that people have made.
     pub fn complete(&self) -> Result<Vec<Found>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -51,8 +51,14 @@ impl Store {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.map_err(io_error("read", &self.root))?.path();
-            let Some(step) = step_of(&path) else { continue };
-            found.extend(Self::at(&path).filter(|found| found.manifest.step == step.0));
+            if let Some(step) = step_of(&path)
+                && let Some(manifest) = read_manifest(&path).filter(|manifest| manifest.step == step.0)
+            {
+                if manifest.format != Manifest::FORMAT {
+                    return Err(unknown_format(path, &manifest));
+                }
+                found.push(Found { path, manifest });
+            }
         }
         found.sort_by_key(|checkpoint| checkpoint.manifest.step);
         Ok(found)
@@ -96,14 +102,7 @@ impl Store {
                 path,
                 detail: format!("holds the state of step {}: has it been copied there?", manifest.step),
             }),
-            Some(manifest) => Err(CheckpointError::Foreign {
-                path,
-                detail: format!(
-                    "format {} is unknown to this version, which reads {}",
-                    manifest.format,
-                    Manifest::FORMAT
-                ),
-            }),
+            Some(manifest) => Err(unknown_format(path, &manifest)),
             None if path.join(Manifest::FILE).exists() => Err(CheckpointError::Damaged {
                 path: path.join(Manifest::FILE),
                 detail: "it is no manifest that this version could have written".into(),
@@ -153,6 +152,12 @@ impl Store {
             }
         }
     }
+}
+
+fn unknown_format(path: PathBuf, manifest: &Manifest) -> CheckpointError {
+    let (found, known) = (manifest.format, Manifest::FORMAT);
+    let detail = format!("format {found} is unknown to this version, which reads {known}");
+    CheckpointError::Foreign { path, detail }
 }
 
 /// None if there is none, or none that could have been written: ranks are counted and files opened by it.
@@ -233,6 +238,22 @@ mod tests {
             assert!(error.is_damage() && error.to_string().contains("manifest.json"), "{error}");
         }
         assert!(!store.open(3).unwrap_err().is_damage(), "one that is not there is not damaged");
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_versions_layout_is_refused_and_not_trained_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        write(&store, 1, b"x");
+        write(&store, 2, b"x");
+        let later = Manifest { format: Manifest::FORMAT + 1, ..manifest(2) };
+        fs::write(store.path(2).join(Manifest::FILE), serde_json::to_vec(&later).unwrap()).unwrap();
+        for refused in
+            [store.complete().unwrap_err(), store.newest().unwrap_err(), store.open(2).unwrap_err()]
+        {
+            let text = refused.to_string();
+            assert!(text.contains("step-00000002") && text.contains("format 2 is unknown"), "{text}");
+        }
     }
 
     #[test]

@@ -184,6 +184,7 @@ fn keys_that_make_no_separator_are_refused_by_name() {
         ("data.stems", json!([]), "no stem"),
         ("data.stems", json!(["a", "a"]), "each once"),
         ("data.stems", json!(["mixture"]), "not `mixture`"),
+        ("data.stems", json!(["a".repeat(55)]), "at most 54 letters"),
         ("data.segment_seconds", json!(0.001), "half of `network.n_fft`"),
         ("data.hop_seconds", json!(0), "above 0"),
     ] {
