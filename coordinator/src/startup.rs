@@ -9,9 +9,10 @@ use std::{
 
 use coxswain_identity::claims::Claims;
 use coxswain_proto::{
-    VERSION, bounded, document,
+    VERSION,
+    checkpoint::{MANIFEST, ManifestError, read_manifest},
+    document,
     ids::{Bytes, Step},
-    limits::MAX_MANIFEST_BYTES,
     report::{CheckpointState, Skipped},
     run_spec::RunSpec,
 };
@@ -46,6 +47,17 @@ pub enum StartError {
         /// This run's digest.
         own: String,
     },
+    /// A checkpoint of another version lies where this one would resume.
+    #[error(
+        "checkpoint {}: {source}; resume with the version that wrote it, or set train.resume=false to begin anew",
+        path.display()
+    )]
+    UnknownCheckpoint {
+        /// Its directory.
+        path: PathBuf,
+        /// Which it is.
+        source: ManifestError,
+    },
     /// The operating system said no.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -71,7 +83,6 @@ pub struct Start {
 /// `checkpoints/step-*/manifest.json` as far as the coordinator reads it.
 #[derive(Deserialize)]
 struct Manifest {
-    format: u32,
     step: u64,
     spec_digest: String,
     /// Absent from manifests of versions that let nothing change.
@@ -96,8 +107,6 @@ struct RunFile<'a> {
     version: &'a str,
     built: &'a str,
 }
-
-const MANIFEST_FORMAT: u32 = 1;
 
 /// Reads what is on disk, claims the state directory and writes `run.json`.
 pub fn prepare(options: &Options) -> Result<Start, StartError> {
@@ -190,8 +199,8 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
     for entry in entries {
         let name = entry.map_err(failed)?.file_name();
         let Some(step) = name.to_str().and_then(Step::of_checkpoint_dir) else { continue };
-        let path = directory.join(&name).join("manifest.json");
-        let Some(manifest) = manifest(&path).filter(|manifest| manifest.step == step.0) else { continue };
+        let path = directory.join(&name);
+        let Some(manifest) = manifest(&path)?.filter(|manifest| manifest.step == step.0) else { continue };
         let entry = CheckpointEntry {
             step,
             path: format!("checkpoints/{}", step.checkpoint_dir()),
@@ -206,7 +215,7 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
         && newest.spec_digest != own
         && newest.core_digest != Some(document::core_digest(spec))
     {
-        let (path, found) = (path.clone(), newest.spec_digest.clone());
+        let (path, found) = (path.join(MANIFEST), newest.spec_digest.clone());
         return Err(StartError::ForeignCheckpoint { path, found, own });
     }
     let mut skipped = BTreeMap::new();
@@ -217,17 +226,16 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
     Ok((entries.collect(), skipped))
 }
 
-fn manifest(path: &Path) -> Option<Manifest> {
-    let text = bounded::read_text(path, MAX_MANIFEST_BYTES).ok()?;
-    match serde_json::from_str::<Manifest>(&text) {
-        Ok(manifest) if manifest.format == MANIFEST_FORMAT => Some(manifest),
-        Ok(manifest) => {
-            tracing::warn!(path = %path.display(), format = manifest.format, "checkpoint of an unknown format is not counted");
-            None
+fn manifest(path: &Path) -> Result<Option<Manifest>, StartError> {
+    match read_manifest(path) {
+        Ok(manifest) => Ok(Some(manifest)),
+        Err(ManifestError::Absent) => Ok(None),
+        Err(error @ ManifestError::Garbled(_)) => {
+            tracing::warn!(path = %path.display(), %error, "a damaged checkpoint is not counted");
+            Ok(None)
         }
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "checkpoint without a readable manifest is not counted");
-            None
+        Err(source @ ManifestError::UnknownFormat(_)) => {
+            Err(StartError::UnknownCheckpoint { path: path.to_path_buf(), source })
         }
     }
 }

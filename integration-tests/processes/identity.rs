@@ -88,6 +88,10 @@ fn on_loopback_a_stranger_is_refused_and_the_run_s_own_commands_find_its_token()
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
         assert!(!arguments.is_empty() && !holds(&arguments, &secret), "process {pid}");
     }
+    // A second launch is refused, and leaves the first one's token where it is though it has one of its own.
+    let own = Token::fresh(Scope::All).unwrap();
+    let again = answer(tiny.command(&[]).env("COX_TOKEN", own.secret()));
+    assert!(again.0 != Some(0) && again.1.contains("another launcher is running this run"), "{}", again.1);
     let output = tiny.output().display().to_string();
     let (code, message) = ask(&["status", "--run", &output], &[]);
     assert_eq!(code, Some(0), "{message}");

@@ -37,22 +37,6 @@ id!(
     /// An optimizer step, counted from 0 over the whole run.
     Step(u64)
 );
-impl Step {
-    /// The directory, below `checkpoints`, of the state after this many steps: `step-00000020`.
-    pub fn checkpoint_dir(self) -> String {
-        format!("{CHECKPOINT}{self:08}")
-    }
-
-    /// Whose checkpoint a directory of this name is; none if it is nobody's, such as a copy that somebody has
-    /// put there.
-    pub fn of_checkpoint_dir(name: &str) -> Option<Self> {
-        let step = Self(name.strip_prefix(CHECKPOINT)?.parse().ok()?);
-        (step.checkpoint_dir() == name).then_some(step)
-    }
-}
-
-const CHECKPOINT: &str = "step-";
-
 id!(
     /// One life of one worker process; never reused within a run.
     WorkerId(u64)
@@ -65,28 +49,3 @@ id!(
     /// A number of bytes.
     Bytes(u64)
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_checkpoint_is_known_by_its_whole_name() {
-        for step in [0, 7, 20, 99_999_999, 100_000_000, u64::MAX] {
-            assert_eq!(Step::of_checkpoint_dir(&Step(step).checkpoint_dir()), Some(Step(step)));
-        }
-        assert_eq!(Step(20).checkpoint_dir(), "step-00000020");
-        let strange = [
-            "step-best",
-            "step-20",
-            "step-00000020-copy",
-            "step-000000020",
-            "step-+0000020",
-            "step-",
-            "notes",
-        ];
-        for name in strange {
-            assert_eq!(Step::of_checkpoint_dir(name), None, "{name}");
-        }
-    }
-}

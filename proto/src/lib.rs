@@ -6,6 +6,7 @@
 pub mod bounded;
 pub mod cache_plan;
 pub mod calls;
+pub mod checkpoint;
 mod codec;
 pub mod config;
 pub mod document;

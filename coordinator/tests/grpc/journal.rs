@@ -352,6 +352,11 @@ async fn only_readable_checkpoints_of_this_run_count() {
     let error = refused(options(spec(directory.path(), 100), 1)).await;
     assert!(error.to_string().contains("train.resume=false"), "{error}");
 
+    let later = directory.path().join("out/checkpoints/step-00000050/manifest.json");
+    fs::write(&later, "{\"format\": 2}").unwrap();
+    let error = refused(options(spec(directory.path(), 100), 1)).await;
+    assert!(error.to_string().contains("step-00000050: format 2 is unknown"), "{error}");
+
     let mut anew = spec(directory.path(), 100);
     anew.train.resume = false;
     let sandbox = Sandbox::start(options(anew, 1)).await;

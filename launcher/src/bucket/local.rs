@@ -11,10 +11,10 @@ use std::{
 };
 
 use coxswain_coordinator::journal::copies;
-use coxswain_proto::{human, ids::Step};
+use coxswain_proto::{checkpoint::MANIFEST, human, ids::Step};
 use coxswain_worker::train::{
     Best,
-    checkpoint::{FileEntry, Found, Manifest, Store},
+    checkpoint::{FileEntry, Found, Store},
 };
 use serde::{Deserialize, Serialize};
 
@@ -96,8 +96,7 @@ fn open_checkpoint(checkpoint: &Found, sources: &mut Vec<OpenFile>) -> Result<()
         let file = File::open(&path).map_err(disk(&path))?;
         sources.push(OpenFile { path: format!("{dir}/{name}"), file, entry: entry.clone() });
     }
-    let name = Manifest::FILE;
-    sources.push(source(&format!("{dir}/{name}"), &checkpoint.path.join(name))?);
+    sources.push(source(&format!("{dir}/{MANIFEST}"), &checkpoint.path.join(MANIFEST))?);
     Ok(())
 }
 
@@ -201,6 +200,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_proto::checkpoint;
     use serde_json::json;
 
     use super::*;
@@ -215,7 +215,7 @@ mod tests {
         let names = ["optimizer.safetensors", "trainables.safetensors"];
         names.iter().for_each(|name| fs::write(staging.file(name), name).unwrap());
         let manifest = json!({
-            "format": Manifest::FORMAT, "step": 10, "epoch": 0, "world_size": 1, "spec_digest": "d", "version": "v",
+            "format": checkpoint::FORMAT, "step": 10, "epoch": 0, "world_size": 1, "spec_digest": "d", "version": "v",
             "dataset_fingerprint": "f", "micro_batch": 1, "files": {},
         });
         let manifest = serde_json::from_value(manifest).unwrap();

@@ -56,11 +56,12 @@ pub struct Owner {
     storage: Box<dyn Storage>,
     address: String,
     known: Known,
+    /// Whether the bucket's index may be another one: a write of it has not been answered.
+    is_unsure: bool,
     /// Sets that this launch has begun.
     begun: u64,
-    /// Whether one of them was given up: objects of it may lie there, and the index may name it, if it was
-    /// the answer that did not come.
-    torn: bool,
+    /// Whether a set was given up, of which objects may lie there.
+    has_leftovers: bool,
 }
 
 /// What the bucket has of a run; an empty index where it has nothing.
@@ -98,7 +99,14 @@ impl Owner {
             if let Some(version) = version {
                 heeds_conditions(&*storage, address, &index)?;
                 let known = Known { index, version: Some(version) };
-                let owner = Self { storage, address: address.to_owned(), known, begun: 0, torn: false };
+                let owner = Self {
+                    storage,
+                    address: address.to_owned(),
+                    known,
+                    is_unsure: false,
+                    begun: 0,
+                    has_leftovers: false,
+                };
                 owner.sweep();
                 return Ok(owner);
             }
@@ -120,10 +128,11 @@ impl Owner {
             Some(object) => object.to_owned(),
             None => format!("{place}/{}", source.path),
         };
-        let files = self.upload(sources, object).inspect_err(|_| self.torn = true)?;
-        let index = self.known.index.with(Set { step, files }, keep);
-        self.write(index).inspect_err(|_| self.torn = true)?;
-        if std::mem::take(&mut self.torn) {
+        let had_leftovers = std::mem::replace(&mut self.has_leftovers, true);
+        let files = self.upload(sources, object)?;
+        self.write(self.known.index.with(Set { step, files }, keep))?;
+        self.has_leftovers = false;
+        if had_leftovers {
             self.sweep();
         }
         Ok(())
@@ -168,8 +177,10 @@ impl Owner {
     fn write(&mut self, index: Index) -> Result<(), BucketError> {
         let bytes = index.bytes();
         for _ in 0..TRIES {
+            self.is_unsure = true;
             let written = self.storage.swap(INDEX, &bytes, self.known.version.as_ref())?;
             if written.is_some() {
+                self.is_unsure = false;
                 let before = std::mem::replace(&mut self.known, Known { index, version: written });
                 self.remove_of(&before.index);
                 return Ok(());
@@ -187,7 +198,7 @@ impl Owner {
 
     /// Finds out what the bucket has, where that is not known.
     fn settle(&mut self) -> Result<(), BucketError> {
-        if self.torn { self.look_again().map(drop) } else { Ok(()) }
+        if self.is_unsure { self.look_again().map(drop) } else { Ok(()) }
     }
 
     /// Reads the index, if the run is still ours. False if there is none.
@@ -199,6 +210,7 @@ impl Owner {
             return Err(superseded(&self.address, &index));
         }
         self.known = Known { index, version: Some(version) };
+        self.is_unsure = false;
         Ok(true)
     }
 

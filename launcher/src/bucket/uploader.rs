@@ -200,3 +200,21 @@ impl Thread {
         PathBuf::from(&self.of.spec.run.output_dir)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_is_gone_or_goes_is_an_error_and_no_success() {
+        let (finish, orders) = mpsc::channel();
+        drop(orders);
+        let gone = Uploader { finish }.finish().await;
+        assert!(matches!(gone, Err(BucketError::Thread)), "{gone:?}");
+        let (finish, orders) = mpsc::channel();
+        let going = std::thread::spawn(move || drop(orders.recv()));
+        let gone = Uploader { finish }.finish().await;
+        assert!(matches!(gone, Err(BucketError::Thread)), "{gone:?}");
+        going.join().unwrap();
+    }
+}

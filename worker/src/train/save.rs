@@ -12,7 +12,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    VERSION, document,
+    VERSION, checkpoint, document,
     ids::{Bytes, Step},
     report::Skipped,
     run_spec::RunSpec,
@@ -220,7 +220,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
 
     fn publish(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
         let manifest = Manifest {
-            format: Manifest::FORMAT,
+            format: checkpoint::FORMAT,
             step: self.step.0,
             epoch: self.run.plan.epoch(self.step),
             world_size: self.members.comm.world(),

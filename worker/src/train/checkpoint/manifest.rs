@@ -56,13 +56,6 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileEntry>,
 }
 
-impl Manifest {
-    /// The only layout there is.
-    pub const FORMAT: u32 = 1;
-    /// Its file name.
-    pub const FILE: &'static str = "manifest.json";
-}
-
 /// Size and checksum of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {

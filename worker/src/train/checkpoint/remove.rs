@@ -9,9 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::ids::Step;
-
-use super::Manifest;
+use coxswain_proto::{checkpoint::MANIFEST, ids::Step};
 
 /// Directories of this prefix are no checkpoints: being written, or on their way out.
 pub(super) const HIDDEN: &str = ".tmp-";
@@ -55,7 +53,7 @@ pub(super) fn leftovers(root: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in fs::read_dir(root)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let torn = || matches!(fs::exists(path.join(Manifest::FILE)), Ok(false));
+        let torn = || matches!(fs::exists(path.join(MANIFEST)), Ok(false));
         if name.starts_with(HIDDEN) || (step_of(&path).is_some() && path.is_dir() && torn()) {
             found.push(path);
         }

@@ -9,6 +9,7 @@ use std::{
 
 use super::{CheckpointError, FileEntry, Found, Manifest, io_error, remove};
 use coxswain_nn::pulse;
+use coxswain_proto::checkpoint::MANIFEST;
 
 /// A checkpoint being written.
 #[derive(Clone, Debug)]
@@ -60,10 +61,10 @@ impl Staging {
                         .into(),
             });
         }
-        let path = self.file(Manifest::FILE);
+        let path = self.file(MANIFEST);
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest has only string keys");
         fs::write(&path, text).map_err(io_error("write", &path))?;
-        self.sync(Manifest::FILE)?;
+        self.sync(MANIFEST)?;
         sync_dir(&self.path)?;
         take_place(&self.path, &self.target).map_err(io_error("publish", &self.target))?;
         if let Some(root) = self.target.parent() {

@@ -6,9 +6,9 @@ use std::{
 };
 
 use coxswain_proto::{
-    bounded,
+    checkpoint::{self, MANIFEST, ManifestError},
     ids::Step,
-    limits::{MAX_MANIFEST_BYTES, MAX_WORLD},
+    limits::MAX_WORLD,
 };
 
 use super::{
@@ -31,8 +31,7 @@ impl Store {
 
     /// The complete checkpoint that this very directory is, if it is one.
     pub fn at(path: &Path) -> Option<Found> {
-        let manifest = read_manifest(path).filter(|manifest| manifest.format == Manifest::FORMAT)?;
-        Some(Found { path: path.into(), manifest })
+        Some(Found { path: path.into(), manifest: read_manifest(path).ok()? })
     }
 
     /// Where the checkpoint of `step` is, or will be.
@@ -51,13 +50,11 @@ impl Store {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.map_err(io_error("read", &self.root))?.path();
-            if let Some(step) = step_of(&path)
-                && let Some(manifest) = read_manifest(&path).filter(|manifest| manifest.step == step.0)
-            {
-                if manifest.format != Manifest::FORMAT {
-                    return Err(unknown_format(path, &manifest));
-                }
-                found.push(Found { path, manifest });
+            let Some(step) = step_of(&path) else { continue };
+            match read_manifest(&path) {
+                Ok(manifest) if manifest.step == step.0 => found.push(Found { path, manifest }),
+                Err(error @ ManifestError::UnknownFormat(_)) => return Err(unreadable(path, error)),
+                Ok(_) | Err(ManifestError::Absent | ManifestError::Garbled(_)) => {}
             }
         }
         found.sort_by_key(|checkpoint| checkpoint.manifest.step);
@@ -95,24 +92,18 @@ impl Store {
     pub fn open(&self, step: u64) -> Result<Found, CheckpointError> {
         let path = self.path(step);
         match read_manifest(&path) {
-            Some(manifest) if manifest.format == Manifest::FORMAT && manifest.step == step => {
-                Ok(Found { path, manifest })
-            }
-            Some(manifest) if manifest.format == Manifest::FORMAT => Err(CheckpointError::Foreign {
+            Ok(manifest) if manifest.step == step => Ok(Found { path, manifest }),
+            Ok(manifest) => Err(CheckpointError::Foreign {
                 path,
                 detail: format!("holds the state of step {}: has it been copied there?", manifest.step),
             }),
-            Some(manifest) => Err(unknown_format(path, &manifest)),
-            None if path.join(Manifest::FILE).exists() => Err(CheckpointError::Damaged {
-                path: path.join(Manifest::FILE),
-                detail: "it is no manifest that this version could have written".into(),
-            }),
-            None => Err(CheckpointError::Foreign {
+            Err(ManifestError::Absent) => Err(CheckpointError::Foreign {
                 path,
                 detail: format!(
                     "step {step} is to be resumed, but there is no manifest; do all ranks see the same run.output_dir?"
                 ),
             }),
+            Err(error) => Err(unreadable(path, error)),
         }
     }
 
@@ -154,18 +145,26 @@ impl Store {
     }
 }
 
-fn unknown_format(path: PathBuf, manifest: &Manifest) -> CheckpointError {
-    let (found, known) = (manifest.format, Manifest::FORMAT);
-    let detail = format!("format {found} is unknown to this version, which reads {known}");
-    CheckpointError::Foreign { path, detail }
+/// Of a manifest that is there.
+fn unreadable(path: PathBuf, error: ManifestError) -> CheckpointError {
+    let detail = error.to_string();
+    match error {
+        ManifestError::UnknownFormat(_) => CheckpointError::Foreign { path, detail },
+        ManifestError::Absent | ManifestError::Garbled(_) => {
+            CheckpointError::Damaged { path: path.join(MANIFEST), detail }
+        }
+    }
 }
 
-/// None if there is none, or none that could have been written: ranks are counted and files opened by it.
-fn read_manifest(path: &Path) -> Option<Manifest> {
-    let bytes = bounded::read(&path.join(Manifest::FILE), MAX_MANIFEST_BYTES).ok()?;
-    let manifest: Manifest = serde_json::from_slice(&bytes).ok()?;
-    let possible = (1..=MAX_WORLD).contains(&manifest.world_size) && manifest.micro_batch > 0;
-    possible.then_some(manifest)
+/// Ranks are counted and files opened by it.
+fn read_manifest(path: &Path) -> Result<Manifest, ManifestError> {
+    let manifest: Manifest = checkpoint::read_manifest(path)?;
+    if !(1..=MAX_WORLD).contains(&manifest.world_size) || manifest.micro_batch == 0 {
+        let Manifest { world_size, micro_batch, .. } = manifest;
+        let impossible = format!("world_size {world_size}, micro_batch {micro_batch}");
+        return Err(ManifestError::Garbled(impossible));
+    }
+    Ok(manifest)
 }
 
 #[cfg(test)]
@@ -174,7 +173,7 @@ mod tests {
 
     fn manifest(step: u64) -> Manifest {
         Manifest {
-            format: Manifest::FORMAT,
+            format: checkpoint::FORMAT,
             step,
             epoch: 0,
             world_size: 1,
@@ -230,7 +229,7 @@ mod tests {
         let store = Store::new(dir.path());
         for (world_size, micro_batch) in [(0, 1), (usize::MAX, 1), (MAX_WORLD + 1, 1), (2, 0)] {
             write(&store, 2, b"x");
-            let path = store.path(2).join(Manifest::FILE);
+            let path = store.path(2).join(MANIFEST);
             let forged = Manifest { world_size, micro_batch, ..manifest(2) };
             fs::write(&path, serde_json::to_vec(&forged).unwrap()).unwrap();
             assert!(store.complete().unwrap().is_empty(), "{world_size} {micro_batch}");
@@ -246,8 +245,8 @@ mod tests {
         let store = Store::new(dir.path());
         write(&store, 1, b"x");
         write(&store, 2, b"x");
-        let later = Manifest { format: Manifest::FORMAT + 1, ..manifest(2) };
-        fs::write(store.path(2).join(Manifest::FILE), serde_json::to_vec(&later).unwrap()).unwrap();
+        let later = Manifest { format: checkpoint::FORMAT + 1, ..manifest(2) };
+        fs::write(store.path(2).join(MANIFEST), serde_json::to_vec(&later).unwrap()).unwrap();
         for refused in
             [store.complete().unwrap_err(), store.newest().unwrap_err(), store.open(2).unwrap_err()]
         {
@@ -277,7 +276,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         write(&store, 3, b"x");
-        let path = store.path(3).join(Manifest::FILE);
+        let path = store.path(3).join(MANIFEST);
         let sound = fs::read(&path).unwrap();
         coxswain_fuzz::Target::new("manifest.json", [sound]).holds(1 << 20, 512).check(|bytes| {
             fs::write(&path, bytes).unwrap();
@@ -314,12 +313,12 @@ mod tests {
         let theirs = ["step-best", "step-00000002-copy", "step-00000001.old", "step-notes"];
         for name in &theirs[..3] {
             fs::create_dir(root.join(name)).unwrap();
-            fs::copy(store.path(2).join(Manifest::FILE), root.join(name).join(Manifest::FILE)).unwrap();
+            fs::copy(store.path(2).join(MANIFEST), root.join(name).join(MANIFEST)).unwrap();
         }
         fs::create_dir(root.join(theirs[3])).unwrap();
         // Of another step than its name says.
         fs::create_dir(store.path(9)).unwrap();
-        fs::copy(store.path(2).join(Manifest::FILE), store.path(9).join(Manifest::FILE)).unwrap();
+        fs::copy(store.path(2).join(MANIFEST), store.path(9).join(MANIFEST)).unwrap();
         store.stage(4).unwrap();
         store.prune(1, None);
         let steps: Vec<_> = store.complete().unwrap().iter().map(|found| found.manifest.step).collect();
@@ -338,7 +337,7 @@ mod tests {
         for (left, file) in [
             (".tmp-step-00000002", "stale"),
             (".tmp-step-00000007", "part"),
-            (".tmp-gone-0-step-00000003", Manifest::FILE),
+            (".tmp-gone-0-step-00000003", MANIFEST),
             ("step-00000004", "part"),
         ] {
             fs::create_dir_all(root.join(left)).unwrap();
@@ -346,7 +345,7 @@ mod tests {
         }
         // And one whose manifest is there but garbled.
         fs::create_dir_all(root.join("step-00000005")).unwrap();
-        fs::write(root.join("step-00000005").join(Manifest::FILE), b"{").unwrap();
+        fs::write(root.join("step-00000005").join(MANIFEST), b"{").unwrap();
         store.stage(2).unwrap();
         let mut names: Vec<_> = fs::read_dir(&root)
             .unwrap()
