@@ -103,8 +103,8 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 
 /// When the namespace in `dir` was last opened or left, and whether a living process has it open.
 pub(super) fn last_use(dir: &Path) -> (Option<SystemTime>, bool) {
-    let Ok(file) = File::open(dir.join(LOCK)) else { return (None, false) };
-    let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    let Ok(file) = to_lock(&dir.join(LOCK)) else { return (None, false) };
+    let used = file.try_lock().is_err();
     (file.metadata().and_then(|metadata| metadata.modified()).ok(), used)
 }
 
@@ -171,7 +171,16 @@ pub(super) const TRASH: &str = ".evicted-";
 
 /// Whether the writer of the unfinished file at `path` still lives.
 pub(super) fn writer_lives(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    to_lock(path).is_ok_and(|file| file.try_lock().is_err())
+}
+
+/// A file that is there, open for an attempt to lock it. A network file system gives an exclusive lock only to
+/// who may write; where that cannot be found out, or not be asked, the file counts as locked.
+fn to_lock(path: &Path) -> io::Result<File> {
+    match File::options().read(true).append(true).open(path) {
+        Err(error) if is_denied(&error) => File::open(path),
+        other => other,
+    }
 }
 
 /// A name that no other writer on any machine has.

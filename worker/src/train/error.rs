@@ -143,7 +143,7 @@ pub enum TrainError {
     /// The device does not pass its check.
     #[error("{0}; look at the device and at its memory")]
     Unsound(#[from] WrongResult),
-    /// Something that should train does not.
+    /// Nothing trains.
     #[error(transparent)]
     NoGradient(#[from] SilentTrainables),
     /// The run's settings are none of its task's.

@@ -13,10 +13,15 @@ use crate::zero::Rates;
 /// start at zero, so in the first step only the output layer has a gradient, in the second everything but
 /// `lora_A`, in the third everything. Groups whose learning rate is 0 are not meant to train, and are not
 /// watched; a task whose other groups learn through one alone refuses a rate of 0 for that one.
+///
+/// What some trainables' silence means is for people to judge: a few samples may have what these learn from,
+/// such as chats with images, and none of them may have come yet. Silence of all means that nothing learns.
 #[derive(Clone, Debug)]
 pub struct GradientWatch {
     /// Numbers of the parameters that had no gradient other than zero so far.
     silent: Vec<usize>,
+    /// Parameters that are watched.
+    all: usize,
     /// Steps that were taken.
     steps: usize,
     /// Whether gradients were seen since the last step that was taken: a step that is voted down, or broken
@@ -27,17 +32,24 @@ pub struct GradientWatch {
 /// Some trainables never got a gradient.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} of {total} trainable tensors got no gradient in the first {steps} steps, beginning with `{}`: they are not part of the loss, or their inputs are constant zero; take them out of lora.targets or model.train, or look for a feature that is always zero",
+    "{} of {all} trainable tensors got no gradient in the first {steps} steps of this rank, beginning with `{}`: no sample of these steps has what they learn from, or they are not part of the loss, or their inputs are constant zero; if none ever will, take them out of lora.targets or model.train",
     names.len(),
     names[0]
 )]
 pub struct SilentTrainables {
     /// Their names.
     pub names: Vec<String>,
-    /// All trainable tensors.
-    pub total: usize,
+    /// Tensors that are to learn.
+    pub all: usize,
     /// Steps watched.
     pub steps: usize,
+}
+
+impl SilentTrainables {
+    /// Whether nothing learns.
+    pub fn is_all(&self) -> bool {
+        self.names.len() == self.all
+    }
 }
 
 impl GradientWatch {
@@ -47,7 +59,8 @@ impl GradientWatch {
     /// Nothing seen yet of what has a rate other than 0 in `peak`.
     pub fn new(layout: &TrainableLayout, peak: &Rates) -> Self {
         let trains = |&number: &usize| peak.of(layout.params()[number].group) > 0.0;
-        Self { silent: (0..layout.params().len()).filter(trains).collect(), steps: 0, seen: false }
+        let silent: Vec<_> = (0..layout.params().len()).filter(trains).collect();
+        Self { all: silent.len(), silent, steps: 0, seen: false }
     }
 
     /// Takes note of the gradients of one try of a step, before they are reduced over ranks or cleared. A
@@ -65,17 +78,19 @@ impl GradientWatch {
     }
 
     /// True once nothing is left to watch for.
-    pub fn all_heard(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.silent.is_empty()
     }
 
-    /// A step was taken: an error if some trainable has had no gradient and enough steps were taken.
+    /// A step was taken: once enough were taken, an error names those that have had no gradient. Nothing is
+    /// watched after that.
     pub fn verdict(&mut self, layout: &TrainableLayout) -> Result<(), SilentTrainables> {
         self.steps += usize::from(std::mem::take(&mut self.seen));
-        if self.all_heard() || self.steps < Self::STEPS {
+        if self.is_over() || self.steps < Self::STEPS {
             return Ok(());
         }
-        let names = self.silent.iter().map(|&number| layout.params()[number].name.clone()).collect();
-        Err(SilentTrainables { names, total: layout.params().len(), steps: self.steps })
+        let silent = std::mem::take(&mut self.silent).into_iter();
+        let names = silent.map(|number| layout.params()[number].name.clone()).collect();
+        Err(SilentTrainables { names, all: self.all, steps: self.steps })
     }
 }

@@ -118,7 +118,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let (mut done, verdict) = self.transaction(step)?;
             self.next = Step(step.0 + 1);
             if done.skipped.is_none() {
-                self.learner.gradients.verdict(self.learner.trainables.layout())?;
+                match self.learner.gradients.verdict(self.learner.trainables.layout()) {
+                    Err(silent) if silent.is_all() => return Err(silent.into()),
+                    Err(silent) => tracing::warn!("{silent}"),
+                    Ok(()) => {}
+                }
             }
             let too_many = skip::count(self, &done);
             self.stats.summary.book(&done);

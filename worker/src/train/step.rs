@@ -286,7 +286,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.flip_a_gradient(step, true);
         self.features.iter().for_each(|features| features.publish_epoch(&self.run, step));
         // Where LoRA rests, that it has no gradient means nothing.
-        if self.resting().is_none() && !self.learner.gradients.all_heard() {
+        if self.resting().is_none() && !self.learner.gradients.is_over() {
             self.learner.gradients.observe(self.learner.trainables.layout(), &self.learner.grads);
         }
         Ok(())

@@ -24,7 +24,7 @@ fn everything_trains_within_three_steps_of_the_zero_start() {
     let layout = trainables.layout().clone();
     let mut watch = GradientWatch::new(&layout, &peak());
     for step in 0..GradientWatch::STEPS as u64 {
-        assert!(!watch.all_heard());
+        assert!(!watch.is_over());
         let mut grads = FlatGrads::new(layout.len());
         let batch = MicroBatch { step: Step(step), ..batch(&[0, 1, 2]) };
         policy.forward_backward(&trainables, &batch, &mut grads, &mut StageClock::default()).expect("sound");
@@ -33,7 +33,7 @@ fn everything_trains_within_three_steps_of_the_zero_start() {
         let moved = trainables.to_vec().iter().zip(grads.values()).map(|(v, g)| v - 1e-3 * g).collect();
         trainables.set(moved);
     }
-    assert!(watch.all_heard());
+    assert!(watch.is_over());
 }
 
 #[test]
@@ -54,7 +54,16 @@ fn a_trainable_without_a_gradient_is_found_and_named() {
     }
     watch.observe(trainables.layout(), &grads);
     let silent = watch.verdict(trainables.layout()).expect_err("the adapters never got a gradient");
-    assert!(silent.to_string().contains("lora_A"), "{silent}");
+    assert!(silent.to_string().contains("lora_A") && !silent.is_all(), "{silent}");
+    assert!(watch.is_over(), "said once");
+    grads.values_mut().fill(0.0);
+    let mut watch = GradientWatch::new(trainables.layout(), &peak());
+    let tell = |watch: &mut GradientWatch| {
+        watch.observe(trainables.layout(), &grads);
+        watch.verdict(trainables.layout())
+    };
+    assert_eq!([tell(&mut watch), tell(&mut watch)], [Ok(()), Ok(())]);
+    assert!(tell(&mut watch).expect_err("nothing has a gradient").is_all());
 }
 
 #[test]
@@ -76,7 +85,7 @@ fn what_has_no_learning_rate_is_not_expected_to_train() {
         watch.observe(trainables.layout(), &grads);
         assert_eq!(watch.verdict(trainables.layout()), Ok(()));
     }
-    assert!(watch.all_heard());
+    assert!(watch.is_over());
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
         trainables.put(weights);
         told.push([loss / valid, outcome.grad_norm]);
     }
-    assert!(watch.all_heard());
+    assert!(watch.is_over());
     let lent = trainables.lend(|_, values| values.to_vec());
     assert!(lent == trainables.to_vec());
     (told, lent)
