@@ -251,7 +251,7 @@ mod tests {
         write(&path, &[&old, &old], 0o600);
         let tokens = Tokens::of_file(&path).unwrap();
         let text = format!("{}\n", new.secret());
-        fs::write(&path, "?".repeat(text.len())).unwrap();
+        fs::write(&path, "#".repeat(text.len())).unwrap();
         let written = fs::metadata(&path).unwrap().modified().unwrap();
         tokens.look(&path);
         // What was not to be read is, under the same stamp.
