@@ -4,7 +4,7 @@
 //! They carry higher steps than those to come: a restarted coordinator that looks for the newest one, or the
 //! pruning of old ones, would take them for this run's future. They are moved, not removed: `checkpoints`
 //! becomes `checkpoints.earlier-1`, or the next free number. What the workers say of the best of them goes
-//! along.
+//! along: it is moved among them first, so that no crash leaves it behind for the run that begins.
 
 use std::{
     fs, io,
@@ -18,23 +18,23 @@ const BEST: [&str; 2] = ["best.json", "best"];
 pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     forget_objects(output)?;
     let checkpoints = output.join("checkpoints");
-    let mut entries = match fs::read_dir(&checkpoints) {
-        Ok(entries) => entries,
+    for name in BEST.into_iter().filter(|name| output.join(name).exists()) {
+        fs::create_dir_all(&checkpoints)?;
+        fs::rename(output.join(name), checkpoints.join(name))?;
+    }
+    match fs::read_dir(&checkpoints).map(|mut entries| entries.next().is_none()) {
+        Ok(false) => {}
+        Ok(true) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
-    };
-    if entries.next().is_none() {
-        return Ok(None);
     }
     let place = (1u32..).map(|number| output.join(format!("checkpoints.earlier-{number}")));
     let place =
         place.into_iter().find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others");
     fs::rename(&checkpoints, &place)?;
-    for name in BEST {
-        match fs::rename(output.join(name), place.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+    // A machine that crashes must not come back with them beside the journal of the run that begins.
+    for directory in [place.as_path(), output] {
+        fs::File::open(directory)?.sync_all()?;
     }
     tracing::info!(to = %place.display(), "checkpoints of an earlier run are set aside");
     Ok(Some(place))
@@ -73,5 +73,21 @@ mod tests {
         }
         fs::create_dir(dir.path().join("checkpoints")).unwrap();
         assert_eq!(set_aside(dir.path()).unwrap(), None, "nothing to keep");
+    }
+
+    #[test]
+    fn no_best_of_an_earlier_run_stays_where_checkpoints_are_gone() {
+        for empty in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            if empty {
+                fs::create_dir(dir.path().join("checkpoints")).unwrap();
+            }
+            fs::create_dir(dir.path().join("best")).unwrap();
+            fs::write(dir.path().join("best.json"), "{}").unwrap();
+            let place = set_aside(dir.path()).unwrap().unwrap();
+            for name in BEST {
+                assert!(!dir.path().join(name).exists() && place.join(name).exists(), "{name}");
+            }
+        }
     }
 }

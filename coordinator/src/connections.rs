@@ -8,7 +8,10 @@
 use std::{
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -47,7 +50,7 @@ impl Connections {
     {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
-        let entrance = Entrance { door, connections: sender };
+        let entrance = Entrance { door, connections: sender, turned_away: Arc::default() };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
         Self { accepted, _accepting: accepting }
     }
@@ -92,6 +95,7 @@ where
 struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
+    turned_away: Arc<AtomicU64>,
 }
 
 impl Entrance {
@@ -108,11 +112,25 @@ impl Entrance {
                 true
             }
             Err(error) => {
-                tracing::warn!(target: "coxswain::run", from, "a caller from {from} was turned away: {error}");
+                let count = self.turned_away.fetch_add(1, Ordering::Relaxed) + 1;
+                if is_told(count) {
+                    tracing::warn!(
+                        target: "coxswain::run", from, count,
+                        "a caller from {from} was turned away, {count} so far: {error}"
+                    );
+                } else {
+                    tracing::debug!(from, count, "a caller was turned away: {error}");
+                }
                 true
             }
         }
     }
+}
+
+/// Whether the log names a caller that is turned away: something on the network may call every few seconds,
+/// for weeks. The first ones, and then ever fewer.
+fn is_told(count: u64) -> bool {
+    count <= 8 || count.is_power_of_two()
 }
 
 impl Stream for Connections {
@@ -180,10 +198,7 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    };
+    use std::sync::{Mutex, atomic::AtomicUsize};
 
     use tokio_stream::StreamExt;
 
@@ -217,6 +232,12 @@ mod tests {
         let (_, accept) = ready(2).await;
         let mut connections = Connections::up_to(9, Door::default(), accept);
         assert!(connections.next().await.is_some_and(|connection| connection.is_ok()));
+    }
+
+    #[test]
+    fn a_caller_that_does_not_give_up_fills_no_log() {
+        assert!((1..=8).all(is_told));
+        assert_eq!((1..=1_000_000).filter(|count| is_told(*count)).count(), 8 + 16);
     }
 
     #[tokio::test]

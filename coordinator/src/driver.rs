@@ -232,8 +232,13 @@ impl Driver {
                 },
                 () = tokio::time::sleep_until(next_round) => {}
             }
+            let steps = self.machine.committed();
             let actions = self.hear(&mut calls);
-            self.carry_out(actions).await?;
+            match self.carry_out(actions).await {
+                // Nobody was told of what is not on disk, so that it has not happened.
+                Err(JournalError::Stopped { .. }) => return Ok(Outcome::ShutDown { steps }),
+                done => done?,
+            }
             if let Some(outcome) = self.machine.outcome() {
                 return Ok(outcome);
             }

@@ -100,7 +100,8 @@ pub async fn serve(
 ) -> Result<Outcome, ServeError> {
     let address = listener.local_addr()?;
     check(&options, address)?;
-    let start = startup::prepare(&options)?;
+    let stop = CancellationToken::new();
+    let start = startup::prepare(&options, &stop)?;
     let facts = RunFacts {
         run_id: start.identity.run_id.clone(),
         run_name: start.identity.run_name.clone(),
@@ -120,7 +121,7 @@ pub async fn serve(
         Scalars::follow(news, Path::new(&options.spec.run.output_dir), options.spec.train.log_every);
     let router = service::router(handle, facts, options.door.tokens()).await?;
     let connections = Connections::of(listener, options.door);
-    let outcome = run(connections, driver, router, shutdown).await;
+    let outcome = run(connections, driver, router, stop, shutdown).await;
     journal.close().await;
     scalars.finished().await;
     outcome
@@ -130,9 +131,10 @@ async fn run(
     connections: Connections,
     driver: Driver,
     router: Router,
+    stop: CancellationToken,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<Outcome, ServeError> {
-    let (stop, over) = (CancellationToken::new(), CancellationToken::new());
+    let over = CancellationToken::new();
     // A set ends its tasks with itself: dropping this future kills the coordinator.
     let mut driving = JoinSet::new();
     driving.spawn(driver.run(stop.clone()));

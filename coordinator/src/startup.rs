@@ -17,6 +17,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     aside,
@@ -108,10 +109,11 @@ struct RunFile<'a> {
     built: &'a str,
 }
 
-/// Reads what is on disk, claims the state directory and writes `run.json`.
-pub fn prepare(options: &Options) -> Result<Start, StartError> {
+/// Reads what is on disk, claims the state directory and writes `run.json`. From `stop` on, the journal waits
+/// for no disk that is full.
+pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, StartError> {
     let fresh = fresh_run_id(&options.spec.run.name);
-    let (journal, identity, memory) = open_journal(options, &fresh)?;
+    let (journal, identity, memory) = open_journal(options, &fresh, stop)?;
     let output = Path::new(&options.spec.run.output_dir);
     // The journal is ours by now: no other run trains in this directory.
     if !options.spec.train.resume && !options.restarted {
@@ -154,6 +156,7 @@ pub fn prepare(options: &Options) -> Result<Start, StartError> {
 fn open_journal(
     options: &Options,
     fresh: &str,
+    stop: &CancellationToken,
 ) -> Result<(Box<dyn Journal>, Identity, Remembered), JournalError> {
     let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
     Ok(match &options.state_dir {
@@ -169,6 +172,7 @@ fn open_journal(
                 }
                 Durable::open(directory, &options.spec, run_id, fresh, life)?
             };
+            let journal = journal.until(stop.clone());
             match options.claim {
                 None => (Box::new(journal), identity, memory),
                 Some(number) => {

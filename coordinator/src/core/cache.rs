@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 
 use super::leases::{self, CacheKey, LeaseCachePhase};
 
+/// Generations that are remembered: those that are shown, and as many before them.
+pub const GENERATIONS_KEPT: usize = 2 * MAX_LISTED_CACHE;
+
 /// The cache of one run.
 #[derive(Clone, Debug)]
 pub struct CacheBook {
@@ -133,7 +136,8 @@ impl DriftEntry {
 }
 
 impl GenerationEntry {
-    fn new(number: u64, since: Step, why: Option<Why>) -> Self {
+    /// One that has just begun.
+    pub fn new(number: u64, since: Step, why: Option<Why>) -> Self {
         Self {
             number,
             since,
@@ -328,7 +332,7 @@ impl CacheBook {
             let entry = GenerationEntry::new(number, decided.first, Some(decided.why));
             self.generations.insert(number, entry);
         }
-        while self.generations.len() > 2 * MAX_LISTED_CACHE {
+        while self.generations.len() > GENERATIONS_KEPT {
             self.generations.pop_first();
         }
     }

@@ -106,6 +106,8 @@ impl Fleet {
             if let Some((id, claim)) = kept.worker.clone().filter(|(_, claim)| claim.slot == *slot) {
                 let place = self.world.node_of(*slot);
                 let mut worker = Worker::new(now, id, claim, Line::opened_before(now, within(place)));
+                let noted = past.health.get(slot).and_then(|health| health.noted);
+                worker.notes = noted.filter(|(of, _)| *of == id).map_or(0, |(_, sequence)| sequence);
                 worker.generation = assigned.get(&id).copied().unwrap_or_default();
                 worker.gone = kept.left.map(Gone::Left);
                 // The slot has a worker again, which is what was asked for; only the count goes on.

@@ -12,7 +12,11 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::{human, ids::Slot, limits::MAX_HARDWARE_TEXT};
+use coxswain_proto::{
+    human,
+    ids::{Slot, WorkerId},
+    limits::MAX_HARDWARE_TEXT,
+};
 
 use super::{
     action::{Action, Record},
@@ -49,10 +53,17 @@ impl Health {
         self.slots.iter().map(|(slot, health)| (*slot, health))
     }
 
-    /// One more fault of a slot; true if it is cordoned by it.
-    pub fn count(&mut self, slot: Slot, what: &str, out: &mut Vec<Action>) -> bool {
+    /// One more fault of a slot, perhaps from a worker's note with this number; true if it is cordoned by it.
+    pub fn count(
+        &mut self,
+        slot: Slot,
+        what: &str,
+        noted: Option<(WorkerId, u64)>,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let health = self.slots.entry(slot).or_default();
         health.faults = health.faults.saturating_add(1);
+        health.noted = noted.or(health.noted);
         health.newest = human::start(what, MAX_HARDWARE_TEXT);
         let cordoned = !health.cordoned && self.after > 0 && health.faults >= self.after;
         health.cordoned |= cordoned;
@@ -85,7 +96,7 @@ mod tests {
 
     fn count(health: &mut Health, slot: Slot) -> (bool, usize) {
         let mut out = Vec::new();
-        let cordoned = health.count(slot, "wrong", &mut out);
+        let cordoned = health.count(slot, "wrong", None, &mut out);
         (cordoned, out.iter().filter(|action| matches!(action, Action::Publish(_))).count())
     }
 
@@ -120,8 +131,14 @@ mod tests {
 
     #[test]
     fn what_is_known_outlives_the_coordinator() {
-        let known = BTreeMap::from([(ONE, SlotHealth { faults: 2, newest: "x".into(), cordoned: true })]);
+        let noted = Some((WorkerId(7), 3));
+        let mut known =
+            BTreeMap::from([(ONE, SlotHealth { faults: 2, newest: "x".into(), cordoned: true, noted })]);
         let json = serde_json::to_string(&known).expect("it is plain data");
-        assert_eq!(serde_json::from_str::<BTreeMap<Slot, SlotHealth>>(&json).expect("as written"), known);
+        let read = |json: &str| serde_json::from_str::<BTreeMap<Slot, SlotHealth>>(json).expect("as written");
+        assert_eq!(read(&json), known);
+        // An earlier version did not know of notes.
+        known.get_mut(&ONE).expect("it is there").noted = None;
+        assert_eq!(read(r#"{"1":{"faults":2,"newest":"x","cordoned":true}}"#), known);
     }
 }

@@ -11,13 +11,13 @@ use std::{
 use coxswain_proto::{
     cache_plan::Decided,
     ids::{Generation, Slot, Step, WorkerId},
-    limits::MAX_GENERATIONS_KEPT,
+    limits::{MAX_CACHE_PHASES, MAX_GENERATIONS_KEPT},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Orders, Record},
-    cache::{GenerationEntry, Reached},
+    cache::{GENERATIONS_KEPT, GenerationEntry, Reached},
     event::{DataSet, WorkerClaim},
     failure::{End, Failure, Spent},
     quarantine::Quarantine,
@@ -143,9 +143,7 @@ impl Past {
             Record::Generation { generation, members } => {
                 self.forget_members(*generation, |past| past.started.is_none());
                 self.generations.insert(*generation, PastGeneration::formed(members));
-                while self.generations.len() > MAX_GENERATIONS_KEPT {
-                    self.generations.pop_first();
-                }
+                keep_newest(&mut self.generations, MAX_GENERATIONS_KEPT);
             }
             Record::Started { generation, first_step, source } => {
                 self.forget_members(*generation, |_| true);
@@ -165,8 +163,12 @@ impl Past {
             Record::CachePhase(decided) => {
                 self.cache_phases.split_off(&decided.first);
                 self.cache_phases.insert(decided.first, *decided);
+                keep_newest(&mut self.cache_phases, MAX_CACHE_PHASES);
             }
-            Record::CacheGeneration(entry) => drop(self.caches.insert(entry.number, (**entry).clone())),
+            Record::CacheGeneration(entry) => {
+                self.caches.insert(entry.number, (**entry).clone());
+                keep_newest(&mut self.caches, GENERATIONS_KEPT);
+            }
         }
     }
 
@@ -221,5 +223,12 @@ impl Past {
             .into_keys()
             .map(|generation| (generation, PastGeneration { over: true, ..PastGeneration::default() }));
         Self { generations: numbers.collect(), ..Self::default() }
+    }
+}
+
+/// Forgets the oldest of more than `most`.
+fn keep_newest<K: Ord, V>(map: &mut BTreeMap<K, V>, most: usize) {
+    while map.len() > most {
+        map.pop_first();
     }
 }

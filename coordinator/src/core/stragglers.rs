@@ -192,7 +192,10 @@ impl Stragglers {
         let fresh = || Row { works: vec![Work::default(); world], reported: 0 };
         let row = self.open.entry(report.step).or_insert_with(fresh);
         let work = &mut row.works[rank.0 as usize];
-        row.reported += usize::from(!work.reported);
+        if work.reported {
+            return Vec::new();
+        }
+        row.reported += 1;
         *work = Work::of(report);
         if row.reported < world {
             return Vec::new();

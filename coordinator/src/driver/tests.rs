@@ -35,6 +35,26 @@ impl Journal for Slow {
     }
 }
 
+/// A full disk: waits for room until the coordinator is stopped.
+struct Full(CancellationToken);
+
+impl Journal for Full {
+    fn append(&mut self, _: &[Record]) -> Result<(), JournalError> {
+        while !self.0.is_cancelled() {
+            thread::yield_now();
+        }
+        Err(JournalError::Stopped { directory: "state".into() })
+    }
+
+    fn ledger(&self, _: Step, _: usize) -> Result<Vec<LedgerEntry>, JournalError> {
+        Ok(Vec::new())
+    }
+
+    fn history(&self) -> Result<History, JournalError> {
+        Ok(History::default())
+    }
+}
+
 async fn beat(handle: &Handle, worker: WorkerId, rank: u32) -> Reply {
     let beat = Beat {
         worker,
@@ -78,6 +98,21 @@ async fn a_disk_that_stands_still_makes_nobody_lost() {
     assert_eq!(status.spent.restarts, 0);
     stop.cancel();
     assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { .. }))));
+}
+
+#[tokio::test]
+async fn a_coordinator_that_is_stopped_while_its_disk_is_full_shuts_down() {
+    let stop = CancellationToken::new();
+    let journal = JournalThread::spawn(Box::new(Full(stop.clone()))).expect("a thread");
+    let (driver, handle) = Driver::new(config(1), journal, Log::new("demo", 1));
+    let running = tokio::spawn(driver.run(stop.clone()));
+    let (asked, ()) = tokio::join!(handle.ask(Ask::Register(claim(0))), async {
+        // On this thread the driver has run until it waits for the journal.
+        tokio::task::yield_now().await;
+        stop.cancel();
+    });
+    assert!(matches!(asked, Err(Denied::Gone)), "{asked:?}");
+    assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { steps: Step(0) }))));
 }
 
 /// A launcher on the machine that all of them are on.

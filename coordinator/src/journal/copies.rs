@@ -22,8 +22,11 @@ const ENDING: &str = ".redb";
 pub(super) fn make(directory: &Path, checkpoint: Step) -> io::Result<()> {
     let unfinished = directory.join(".journal-copy");
     fs::copy(directory.join(FILE), &unfinished)?;
+    fs::File::open(&unfinished)?.sync_all()?;
     let copy = directory.join(format!("{PREFIX}{:08}{ENDING}", checkpoint.0));
     fs::rename(&unfinished, &copy)?;
+    // Before the one of the checkpoint before goes.
+    fs::File::open(directory)?.sync_all()?;
     for old in fs::read_dir(directory)?.flatten().map(|entry| entry.path()) {
         if step_of(&old).is_some() && old != copy {
             fs::remove_file(old)?;

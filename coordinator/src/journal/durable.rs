@@ -17,6 +17,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Change, History, Identity, Journal, JournalError, LedgerEntry,
@@ -36,6 +37,8 @@ pub struct Durable {
     under_way: bool,
     /// Whether checkpoints go to a bucket, and the journal with them.
     copies: bool,
+    /// Once it is cancelled, room is not waited for any more.
+    stop: CancellationToken,
 }
 
 impl Durable {
@@ -65,6 +68,7 @@ impl Durable {
             directory: directory.to_path_buf(),
             under_way: life == Life::Restarted,
             copies,
+            stop: CancellationToken::new(),
         };
         let known = contents.identity.as_ref().map(|identity| identity.run_id.as_str());
         let ours = Identity::new(spec, run_id.or(known).unwrap_or(fresh).to_owned());
@@ -86,6 +90,11 @@ impl Durable {
         journal.begin_life(&ours, lives + 1, &changes, &begins)?;
         journal.under_way = true;
         Ok((journal, ours, Remembered { lives, past: begins.into_past(), changed }))
+    }
+
+    /// Waits for room on its disk until `stop` is cancelled, and no longer.
+    pub fn until(self, stop: CancellationToken) -> Self {
+        Self { stop, ..self }
     }
 
     /// What has changed since, if it is the same run.
@@ -171,6 +180,9 @@ impl Durable {
             // The store holds its lock until it is closed.
             self.database = None;
             while self.database.is_none() {
+                if self.stop.is_cancelled() {
+                    return Err(JournalError::Stopped { directory: self.directory.clone() });
+                }
                 wait.pause(&self.directory);
                 self.database = room::open_again(&self.directory)?;
             }

@@ -105,6 +105,12 @@ pub enum JournalError {
         /// The number of this one's claim.
         number: u64,
     },
+    /// The coordinator was stopped while its disk was full.
+    #[error("stopped while the disk is full under the journal in {}: what was not answered is not recorded", directory.display())]
+    Stopped {
+        /// Where it lies.
+        directory: PathBuf,
+    },
     /// The journal's thread has ended.
     #[error("the journal's thread has ended")]
     Gone,

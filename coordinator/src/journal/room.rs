@@ -3,7 +3,7 @@
 //! A coordinator that ended over it would take with it what only its run's processes still have. Nothing
 //! that the record would say has been answered yet, workers wait for their answers as long as their lines
 //! are open, and the time is held against nobody ([`clock`](crate::clock)). So it says what it waits for,
-//! and waits.
+//! and waits, until somebody stops the coordinator.
 //!
 //! The store trusts its file no more once a write has failed: it is opened again for every try.
 

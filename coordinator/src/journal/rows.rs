@@ -8,17 +8,18 @@
 //! generations   number -> JSON    members, where it started, whether it is over
 //! steps         step -> JSON      the ledger
 //! failures      number -> JSON    faults, in order, the newest so many
-//! cache_phases  step -> JSON      from which steps on which generation of the feature cache serves
-//! caches        number -> JSON    generations of the feature cache
+//! turns         step -> JSON      cache phases: from which steps on which generation of features serves
+//! caches        number -> JSON    generations of the feature cache, the newest so many
 //! ```
 
-use coxswain_proto::limits::{MAX_FAULTS_KEPT, MAX_GENERATIONS_KEPT};
-use redb::{Builder, ReadableTable, TableDefinition, WriteTransaction};
+use coxswain_proto::limits::{MAX_CACHE_PHASES, MAX_FAULTS_KEPT, MAX_GENERATIONS_KEPT};
+use redb::{Builder, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::LedgerEntry;
 use crate::core::{
     action::Record,
+    cache::GENERATIONS_KEPT,
     failure::Failure,
     past::{Past, PastGeneration, PastNode, PastSlot},
 };
@@ -99,14 +100,31 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::Step(step) => row(STEPS, step.step.0, json(&LedgerEntry::from(step.as_ref()))),
         Record::CachePhase(decided) => {
             write.open_table(CACHE_PHASES)?.retain_in(decided.first.0.., |_, _| false)?;
-            row(CACHE_PHASES, decided.first.0, json(decided))
+            row(CACHE_PHASES, decided.first.0, json(decided))?;
+            keep_newest(write, CACHE_PHASES, MAX_CACHE_PHASES)
         }
-        Record::CacheGeneration(entry) => row(CACHES, entry.number, json(entry)),
+        Record::CacheGeneration(entry) => {
+            row(CACHES, entry.number, json(entry))?;
+            keep_newest(write, CACHES, GENERATIONS_KEPT)
+        }
         Record::Failure(failure) => {
             append_failure(write, failure)?;
             fact("fault", json(failure.as_ref()))
         }
     }
+}
+
+/// As [`Past`] does: forgets the oldest of more than `most`.
+fn keep_newest(
+    write: &WriteTransaction,
+    table: TableDefinition<u64, &str>,
+    most: usize,
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(table)?;
+    while table.len()? > most as u64 {
+        table.pop_first()?;
+    }
+    Ok(())
 }
 
 fn append_failure(write: &WriteTransaction, failure: &Failure) -> Result<(), redb::Error> {

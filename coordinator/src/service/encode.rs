@@ -193,7 +193,7 @@ pub fn status(status: RunStatus, facts: &RunFacts) -> v1::GetStatusResponse {
 }
 
 fn hardware(of: HardwareFaults) -> v1::HardwareFaults {
-    let SlotHealth { faults, newest, cordoned } = of.health;
+    let SlotHealth { faults, newest, cordoned, .. } = of.health;
     v1::HardwareFaults { rank: of.slot.0, host: of.host, faults, newest, cordoned }
 }
 

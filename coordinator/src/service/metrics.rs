@@ -219,7 +219,12 @@ fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
         cache.serving as f64,
     )?;
     if let Some((newest, _)) = cache.generations.last() {
-        sheet.gauge("cache_stored", "Samples of the newest generation", None, newest.stored as f64)?;
+        sheet.gauge(
+            "cache_stored",
+            "Samples of the newest generation",
+            None,
+            newest.stored_so_far() as f64,
+        )?;
         sheet.gauge("cache_samples", "Samples that it can have", None, newest.total as f64)?;
         sheet.gauge("cache_size", "Of the newest generation", Some(Unit::Bytes), newest.bytes.0 as f64)?;
     }

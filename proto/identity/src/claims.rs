@@ -22,12 +22,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::first;
+
 /// Between two beats of a role's holder.
 pub const BEAT: Duration = Duration::from_millis(500);
 /// Claims that are kept, for those who look while newer ones come.
 const KEPT: u64 = 16;
 /// Digits of a number in a file's name.
 const DIGITS: usize = 8;
+/// Read by all whom the directory lets in.
+const OPEN: u32 = 0o666;
 /// What a claim says that has a successor.
 const LOST: &str = "lost\n";
 
@@ -67,11 +71,11 @@ impl Claims {
     /// The newest claim that follows from this one, which may be the newest itself; nothing if it is not seen
     /// here, as on a file system of one machine alone.
     pub fn newest_from(&self, number: u64) -> Option<Claim> {
-        let mut newest = self.read(number)?;
+        let mut newest = self.first_from(number)?;
         while newest.1 {
-            match self.read(newest.0.number + 1) {
+            match self.first_from(newest.0.number + 1) {
                 Some(next) => newest = next,
-                // It is about to be written.
+                // It is not seen here yet.
                 None => break,
             }
         }
@@ -85,9 +89,9 @@ impl Claims {
         numbers.into_iter().rev().find_map(|number| self.newest_from(number))
     }
 
-    /// Whether the holder of this number has lost the role.
+    /// Whether the holder of this number has lost the role: its claim says so, or has gone with the old ones.
     pub fn is_lost(&self, number: u64) -> bool {
-        self.read(number).is_some_and(|(_, lost)| lost)
+        self.read(number).map_or_else(|| self.is_exceeded(number), |(_, lost)| lost)
     }
 
     /// Claims the role under the next number, whatever it is: for a launch, which is a user's wish.
@@ -105,15 +109,10 @@ impl Claims {
     /// Claims the role after the claim of this number; nothing if another launcher has done so.
     pub fn succeed(&self, last: u64, address: &str, launcher: &str) -> io::Result<Option<Claim>> {
         let claim = Claim { number: last + 1, address: address.to_owned(), launcher: launcher.to_owned() };
-        let opened = fs::OpenOptions::new().write(true).create_new(true).open(self.path(claim.number));
-        let mut file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
-            opened => Some(opened?),
-        };
-        if let Some(file) = &mut file {
-            file.write_all(format!("{address}\n{launcher}\n").as_bytes())?;
-            file.sync_all()?;
-        }
+        let content = format!("{address}\n{launcher}\n");
+        // A number below the newest may be free again, and is not to be used twice.
+        let made = !self.is_exceeded(claim.number)
+            && first::make(&self.path(claim.number), OPEN, content.as_bytes())?;
         // Also for another launcher, which may have died in between.
         if last > 0 && !self.is_lost(last) {
             let mut before = fs::OpenOptions::new().append(true).open(self.path(last))?;
@@ -125,7 +124,7 @@ impl Claims {
             let _ = fs::remove_file(self.path(old));
             let _ = fs::remove_file(self.beat_path(old));
         }
-        Ok(file.map(|_| claim))
+        Ok(made.then_some(claim))
     }
 
     /// Shows others twice a second that this claim's launcher lives, until the value is dropped. `lost` is
@@ -150,6 +149,11 @@ impl Claims {
         Ok(HeldClaim { _alive: alive })
     }
 
+    /// Whether there is a higher number.
+    fn is_exceeded(&self, number: u64) -> bool {
+        self.numbers().is_ok_and(|numbers| numbers.iter().any(|other| *other > number))
+    }
+
     fn numbers(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
@@ -158,6 +162,16 @@ impl Claims {
             numbers.extend(name.and_then(|name| name.parse::<u64>().ok()));
         }
         Ok(numbers)
+    }
+
+    /// The claim of this number, or the next one that is there and whole: old ones are removed.
+    fn first_from(&self, number: u64) -> Option<(Claim, bool)> {
+        self.read(number).or_else(|| {
+            let mut above = self.numbers().ok()?;
+            above.retain(|other| *other > number);
+            above.sort_unstable();
+            above.into_iter().find_map(|other| self.read(other))
+        })
     }
 
     /// A claim, and whether it has a successor; nothing if it is not there or not whole.
@@ -257,6 +271,7 @@ mod tests {
         fs::write(dir.path().join("notes.txt"), "of a person").unwrap();
         let third = claims.take("node2:1", "c").unwrap();
         assert_eq!(third.number, 3);
+        assert_eq!(claims.newest_from(1), Some(third), "one that stays half ends no way to the newest");
     }
 
     #[test]
@@ -264,6 +279,17 @@ mod tests {
         let (_dir, claims) = claims();
         (1..=KEPT + 5).for_each(|number| assert_eq!(claims.take("a:1", "a").unwrap().number, number));
         assert_eq!(claims.numbers().unwrap().len() as u64, KEPT + 1);
+    }
+
+    #[test]
+    fn whose_claim_has_gone_has_lost_the_role_and_finds_the_newest() {
+        let (_dir, claims) = claims();
+        let newest = KEPT + 5;
+        (1..=newest).for_each(|_| drop(claims.take("a:1", "a").unwrap()));
+        assert!(claims.read(1).is_none() && claims.is_lost(1));
+        assert_eq!(claims.newest_from(1).unwrap().number, newest);
+        assert_eq!(claims.succeed(1, "b:1", "b").unwrap(), None, "a launcher that stood still for long");
+        assert!(!claims.is_lost(newest) && !claims.is_lost(newest + 1), "nothing above it is seen");
     }
 
     #[test]

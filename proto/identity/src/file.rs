@@ -16,7 +16,7 @@ use std::{
 
 use coxswain_proto::bounded;
 
-use crate::{IdentityError, Scope, Token, random};
+use crate::{IdentityError, Scope, Token, first};
 
 /// Most bytes of a token file.
 const MAX_BYTES: u64 = 1 << 16;
@@ -137,28 +137,10 @@ pub(crate) fn make(path: &Path) -> Result<bool, IdentityError> {
         let _ = fs::remove_file(path);
     }
     if !path.exists() {
-        make_new(path)?;
+        let content = format!("{}\n", Token::fresh(Scope::All)?.secret());
+        first::make(path, PRIVATE, content.as_bytes()).map_err(|error| IdentityError::file(path, error))?;
     }
     Ok(check_privacy(path).is_ok())
-}
-
-fn make_new(path: &Path) -> Result<(), IdentityError> {
-    let failed = |error: std::io::Error| IdentityError::file(path, error);
-    let suffix = u64::from_le_bytes(random()?);
-    let draft = path.with_extension(format!("{suffix:016x}"));
-    let mut open = fs::OpenOptions::new();
-    let mut file = open.create_new(true).write(true).mode(PRIVATE).open(&draft).map_err(failed)?;
-    let written = file.write_all(format!("{}\n", Token::fresh(Scope::All)?.secret()).as_bytes());
-    let linked = written.and_then(|()| match fs::hard_link(&draft, path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => fs::rename(&draft, path),
-        linked => linked,
-    });
-    // Gone, or of no use: the next call makes another one.
-    let _ = fs::remove_file(&draft);
-    match linked {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ mod dial;
 mod door;
 mod error;
 mod file;
+mod first;
 mod names;
 mod scope;
 mod stream;

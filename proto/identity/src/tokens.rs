@@ -34,19 +34,21 @@ struct Held {
     leaving: Vec<(Token, u32)>,
     /// The file as it was when it was looked at last.
     stamp: Option<Stamp>,
+    /// Whether it could not be read then: that may pass without a change of the file.
+    unread: bool,
 }
 
 impl Tokens {
     /// This one, for as long as the process lives.
     pub fn one(token: Token) -> Self {
         let granted = Granted { tokens: vec![token], names: Vec::new() };
-        Self(Arc::new(RwLock::new(Held { granted, leaving: Vec::new(), stamp: None })))
+        Self(Arc::new(RwLock::new(Held { granted, leaving: Vec::new(), stamp: None, unread: false })))
     }
 
     /// Those of a file, which is read again whenever it changes.
     pub fn of_file(path: &Path) -> Result<Self, IdentityError> {
         let stamp = file::stamp(path);
-        let held = Held { granted: file::read(path)?, leaving: Vec::new(), stamp };
+        let held = Held { granted: file::read(path)?, leaving: Vec::new(), stamp, unread: false };
         let tokens = Self(Arc::new(RwLock::new(held)));
         let (watched, path) = (Arc::downgrade(&tokens.0), path.to_owned());
         thread::Builder::new()
@@ -72,7 +74,7 @@ impl Tokens {
 
     /// Those of a file that others may read, too, where a file system keeps no permissions.
     pub fn of_open_file(path: &Path) -> Result<Self, IdentityError> {
-        let held = Held { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None };
+        let held = Held { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None, unread: false };
         Ok(Self(Arc::new(RwLock::new(held))))
     }
 
@@ -112,23 +114,27 @@ impl Tokens {
     /// Takes a change of the file.
     fn look(&self, path: &Path) {
         let stamp = file::stamp(path);
-        let changed = stamp != self.held().stamp;
+        let (changed, unread) = {
+            let held = self.held();
+            (stamp != held.stamp, held.unread)
+        };
         // Outside of the lock: a file system may take its time.
-        let read = changed.then(|| file::read(path));
+        let read = (changed || unread).then(|| file::read(path));
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
         held.leaving.retain_mut(|(_, looks)| {
             *looks = looks.saturating_sub(1);
             *looks > 0
         });
-        if changed {
-            held.stamp = stamp;
-        }
+        held.stamp = stamp;
+        let Some(read) = read else { return };
+        held.unread = read.is_err();
         match read {
-            None => {}
-            Some(Err(error)) => {
+            Ok(granted) => held.replace(granted),
+            Err(error) if changed => {
                 tracing::warn!(target: "coxswain::run", "{error}; the tokens that were read before stay valid");
             }
-            Some(Ok(granted)) => held.replace(granted),
+            // It was told.
+            Err(_) => {}
         }
     }
 
@@ -233,6 +239,24 @@ mod tests {
         tokens.look(&path);
         assert_eq!(tokens.scope_of(old.secret()), Some(Scope::All));
         write(&path, &[&new], 0o600);
+        tokens.look(&path);
+        assert_eq!(tokens.scope_of(new.secret()), Some(Scope::All));
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_read_for_a_moment_is_read_again_though_it_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        let (old, new) = (fresh(Scope::All), fresh(Scope::All));
+        write(&path, &[&old, &old], 0o600);
+        let tokens = Tokens::of_file(&path).unwrap();
+        let text = format!("{}\n", new.secret());
+        fs::write(&path, "#".repeat(text.len())).unwrap();
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        tokens.look(&path);
+        // What was not to be read is, under the same stamp.
+        fs::write(&path, text).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
         tokens.look(&path);
         assert_eq!(tokens.scope_of(new.secret()), Some(Scope::All));
     }

@@ -160,8 +160,8 @@ impl Run {
     }
 
     /// One more fault of a slot's hardware; true if the slot is not used any more for that.
-    pub(super) fn count_fault(&mut self, slot: Slot, what: &str) -> bool {
-        let cordoned = !self.phase.is_over() && self.health.count(slot, what, &mut self.out);
+    pub(super) fn count_fault(&mut self, slot: Slot, what: &str, noted: Option<(WorkerId, u64)>) -> bool {
+        let cordoned = !self.phase.is_over() && self.health.count(slot, what, noted, &mut self.out);
         if cordoned {
             self.fleet.withdraw(slot, &mut self.out);
         }

@@ -54,7 +54,7 @@ impl Run {
     pub(super) fn lose_to(&mut self, slot: Slot, failure: Failure, sample: Option<BadSample>) {
         self.fleet.lose(slot, &mut self.out);
         if failure.kind == CauseKind::Hardware && !self.health.is_cordoned(slot) {
-            self.count_fault(slot, &failure.message);
+            self.count_fault(slot, &failure.message, None);
         }
         let loss = losing::judge(self, slot, failure.kind);
         if loss == Loss::Fatal {

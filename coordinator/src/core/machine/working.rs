@@ -314,7 +314,8 @@ impl Reports<'_> {
             let slot = worker.slot();
             drop(worker);
             run.publish(News::Note(slot, text.clone()));
-            if hardware && run.count_fault(slot, &text) && losing::can_spare(run, slot) {
+            let noted = Some((id, sequence));
+            if hardware && run.count_fault(slot, &text, noted) && losing::can_spare(run, slot) {
                 run.expel(slot);
             }
         }

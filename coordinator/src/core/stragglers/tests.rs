@@ -267,3 +267,14 @@ fn the_median_of_others_leaves_ones_own_out() {
     assert_eq!(medians_of_others(&[4.0, 1.0, 2.0, 3.0]), [2.0, 3.0, 3.0, 2.0]);
     assert_eq!(medians_of_others(&[2.0, 2.0, 1.0, 2.0]), [2.0; 4]);
 }
+
+#[test]
+fn a_step_that_is_reported_again_counts_as_it_was_reported_first() {
+    let mut stragglers = Stragglers::new(Generation(1), 2, Step(0));
+    for step in WARM_UP..WARM_UP + 2 * WINDOW as u64 {
+        for times in [CALM, scaled(CALM, 3.0)] {
+            assert!(stragglers.report(Rank(0), &report(step, times, 8, 4096)).is_empty());
+        }
+        assert!(stragglers.report(Rank(1), &report(step, CALM, 8, 4096)).is_empty(), "step {step}");
+    }
+}

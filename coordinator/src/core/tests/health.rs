@@ -2,6 +2,7 @@
 
 use super::{
     elastic::{both_nodes, join, members},
+    mortal::Mortal,
     recovery::at_step_ten,
     *,
 };
@@ -48,6 +49,19 @@ fn a_fault_that_is_told_again_counts_once() {
     }
     assert_eq!(run.machine.run.health.of(Slot(1)).map(|health| health.faults), Some(1));
     assert_eq!(cordoned(&tells(&mut run, 1, 2)), [1]);
+}
+
+#[test]
+fn a_fault_that_is_told_again_to_the_next_coordinator_counts_once() {
+    let mut mortal = Mortal::at_step_ten();
+    // It is killed after it has recorded this, and before it answers.
+    mortal.keep(|run| tells(run, 1, 1));
+    mortal.kill_coordinator();
+    mortal.reopen(0);
+    mortal.reopen(1);
+    assert_eq!(cordoned(&mortal.keep(|run| tells(run, 1, 1))), [0u32; 0]);
+    assert_eq!(mortal.run.machine.run.health.of(Slot(1)).map(|health| health.faults), Some(1));
+    assert_eq!(cordoned(&mortal.keep(|run| tells(run, 1, 2))), [1]);
 }
 
 #[test]

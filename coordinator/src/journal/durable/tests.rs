@@ -7,13 +7,14 @@ use std::sync::Arc;
 use coxswain_proto::{
     cache_plan::{CacheGeneration, Decided, Why},
     ids::{Generation, Slot, WorkerId},
-    limits::MAX_GENERATIONS_KEPT,
+    limits::{MAX_CACHE_PHASES, MAX_GENERATIONS_KEPT},
     order::DamagedRow,
 };
 
 use super::*;
 use crate::{
     core::{
+        cache::{GENERATIONS_KEPT, GenerationEntry},
         failure::Failure,
         phase::End,
         quarantine::{BadSample, Quarantine, Try},
@@ -55,6 +56,8 @@ fn records() -> Vec<Record> {
         generation: CacheGeneration { number: 1, since: Step(20) },
         why: Why::First,
     };
+    let noted = Some((WorkerId(11), 4));
+    let health = SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true, noted };
     vec![
         Record::DataSet(claim(0).dataset),
         Record::Node { place: 0, node_id: "n".into(), host: "node-a".into() },
@@ -62,7 +65,7 @@ fn records() -> Vec<Record> {
         Record::Generation { generation: Generation(1), members: members(1) },
         Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
         Record::Quarantine(quarantine),
-        Record::Health([(Slot(1), SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true })].into()),
+        Record::Health([(Slot(1), health)].into()),
         Record::Failure(failure),
         Record::CachePhase(decided),
         Record::Broken { generation: Generation(1) },
@@ -94,6 +97,18 @@ fn a_life_finds_what_the_one_before_it_remembered() {
 }
 
 #[test]
+fn room_is_waited_for_until_the_coordinator_is_stopped() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let stop = CancellationToken::new();
+    let mut journal = open(directory.path(), Life::Again).0.until(stop.clone());
+    let full = |_: &WriteTransaction| Err(redb::Error::Io(std::io::ErrorKind::StorageFull.into()));
+    stop.cancel();
+    assert!(matches!(journal.write(full), Err(JournalError::Stopped { .. })));
+    drop(journal);
+    open(directory.path(), Life::Restarted);
+}
+
+#[test]
 fn the_tables_add_up_as_the_records_do() {
     let directory = tempfile::tempdir().expect("a directory");
     let (mut journal, mut past) = open(directory.path(), Life::Again);
@@ -109,6 +124,29 @@ fn the_tables_add_up_as_the_records_do() {
         (found.generations[&Generation(1)].workers, found.generations[&Generation(2)].members.len()),
         (2, 2)
     );
+}
+
+#[test]
+fn of_the_feature_cache_no_more_is_kept_than_the_machine_keeps() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut journal, mut past) = open(directory.path(), Life::Again);
+    let begun = |number: u64| Decided {
+        first: Step(number),
+        generation: CacheGeneration { number, since: Step(number) },
+        why: Why::First,
+    };
+    for number in 1..=GENERATIONS_KEPT as u64 + 5 {
+        let entry = GenerationEntry::new(number, Step(number), None);
+        let record = Record::CacheGeneration(Box::new(entry));
+        past.take(&record);
+        journal.append(&[record]).expect("a disk");
+    }
+    for step in 0..=MAX_CACHE_PHASES as u64 {
+        past.take(&Record::CachePhase(begun(step)));
+    }
+    assert_eq!((past.caches.len(), past.cache_phases.len()), (GENERATIONS_KEPT, MAX_CACHE_PHASES));
+    drop(journal);
+    assert_eq!(open(directory.path(), Life::Restarted).1.caches, past.caches);
 }
 
 #[test]
