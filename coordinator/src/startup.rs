@@ -23,7 +23,8 @@ use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{
-        Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered, inherit,
+        Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered,
+        inherit, is_half_inherited,
     },
     options::Options,
 };
@@ -167,7 +168,7 @@ fn open_journal(
                     true => Life::Again,
                     false => Life::Anew,
                 };
-                if options.in_place_of.is_some() {
+                if options.in_place_of.is_some() || is_half_inherited(directory) {
                     inherit(directory)?;
                 }
                 Durable::open(directory, &options.spec, run_id, fresh, life)?

@@ -356,6 +356,14 @@ pub enum Ended {
     OutOfMemory,
 }
 
+impl Ended {
+    /// Whether a sample may have ended it, that is, by a signal. A SIGKILL comes from people, schedulers and
+    /// the kernel.
+    pub fn may_be_of_a_sample(self) -> bool {
+        matches!(self, Self::Signal(signal) if signal != 9)
+    }
+}
+
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

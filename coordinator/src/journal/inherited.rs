@@ -2,11 +2,17 @@
 //!
 //! The old file may still be open on a machine that is only cut off, and a server of files may keep the lock
 //! of a dead client for a minute and more. The successor reads a copy, finds it whole, and puts it in the
-//! place of the old file: what is written to that one from then on is seen by nobody.
+//! place of the old file: what is written to that one from then on is seen by nobody. That is done once: a
+//! successor that dies later goes on from the copy, and one that dies over it begins again.
+//!
+//! A disk without room is waited for: workers have state that only they have.
 
 use std::{fs, io, path::Path, thread, time::Duration};
 
-use super::{JournalError, copies::FILE, durable::open_whole};
+use super::{JournalError, copies::FILE, durable::open_whole, room};
+
+/// The directory of the copy until it is in its place.
+const COPIES: &str = "inherited";
 
 /// How often a copy is made that turns out torn: a predecessor that lives writes at most one more record.
 const TRIES: u32 = 10;
@@ -15,28 +21,48 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes over the journal in a state directory, if there is one.
 pub fn inherit(directory: &Path) -> Result<(), JournalError> {
+    let mut wait = room::Wait::default();
+    take_over(directory, || wait.pause(directory))?;
+    wait.is_over(directory);
+    Ok(())
+}
+
+/// Whether a successor has begun to take the journal over and was lost before it had.
+pub fn is_half_inherited(directory: &Path) -> bool {
+    directory.join(COPIES).exists()
+}
+
+/// Calls `pause` as often as there is no room.
+fn take_over(directory: &Path, mut pause: impl FnMut()) -> Result<(), JournalError> {
     let failed = |error: io::Error| JournalError::Store {
         action: "take over",
         directory: directory.to_path_buf(),
         reason: error.to_string(),
     };
-    let (old, copies) = (directory.join(FILE), directory.join("inherited"));
+    let mut with_room = |make: &dyn Fn() -> io::Result<()>| loop {
+        match make() {
+            Err(error) if room::is_full(&error) => pause(),
+            made => return made.map_err(failed),
+        }
+    };
+    let (old, copies) = (directory.join(FILE), directory.join(COPIES));
     if !old.try_exists().map_err(failed)? {
         return Ok(());
     }
-    fs::create_dir_all(&copies).map_err(failed)?;
     let copy = copies.join(FILE);
+    let sync = |path: &Path| fs::File::open(path).and_then(|file| file.sync_all());
+    with_room(&|| fs::create_dir_all(&copies))?;
     for tried in 1.. {
-        fs::copy(&old, &copy).map_err(failed)?;
+        // Some file systems find only then that there is no room.
+        with_room(&|| fs::copy(&old, &copy).and_then(|_| sync(&copy)))?;
         match open_whole(&copies) {
             Ok(_) => break,
             Err(error) if tried == TRIES => return Err(error),
             Err(_) => thread::sleep(PAUSE),
         }
     }
-    fs::File::open(&copy).and_then(|file| file.sync_all()).map_err(failed)?;
-    fs::rename(&copy, &old).map_err(failed)?;
-    fs::remove_dir_all(&copies).map_err(failed)
+    sync(&copy).and_then(|()| fs::rename(&copy, &old)).map_err(failed)?;
+    sync(directory).and_then(|()| fs::remove_dir_all(&copies)).map_err(failed)
 }
 
 #[cfg(test)]
@@ -72,7 +98,26 @@ mod tests {
         let (_successor, lives) = open(dir.path()).unwrap();
         assert_eq!(lives, 1, "it knows of the one before");
         predecessor.append(&[]).unwrap();
-        assert!(!dir.path().join("inherited").exists());
+        assert!(!is_half_inherited(dir.path()));
+    }
+
+    #[test]
+    fn a_disk_without_room_for_the_copy_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(open(dir.path()).unwrap());
+        // What is written there finds no room.
+        let full = dir.path().join(COPIES).join(FILE);
+        fs::create_dir(dir.path().join(COPIES)).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        let mut waited = 0;
+        let make_room = || {
+            assert!(is_half_inherited(dir.path()), "who comes after one that dies now begins again");
+            waited += 1;
+            fs::remove_file(&full).unwrap();
+        };
+        take_over(dir.path(), make_room).unwrap();
+        assert_eq!(waited, 1);
+        assert_eq!(open(dir.path()).unwrap().1, 1, "it goes on");
     }
 
     #[test]

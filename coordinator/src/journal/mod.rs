@@ -27,6 +27,6 @@ pub use self::{
     forgetful::Forgetful,
     history::{Fate, History, Membership},
     identity::{Change, Identity, JournalError},
-    inherited::inherit,
+    inherited::{inherit, is_half_inherited},
     thread::{Journal, JournalThread},
 };

@@ -23,7 +23,8 @@ pub(super) fn is_missing(error: &redb::Error) -> bool {
     matches!(error, redb::Error::Io(error) if is_full(error))
 }
 
-fn is_full(error: &std::io::Error) -> bool {
+/// The same, of any file.
+pub(super) fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }

@@ -132,8 +132,12 @@ impl Host {
 impl HostConfig {
     /// What a coordinator is told that takes the place of one that died.
     const AGAIN: &str = "--restarted";
+    /// What one is told that takes the place of another launcher's.
+    pub const INSTEAD: &str = "--in-place-of";
 
     fn spawn_again(&mut self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
+        // It takes the place of ours, which has made that journal its own.
+        self.program.args.retain(|argument| !argument.starts_with(Self::INSTEAD));
         if !self.program.args.iter().any(|argument| argument == Self::AGAIN) {
             self.program.args.push(Self::AGAIN.to_owned());
         }
@@ -190,11 +194,16 @@ mod tests {
     use crate::supervise::console::Recorder;
 
     fn host(script: &str, dir: &std::path::Path) -> (Host, Arc<Recorder>) {
+        host_told(script, &[], dir)
+    }
+
+    fn host_told(script: &str, told: &[&str], dir: &std::path::Path) -> (Host, Arc<Recorder>) {
+        let args = ["-c", script, "sh"].iter().chain(told).map(|argument| (*argument).to_owned());
         let console = Arc::new(Recorder::default());
         let hosting = HostConfig {
             program: Program {
                 path: "/bin/sh".into(),
-                args: vec!["-c".into(), script.into()],
+                args: args.collect(),
                 env: vec![("DIR", dir.display().to_string())],
             },
             listener: TcpListener::bind("127.0.0.1:0").unwrap(),
@@ -241,6 +250,18 @@ mod tests {
         assert_eq!(how, Ended::Code(4));
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[1].contains("SIGKILL") && lines[1].contains("(2 of 5 within 60 s)"), "{lines:?}");
+    }
+
+    #[test]
+    fn one_that_was_started_in_place_of_another_launchers_is_started_again_in_place_of_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "echo \"$@\" >> $DIR/lives; [ $(wc -l < $DIR/lives) -ge 3 ] && exit 0; kill -9 $$";
+        block_on(async {
+            let (mut host, _) = host_told(script, &["--claim=2", "--in-place-of=theirs"], dir.path());
+            host.ended().await
+        });
+        let lives = std::fs::read_to_string(dir.path().join("lives")).unwrap();
+        assert_eq!(lives, "--claim=2 --in-place-of=theirs\n--claim=2 --restarted\n--claim=2 --restarted\n");
     }
 
     #[test]

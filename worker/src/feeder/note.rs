@@ -6,15 +6,16 @@
 //! it is, and a handler of such signals writes which of these threads has caught it:
 //!
 //! ```text
-//! word 0            entry of the thread that caught the signal, counted from 1; 0: none has
+//! word 0            entry of the thread that caught the signal, counted from 1; 0: no thread that reads has
 //! words 8 i ...     entry i: 1 while it is being read, then generation, epoch, position, row, begin, end
 //! ```
 //!
 //! The launcher makes the memory, an anonymous file, and names it in `COX_READING_NOTE` by its own entry
 //! below `/proc`. It reads it after the process has ended ([`killing`]), and it is gone with the launcher.
 //!
-//! What this does not do: look into a thread that a decoder has started itself; then the sample is known only
-//! if it was the only one. A SIGKILL has no handler, and says nothing of any sample.
+//! What this does not do: look into a thread that a decoder has started itself. The decoders here run on the
+//! thread that reads; what any other thread catches, such as one that trains, is held against no sample,
+//! however few are being read. A SIGKILL has no handler, and says nothing of any sample.
 //!
 //! This is the feeder's only file with `unsafe` code.
 
@@ -204,19 +205,14 @@ pub fn make() -> io::Result<(File, String)> {
     Ok((file, place))
 }
 
-/// The sample that a process was reading when a signal ended it: that of the thread which caught it, else the
-/// only one. Nothing if that is not known.
+/// The sample that the thread was reading which caught the signal that ended its process; nothing if none has
+/// caught it, or one that reads no sample.
 pub fn killing(note: &File) -> Option<Noted> {
     let mut bytes = vec![0; LEN];
     note.read_exact_at(&mut bytes, 0).ok()?;
     let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let entry = |entry: usize| words.get(ENTRY * entry..ENTRY * (entry + 1));
-    let caught = usize::try_from(words[0]).ok().filter(|caught| (1..=ENTRIES).contains(caught));
-    let mut open = (1..=ENTRIES).filter(|number| words[ENTRY * number] == READING);
-    let number = match caught {
-        Some(caught) => caught,
-        None => open.next().filter(|_| open.next().is_none())?,
-    };
+    let number = usize::try_from(words[0]).ok().filter(|number| (1..=ENTRIES).contains(number))?;
     let [READING, generation, epoch, position, row, begin, end, _] = *entry(number)? else { return None };
     let row = DamagedRow { row, begin, end };
     Some(Noted { generation: Generation(generation), epoch, position, row })
@@ -248,10 +244,13 @@ mod tests {
     fn the_thread_that_caught_the_signal_names_the_sample() {
         let both = [entry(1, READING, 7), entry(2, READING, 8)].concat();
         assert_eq!(killing(&written(&[both.clone(), vec![(0, 2)]].concat())), noted(8));
-        assert_eq!(killing(&written(&both)), None, "it may be either");
-        assert_eq!(killing(&written(&entry(2, READING, 8))), noted(8), "the only one");
-        assert_eq!(killing(&written(&[entry(2, FREE, 8), entry(1, TAKEN, 7)].concat())), None);
+        assert_eq!(killing(&written(&[entry(1, TAKEN, 7), vec![(0, 1)]].concat())), None);
         assert_eq!(killing(&written(&[(0, 9)])), None, "it was not reading any more");
         assert_eq!(killing(&written(&[(0, u64::MAX)])), None);
+    }
+
+    #[test]
+    fn the_only_sample_is_not_blamed_for_what_no_thread_that_reads_has_caught() {
+        assert_eq!(killing(&written(&entry(2, READING, 8))), None, "SIGKILL, or a thread that trains");
     }
 }

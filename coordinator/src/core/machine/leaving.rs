@@ -58,7 +58,7 @@ impl Departures<'_> {
             };
             let told = run.fleet.roster.take_unheard(slot);
             let failure = told.unwrap_or_else(|| run.failure_of(slot, kind, ended.to_string()));
-            match sample.filter(|_| matches!(ended, Ended::Signal(_))) {
+            match sample.filter(|_| ended.may_be_of_a_sample()) {
                 Some(sample) => self.killed_by(slot, sample, failure),
                 None => run.lose(slot, failure),
             }

@@ -174,14 +174,16 @@ fn a_worker_alone_tries_a_sample_that_ended_its_process_once_more() {
 }
 
 #[test]
-fn a_note_of_another_generation_blames_no_sample() {
-    let mut run = Run::started(2);
-    let pid = run.machine.run.fleet.roster.at(Slot(1)).map(|worker| worker.claim.pid);
-    let sample = Some(KillingSample { sample: bad(5), generation: Generation(7) });
-    let ended = Ended::Signal(11);
-    let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid, ended, sample });
-    assert_eq!(verdicts(&actions), []);
-    assert_eq!(run.machine.run.faults.spent.restarts, 1);
+fn a_note_of_another_generation_and_a_kill_by_hand_blame_no_sample() {
+    for (generation, signal) in [(Generation(7), 11), (Generation(1), 9)] {
+        let mut run = Run::started(2);
+        let pid = run.machine.run.fleet.roster.at(Slot(1)).map(|worker| worker.claim.pid);
+        let sample = Some(KillingSample { sample: bad(5), generation });
+        let ended = Ended::Signal(signal);
+        let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid, ended, sample });
+        assert_eq!(verdicts(&actions), [], "signal {signal}");
+        assert_eq!(run.machine.run.faults.spent.restarts, 1, "signal {signal}");
+    }
 }
 
 #[test]
