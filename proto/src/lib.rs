@@ -10,6 +10,7 @@ pub mod checkpoint;
 mod codec;
 pub mod config;
 pub mod document;
+pub mod first;
 pub mod human;
 pub mod identity;
 pub mod ids;

@@ -198,7 +198,7 @@ mod tests {
     }
 
     fn host_told(script: &str, told: &[&str], dir: &std::path::Path) -> (Host, Arc<Recorder>) {
-        let args = ["-c", script, "sh"].iter().chain(told).map(|argument| (*argument).to_owned());
+        let args = ["-c", script, "sh"].into_iter().chain(told.iter().copied()).map(str::to_owned);
         let console = Arc::new(Recorder::default());
         let hosting = HostConfig {
             program: Program {

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::first;
+use coxswain_proto::first;
 
 /// Between two beats of a role's holder.
 pub const BEAT: Duration = Duration::from_millis(500);

@@ -14,9 +14,9 @@ use std::{
     path::Path,
 };
 
-use coxswain_proto::bounded;
+use coxswain_proto::{bounded, first};
 
-use crate::{IdentityError, Scope, Token, first};
+use crate::{IdentityError, Scope, Token};
 
 /// Most bytes of a token file.
 const MAX_BYTES: u64 = 1 << 16;

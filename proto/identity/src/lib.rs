@@ -29,7 +29,6 @@ mod dial;
 mod door;
 mod error;
 mod file;
-mod first;
 mod names;
 mod scope;
 mod stream;

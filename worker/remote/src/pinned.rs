@@ -4,12 +4,9 @@
 //! A line is length, version and path, separated by tabs. Only what data sets are made of is listed: a text
 //! about a data set may change.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{self, Write},
-    path::Path,
-};
+use std::{collections::BTreeMap, fmt::Write, fs, io, path::Path};
+
+use coxswain_proto::first;
 
 use crate::{error::RemoteError, remotes::known};
 
@@ -47,18 +44,10 @@ pub fn pin(address: &str, file: &Path) -> Result<(), (String, RemoteError)> {
 
 /// Writes the file, unless somebody else has meanwhile.
 fn write(file: &Path, objects: &BTreeMap<String, String>) -> io::Result<()> {
-    let dir = file.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
-    let unfinished = dir.join(format!(".objects-{}", std::process::id()));
-    let mut out = io::BufWriter::new(fs::File::create(&unfinished)?);
+    fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
+    let mut text = String::new();
     for (path, seen) in objects {
-        writeln!(out, "{seen}\t{path}")?;
+        writeln!(text, "{seen}\t{path}").expect("memory takes it");
     }
-    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-    let linked = fs::hard_link(&unfinished, file);
-    fs::remove_file(&unfinished)?;
-    match linked {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
+    first::make(file, 0o666, text.as_bytes()).map(drop)
 }

@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn the_thread_that_caught_the_signal_names_the_sample() {
         let both = [entry(1, READING, 7), entry(2, READING, 8)].concat();
-        assert_eq!(killing(&written(&[both.clone(), vec![(0, 2)]].concat())), noted(8));
+        assert_eq!(killing(&written(&[both, vec![(0, 2)]].concat())), noted(8));
         assert_eq!(killing(&written(&[entry(1, TAKEN, 7), vec![(0, 1)]].concat())), None);
         assert_eq!(killing(&written(&[(0, 9)])), None, "it was not reading any more");
         assert_eq!(killing(&written(&[(0, u64::MAX)])), None);

@@ -18,8 +18,8 @@
 //!
 //! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None`
 //! are in torch. Its weights and moments keep their bits, by decay as little as by momentum, and the norm is
-//! that of what moves. Only the count of steps in the bias correction goes on for everyone, since a moment
-//! that has rested is no younger for it.
+//! that of what moves. One thing differs: torch counts steps for each parameter, and here one count, that of
+//! the bias correction, goes on for everyone (docs/decisions/lora-rests.md says what that comes to).
 
 use std::time::Duration;
 

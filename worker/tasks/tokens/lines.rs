@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
@@ -41,11 +41,11 @@ impl Lines {
         Self::scan_joined(path, |_| false, look)
     }
 
-    /// The same for files whose records may go on over several lines: as long as `goes_on` says so of what
-    /// has been read, the next line belongs to it. A record's number is that of its first line.
+    /// The same for files whose records may go on over several lines: as long as `goes_on` says so of a line,
+    /// the next one belongs to the same record. A record's number is that of its first line.
     pub fn scan_joined(
         path: &Path,
-        goes_on: impl Fn(&[u8]) -> bool,
+        mut goes_on: impl FnMut(&[u8]) -> bool,
         mut look: impl FnMut(u64, &str) -> Result<(), DataError>,
     ) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io(path, "read"))?;
@@ -54,12 +54,15 @@ impl Lines {
         let (mut offset, mut number) = (0, 0);
         loop {
             bytes.clear();
-            let mut breaks = 0;
-            while bytes.len() as u64 <= LONGEST && (bytes.is_empty() || goes_on(&bytes)) {
-                match reader.read_until(b'\n', &mut bytes).map_err(DataError::io(path, "read"))? {
+            let (mut breaks, mut is_open) = (0, true);
+            while bytes.len() as u64 <= LONGEST && is_open {
+                let before = bytes.len();
+                let mut rest = reader.by_ref().take(LONGEST + 1 - before as u64);
+                match rest.read_until(b'\n', &mut bytes).map_err(DataError::io(path, "read"))? {
                     0 => break,
                     _ => breaks += 1,
                 }
+                is_open = goes_on(&bytes[before..]);
             }
             let read = bytes.len() as u64;
             if read == 0 {

@@ -75,8 +75,16 @@ pub struct Table {
     lines: Lines,
     kind: FileKind,
     columns: [String; 2],
-    /// Where the columns are; in JSON they have no place.
+    header: Header,
+}
+
+/// The first record of a file that is no JSON.
+#[derive(Clone, Copy, Default)]
+struct Header {
+    /// Where the columns are.
     places: [usize; 2],
+    /// How many there are.
+    fields: usize,
 }
 
 impl Table {
@@ -100,18 +108,21 @@ impl Table {
     fn scan(path: &Path, columns: [&str; 2], at_fault: &mut AtFault<'_>) -> Result<Self, DataError> {
         let kind = FileKind::of(path)?;
         let columns = columns.map(str::to_owned);
-        let mut header = (kind == FileKind::Json).then_some([0; 2]);
-        let open = |record: &[u8]| kind == FileKind::Comma && has_open_quote(record);
+        let mut header = (kind == FileKind::Json).then_some(Header::default());
+        let mut quotes = Quotes::default();
+        let open = |line: &[u8]| kind == FileKind::Comma && quotes.are_open_after(line);
         let lines = Lines::scan_joined(path, open, |line, text| {
             let refuse = |fault| DataError::Line { path: path.into(), line, fault };
-            let Some(places) = header else {
-                header = Some(places(&fields(kind, text).map_err(refuse)?, &columns).map_err(refuse)?);
+            let Some(header) = header else {
+                let names = fields(kind, text).map_err(refuse)?;
+                let places = places(&names, &columns).map_err(refuse)?;
+                header = Some(Header { places, fields: names.len() });
                 return Ok(());
             };
-            let read = pair(kind, text, &Columns { names: &columns, places });
+            let read = pair(kind, text, &Columns { names: &columns, header });
             read.map(drop).map_err(refuse).or_else(&mut *at_fault)
         })?;
-        Ok(Self { lines, kind, columns, places: header.unwrap_or_default() })
+        Ok(Self { lines, kind, columns, header: header.unwrap_or_default() })
     }
 
     /// Records, without a header.
@@ -122,7 +133,7 @@ impl Table {
     /// Pair `index`.
     pub fn pair(&self, index: u64) -> Result<Pair, DataError> {
         let text = self.lines.read(index + self.headers())?;
-        let columns = Columns { names: &self.columns, places: self.places };
+        let columns = Columns { names: &self.columns, header: self.header };
         pair(self.kind, &text, &columns).map_err(|fault| self.fault(index, fault))
     }
 
@@ -145,7 +156,7 @@ impl Table {
 /// The two columns.
 struct Columns<'a> {
     names: &'a [String; 2],
-    places: [usize; 2],
+    header: Header,
 }
 
 fn places(header: &[String], columns: &[String; 2]) -> Result<[usize; 2], String> {
@@ -160,21 +171,25 @@ fn places(header: &[String], columns: &[String; 2]) -> Result<[usize; 2], String
 }
 
 fn pair(kind: FileKind, text: &str, columns: &Columns<'_>) -> Result<Pair, String> {
-    let Columns { names, places } = columns;
+    let Columns { names, header } = columns;
     if kind == FileKind::Json {
         let record: Value = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?;
         let [source, target] = names.each_ref().map(|name| field(&record, name));
         return Pair { source: source?, target: target? }.checked(&names[1]);
     }
     let fields = fields(kind, text)?;
+    if fields.len() > header.fields {
+        let quoted = if kind == FileKind::Comma { "; put a text that has a comma in quotes" } else { "" };
+        return Err(format!("has {} fields, and the header {}{quoted}", fields.len(), header.fields));
+    }
     let [source, target] = [0, 1].map(|column| {
-        let field = fields.get(places[column]).cloned();
+        let field = fields.get(header.places[column]).cloned();
         field.ok_or_else(|| {
             format!(
                 "has {} fields, and `{}` is the {}th; complete the record",
                 fields.len(),
                 names[column],
-                places[column] + 1
+                header.places[column] + 1
             )
         })
     });
@@ -206,9 +221,36 @@ fn fields(kind: FileKind, text: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// Whether a record ends within quotes: a quote in quotes is written twice.
-fn has_open_quote(record: &[u8]) -> bool {
-    record.iter().filter(|byte| **byte == b'"').count() % 2 == 1
+/// Where one is in a file of fields that are separated by commas, as [`comma_separated`] reads it: quotes count
+/// only where a field begins with one, and a quote in quotes is written twice.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Quotes {
+    #[default]
+    RecordBegins,
+    FieldBegins,
+    Unquoted,
+    Quoted,
+    /// Behind a quote that ends the field, or is the first of two.
+    Closed,
+}
+
+impl Quotes {
+    /// Whether the record goes on behind this line.
+    fn are_open_after(&mut self, line: &[u8]) -> bool {
+        for byte in line {
+            *self = match (*self, byte) {
+                (Self::Quoted, b'"') => Self::Closed,
+                (Self::Quoted, _) => Self::Quoted,
+                (Self::RecordBegins | Self::FieldBegins | Self::Closed, b'"') => Self::Quoted,
+                (_, b',') => Self::FieldBegins,
+                (_, b'\n') => Self::RecordBegins,
+                // The bytes of a mark that some programs begin a file with.
+                (Self::RecordBegins, 0xef | 0xbb | 0xbf) => Self::RecordBegins,
+                _ => Self::Unquoted,
+            };
+        }
+        *self == Self::Quoted
+    }
 }
 
 fn comma_separated(text: &str) -> Result<Vec<String>, String> {
@@ -288,6 +330,14 @@ mod tests {
     }
 
     #[test]
+    fn a_quote_within_a_field_is_a_letter() {
+        let text = "source,target\na 5\" pipe,small pipe\nhello,world\nbye 6\" x,\"o\"\"k\"\n";
+        let found = read("t.csv", text).expect("sound");
+        let pairs = [(2, "a 5\" pipe", "small pipe"), (3, "hello", "world"), (4, "bye 6\" x", "o\"k")];
+        assert_eq!(found, pairs.map(|(line, source, target)| (line, source.into(), target.into())));
+    }
+
+    #[test]
     fn what_cannot_be_used_is_refused_with_line_and_remedy() {
         for (name, text, told) in [
             (
@@ -296,6 +346,11 @@ mod tests {
                 "t.csv:1: has no column `target`; name one of `source`, `label`",
             ),
             ("t.csv", "source,target\na,b\na\n", "t.csv:3: has 1 fields, and `target` is the 2th"),
+            (
+                "t.csv",
+                "source,target\na,b,c\n",
+                "t.csv:2: has 3 fields, and the header 2; put a text that has a comma in quotes",
+            ),
             ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
             ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` behind a closing quote"),
             ("t.tsv", "source\ttarget\na\t \n", "t.tsv:2: has an empty `target`"),

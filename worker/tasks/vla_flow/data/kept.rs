@@ -5,7 +5,7 @@
 //! yet (`cox check`, `cox plan`), nothing is kept.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,7 @@ use coxswain_data::{
     lerobot::stats::{FeatureStats, Stats},
 };
 use coxswain_feature_store::Digest;
+use coxswain_proto::first;
 
 /// Where statistics of one data set, computed in one way, are kept.
 pub(super) struct KeptStats {
@@ -50,23 +51,15 @@ impl KeptStats {
 
     /// Appears whole, unless another process was first.
     fn keep(&self, stats: &FeatureStats) -> io::Result<()> {
-        let partial = self.path.with_extension(format!("partial-{}", std::process::id()));
-        fs::write(&partial, Stats([(self.feature.clone(), stats.clone())].into()).to_json())?;
-        let linked = match fs::hard_link(&partial, &self.path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            // Not every file system has links. Then the last one stands, which has computed the same.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                fs::copy(&partial, &self.path).map(drop)
-            }
-            linked => linked,
-        };
-        fs::remove_file(&partial)?;
-        linked
+        let content = Stats([(self.feature.clone(), stats.clone())].into()).to_json();
+        first::make(&self.path, 0o666, content.as_bytes()).map(drop)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn stats(mean: f64) -> FeatureStats {

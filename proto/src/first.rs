@@ -1,4 +1,5 @@
-//! Files that the first of several processes makes, whole or not at all: claims to a role, fresh tokens.
+//! Files that the first of several processes makes, whole or not at all: claims to a role, fresh tokens, what a
+//! run has found of its data.
 //!
 //! A draft is written beside the place and linked there: a link is refused where there is a file. Some file
 //! systems have no links (SMB, FAT, buckets mounted as directories). There the file is made in its place, and
@@ -6,15 +7,15 @@
 
 use std::{
     fs::{self, File},
+    hash::{BuildHasher, Hasher, RandomState},
     io::{self, ErrorKind, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
-use crate::random;
-
-/// Makes a file with this content, unless there is one already; true if it was made.
-pub(crate) fn make(path: &Path, mode: u32, content: &[u8]) -> io::Result<bool> {
+/// Makes a file of these permissions (as far as the umask leaves them) with this content, unless there is one
+/// already; true if it was made.
+pub fn make(path: &Path, mode: u32, content: &[u8]) -> io::Result<bool> {
     let write = |file: &mut File| file.write_all(content).and_then(|()| file.sync_all());
     make_by(path, mode, write, |draft, path| fs::hard_link(draft, path))
 }
@@ -25,7 +26,8 @@ fn make_by(
     write: impl Fn(&mut File) -> io::Result<()>,
     link: impl Fn(&Path, &Path) -> io::Result<()>,
 ) -> io::Result<bool> {
-    let suffix = u64::from_le_bytes(random().map_err(io::Error::other)?);
+    // Random in every process, in containers with equal process numbers, too.
+    let suffix = RandomState::new().build_hasher().finish();
     let draft = path.with_extension(format!("{suffix:016x}"));
     make_here(&draft, mode, &write)?;
     let made = match link(&draft, path) {
