@@ -132,6 +132,11 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         let shutdown = async move {
             // The receiver is read after the server has ended.
             let _ = told.send(signals.next().await);
+            // What the first one has begun may take its time; who sends another has none.
+            tokio::spawn(async move {
+                let again = signals.next().await;
+                std::process::exit(Exit::Signal(again).code().into())
+            });
         };
         let outcome = serve(listener, &options, shutdown).await?;
         conclude(outcome, signal)

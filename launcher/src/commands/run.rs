@@ -156,8 +156,7 @@ impl Launch<'_> {
         self.announce(&place, &access, coordinator.is_some());
         let take_over = |last: &Claim| coordinating.take_over(last);
         let number = place.claim;
-        let standby =
-            claims.map(|claims| Standby { claims, number, launcher: node_id, take_over: &take_over });
+        let standby = claims.map(|claims| Standby { claims, number, take_over: &take_over });
         let relay = self.relay(&access).await?;
         let group = self.group(place, whereabouts, request, relay.as_deref());
         // One word for a run: that of the launcher with its coordinator.
@@ -192,9 +191,14 @@ impl Launch<'_> {
         let ended = self.conclude(&report, Some(success.clone())).await;
         // A launcher that has taken the coordinator over speaks of the end alone.
         let notifier = notifier.or_else(|| self.notifier(access));
+        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
         let tell = async |exit: Exit, state: &str, text: &str| {
             if let Some(notifier) = notifier {
-                notifier.end(state, exit.code(), text).await;
+                tokio::select! {
+                    () = notifier.end(state, exit.code(), text) => {}
+                    // Who sends one now has no time for a hook that hangs.
+                    _ = signals.next() => {}
+                }
             }
         };
         if let Err(failed) = &ended {
@@ -242,6 +246,7 @@ impl Launch<'_> {
             node_id: node_id.to_owned(),
             superseded,
             signs: RefCell::default(),
+            replaced: RefCell::default(),
         }
     }
 

@@ -25,11 +25,11 @@ pub async fn hand_over(
     text: &str,
     patience: Duration,
 ) -> Result<(), String> {
-    // A group of its own: what it starts ends with it, and a Ctrl-C is not for it.
+    // A group of its own: what it starts ends with it where it is not waited for, and a Ctrl-C is not for it.
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| format!("{program} cannot be started: {error}"))?;
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw));
     let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
@@ -41,17 +41,26 @@ pub async fn hand_over(
     let (status, complaint) = match ended.await {
         Ok((status, complaint, ())) => (status.map_err(|error| format!("{program}: {error}"))?, complaint),
         Err(_) => {
-            // It, and what it has started.
-            let _ = group.map(|group| killpg(group, Signal::SIGKILL));
             return Err(format!("{program} did not end within {} s and was killed", patience.as_secs()));
         }
     };
+    group.0 = None;
     if status.success() {
         return Ok(());
     }
     let complaint = coxswain_proto::human::start(complaint.lines().next().unwrap_or_default(), TOLD);
     let separator = if complaint.is_empty() { "" } else { ": " };
     Err(format!("{program} failed ({status}){separator}{complaint}"))
+}
+
+/// A program and what it has started, as long as it is waited for: killed where that is given up.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Gone already.
+        let _ = self.0.map(|group| killpg(group, Signal::SIGKILL));
+    }
 }
 
 /// How it begins; the rest is read, so that the program can go on, and forgotten.

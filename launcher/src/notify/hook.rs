@@ -85,6 +85,35 @@ mod tests {
     }
 
     #[test]
+    fn what_a_command_has_started_ends_with_it_where_it_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = dir.path().join("kept");
+        let script = format!("sleep 1000 & echo $! > '{0}.part'; mv '{0}.part' '{0}'; wait", kept.display());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let begun = async {
+            while !kept.exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let (hook, message) = (Hook::new(&script), json!({"text": "over"}));
+        runtime.block_on(async {
+            tokio::select! {
+                ended = hook.tell("end", &message) => panic!("{ended:?}"),
+                () = begun => {}
+            }
+        });
+        let pid = std::fs::read_to_string(kept).unwrap();
+        let lives = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+            // Whoever has it now may not have asked for its end yet.
+            stat.is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        while lives() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
     fn a_url_is_posted_to_and_its_refusal_is_told_without_it() {
         let failed = told("http://127.0.0.1:9/secret").unwrap_err();
         assert!(failed.starts_with("curl ") && !failed.contains("secret"), "{failed}");

@@ -81,6 +81,8 @@ struct Supervisor<'a> {
     vacancies: mpsc::Receiver<Claim>,
     refusals: (mpsc::Sender<String>, mpsc::Receiver<String>),
     report: Report,
+    /// What was said last of a takeover.
+    takeover: Option<String>,
     /// When a coordinator that does not end is ended.
     farewell: Option<Instant>,
     /// When to say that only the coordinator is left here: at the end of a run that is so for a moment.
@@ -117,6 +119,7 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
         vacancies,
         refusals: mpsc::channel(4),
         report: Report::default(),
+        takeover: None,
         farewell: None,
         hosts_from: None,
         hosts_told: false,
@@ -216,7 +219,8 @@ impl Supervisor<'_> {
 
     /// The machine of the coordinator is gone: another one is started here.
     fn take_over(&mut self, claim: &Claim) {
-        let Some(standby) = self.contacts.standby.as_ref().filter(|_| self.machine.goes_on()) else { return };
+        let wanted = self.machine.goes_on() && self.contacts.coordinator.is_none();
+        let Some(standby) = self.contacts.standby.as_ref().filter(|_| wanted) else { return };
         let told = match (standby.take_over)(claim) {
             Ok(None) => return,
             Ok(Some(host)) => {
@@ -228,10 +232,13 @@ impl Supervisor<'_> {
             }
             Err(why) => {
                 let why = why.message.unwrap_or_default();
-                format!("the coordinator's machine is gone, and its place cannot be taken here: {why}")
+                format!("the coordinator's machine is gone, and its place cannot be taken here yet: {why}")
             }
         };
-        self.contacts.terminal.line(&told);
+        // Tried again with every look.
+        if self.takeover.replace(told.clone()).as_ref() != Some(&told) {
+            self.contacts.terminal.line(&told);
+        }
     }
 
     /// Our coordinator is one too many.

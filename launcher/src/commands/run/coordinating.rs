@@ -13,6 +13,7 @@ use coxswain_identity::{
     Address, Door,
     claims::{Claim, Claims, HeldClaim},
 };
+use coxswain_nn::files::replace;
 use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
 
@@ -51,6 +52,8 @@ pub struct Coordinating<'a> {
     pub superseded: mpsc::Sender<String>,
     /// Nothing until a coordinator is started here.
     pub signs: RefCell<Option<Signs>>,
+    /// The launcher whose role this one has claimed.
+    pub replaced: RefCell<Option<String>>,
 }
 
 /// What says to others that the coordinator is here, until the launch is over.
@@ -97,10 +100,17 @@ impl Coordinating<'_> {
         let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
         let host = rendezvous::local_addr(self.plan, self.machine, port);
         let address = Address::of(&host, port).plaintext(self.plan.speech.plaintext).to_string();
+        // What a full disk refuses is refused before the role is claimed.
+        self.keep_spec()?;
         let claimed = self.claims().succeed(last.number, &address, &self.node_id);
         let Some(claim) = claimed.map_err(|error| self.unannounced(&error))? else { return Ok(None) };
+        // After a claim of ours that no coordinator has followed, it still is the launcher before that.
+        if last.launcher != self.node_id {
+            *self.replaced.borrow_mut() = Some(last.launcher.clone());
+        }
+        let gone = self.replaced.borrow().clone().unwrap_or_default();
         let published = Published::instead(self.output_dir(), &address)?;
-        let flags = vec!["--restarted".to_owned(), format!("--in-place-of={}", last.launcher)];
+        let flags = vec!["--restarted".to_owned(), format!("{}={gone}", HostConfig::INSTEAD)];
         let host = self.start(listener, published, Some(&claim), flags)?;
         // Nothing waits for the bucket here: the thread takes the run when it answers.
         self.upload(None)?;
@@ -196,7 +206,7 @@ impl Coordinating<'_> {
     fn keep_spec(&self) -> Result<PathBuf, Failed> {
         let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
         let document = RunSpecDocument::from(self.spec);
-        std::fs::write(&path, document.json)
+        replace(&path, |path| std::fs::write(path, document.json))
             .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
         Ok(path)
     }
