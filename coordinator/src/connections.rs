@@ -50,7 +50,7 @@ impl Connections {
     {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
-        let entrance = Entrance { door, connections: sender, turned_away: Arc::default() };
+        let entrance = Entrance { door, connections: sender, refused: Arc::default() };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
         Self { accepted, _accepting: accepting }
     }
@@ -95,7 +95,7 @@ where
 struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
-    turned_away: Arc<AtomicU64>,
+    refused: Arc<AtomicU64>,
 }
 
 impl Entrance {
@@ -112,7 +112,7 @@ impl Entrance {
                 true
             }
             Err(error) => {
-                let count = self.turned_away.fetch_add(1, Ordering::Relaxed) + 1;
+                let count = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
                 if is_told(count) {
                     tracing::warn!(
                         target: "coxswain::run", from, count,

@@ -49,6 +49,19 @@ pub enum StartError {
         /// This run's digest.
         own: String,
     },
+    /// The run has come further than it is to go.
+    #[error(
+        "train.steps is {steps}, and {} has the state after step {}: give it at least as many, or set train.resume=false to begin anew",
+        path.display(), newest.0
+    )]
+    BeyondItsEnd {
+        /// Where its checkpoints are.
+        path: PathBuf,
+        /// As configured.
+        steps: u64,
+        /// Of the newest checkpoint.
+        newest: Step,
+    },
     /// A checkpoint of another version lies where this one would resume.
     #[error(
         "checkpoint {}: {source}; resume with the version that wrote it, or set train.resume=false to begin anew",
@@ -125,6 +138,15 @@ pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, Sta
         })?;
     }
     let (checkpoints, skipped) = scan(&output.join("checkpoints"), &options.spec)?;
+    if let (Some(steps), Some(newest)) = (options.spec.train.steps, checkpoints.last())
+        && newest.step.0 > steps
+    {
+        return Err(StartError::BeyondItsEnd {
+            path: output.join("checkpoints"),
+            steps,
+            newest: newest.step,
+        });
+    }
     for change in &memory.changed {
         tracing::info!(target: "coxswain::run", key = change.key, from = change.from, to = change.to, "{change}");
     }

@@ -1,5 +1,5 @@
-//! Files that the first of several processes makes, whole or not at all: claims to a role, fresh tokens, what a
-//! run has found of its data.
+//! Files that the first of several processes makes, whole or not at all: claims to a role, fresh tokens, what
+//! a run has found of its data.
 //!
 //! A draft is written beside the place and linked there: a link is refused where there is a file. Some file
 //! systems have no links (SMB, FAT, buckets mounted as directories). There the file is made in its place, and

@@ -348,6 +348,11 @@ async fn only_readable_checkpoints_of_this_run_count() {
     assert_eq!(sandbox.worker(0).await.begin().await, 30);
     sandbox.shut_down().await.unwrap();
 
+    let shorter = spec(directory.path(), 20);
+    write_checkpoint(directory.path(), 30, &document::digest(&shorter));
+    let error = refused(options(shorter, 1)).await;
+    assert!(error.to_string().contains("train.steps is 20"), "{error}");
+
     write_checkpoint(directory.path(), 50, "beef");
     let error = refused(options(spec(directory.path(), 100), 1)).await;
     assert!(error.to_string().contains("train.resume=false"), "{error}");

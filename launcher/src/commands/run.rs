@@ -156,7 +156,7 @@ impl Launch<'_> {
         self.announce(&place, &access, coordinator.is_some());
         let take_over = |last: &Claim| coordinating.take_over(last);
         let number = place.claim;
-        let standby = claims.map(|claims| Standby { claims, number, take_over: &take_over });
+        let standby = claims.map(|claims| Standby { claims, number, take_over: &take_over, told: None });
         let relay = self.relay(&access).await?;
         let group = self.group(place, whereabouts, request, relay.as_deref());
         // One word for a run: that of the launcher with its coordinator.

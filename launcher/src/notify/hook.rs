@@ -105,7 +105,7 @@ mod tests {
         let pid = std::fs::read_to_string(kept).unwrap();
         let lives = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-            // Whoever has it now may not have asked for its end yet.
+            // The process that has it now may not have asked for its end yet.
             stat.is_ok_and(|stat| !stat.contains(") Z "))
         };
         while lives() {

@@ -17,7 +17,7 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
-    lines.extend(change(&summary["loss_first"], &summary["loss_last"], "loss, ten steps' mean"));
+    lines.extend(change(summary.get("loss_first"), summary.get("loss_last"), "loss, ten steps' mean"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {
@@ -46,15 +46,23 @@ fn held_out(before: &Value, after: &Value) -> Vec<String> {
     let others = after.as_object().into_iter().flat_map(|measures| measures.keys().filter(is_other));
     let others = others.map(|field| (field.as_str(), format!("held-out {}", field.replace('_', " "))));
     let whole = after["parts"].as_object().into_iter().flatten().filter(|(name, _)| !name.contains('/'));
-    let whole =
-        whole.filter_map(|(name, value)| change(&before["parts"][name], value, &format!("held-out {name}")));
+    let whole = whole.filter_map(|(name, value)| {
+        change(before["parts"].get(name), Some(value), &format!("held-out {name}"))
+    });
     let measures = named.chain(others);
-    measures.filter_map(|(field, name)| change(&before[field], &after[field], &name)).chain(whole).collect()
+    measures
+        .filter_map(|(field, name)| change(before.get(field), after.get(field), &name))
+        .chain(whole)
+        .collect()
 }
 
-fn change(before: &Value, after: &Value, name: &str) -> Option<String> {
-    let (before, after) = (before.as_f64()?, after.as_f64()?);
-    Some(format!("{name:<26}{before:.4} -> {after:.4}"))
+fn change(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<String> {
+    let shown = |value: &Value| match value {
+        // JSON has no word for it.
+        Value::Null => Some("NaN".to_owned()),
+        value => value.as_f64().map(|value| format!("{value:.4}")),
+    };
+    Some(format!("{name:<26}{} -> {}", shown(before?)?, shown(after?)?))
 }
 
 fn peaks(ranks: &Value) -> Option<String> {

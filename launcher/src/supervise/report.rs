@@ -42,6 +42,8 @@ pub struct Report {
     pub first_cause: Option<Failure>,
     /// The last step that was committed.
     pub last_step: Option<StepCommitted>,
+    /// The last one that was not left out.
+    pub last_learned: Option<StepCommitted>,
     /// From start to end.
     pub wall: Duration,
 }
@@ -161,7 +163,18 @@ impl Report {
         let mut parts = vec![format!("{how} {}", human::time(self.wall))];
         if let Some(step) = &self.last_step {
             let (done, total) = (step.step + 1, step.total_steps);
-            parts.push(format!("{done} of {total} steps, the last with loss {:.4}", step.loss));
+            let last = match &self.last_learned {
+                Some(learned) if learned.step == step.step => format!("the last with loss {:.4}", step.loss),
+                Some(learned) => {
+                    format!(
+                        "the last {} left out, the one before with loss {:.4}",
+                        step.step - learned.step,
+                        learned.loss
+                    )
+                }
+                None => "all that this launch has done left out".to_owned(),
+            };
+            parts.push(format!("{done} of {total} steps, {last}"));
         }
         parts.join(" · ")
     }

@@ -30,6 +30,8 @@ pub struct Standby<'a> {
     pub number: u64,
     /// Starts a coordinator in place of the one with this claim; nothing if another launcher was faster.
     pub take_over: &'a dyn Fn(&Claim) -> Result<Option<Host>, Failed>,
+    /// What was said of it last.
+    pub told: Option<String>,
 }
 
 /// A task that is ended when this is dropped.
@@ -56,7 +58,7 @@ pub fn look(standby: &Standby<'_>, vacant: mpsc::Sender<Claim>) -> Looking {
             });
             let Ok((after, seen)) = looked.await else { return };
             watch = after;
-            // Our own claim, too, where no coordinator could be started after it: there was no room on the disk.
+            // Our own claim, too, where no coordinator could be started after it, as on a full disk.
             let silent = seen.filter(|(_, quiet)| *quiet >= SILENT);
             let Some((claim, _)) = silent else { continue };
             if !answers(&claim.address).await && vacant.send(claim).await.is_err() {
@@ -103,7 +105,7 @@ mod tests {
         let claim = claims.take(&address, "theirs").unwrap();
         let (vacant, mut vacancies) = mpsc::channel(1);
         let take_over = |_: &Claim| Ok(None);
-        let standby = Standby { claims: claims.clone(), number: 1, take_over: &take_over };
+        let standby = Standby { claims: claims.clone(), number: 1, take_over: &take_over, told: None };
         let _looking = look(&standby, vacant);
         // A launcher that was stopped shows no sign for longer than any patience; its port is still there.
         let stopped = timeout(SILENT + LOOK * 4, vacancies.recv()).await;

@@ -81,8 +81,6 @@ struct Supervisor<'a> {
     vacancies: mpsc::Receiver<Claim>,
     refusals: (mpsc::Sender<String>, mpsc::Receiver<String>),
     report: Report,
-    /// What was said last of a takeover.
-    takeover: Option<String>,
     /// When a coordinator that does not end is ended.
     farewell: Option<Instant>,
     /// When to say that only the coordinator is left here: at the end of a run that is so for a moment.
@@ -119,7 +117,6 @@ pub async fn run(group: &WorkerGroup, contacts: Contacts<'_>) -> io::Result<Repo
         vacancies,
         refusals: mpsc::channel(4),
         report: Report::default(),
-        takeover: None,
         farewell: None,
         hosts_from: None,
         hosts_told: false,
@@ -220,7 +217,7 @@ impl Supervisor<'_> {
     /// The machine of the coordinator is gone: another one is started here.
     fn take_over(&mut self, claim: &Claim) {
         let wanted = self.machine.goes_on() && self.contacts.coordinator.is_none();
-        let Some(standby) = self.contacts.standby.as_ref().filter(|_| wanted) else { return };
+        let Some(standby) = self.contacts.standby.as_mut().filter(|_| wanted) else { return };
         let told = match (standby.take_over)(claim) {
             Ok(None) => return,
             Ok(Some(host)) => {
@@ -236,7 +233,7 @@ impl Supervisor<'_> {
             }
         };
         // Tried again with every look.
-        if self.takeover.replace(told.clone()).as_ref() != Some(&told) {
+        if standby.told.replace(told.clone()).as_ref() != Some(&told) {
             self.contacts.terminal.line(&told);
         }
     }
@@ -284,6 +281,9 @@ impl Supervisor<'_> {
         self.contacts.terminal.watched(&event);
         let phase = match event.kind? {
             Kind::Step(step) => {
+                if step.skipped.is_none() {
+                    self.report.last_learned = Some(step.clone());
+                }
                 self.report.last_step = Some(step);
                 return None;
             }

@@ -221,8 +221,8 @@ fn fields(kind: FileKind, text: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// Where one is in a file of fields that are separated by commas, as [`comma_separated`] reads it: quotes count
-/// only where a field begins with one, and a quote in quotes is written twice.
+/// Where one is in a file of fields that are separated by commas, as [`comma_separated`] reads it: quotes
+/// count only where a field begins with one, and a quote in quotes is written twice.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Quotes {
     #[default]
