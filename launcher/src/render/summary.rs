@@ -101,7 +101,7 @@ mod tests {
             "loss_first": 1.5,
             "loss_last": 0.25,
             "error_before": {"samples": 3, "mae": 0.9, "token_accuracy": 0.25, "parts": {"mae/dim0": 0.9, "rouge1": 0.0}},
-            "error_after": {"samples": 3, "mae": 0.5, "token_accuracy": 0.75, "parts": {"mae/dim0": 0.5, "rouge1": 0.5}},
+            "error_after": {"samples": 3, "mae": null, "token_accuracy": 0.75, "parts": {"mae/dim0": 0.5, "rouge1": 0.5}},
             "peak_memory": [{"rank": 0, "in_use": 1 << 20, "reserved": 0, "driver": 3 << 20}],
             "memory": {"predicted": 11 << 20, "measured": 10 << 20, "calibration": {"records": 1}, "categories": [
                 {"category": "trainables", "predicted": 2 << 20, "measured": 2 << 20},
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(
             of_run(dir.path(), true),
             format!(
-                "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> 0.5000\n  \
+                "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> NaN\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \
                  held-out rouge1           0.0000 -> 0.5000\n  \
                  peak memory               rank 0 3.0 MiB\n  \

@@ -243,6 +243,19 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_was_left_out_has_no_loss_to_tell() {
+        let step = |step, loss| Some(StepCommitted { step, loss, total_steps: 9, ..Default::default() });
+        let told = |last_learned| {
+            let report = Report { last_step: step(8, 0.0), last_learned, ..Report::default() };
+            report.success_text(false)
+        };
+        assert!(told(step(8, 0.0)).ends_with("9 of 9 steps, the last with loss 0.0000"));
+        let two = told(step(6, 0.5));
+        assert!(two.ends_with("9 of 9 steps, the last 2 left out, the one before with loss 0.5000"), "{two}");
+        assert!(told(None).ends_with("9 of 9 steps, all that this launch has done left out"));
+    }
+
+    #[test]
     fn a_failure_names_first_cause_process_and_log() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("stderr.log");
