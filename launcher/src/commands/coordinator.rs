@@ -134,7 +134,10 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
             let _ = told.send(signals.next().await);
             // What the first one has begun may take its time; who sends another has none.
             tokio::spawn(async move {
-                let again = signals.next().await;
+                let mut again = signals.next().await;
+                while !signals::insists(again) {
+                    again = signals.next().await;
+                }
                 std::process::exit(Exit::Signal(again).code().into())
             });
         };

@@ -164,9 +164,13 @@ impl Claims {
         Ok(numbers)
     }
 
-    /// The claim of this number, or the next one that is there and whole: old ones are removed.
+    /// The claim of this number, or the next one that is there and whole: old ones are removed. Number 0 is
+    /// that of a coordinator without a claim: those that lie here are an earlier launch's.
     fn first_from(&self, number: u64) -> Option<(Claim, bool)> {
         self.read(number).or_else(|| {
+            if number == 0 {
+                return None;
+            }
             let mut above = self.numbers().ok()?;
             above.retain(|other| *other > number);
             above.sort_unstable();
@@ -235,6 +239,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let claims = Claims::at(dir.path().to_owned());
         (dir, claims)
+    }
+
+    #[test]
+    fn what_an_earlier_launch_has_left_follows_from_no_claim() {
+        let dir = tempfile::tempdir().unwrap();
+        let claims = Claims::of_run(dir.path());
+        claims.take("127.0.0.1:1", "earlier").unwrap();
+        assert_eq!(claims.newest_from(0), None);
     }
 
     #[test]

@@ -175,7 +175,7 @@ pub(super) fn writer_lives(path: &Path) -> bool {
 }
 
 /// A file that is there, open for an attempt to lock it. A network file system gives an exclusive lock only
-/// to who may write; where that cannot be found out, or not be asked, the file counts as locked.
+/// to who may write. One that is open and cannot be locked counts as locked.
 fn to_lock(path: &Path) -> io::Result<File> {
     match File::options().read(true).append(true).open(path) {
         Err(error) if is_denied(&error) => File::open(path),

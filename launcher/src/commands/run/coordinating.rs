@@ -113,7 +113,10 @@ impl Coordinating<'_> {
         let flags = vec!["--restarted".to_owned(), format!("{}={gone}", HostConfig::INSTEAD)];
         let host = self.start(listener, published, Some(&claim), flags)?;
         // Nothing waits for the bucket here: the thread takes the run when it answers.
-        self.upload(None)?;
+        if let Err(failed) = self.upload(None) {
+            let why = failed.message.unwrap_or_default();
+            self.terminal.line(&format!("the run goes on, and is not kept in its bucket from here: {why}"));
+        }
         Ok(Some(host))
     }
 
