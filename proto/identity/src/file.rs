@@ -129,8 +129,8 @@ pub(crate) fn add(path: &Path, token: &Token) -> Result<(), IdentityError> {
 }
 
 /// A file with one fresh token of all scopes, unless there is a private one already. The first of several
-/// processes makes it; where the file system has links, none ever sees half of it. True if it is private: some file systems (SMB, buckets
-/// mounted as directories) keep neither owners nor permissions.
+/// processes makes it; where the file system has links, none ever sees half of it. True if it is private:
+/// some file systems (SMB, buckets mounted as directories) keep neither owners nor permissions.
 pub(crate) fn make(path: &Path) -> Result<bool, IdentityError> {
     if path.exists() && check_privacy(path).is_err() {
         // Somebody may have read it. Where it cannot be removed, it is read as it is.
