@@ -191,13 +191,12 @@ impl Launch<'_> {
         let ended = self.conclude(&report, Some(success.clone())).await;
         // A launcher that has taken the coordinator over speaks of the end alone.
         let notifier = notifier.or_else(|| self.notifier(access));
-        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
         let tell = async |exit: Exit, state: &str, text: &str| {
             if let Some(notifier) = notifier {
                 tokio::select! {
                     () = notifier.end(state, exit.code(), text) => {}
-                    // Who sends one now has no time for a hook that hangs.
-                    _ = signals.next() => {}
+                    // From now on: one that came before was for what it met.
+                    () = signals::insistence() => {}
                 }
             }
         };

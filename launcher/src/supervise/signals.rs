@@ -32,6 +32,14 @@ impl Signals {
     }
 }
 
+/// Waits for a signal that comes from now on and insists; for ever where none can be caught.
+pub async fn insistence() {
+    match catch() {
+        Ok(mut signals) => while !insists(signals.next().await) {},
+        Err(_) => std::future::pending().await,
+    }
+}
+
 /// From now on these signals end nothing by themselves; they are read from what is returned.
 pub fn catch() -> io::Result<Signals> {
     let (sender, receiver) = mpsc::channel(QUEUE);

@@ -113,9 +113,10 @@ impl Claims {
         // A number below the newest may be free again, and is not to be used twice.
         let made = !self.is_exceeded(claim.number)
             && first::make(&self.path(claim.number), OPEN, content.as_bytes())?;
-        // Also for another launcher, which may have died in between.
-        if last > 0 && !self.is_lost(last) {
-            let mut before = fs::OpenOptions::new().append(true).open(self.path(last))?;
+        // Also for other launchers, which may have died in between.
+        let before = self.numbers()?.into_iter().filter(|number| *number <= last);
+        for number in before.filter(|number| self.read(*number).is_some_and(|(_, lost)| !lost)) {
+            let mut before = fs::OpenOptions::new().append(true).open(self.path(number))?;
             before.write_all(LOST.as_bytes())?;
             before.sync_all()?;
         }
@@ -239,6 +240,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let claims = Claims::at(dir.path().to_owned());
         (dir, claims)
+    }
+
+    #[test]
+    fn a_claim_whose_successor_died_before_it_said_so_is_lost_with_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let claims = Claims::of_run(dir.path());
+        let first = claims.take("127.0.0.1:1", "first").unwrap();
+        fs::write(claims.path(first.number + 1), "127.0.0.1:2\nsecond\n").unwrap();
+        assert!(!claims.is_lost(first.number));
+        let third = claims.take("127.0.0.1:3", "third").unwrap();
+        assert!(claims.is_lost(first.number) && !claims.is_lost(third.number));
+        assert_eq!(claims.newest_from(first.number), Some(third));
     }
 
     #[test]

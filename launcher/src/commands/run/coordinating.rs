@@ -160,8 +160,7 @@ impl Coordinating<'_> {
         let program = Program { path: this_program()?, args, env: self.credentials.variables() };
         let console = Arc::clone(self.terminal) as Arc<dyn Console>;
         let log_dir = self.plan.output.log_dir.clone();
-        let host = Host::start(HostConfig { program, listener, log_dir, console })
-            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
+        // Before the coordinator, which would live on without a sign of life.
         let hold = |claim: &Claim| {
             let superseded = self.superseded.clone();
             // A launcher that no longer listens is ending.
@@ -170,6 +169,8 @@ impl Coordinating<'_> {
             })
         };
         let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let host = Host::start(HostConfig { program, listener, log_dir, console })
+            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
         *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held, uploader: None });
         Ok(host)
     }
