@@ -136,7 +136,7 @@ impl HostConfig {
     pub const INSTEAD: &str = "--in-place-of";
 
     fn spawn_again(&mut self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
-        // It takes the place of ours. A takeover of the journal that ours has begun it begins again by itself.
+        // It takes the place of ours, and begins a takeover of the journal again that ours has begun.
         self.program.args.retain(|argument| !argument.starts_with(Self::INSTEAD));
         if !self.program.args.iter().any(|argument| argument == Self::AGAIN) {
             self.program.args.push(Self::AGAIN.to_owned());

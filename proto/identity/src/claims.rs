@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_whose_successor_died_before_it_said_so_is_lost_with_the_next_one() {
+    fn a_claim_that_its_successor_died_before_marking_is_lost_with_the_next_one() {
         let dir = tempfile::tempdir().unwrap();
         let claims = Claims::of_run(dir.path());
         let first = claims.take("127.0.0.1:1", "first").unwrap();
