@@ -3,7 +3,8 @@
 //! A task of its own accepts. Where the machine has no room for a connection (file descriptors, memory) it
 //! tries again after a pause, and says so once; tonic would end the server over it. What waits meanwhile,
 //! waits in the kernel. Where connections may come through TLS, each has a task that agrees on it, so that
-//! nobody waits for a caller that says nothing.
+//! nobody waits for a caller that says nothing. A connection on which reads are refused is read a little at a
+//! time (see [`pace`](crate::pace)).
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -12,19 +13,22 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use coxswain_identity::{Caller, Door, Stream as Wire};
-use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_CONNECTIONS};
+use coxswain_identity::{Door, Stream as Wire};
+use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_CONNECTIONS, REFUSED_PIECE};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
+    time::Sleep,
 };
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
+
+use crate::pace::Peer;
 
 /// A stream of accepted connections that does not end.
 pub struct Connections {
@@ -104,7 +108,9 @@ impl Entrance {
         let from = stream.peer_addr().map(|from| from.to_string()).unwrap_or_default();
         match self.door.greet(stream).await {
             Ok((stream, caller)) => {
-                self.connections.send(Connection { stream, caller, _place: place }).await.is_ok()
+                let peer = Arc::new(Peer::new(caller));
+                let connection = Connection { stream, peer, pause: None, _place: place };
+                self.connections.send(connection).await.is_ok()
             }
             // A probe that only looks whether the port is open.
             Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
@@ -144,15 +150,34 @@ impl Stream for Connections {
 /// A connection, and its place among those that may be open.
 pub struct Connection {
     stream: Wire,
-    caller: Caller,
+    peer: Arc<Peer>,
+    /// Until which it is not read.
+    pause: Option<Pin<Box<Sleep>>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Caller;
+    type ConnectInfo = Arc<Peer>;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> Arc<Peer> {
+        self.peer.clone()
+    }
+}
+
+impl Connection {
+    /// Reads a piece, and then nothing for a while.
+    fn poll_read_piece(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (bytes, pause) = REFUSED_PIECE;
+        let mut piece = [0; REFUSED_PIECE.0];
+        let mut piece = ReadBuf::new(&mut piece[..bytes.min(buffer.remaining())]);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut piece))?;
+        buffer.put_slice(piece.filled());
+        self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -162,7 +187,14 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        match self.peer.was_refused() {
+            true => self.poll_read_piece(context, buffer),
+            false => Pin::new(&mut self.stream).poll_read(context, buffer),
+        }
     }
 }
 

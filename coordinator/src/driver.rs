@@ -10,178 +10,61 @@
 //! Nothing here waits for a worker: a line whose queue is full is closed, and the worker opens it again and
 //! is told what still applies.
 //!
+//! Those who only [look](looks) wait apart.
+//!
 //! Before a deadline counts, everything that was said until then is heard: a heartbeat that waits in the
 //! inbox is a sign of life. Time in which no call could be heard does not count at all (see
 //! [`clock`](crate::clock)).
 
+mod handle;
 mod inbox;
 mod lines;
+mod looks;
 mod streams;
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{collections::HashMap, sync::Arc};
 
 use coxswain_proto::{
-    ids::{Step, WorkerId},
-    limits::{DIRECTIVE_QUEUE, HEARTBEAT_INTERVAL, INBOX_QUEUE, WATCH_QUEUE},
+    ids::Step,
+    limits::{HEARTBEAT_INTERVAL, INBOX_QUEUE, WATCH_QUEUE},
     report::CheckpointState,
 };
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::{
+    sync::{broadcast, mpsc},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
+pub use handle::{Dated, Denied, Handle};
 use inbox::{Answer, Follow, InboxCall, Owner};
+use lines::Lines;
 pub use lines::Told;
-use lines::{Lines, NodeLine, WorkerLine};
-use streams::OpenLine;
+use looks::Looks;
 pub use streams::{DirectiveStream, NodeStream};
 
 use crate::{
-    clock::{self, Clock},
+    clock::{self, Clock, SignsOfLife},
     core::{
-        action::{Action, Directive, Record, Reply},
+        action::{Action, Record, Reply},
         event::{Ask, Event, StreamId, Ticket},
         machine::{Config, Machine},
         news::News,
         refusal::Refusal,
-        roster::Respawn,
         time::Timestamp,
     },
-    journal::{History, JournalError, JournalThread, LedgerEntry},
+    journal::{JournalError, JournalThread},
     log::Log,
     options::Outcome,
 };
-
-/// News with the moment they were published.
-#[derive(Debug)]
-pub struct Dated {
-    /// Milliseconds since the Unix epoch.
-    pub unix_ms: u64,
-    /// What happened.
-    pub news: News,
-}
-
-/// Why a call has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum Denied {
-    /// The core said no.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The coordinator is shutting down.
-    #[error("the coordinator is shutting down")]
-    Gone,
-    /// The journal cannot be read.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-}
-
-/// The driver, seen from the handlers.
-#[derive(Clone)]
-pub struct Handle {
-    calls: mpsc::Sender<InboxCall>,
-    news: broadcast::WeakSender<Arc<Dated>>,
-    journal: JournalThread,
-    last_stream: Arc<AtomicU64>,
-}
-
-impl Handle {
-    /// Asks the core.
-    pub async fn ask(&self, ask: Ask) -> Result<Reply, Denied> {
-        let (reply, answer) = oneshot::channel();
-        self.calls.send(InboxCall::Ask(ask, reply)).await.map_err(|_| Denied::Gone)?;
-        Ok(answer.await.map_err(|_| Denied::Gone)??)
-    }
-
-    /// Opens a worker's line.
-    pub async fn follow(
-        &self,
-        worker: WorkerId,
-        incarnation: String,
-    ) -> Result<DirectiveStream<Directive>, Denied> {
-        let (line, end) = self.line(Owner::Worker(worker));
-        let follow = Follow { worker, incarnation, stream: end.stream(), line: WorkerLine::Own(line) };
-        self.open(|opened| InboxCall::Follow(follow, opened)).await?;
-        Ok(end)
-    }
-
-    /// Opens a launcher's line.
-    pub async fn follow_node(&self, node_id: String) -> Result<DirectiveStream<Respawn>, Denied> {
-        let (line, end) = self.line(Owner::Node(node_id.clone()));
-        let (stream, line) = (end.stream(), NodeLine::Own(line));
-        self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
-        Ok(end)
-    }
-
-    /// Opens a launcher's line, on which lines of its workers can be opened, too.
-    pub async fn speak_for(&self, node_id: String) -> Result<NodeStream, Denied> {
-        let (end, shared) = NodeStream::new(node_id.clone(), self.next_stream(), self.calls.clone());
-        let (stream, line) = (end.stream(), NodeLine::Shared(shared));
-        self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
-        Ok(end)
-    }
-
-    /// Opens a worker's line on its launcher's, which knows it by `number`.
-    pub async fn follow_on(
-        &self,
-        on: &mut NodeStream,
-        number: u64,
-        worker: WorkerId,
-        incarnation: String,
-    ) -> Result<(), Denied> {
-        let known = incarnation.as_str().into();
-        let (stream, line) = (self.next_stream(), on.begin(number).ok_or(Denied::Gone)?);
-        on.enter(number, OpenLine { worker, stream, incarnation: known });
-        let follow = Follow { worker, incarnation, stream, line };
-        let opened = self.open(|opened| InboxCall::Follow(follow, opened)).await;
-        if opened.is_err() {
-            on.forget(number);
-        }
-        opened
-    }
-
-    async fn open(&self, call: impl FnOnce(Answer) -> InboxCall) -> Result<(), Denied> {
-        let (opened, answer) = oneshot::channel();
-        self.calls.send(call(opened)).await.map_err(|_| Denied::Gone)?;
-        answer.await.map_err(|_| Denied::Gone)??;
-        Ok(())
-    }
-
-    /// Both ends of a line that is about to be opened. The caller's is there before the call is made: a
-    /// caller that hangs up while it waits for the answer has closed the line.
-    fn line<D>(&self, owner: Owner) -> (mpsc::Sender<D>, DirectiveStream<D>) {
-        let (line, directives) = mpsc::channel(DIRECTIVE_QUEUE);
-        (line, DirectiveStream::new(directives, owner, self.next_stream(), self.calls.clone()))
-    }
-
-    fn next_stream(&self) -> StreamId {
-        StreamId(self.last_stream.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-
-    /// News from now on; ends with the driver.
-    pub fn subscribe(&self) -> Result<broadcast::Receiver<Arc<Dated>>, Denied> {
-        Ok(self.news.upgrade().ok_or(Denied::Gone)?.subscribe())
-    }
-
-    /// At most `limit` committed steps from `first` on.
-    pub async fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, Denied> {
-        Ok(self.journal.ledger(first, limit).await?)
-    }
-
-    /// What the journal has beside them.
-    pub async fn history(&self) -> Result<History, Denied> {
-        Ok(self.journal.history().await?)
-    }
-}
 
 /// Owner of the core.
 pub struct Driver {
     machine: Machine,
     clock: Clock,
     inbox: mpsc::Receiver<InboxCall>,
+    /// For what the coordinator says to itself.
+    calls: mpsc::WeakSender<InboxCall>,
+    looks: Looks,
     journal: JournalThread,
     news: broadcast::Sender<Arc<Dated>>,
     log: Log,
@@ -200,14 +83,22 @@ impl Driver {
     pub fn new(config: Config, journal: JournalThread, log: Log) -> (Self, Handle) {
         let (calls, inbox) = mpsc::channel(INBOX_QUEUE);
         let (news, _) = broadcast::channel(WATCH_QUEUE);
-        let clock = Clock::start();
-        let handle =
-            Handle { calls, news: news.downgrade(), journal: journal.clone(), last_stream: Arc::default() };
+        let (look, looks) = Looks::new();
+        let (clock, weak) = (Clock::start(), calls.downgrade());
+        let handle = Handle {
+            calls,
+            looks: look,
+            news: news.downgrade(),
+            journal: journal.clone(),
+            last_stream: Arc::default(),
+        };
         let found = config.checkpoints.iter().map(|found| found.step).max();
         let driver = Self {
             machine: Machine::new(clock.now(), config),
             clock,
             inbox,
+            calls: weak,
+            looks,
             journal,
             news,
             log,
@@ -222,14 +113,19 @@ impl Driver {
     /// Runs until the run is over and everyone has left, or `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) -> Result<Outcome, JournalError> {
         let mut calls = Vec::with_capacity(Self::BATCH);
+        let mut living = JoinSet::new();
+        living.spawn(live(self.calls.clone()));
         loop {
             let next_round = self.clock.next_round(self.machine.next_deadline());
+            let next_look = self.looks.due(clock::monotonic());
+            let next_round = next_look.map_or(next_round, |look| look.min(next_round));
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(self.shut_down()),
                 count = self.inbox.recv_many(&mut calls, Self::BATCH) => if count == 0 {
                     return Ok(self.shut_down());
                 },
+                () = self.looks.come() => {}
                 () = tokio::time::sleep_until(next_round) => {}
             }
             let steps = self.machine.committed();
@@ -239,6 +135,7 @@ impl Driver {
                 Err(JournalError::Stopped { .. }) => return Ok(Outcome::ShutDown { steps }),
                 done => done?,
             }
+            self.looks.answer(clock::monotonic(), &mut self.machine, self.clock.now());
             if let Some(outcome) = self.machine.outcome() {
                 return Ok(outcome);
             }
@@ -247,14 +144,15 @@ impl Driver {
 
     /// Hands in what was said, and then time, if it is still needed.
     fn hear(&mut self, calls: &mut Vec<InboxCall>) -> Vec<Action> {
-        let (now, deaf) = self.clock.come_round();
-        if deaf >= HEARTBEAT_INTERVAL {
-            let stood_still_ms = deaf.as_millis() as u64;
+        let (now, stall) = self.clock.come_round();
+        if let Some(stall) = stall.filter(|stall| stall.time >= HEARTBEAT_INTERVAL) {
             tracing::warn!(
                 target: "coxswain::run",
-                stood_still_ms,
-                "the coordinator stood still for {:.1} s, waiting for its disk or for a processor: this time is held against no worker",
-                deaf.as_secs_f64()
+                stood_still_ms = stall.time.as_millis() as u64,
+                cause = ?stall.cause,
+                "the coordinator stood still for {:.1} s: {}; this time is held against no worker",
+                stall.time.as_secs_f64(),
+                stall.cause.text()
             );
         }
         let mut actions = self.hand_in(now, calls);
@@ -276,7 +174,7 @@ impl Driver {
     fn hand_in(&mut self, now: Timestamp, calls: &mut Vec<InboxCall>) -> Vec<Action> {
         let mut actions = Vec::new();
         for call in calls.drain(..) {
-            let event = self.accept(call);
+            let Some(event) = self.accept(call) else { continue };
             actions.extend(self.machine.handle(now, event));
         }
         actions
@@ -287,14 +185,18 @@ impl Driver {
     }
 
     /// A call becomes an event; its caller, who waits for the answer, is remembered.
-    fn accept(&mut self, call: InboxCall) -> Event {
+    fn accept(&mut self, call: InboxCall) -> Option<Event> {
         let (ask, waiting) = match call {
             InboxCall::LineClosed(owner, stream) => {
                 self.lines.forget(stream);
-                return match owner {
+                return Some(match owner {
                     Owner::Worker(worker) => Event::LineClosed(worker, stream),
                     Owner::Node(node_id) => Event::NodeLineClosed(node_id, stream),
-                };
+                });
+            }
+            InboxCall::Alive(sign) => {
+                self.clock.hear(sign);
+                return None;
             }
             InboxCall::Ask(ask, answer) => (ask, (answer, None)),
             InboxCall::Follow(Follow { worker, incarnation, stream, line }, opened) => {
@@ -309,7 +211,7 @@ impl Driver {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         self.waiting.insert(ticket, waiting);
-        Event::Asked(ticket, ask)
+        Some(Event::Asked(ticket, ask))
     }
 
     async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), JournalError> {
@@ -322,7 +224,9 @@ impl Driver {
                 (records, rest)
             });
         if !records.is_empty() {
+            let since = clock::monotonic();
             self.journal.append(records).await?;
+            self.clock.waited_for_disk(since);
         }
         for action in rest {
             if let Action::Publish(News::Checkpoint(of)) = &action
@@ -363,6 +267,18 @@ impl Driver {
         self.log.write(&news);
         // Without a watcher the send fails, and nothing is lost.
         drop(self.news.send(Arc::new(Dated { unix_ms: clock::unix_ms(), news })));
+    }
+}
+
+/// Says on the way of a worker's call that the coordinator lives, until the driver has ended.
+async fn live(calls: mpsc::WeakSender<InboxCall>) {
+    let mut signs = SignsOfLife::start();
+    loop {
+        let sign = signs.next().await;
+        let Some(calls) = calls.upgrade() else { return };
+        if calls.send(InboxCall::Alive(sign)).await.is_err() {
+            return;
+        }
     }
 }
 

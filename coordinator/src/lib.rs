@@ -23,6 +23,8 @@ pub mod event_file;
 pub mod journal;
 pub mod log;
 mod options;
+mod pace;
+mod ration;
 mod service;
 mod startup;
 mod tensorboard;

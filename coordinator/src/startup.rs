@@ -13,6 +13,7 @@ use coxswain_proto::{
     checkpoint::{MANIFEST, ManifestError, read_manifest},
     document,
     ids::{Bytes, Step},
+    in_place,
     report::{CheckpointState, Skipped},
     run_spec::RunSpec,
 };
@@ -282,13 +283,12 @@ fn write_run_file(output: &Path, identity: &Identity, built: &str) -> Result<(),
     };
     let text = serde_json::to_string_pretty(&file).expect("run.json is strings");
     let text = text + "\n";
-    let (temporary, path) = (output.join(".run.json.tmp"), output.join("run.json"));
+    let path = output.join("run.json");
     // A coordinator that takes the place of another one finds it there, and may find no room for another.
     if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
-    fs::write(&temporary, text).map_err(failed("write", &temporary))?;
-    fs::rename(&temporary, &path).map_err(failed("write", &path))
+    in_place::replace(&path, text.as_bytes()).map_err(failed("write", &path))
 }
 
 /// `NAME-1f2e3d4c`: readable, and different for every start without `--rdzv-id`.

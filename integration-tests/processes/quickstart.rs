@@ -25,6 +25,7 @@ mod one_stream;
 mod pairs;
 mod prediction;
 mod profile;
+mod readers;
 mod recipes;
 mod relaunch;
 mod samples;

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use coxswain_identity::{Address, Credentials, Scope, ShowToken, Whereabouts, channel, refusal};
 use coxswain_proto::{
-    limits,
-    v1::{control_client::ControlClient, coordinator_client::CoordinatorClient},
+    calls, limits,
+    v1::{
+        GetLedgerRequest, GetLedgerResponse, control_client::ControlClient,
+        coordinator_client::CoordinatorClient,
+    },
 };
 use tonic::{
     Code, Request, Response, Status,
@@ -13,7 +16,10 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::exit::{Exit, Failed};
+use crate::{
+    clock,
+    exit::{Exit, Failed},
+};
 
 /// How long to wait for a connection: coordinators answer from memory.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -26,6 +32,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// See [`KEEP_ALIVE`].
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// For how long a coordinator that has too many readers is asked again.
+const LOOK_PATIENCE: Duration = Duration::from_secs(30);
+
 type Line = InterceptedService<Channel, ShowToken>;
 /// What people ask.
 pub type Control = ControlClient<Line>;
@@ -36,7 +45,10 @@ pub type Coordinator = CoordinatorClient<Line>;
 #[derive(Clone, Debug)]
 pub struct Access {
     address: Address,
-    channel: Channel,
+    /// On which a token for launchers is shown, and the coordinator is known by it.
+    workers: Channel,
+    /// The same for people, where theirs is another one.
+    people: Channel,
     credentials: Credentials,
     /// What to say where there is no answer.
     advice: Option<&'static str>,
@@ -44,8 +56,8 @@ pub struct Access {
 
 impl Access {
     /// Access to the coordinator at an [`Address`]. Needs a tokio runtime.
-    pub fn new(address: &str, credentials: &Credentials) -> Result<Self, Failed> {
-        Self::to(&Whereabouts::fixed(Address::parse(address)), credentials)
+    pub fn new(address: Address, credentials: &Credentials) -> Result<Self, Failed> {
+        Self::to(&Whereabouts::fixed(address), credentials)
     }
 
     /// Access to a coordinator that may move to another machine.
@@ -68,8 +80,11 @@ impl Access {
             .http2_keep_alive_interval(interval)
             .keep_alive_timeout(timeout)
             .keep_alive_while_idle(true);
-        let channel = channel(&endpoint, whereabouts, credentials)?;
-        Ok(Self { address, channel, credentials: credentials.clone(), advice: None })
+        // Each connects when it is first used.
+        let [workers, people] =
+            [Scope::Worker, Scope::Control].map(|scope| channel(&endpoint, whereabouts, credentials, scope));
+        let (workers, people) = (workers?, people?);
+        Ok(Self { address, workers, people, credentials: credentials.clone(), advice: None })
     }
 
     /// The same; where there is no answer, this is printed instead of the network's error.
@@ -84,17 +99,46 @@ impl Access {
 
     /// The service for people.
     pub fn control(&self) -> Control {
-        ControlClient::with_interceptor(self.channel.clone(), self.credentials.for_scope(Scope::Control))
+        let channel = match self.credentials.have_one_for(Scope::Worker, Scope::Control) {
+            true => &self.workers,
+            false => &self.people,
+        };
+        ControlClient::with_interceptor(channel.clone(), self.credentials.for_scope(Scope::Control))
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
     }
 
     /// The service for launchers and workers.
     pub fn coordinator(&self) -> Coordinator {
-        CoordinatorClient::with_interceptor(self.channel.clone(), self.credentials.for_scope(Scope::Worker))
+        CoordinatorClient::with_interceptor(self.workers.clone(), self.credentials.for_scope(Scope::Worker))
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
     }
 
-    /// The answer to a person's question, or what its failure means for them.
+    /// The answer to a question that changes nothing. A coordinator that has too many readers is asked again
+    /// when it says so, for a while.
+    pub async fn look<T>(
+        &self,
+        call: impl AsyncFn(Control) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failed> {
+        self.try_look(call).await.map_err(|status| self.explain(&status))
+    }
+
+    /// The same; what a refusal means is the caller's to say.
+    pub async fn try_look<T>(
+        &self,
+        call: impl AsyncFn(Control) -> Result<Response<T>, Status>,
+    ) -> Result<T, Status> {
+        let asked = clock::now();
+        loop {
+            let answer = call(self.control()).await;
+            let pause = answer.as_ref().err().and_then(calls::pushback);
+            match pause.filter(|pause| asked.elapsed() + *pause < LOOK_PATIENCE) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return answer.map(Response::into_inner),
+            }
+        }
+    }
+
+    /// The answer to a person's order, or what its failure means for them.
     pub async fn answer<T>(
         &self,
         call: impl AsyncFnOnce(Control) -> Result<Response<T>, Status>,
@@ -118,6 +162,10 @@ impl Access {
                 Exit::CoordinatorLost,
                 format!("no coordinator answers at {address}: {}", self.advice.unwrap_or(status.message())),
             ),
+            Code::ResourceExhausted if calls::pushback(status).is_some() => Failed::new(
+                Exit::CoordinatorLost,
+                format!("the coordinator at {address} has too many readers: {}", status.message()),
+            ),
             // What was asked for cannot be had: of this run, or any more.
             Code::FailedPrecondition
             | Code::NotFound
@@ -134,6 +182,13 @@ impl Access {
     }
 }
 
+/// A page of the ledger, the largest there is. The coordinator may keep it back: what it reads for others is
+/// rationed.
+pub async fn ledger_page(access: &Access, first_step: u64) -> Result<GetLedgerResponse, Failed> {
+    let request = || unhurried(GetLedgerRequest { first_step, limit: 0 }, limits::READ_TIMEOUT);
+    access.look(async |mut people| people.get_ledger(request()).await).await
+}
+
 /// A request that must be answered within [`limits::CALL_TIMEOUT`].
 pub fn prompt<T>(message: T) -> Request<T> {
     unhurried(message, Duration::ZERO)
@@ -148,13 +203,13 @@ pub fn unhurried<T>(message: T, kept_back: Duration) -> Request<T> {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::{calls, v1::WatchRequest};
+    use coxswain_proto::v1::WatchRequest;
 
     use super::*;
 
     #[tokio::test]
     async fn a_refusal_is_the_users_error_and_silence_is_the_coordinators() {
-        let access = Access::new("127.0.0.1:1", &Credentials::default()).unwrap();
+        let access = Access::new(Address::parse("127.0.0.1:1"), &Credentials::default()).unwrap();
         let explained = |code| access.explain(&Status::new(code, "why")).exit;
         for code in [
             Code::FailedPrecondition,

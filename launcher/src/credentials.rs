@@ -86,10 +86,15 @@ pub fn of_env(env: Env<'_>) -> Result<Credentials, Failed> {
     Ok(with(given(env)?, env))
 }
 
+/// Whether a run has a token of its own, with which nothing but this run can be asked.
+pub fn has_own(output_dir: &Path) -> bool {
+    output_dir.join(OWN).exists()
+}
+
 /// The token of the run in `output_dir`, if it has one of its own, else what the environment gives.
 pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, Failed> {
     let path = output_dir.join(OWN);
-    match path.exists() {
+    match has_own(output_dir) {
         // Asking with it harms nobody, even where others can read it.
         true => Ok(with(Some(Tokens::of_open_file(&path)?), env)),
         false => of_env(env),

@@ -4,6 +4,10 @@
 //! holds a lock on it, and removes it when the coordinator has ended. A launcher that was killed leaves the
 //! file behind, and another run may listen at that port by now: before a command says or does anything about
 //! the run of a directory, the coordinator there must be that run's.
+//!
+//! Somebody else may have written the file. It never makes a command call in clear beyond this machine; and a
+//! token of the user's is shown at the place that another user's file names through TLS alone, on this
+//! machine, too, where only who has that token can answer.
 
 use std::{
     fs,
@@ -14,9 +18,13 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_proto::v1::{GetStatusRequest, GetStatusResponse};
+use coxswain_identity::Address;
+use coxswain_proto::{
+    bounded, in_place,
+    v1::{GetStatusRequest, GetStatusResponse},
+};
 use serde::Deserialize;
-use tonic::{Code, Response};
+use tonic::Code;
 
 use crate::{
     control::{Access, prompt},
@@ -33,6 +41,9 @@ const DIR: &str = "logs";
 const FILE: &str = "endpoint";
 /// Where runs lie by default.
 pub const RUNS: &str = "runs";
+
+/// Most bytes of it.
+const MAX_BYTES: u64 = 4096;
 
 /// How often a launcher tries to take its run's lock, and after which time.
 const LOCK_TRIES: usize = 5;
@@ -62,18 +73,21 @@ impl Target {
                 None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
-        Access::new(&address, &credentials::of_env(&process_env)?)
+        Access::new(Address::parse(&address), &credentials::of_env(&process_env)?)
     }
 }
 
 /// The coordinator of the run in `output_dir`, which answers.
 pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
-    let access = Access::new(&read(output_dir)?, &credentials::of_run(output_dir, &process_env)?)?;
+    let (address, is_ours) = read(output_dir)?;
+    let is_trusted = is_ours || credentials::has_own(output_dir);
+    let address = if is_trusted { address } else { address.encrypted() };
+    let access = Access::new(address, &credentials::of_run(output_dir, &process_env)?)?;
     // Asked all the same: locks of some file systems are not seen from other machines.
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
-    let request = prompt(GetStatusRequest {});
-    let other = match access.control().get_status(request).await.map(Response::into_inner) {
+    let request = || prompt(GetStatusRequest {});
+    let other = match access.try_look(async |mut people| people.get_status(request()).await).await {
         Ok(there) if is_of(output_dir, &there) => return Ok(access),
         Ok(there) => format!("run {} (output directory {})", there.run_id, there.output_dir),
         // It knows no token of this run's.
@@ -144,8 +158,7 @@ impl Published {
         let path = file(output_dir);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
-        let open = || fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let mut file = open().map_err(unusable)?;
+        let mut file = in_place::open(&path).map_err(unusable)?;
         for left in (0..LOCK_TRIES).rev() {
             if !locked(&file) {
                 let holder = fs::read_to_string(&path).unwrap_or_default();
@@ -159,7 +172,7 @@ impl Published {
                 break;
             }
             // A launcher that was ending has removed it meanwhile: what is locked is nowhere.
-            file = open().map_err(unusable)?;
+            file = in_place::open(&path).map_err(unusable)?;
         }
         // A file system without locks (some network mounts) still gets the address.
         file.set_len(0).and_then(|()| file.write_all(format!("{address}\n").as_bytes())).map_err(unusable)?;
@@ -205,20 +218,32 @@ impl Drop for Published {
     }
 }
 
-fn read(run: &Path) -> Result<String, Failed> {
+/// What the file of a run says, and whether this user, or root, has written it.
+fn read(run: &Path) -> Result<(Address, bool), Failed> {
     let path = file(run);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(text.trim().to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failed::new(
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failed::new(
             Exit::CoordinatorLost,
             format!("{}: no launcher is running this run (there is no {})", run.display(), path.display()),
-        )),
-        Err(error) => Err(Failed::usage(format!("{}: {error}", path.display()))),
-    }
+        ),
+        _ => Failed::usage(format!("{}: {error}", path.display())),
+    };
+    let text = bounded::read_text(&path, MAX_BYTES).map_err(unreadable)?;
+    Ok((Address::found(text.trim(), false), is_ours(&path)))
 }
 
+/// Whether a file is this user's, or root's.
+fn is_ours(path: &Path) -> bool {
+    // A process's own directory is its user's.
+    let owner = |path: &Path| fs::metadata(path).map(|found| found.uid()).ok();
+    owner(path).is_some_and(|owner_of| owner_of == 0 || Some(owner_of) == owner(Path::new("/proc/self")))
+}
+
+/// The newest of this user's runs, or else of all.
 fn newest(runs: &Path) -> Result<PathBuf, Failed> {
-    active(runs).map(|mut runs| runs.pop().unwrap_or_default())
+    let mut found = active(runs)?;
+    found.sort_by_key(|run| is_ours(&file(run)));
+    Ok(found.pop().unwrap_or_default())
 }
 
 /// The runs below `runs` that launchers hold, the newest last; at least one.
@@ -256,10 +281,11 @@ mod tests {
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
         fs::OpenOptions::new().write(true).open(&a.path).unwrap().set_modified(later).unwrap();
         assert_eq!(newest(dir.path()).unwrap(), run("a"));
-        assert_eq!(read(&run("a")).unwrap(), "127.0.0.1:1");
+        let there = |run: &Path| read(run).map(|(address, _)| address.to_string());
+        assert_eq!(there(&run("a")).unwrap(), "127.0.0.1:1");
         drop(a);
         assert_eq!(newest(dir.path()).unwrap(), run("b"));
-        assert!(read(&run("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
+        assert!(there(&run("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
         let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
@@ -274,7 +300,28 @@ mod tests {
         // On a machine that is gone, to which a lock may still belong.
         let _gone = Published::write(&run("e"), "127.0.0.1:5").unwrap();
         let _instead = Published::instead(&run("e"), "127.0.0.1:6").unwrap();
-        assert_eq!(read(&run("e")).unwrap(), "127.0.0.1:6");
+        assert_eq!(there(&run("e")).unwrap(), "127.0.0.1:6");
+    }
+
+    #[test]
+    fn what_somebody_else_has_written_is_not_called_in_clear() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |name: &str| dir.path().join(name);
+        let _ours = Published::write(&run("ours"), "http://10.9.9.9:7777").unwrap();
+        let theirs = Published::write(&run("theirs"), "127.0.0.1:7777").unwrap();
+        let (address, is_ours) = read(&run("ours")).unwrap();
+        assert!(is_ours && !address.is_plaintext(), "{address}");
+        // Only root can give a file away.
+        if is_root() && std::os::unix::fs::chown(&theirs.path, Some(1000), None).is_ok() {
+            assert!(!read(&run("theirs")).unwrap().1);
+            let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+            fs::OpenOptions::new().write(true).open(&theirs.path).unwrap().set_modified(later).unwrap();
+            assert_eq!(newest(dir.path()).unwrap(), run("ours"), "whoever began last");
+        }
+    }
+
+    fn is_root() -> bool {
+        fs::metadata("/proc/self").unwrap().uid() == 0
     }
 
     #[test]

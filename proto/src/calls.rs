@@ -4,9 +4,12 @@
 use std::time::Duration;
 
 use tonic::{
-    Code,
+    Code, Status,
     metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
 };
+
+/// In an answer's metadata: milliseconds after which to ask again, by gRPC's retry design.
+pub const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
 /// The value of `authorization` that shows a token. It is marked as sensitive: `Debug` does not print it, and
 /// HTTP/2 keeps it out of its tables.
@@ -49,6 +52,12 @@ impl Pauses {
     }
 }
 
+/// When to ask again, where a coordinator that has too many readers has said so.
+pub fn pushback(status: &Status) -> Option<Duration> {
+    let pause = status.metadata().get(PUSHBACK)?.to_str().ok()?.parse().ok()?;
+    (status.code() == Code::ResourceExhausted).then(|| Duration::from_millis(pause))
+}
+
 /// Whether the same call might be answered in a moment: no server was there to answer, or it was ended in the
 /// middle of it, which reads as `Unknown`, `Cancelled` or `Internal`. Every other code is a coordinator's
 /// considered word.
@@ -80,6 +89,14 @@ mod tests {
         assert_eq!(pauses.upcoming(), ms(100));
         pauses.reset();
         assert_eq!(pauses.take(), ms(20));
+    }
+
+    #[test]
+    fn who_is_told_to_wait_knows_how_long() {
+        let mut status = Status::resource_exhausted("many read");
+        assert_eq!(pushback(&status), None);
+        status.metadata_mut().insert(PUSHBACK, "1500".parse().unwrap());
+        assert_eq!(pushback(&status), Some(Duration::from_millis(1500)));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod first;
 pub mod human;
 pub mod identity;
 pub mod ids;
+pub mod in_place;
 pub mod limits;
 pub mod memory;
 pub mod order;

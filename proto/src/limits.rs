@@ -41,8 +41,34 @@ pub const MAX_LISTED_RANKS: usize = 10_000;
 /// Connections that the coordinator has open at once: one of each launcher and each worker that speaks for
 /// itself, and as many of people and their tools. More wait until one is closed.
 pub const MAX_CONNECTIONS: usize = 30_000;
-/// Calls and streams at once on one of them. A worker has a handful; a tool may ask for many workers.
-pub const MAX_STREAMS: u32 = 1024;
+/// Calls and streams at once on one of them. A worker has a handful, and a launcher speaks for all of its
+/// workers on one; what a connection may send before it has an answer is handled in tens of milliseconds.
+pub const MAX_STREAMS: u32 = 128;
+/// Largest request of people and their tools: the longest has a reason of [`MAX_ERROR_TEXT`].
+pub const MAX_CONTROL_REQUEST: usize = 64 << 10;
+/// Between two looks at the core that answer readers; all readers that came in between share one.
+pub const LOOK_PAUSE: Duration = Duration::from_millis(50);
+/// Calls that only look, at once: of everybody, and of one caller (a token).
+pub const MAX_READS: (usize, usize) = (32, 16);
+/// Pages of the ledger and histories at once, likewise: each may be as large as a message.
+pub const MAX_RECORD_READS: (usize, usize) = (4, 2);
+/// Streams of events at once, likewise; those of launchers are bounded by their connections alone.
+pub const MAX_WATCHERS: (usize, usize) = (64, 32);
+/// All of these at once on one connection.
+pub const MAX_READS_OF_CONNECTION: usize = 8;
+/// A read may take so long: the rest of its request to come, fresh reports of memory, and its answer to be
+/// taken.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// What is read for a caller may take one part in so many of a processor's time.
+pub const READ_SHARE: u32 = 10;
+/// Of which a caller that has not read for a while may use so much at once.
+pub const READ_CREDIT: Duration = Duration::from_secs(1);
+/// After which a reader that was refused is told to come again.
+pub const READ_PAUSE: Duration = Duration::from_secs(1);
+/// A connection on which a read was refused within this time is read a little at a time.
+pub const REFUSAL_REMEMBERED: Duration = Duration::from_secs(5);
+/// Pieces in which it is read: a call or a few, and the time between two of them.
+pub const REFUSED_PIECE: (usize, Duration) = (256, Duration::from_millis(500));
 /// Between two tries to accept a connection where the machine has no room for one (file descriptors, memory).
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A worker says that it lives this often.
@@ -151,13 +177,16 @@ pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long `GetMemory` waits for fresh reports: ranks answer at a step boundary.
 pub const MEMORY_REFRESH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Ranks are asked for fresh reports at most this often, whoever asks; a reset is always passed on.
+pub const MEMORY_REFRESH_PAUSE: Duration = Duration::from_secs(1);
 /// Checkpoints shown by `status`, newest last.
 pub const MAX_LISTED_CHECKPOINTS: usize = 32;
 /// Steps in one page of the ledger.
 pub const MAX_LEDGER_PAGE: usize = 1000;
 /// Steps that a coordinator without a state directory remembers.
 pub const LEDGER_KEPT: usize = 100_000;
-/// Calls waiting for the coordinator's core. A full queue holds callers back, never the data plane.
+/// Calls of workers, launchers and people who steer that wait for the coordinator's core; those that only
+/// look wait elsewhere. A full queue holds callers back, never the data plane.
 pub const INBOX_QUEUE: usize = 4096;
 /// Lines that wait for a console that does not take them; more are dropped and counted. A table of all ranks
 /// fits.
@@ -201,6 +230,8 @@ pub const MAX_CONFIG_NODES: usize = 100_000;
 /// four.
 pub const MAX_CONFIG_DEPTH: usize = 32;
 
+const _: () = assert!(MAX_ERROR_TEXT * 2 < MAX_CONTROL_REQUEST);
+const _: () = assert!(MEMORY_REFRESH_TIMEOUT.as_millis() < READ_TIMEOUT.as_millis());
 const _: () = assert!(HANG_TIMEOUT.as_millis() >= 3 * HEARTBEAT_INTERVAL.as_millis());
 // A rank that waits for another one's part in vain does not count as standing still.
 const _: () = assert!(PART_TIMEOUT.as_millis() < STANDSTILL_TIMEOUT.as_millis());

@@ -2,7 +2,7 @@
 //! loopback.
 //!
 //! ```text
-//! cargo bench -p coxswain-coordinator --bench load -- --workers 10000 --seconds 20 [--connections 64]
+//! cargo bench -p coxswain-coordinator --bench load -- --workers 10000 --seconds 20 [--connections 313]
 //! cargo bench -p coxswain-coordinator --bench load -- --workers 100000 --node 8 --seconds 30 --core 0
 //! ```
 //!
@@ -64,7 +64,7 @@ fn main() -> Result<(), Failure> {
     let number = |flag: &str, default: u64| given(flag).map_or(Ok(default), |value| value.parse());
     let load = Load {
         workers: number("--workers", 1000)? as u32,
-        connections: number("--connections", 64)? as u32,
+        connections: number("--connections", number("--workers", 1000)?.div_ceil(32))? as u32,
         node: number("--node", 0)? as u32,
         seconds: number("--seconds", 10)?,
     };

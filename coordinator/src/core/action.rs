@@ -25,7 +25,6 @@ use super::{
     report::{CommittedStep, StateSource},
     roster::Respawn,
     slot_health::SlotHealth,
-    status::Status,
 };
 pub use super::{
     failure::Spent,
@@ -77,15 +76,13 @@ pub enum Reply {
     },
     /// To calls that need no answer.
     Done,
-    /// To `Status`.
-    Status(Box<Status>),
     /// To `Pause`, `Resume` and `Stop`.
     Phase(RunPhase),
     /// To `RebuildCache`.
     Rebuild(Decided),
     /// To `Drain`: the node's place.
     Drained(u32),
-    /// To `ShowMemory`, by rank.
+    /// To `RefreshMemory`, by rank.
     Memory(Arc<Vec<RankMemory>>),
 }
 

@@ -126,8 +126,6 @@ pub enum Ask {
         /// The sample that it was reading when a signal ended it.
         sample: Option<KillingSample>,
     },
-    /// Where is the run?
-    Status,
     /// Stop at the next boundary and wait.
     Pause,
     /// Go on.
@@ -146,10 +144,8 @@ pub enum Ask {
         /// For the log.
         reason: String,
     },
-    /// The memory table.
-    ShowMemory {
-        /// Ask the workers for a new report first.
-        refresh: bool,
+    /// The memory table, once workers have reported anew.
+    RefreshMemory {
         /// And let peaks begin anew behind it.
         reset: bool,
     },

@@ -19,6 +19,8 @@ pub struct Memory {
     /// What ranks have reported.
     pub ledger: MemoryLedger,
     refreshes: Vec<Refresh>,
+    /// When ranks were asked last.
+    asked: Option<Timestamp>,
 }
 
 /// A call that waits for fresh reports.
@@ -38,9 +40,26 @@ impl Memory {
         }
     }
 
-    /// A call waits for a report of every worker that is there.
+    /// Whether reports are new enough that nobody needs to be asked: readers cannot make work for ranks.
+    pub fn is_fresh(&self, now: Timestamp) -> bool {
+        self.asked.is_some_and(|asked| now.since(asked) < limits::MEMORY_REFRESH_PAUSE)
+    }
+
+    /// Ranks are asked, and a call waits for a report of every worker that is there.
     pub fn refresh(&mut self, now: Timestamp, ticket: Ticket, roster: &Roster) {
-        let missing = roster.living().map(|worker| worker.slot()).collect();
+        self.asked = Some(now);
+        self.wait(now, ticket, roster.living().map(|worker| worker.slot()).collect());
+    }
+
+    /// A call waits for the reports that were asked for last; false if all of them have come.
+    pub fn join(&mut self, now: Timestamp, ticket: Ticket) -> bool {
+        let missing = self.refreshes.last().map(|refresh| refresh.missing.clone());
+        let waits = missing.is_some();
+        missing.into_iter().for_each(|missing| self.wait(now, ticket, missing));
+        waits
+    }
+
+    fn wait(&mut self, now: Timestamp, ticket: Ticket, missing: BTreeSet<Slot>) {
         let deadline = now.after(limits::MEMORY_REFRESH_TIMEOUT);
         self.refreshes.push(Refresh { ticket, missing, deadline });
     }

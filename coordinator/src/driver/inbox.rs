@@ -4,10 +4,13 @@ use coxswain_proto::ids::WorkerId;
 use tokio::sync::oneshot;
 
 use super::lines::{NodeLine, WorkerLine};
-use crate::core::{
-    action::Reply,
-    event::{Ask, StreamId},
-    refusal::Refusal,
+use crate::{
+    clock::SignOfLife,
+    core::{
+        action::Reply,
+        event::{Ask, StreamId},
+        refusal::Refusal,
+    },
 };
 
 /// Where an answer goes.
@@ -23,6 +26,8 @@ pub enum InboxCall {
     FollowNode { node_id: String, stream: StreamId, line: NodeLine, opened: Answer },
     /// A line was closed by its owner.
     LineClosed(Owner, StreamId),
+    /// The coordinator lives.
+    Alive(SignOfLife),
 }
 
 /// A worker opens its line.

@@ -12,7 +12,7 @@ use crate::{
         report::WorkerPhase,
         tests::{claim, config},
     },
-    journal::{Forgetful, Journal},
+    journal::{Forgetful, Journal, JournalReader},
 };
 
 /// Stands still whenever an order of people is to be kept.
@@ -26,12 +26,8 @@ impl Journal for Slow {
         Ok(())
     }
 
-    fn ledger(&self, _: Step, _: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        Ok(Vec::new())
-    }
-
-    fn history(&self) -> Result<History, JournalError> {
-        Ok(History::default())
+    fn reader(&self) -> Box<dyn JournalReader> {
+        Forgetful::default().reader()
     }
 }
 
@@ -46,12 +42,8 @@ impl Journal for Full {
         Err(JournalError::Stopped { directory: "state".into() })
     }
 
-    fn ledger(&self, _: Step, _: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        Ok(Vec::new())
-    }
-
-    fn history(&self) -> Result<History, JournalError> {
-        Ok(History::default())
+    fn reader(&self) -> Box<dyn JournalReader> {
+        Forgetful::default().reader()
     }
 }
 
@@ -94,7 +86,7 @@ async fn a_disk_that_stands_still_makes_nobody_lost() {
             assert_eq!(beat(&handle, *id, *rank).await, Reply::Known(true), "rank {rank}");
         }
     }
-    let Ok(Reply::Status(status)) = handle.ask(Ask::Status).await else { panic!("no status") };
+    let status = handle.status().await.expect("a status");
     assert_eq!(status.spent.restarts, 0);
     stop.cancel();
     assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { .. }))));
@@ -113,6 +105,34 @@ async fn a_coordinator_that_is_stopped_while_its_disk_is_full_shuts_down() {
     });
     assert!(matches!(asked, Err(Denied::Gone)), "{asked:?}");
     assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { steps: Step(0) }))));
+}
+
+#[tokio::test]
+async fn those_who_look_at_the_same_time_share_a_look_and_see_what_was_said_before() {
+    let journal = JournalThread::spawn(Box::new(Forgetful::default())).expect("a thread");
+    let (driver, handle) = Driver::new(config(1), journal, Log::new("demo", 1));
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(driver.run(stop.clone()));
+    for present in [0, 1] {
+        let looks: Vec<_> = (0..8)
+            .map(|_| {
+                tokio::spawn({
+                    let handle = handle.clone();
+                    async move { handle.status().await }
+                })
+            })
+            .collect();
+        let mut seen = Vec::new();
+        for look in looks {
+            let status = look.await.expect("it ends").expect("a status");
+            assert_eq!(status.workers.present, present);
+            seen.push(status);
+        }
+        assert!(seen.iter().all(|status| std::sync::Arc::ptr_eq(status, &seen[0])), "one look");
+        handle.ask(Ask::Register(claim(0))).await.expect("the slot is free, or its own");
+    }
+    stop.cancel();
+    assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { .. }))));
 }
 
 /// A launcher on the machine that all of them are on.

@@ -9,6 +9,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     rc::Rc,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use coxswain_proto::{
@@ -16,11 +17,11 @@ use coxswain_proto::{
     ids::Step,
     run_spec::RunSpec,
 };
-use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use redb::{Database, DatabaseError, ReadableDatabase, WriteTransaction};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, History, Identity, Journal, JournalError, LedgerEntry,
+    Change, History, Identity, Journal, JournalError, JournalReader, LedgerEntry,
     copies::{self, FILE},
     reading::{Contents, Reader},
     room,
@@ -30,8 +31,7 @@ use crate::core::{action::Record, past::Past};
 
 /// A journal on disk.
 pub struct Durable {
-    /// Absent while there is no room to open it again.
-    database: Option<Database>,
+    store: Store,
     directory: PathBuf,
     /// Whether workers have state that only they have.
     under_way: bool,
@@ -64,7 +64,7 @@ impl Durable {
         let (database, contents) = open_whole(directory)?;
         let copies = spec.run.bucket.is_some();
         let mut journal = Self {
-            database: Some(database),
+            store: Store::of(database),
             directory: directory.to_path_buf(),
             under_way: life == Life::Restarted,
             copies,
@@ -178,13 +178,13 @@ impl Durable {
                 Err(error) => return Err(self.failed("write", error)),
             }
             // The store holds its lock until it is closed.
-            self.database = None;
-            while self.database.is_none() {
+            self.store.replace(None);
+            while !self.store.is_open() {
                 if self.stop.is_cancelled() {
                     return Err(JournalError::Stopped { directory: self.directory.clone() });
                 }
                 wait.pause(&self.directory);
-                self.database = room::open_again(&self.directory)?;
+                self.store.replace(room::open_again(&self.directory)?);
             }
         }
     }
@@ -193,23 +193,38 @@ impl Durable {
         &self,
         body: &impl Fn(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
-        let write = self.database()?.begin_write()?;
+        let opened = self.store.opened();
+        let write = opened.as_ref().ok_or(redb::Error::DatabaseClosed)?.begin_write()?;
         body(&write)?;
         write.commit()?;
         Ok(())
     }
 
-    fn database(&self) -> Result<&Database, redb::Error> {
-        self.database.as_ref().ok_or(redb::Error::DatabaseClosed)
-    }
-
-    fn begin_read(&self) -> Result<ReadTransaction, JournalError> {
-        let read = || -> Result<_, redb::Error> { Ok(self.database()?.begin_read()?) };
-        read().map_err(|error| self.failed("read", error))
-    }
-
     fn failed(&self, action: &'static str, error: impl std::fmt::Display) -> JournalError {
         JournalError::Store { action, directory: self.directory.clone(), reason: error.to_string() }
+    }
+}
+
+/// The database, of which one thread writes and another one reads; absent while there is no room to open it
+/// again. Its lock is held by both at the same time: it is taken alone only to close or open the database.
+#[derive(Clone)]
+struct Store(Arc<RwLock<Option<Database>>>);
+
+impl Store {
+    fn of(database: Database) -> Self {
+        Self(Arc::new(RwLock::new(Some(database))))
+    }
+
+    fn opened(&self) -> RwLockReadGuard<'_, Option<Database>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_open(&self) -> bool {
+        self.opened().is_some()
+    }
+
+    fn replace(&self, database: Option<Database>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = database;
     }
 }
 
@@ -218,14 +233,8 @@ impl Journal for Durable {
         self.write(|write| records.iter().try_for_each(|record| rows::append(write, record)))
     }
 
-    fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        let read = self.begin_read()?;
-        Reader::new(&read, &self.directory).steps(first, limit)
-    }
-
-    fn history(&self) -> Result<History, JournalError> {
-        let read = self.begin_read()?;
-        Reader::new(&read, &self.directory).history()
+    fn reader(&self) -> Box<dyn JournalReader> {
+        Box::new(DurableReader { store: self.store.clone(), directory: self.directory.clone() })
     }
 
     fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
@@ -233,6 +242,41 @@ impl Journal for Durable {
             true => copies::make(&self.directory, checkpoint).map_err(|error| self.failed("copy", error)),
             false => Ok(()),
         }
+    }
+
+    fn close(&mut self) {
+        self.store.replace(None);
+    }
+}
+
+/// Reads a journal, each time in a transaction of its own.
+struct DurableReader {
+    store: Store,
+    directory: PathBuf,
+}
+
+impl DurableReader {
+    fn read<T>(&self, rows: impl FnOnce(Reader<'_>) -> Result<T, JournalError>) -> Result<T, JournalError> {
+        let opened = self.store.opened();
+        let begin = || -> Result<_, redb::Error> {
+            Ok(opened.as_ref().ok_or(redb::Error::DatabaseClosed)?.begin_read()?)
+        };
+        let read = begin().map_err(|error| JournalError::Store {
+            action: "read",
+            directory: self.directory.clone(),
+            reason: error.to_string(),
+        })?;
+        rows(Reader::new(&read, &self.directory))
+    }
+}
+
+impl JournalReader for DurableReader {
+    fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
+        self.read(|rows| rows.steps(first, limit))
+    }
+
+    fn history(&self) -> Result<History, JournalError> {
+        self.read(|rows| rows.history())
     }
 }
 

@@ -6,7 +6,7 @@
 use coxswain_identity::claims::Claims;
 use coxswain_proto::ids::Step;
 
-use super::{Journal, JournalError, LedgerEntry, history::History};
+use super::{Journal, JournalError, JournalReader};
 use crate::core::action::Record;
 
 /// A journal behind a claim to the coordinator's role.
@@ -39,16 +39,16 @@ impl<J: Journal> Journal for Fenced<J> {
         self.check()
     }
 
-    fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        self.journal.ledger(first, limit)
-    }
-
-    fn history(&self) -> Result<History, JournalError> {
-        self.journal.history()
+    fn reader(&self) -> Box<dyn JournalReader> {
+        self.journal.reader()
     }
 
     fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
         self.journal.copy_for(checkpoint)
+    }
+
+    fn close(&mut self) {
+        self.journal.close();
     }
 }
 

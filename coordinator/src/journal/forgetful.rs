@@ -1,26 +1,49 @@
 //! The journal of a run without a state directory: what people may ask for, in memory, until the process
 //! ends.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use coxswain_proto::{
     ids::Step,
     limits::{LEDGER_KEPT, MAX_FAULTS_KEPT},
 };
 
-use super::{History, Journal, JournalError, LedgerEntry};
+use super::{History, Journal, JournalError, JournalReader, LedgerEntry};
 use crate::core::{action::Record, failure::Failure, past::Past};
 
 /// Keeps the newest [`LEDGER_KEPT`] steps, memberships, and the newest faults.
+#[derive(Clone, Debug, Default)]
+pub struct Forgetful(Arc<Mutex<RecentRecords>>);
+
 #[derive(Debug, Default)]
-pub struct Forgetful {
+struct RecentRecords {
     steps: VecDeque<LedgerEntry>,
     failures: VecDeque<Arc<Failure>>,
     past: Past,
 }
 
+impl Forgetful {
+    fn remembered(&self) -> MutexGuard<'_, RecentRecords> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Journal for Forgetful {
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
+        self.remembered().take(records);
+        Ok(())
+    }
+
+    fn reader(&self) -> Box<dyn JournalReader> {
+        Box::new(self.clone())
+    }
+}
+
+impl RecentRecords {
+    fn take(&mut self, records: &[Record]) {
         for record in records {
             self.past.take(record);
             match record {
@@ -40,15 +63,18 @@ impl Journal for Forgetful {
         self.steps.drain(..surplus);
         let surplus = self.failures.len().saturating_sub(MAX_FAULTS_KEPT as usize);
         self.failures.drain(..surplus);
-        Ok(())
     }
+}
 
+impl JournalReader for Forgetful {
     fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, JournalError> {
-        Ok(self.steps.iter().filter(|entry| entry.step >= first).take(limit).cloned().collect())
+        Ok(self.remembered().steps.iter().filter(|entry| entry.step >= first).take(limit).cloned().collect())
     }
 
     fn history(&self) -> Result<History, JournalError> {
-        let survived = self.failures.iter().map(|failure| failure.as_ref().clone());
-        Ok(History::new(self.past.end.as_ref(), self.past.generations.clone(), survived))
+        let remembered = self.remembered();
+        let survived = remembered.failures.iter().map(|failure| failure.as_ref().clone());
+        let past = &remembered.past;
+        Ok(History::new(past.end.as_ref(), past.generations.clone(), survived))
     }
 }

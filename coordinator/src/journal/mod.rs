@@ -2,8 +2,8 @@
 //!
 //! The driver appends the records of a batch in one durable transaction before it answers, so whatever a
 //! worker or a person was told is on disk. [`Durable`] keeps them in an embedded store; [`Forgetful`] is the
-//! null object of a run without a state directory. The store lives on a thread of its own: waiting for a disk
-//! never holds up the runtime.
+//! null object of a run without a state directory. The store lives on threads of its own: waiting for a disk
+//! never holds up the runtime, and reading never holds up a record.
 
 mod chronicle;
 pub mod copies;
@@ -28,5 +28,5 @@ pub use self::{
     history::{Fate, History, Membership},
     identity::{Change, Identity, JournalError},
     inherited::{inherit, is_half_inherited},
-    thread::{Journal, JournalThread},
+    thread::{Journal, JournalReader, JournalThread},
 };

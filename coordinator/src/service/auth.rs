@@ -6,7 +6,14 @@
 //! | `control` | the rest of the service for people: pause, checkpoint, drain, stop |
 //! | `worker` | the service for launchers and workers |
 //!
+//! What looks is bounded in number and time besides: see [`readers`](super::readers).
+//!
 //! Health's `Check` is open to everybody, through whatever connection: probes of schedulers know no token.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+};
 
 use axum::{
     extract::{Request, State},
@@ -17,20 +24,55 @@ use axum::{
 use coxswain_identity::{Caller, Scope, Tokens};
 use tonic::Status;
 
+use super::readers::{ReadCaller, ReadKind, Readers};
+use crate::pace::Peer;
+
 /// Where the metrics are.
 pub const METRICS: &str = "/metrics";
 /// What needs no token.
 const OPEN: &str = "/grpc.health.v1.Health/Check";
 /// The service of launchers and workers.
 const WORKERS: &str = "/coxswain.v1.Coordinator/";
-/// The service of people, and what in it changes nothing.
+/// The service of people, and what in it changes nothing; but for `GetMemory` with `reset`, which asks for
+/// itself what its caller may.
 const PEOPLE: &str = "/coxswain.v1.Control/";
-const LOOKS: [&str; 5] = ["GetStatus", "GetLedger", "GetHistory", "GetMemory", "Watch"];
+const LOOKS: [(&str, ReadKind); 5] = [
+    ("GetStatus", ReadKind::Look),
+    ("GetMemory", ReadKind::Look),
+    ("GetLedger", ReadKind::Records),
+    ("GetHistory", ReadKind::Records),
+    ("Watch", ReadKind::Watch),
+];
 
 /// Lets calls through that may be made; all of them where there are no tokens.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Guard {
     tokens: Option<Tokens>,
+    readers: Readers,
+    /// Names callers, for as long as the process lives.
+    names: RandomState,
+}
+
+/// What a caller may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    scopes: Vec<Scope>,
+}
+
+impl Grant {
+    /// Whether it grants `wanted`; if not, what to do.
+    pub fn require(&self, wanted: Scope, call: &str) -> Result<(), Status> {
+        match &self.scopes[..] {
+            scopes if scopes.iter().any(|scope| scope.grants(wanted)) => Ok(()),
+            scopes => {
+                let has: Vec<_> = scopes.iter().map(|scope| format!("`{scope}`")).collect();
+                let has = has.join(" and ");
+                Err(Status::permission_denied(format!(
+                    "this token has the scope {has}, and {call} wants `{wanted}`"
+                )))
+            }
+        }
+    }
 }
 
 /// What a call shows.
@@ -44,12 +86,14 @@ struct Shown<'a> {
 impl Guard {
     /// A guard that knows these tokens.
     pub fn new(tokens: Option<Tokens>) -> Self {
-        Self { tokens }
+        Self { tokens, readers: Readers::default(), names: RandomState::new() }
     }
 
-    /// Whether a call may be made; if not, what to do.
-    fn admit(&self, shown: Shown<'_>) -> Result<(), Status> {
-        let Some(tokens) = self.tokens.as_ref().filter(|_| shown.path != OPEN) else { return Ok(()) };
+    /// What a caller may do who may make this call; if it may not, what to do.
+    fn admit(&self, shown: Shown<'_>) -> Result<Grant, Status> {
+        let Some(tokens) = self.tokens.as_ref().filter(|_| shown.path != OPEN) else {
+            return Ok(Grant { scopes: vec![Scope::All] });
+        };
         if shown.caller.is_some_and(|caller| !caller.is_private) {
             return Err(Status::unauthenticated(
                 "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear: call it with a cox that has \
@@ -59,15 +103,14 @@ impl Guard {
         let wanted = wanted(shown.path);
         let of_certificate = shown.caller.map(|caller| caller.granted.as_slice()).unwrap_or_default();
         if of_certificate.iter().any(|scope| scope.grants(wanted)) {
-            return Ok(());
+            return Ok(Grant { scopes: of_certificate.to_vec() });
         }
         let presented = shown.authorization.and_then(|value| value.strip_prefix("Bearer "));
         match presented.map(|presented| tokens.scope_of(presented)) {
-            Some(Some(scope)) if scope.grants(wanted) => Ok(()),
-            Some(Some(scope)) => Err(Status::permission_denied(format!(
-                "this token has the scope `{scope}`, and {} wants `{wanted}`",
-                shown.path.rsplit('/').next().unwrap_or_default()
-            ))),
+            Some(Some(scope)) => {
+                let grant = Grant { scopes: vec![scope] };
+                grant.require(wanted, shown.path.rsplit('/').next().unwrap_or_default()).map(|()| grant)
+            }
             Some(None) => Err(Status::unauthenticated(
                 "the token is not this coordinator's; check COX_TOKEN or COX_TOKEN_FILE",
             )),
@@ -84,23 +127,44 @@ fn wanted(path: &str) -> Scope {
         return Scope::Worker;
     }
     match path.strip_prefix(PEOPLE) {
-        Some(call) if LOOKS.contains(&call) => Scope::Read,
+        Some(call) if LOOKS.iter().any(|(look, _)| *look == call) => Scope::Read,
         Some(_) => Scope::Control,
         None if path == METRICS || path.starts_with("/grpc.") => Scope::Read,
         None => Scope::All,
     }
 }
 
+/// What a path reads, if that is all it does.
+fn read_kind(path: &str) -> Option<ReadKind> {
+    match path.strip_prefix(PEOPLE) {
+        Some(call) => LOOKS.iter().find(|(look, _)| *look == call).map(|(_, kind)| *kind),
+        None if path == METRICS => Some(ReadKind::Look),
+        None => (path.starts_with("/grpc.") && path != OPEN).then_some(ReadKind::Watch),
+    }
+}
+
 /// Lets a request through that may be made, whatever it asks for: services, metrics, reflection, health.
-pub async fn guarded(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let shown = Shown {
-        path: request.uri().path(),
-        authorization: request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()),
-        caller: request.extensions().get::<Caller>(),
-    };
+pub async fn guarded(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Arc<Peer>>().cloned();
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let path = request.uri().path();
+    let shown = Shown { path, authorization, caller: peer.as_ref().map(|peer| &peer.caller) };
     match guard.admit(shown) {
-        Ok(()) => next.run(request).await,
-        Err(refused) if request.uri().path() == METRICS => {
+        Ok(grant) => match read_kind(path) {
+            Some(kind) => {
+                // Who has no token to show is known by the address.
+                let address = shown.caller.and_then(|caller| caller.address).map(|address| address.ip());
+                let caller = match authorization {
+                    Some(token) => guard.names.hash_one(token),
+                    None => guard.names.hash_one(address),
+                };
+                let is_launcher = grant.scopes.iter().any(|scope| scope.grants(Scope::Worker));
+                request.extensions_mut().insert(grant);
+                guard.readers.serve(kind, ReadCaller { caller, is_launcher, peer }, request, next).await
+            }
+            None => next.run(request).await,
+        },
+        Err(refused) if path == METRICS => {
             let code = match refused.code() {
                 tonic::Code::PermissionDenied => StatusCode::FORBIDDEN,
                 _ => StatusCode::UNAUTHORIZED,
@@ -125,7 +189,7 @@ mod tests {
     fn ask(guard: &Guard, path: &str, shown: Option<&str>, caller: Option<&Caller>) -> Result<(), Code> {
         let bearer = shown.map(|token| format!("Bearer {token}"));
         let shown = Shown { path, authorization: bearer.as_deref(), caller };
-        guard.admit(shown).map_err(|status| status.code())
+        guard.admit(shown).map(drop).map_err(|status| status.code())
     }
 
     fn fresh(scope: Scope) -> Token {

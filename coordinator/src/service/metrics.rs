@@ -1,6 +1,6 @@
 //! `GET /metrics`: the run's status for Prometheus, on the port of the gRPC services.
 //!
-//! Every scrape asks the core for the status that `cox status` shows and renders it as OpenMetrics text;
+//! Every scrape looks at the status that `cox status` shows and renders it as OpenMetrics text;
 //! nothing is counted here, so a restarted coordinator goes on where its journal is. Names begin with
 //! `coxswain_`, units are base units and stand at their end. A value that is not known yet is left out.
 
@@ -19,20 +19,15 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::shared::{RunFacts, Service, mismatch};
-use crate::core::{
-    action::Reply,
-    event::Ask,
-    status::{CacheStatus, HardwareFaults, RankStatus, Status, WorkerStatus},
-};
+use super::shared::{RunFacts, Service};
+use crate::core::status::{CacheStatus, HardwareFaults, RankStatus, Status, WorkerStatus};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers a scrape.
 pub async fn scrape(State(service): State<Service>) -> Response {
-    let status = match service.handle.ask(Ask::Status).await {
-        Ok(Reply::Status(status)) => *status,
-        Ok(other) => return unavailable(&mismatch(&other)),
+    let status = match service.handle.status().await {
+        Ok(status) => Arc::unwrap_or_clone(status),
         Err(denied) => return unavailable(&denied),
     };
     match exposition(status, service.facts) {

@@ -9,6 +9,7 @@ mod fields;
 mod metrics;
 mod node;
 mod people;
+mod readers;
 mod records;
 mod shared;
 mod workers;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use coxswain_identity::Tokens;
 use coxswain_proto::{
-    limits::{HEARTBEAT_INTERVAL, MAX_MESSAGE_BYTES, MAX_STREAMS},
+    limits::{HEARTBEAT_INTERVAL, MAX_CONTROL_REQUEST, MAX_MESSAGE_BYTES, MAX_STREAMS},
     v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
 };
 use tonic::{
@@ -44,7 +45,7 @@ pub async fn router(
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let people = ControlServer::new(service.clone())
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(MAX_CONTROL_REQUEST)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<CoordinatorServer<Service>>().await;

@@ -1,7 +1,8 @@
 //! `coxswain.v1.Control`: what people and their tools ask.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
+use coxswain_identity::Scope;
 use coxswain_proto::{
     ids::Step,
     limits::{MAX_ERROR_TEXT, MAX_LEDGER_PAGE, MAX_LEDGER_RANKS},
@@ -14,6 +15,7 @@ use tokio_stream::{
 use tonic::{Request, Response, Status};
 
 use super::{
+    auth::Grant,
     encode,
     fields::{cut, name},
     records,
@@ -93,11 +95,18 @@ impl Control for Service {
     }
 
     async fn get_memory(&self, request: Request<v1::GetMemoryRequest>) -> Answer<v1::GetMemoryResponse> {
-        let v1::GetMemoryRequest { refresh, reset } = request.into_inner();
-        match self.handle.ask(Ask::ShowMemory { refresh, reset }).await? {
-            Reply::Memory(table) => Ok(Response::new(encode::memory(&table))),
-            other => Err(mismatch(&other)),
+        let v1::GetMemoryRequest { refresh, reset } = *request.get_ref();
+        if let Some(grant) = request.extensions().get::<Grant>().filter(|_| reset) {
+            grant.require(Scope::Control, "GetMemory with `reset`")?;
         }
+        let table = match refresh || reset {
+            false => self.handle.memory().await?,
+            true => match self.handle.ask(Ask::RefreshMemory { reset }).await? {
+                Reply::Memory(table) => table,
+                other => return Err(mismatch(&other)),
+            },
+        };
+        Ok(Response::new(encode::memory(&table)))
     }
 
     async fn get_ledger(&self, request: Request<v1::GetLedgerRequest>) -> Answer<v1::GetLedgerResponse> {
@@ -124,10 +133,8 @@ impl Control for Service {
 
 impl Service {
     async fn status(&self) -> Result<v1::GetStatusResponse, Status> {
-        match self.handle.ask(Ask::Status).await? {
-            Reply::Status(status) => Ok(encode::status(*status, &self.facts)),
-            other => Err(mismatch(&other)),
-        }
+        let status = self.handle.status().await?;
+        Ok(encode::status(Arc::unwrap_or_clone(status), &self.facts))
     }
 
     async fn phase_after(&self, ask: Ask) -> Result<i32, Status> {

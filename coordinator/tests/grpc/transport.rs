@@ -2,7 +2,8 @@
 
 use coxswain_coordinator::ServeError;
 use coxswain_proto::{
-    limits::MAX_STREAMS,
+    calls,
+    limits::{MAX_CONTROL_REQUEST, MAX_READS_OF_CONNECTION, MAX_STREAMS},
     v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient},
 };
 use tokio::{
@@ -105,6 +106,56 @@ async fn a_token_opens_what_its_scope_says() {
         );
         assert_eq!(denied(registered.err()).is_some(), scope != Scope::Worker, "{scope}");
     }
+}
+
+#[tokio::test]
+async fn peaks_begin_anew_for_who_may_control_the_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let scopes = [Scope::Read, Scope::Worker, Scope::Control];
+    let (options, credentials) = guarded(options(spec(directory.path(), 10), 1), &scopes);
+    let sandbox = Sandbox::start(options).await;
+    let channel = sandbox.channel().await;
+    for (scope, credentials) in scopes.into_iter().zip(&credentials) {
+        let mut people = ControlClient::with_interceptor(channel.clone(), credentials.for_scope(scope));
+        people.get_memory(v1::GetMemoryRequest { refresh: true, reset: false }).await.unwrap();
+        let reset = people.get_memory(v1::GetMemoryRequest { refresh: false, reset: true }).await;
+        let refused = reset.err().map(|status| (status.code(), status.message().to_owned()));
+        assert_eq!(refused.is_some(), scope != Scope::Control, "{scope}: {refused:?}");
+        let is_told = |(code, why): (Code, String)| {
+            code == Code::PermissionDenied && why.contains("GetMemory with `reset` wants `control`")
+        };
+        assert!(refused.is_none_or(is_told), "{scope}");
+    }
+}
+
+#[tokio::test]
+async fn who_reads_more_than_may_be_at_once_is_told_when_to_come_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (options, credentials) =
+        guarded(options(spec(directory.path(), 10), 1), &[Scope::Read, Scope::Worker]);
+    let sandbox = Sandbox::start(options).await;
+    let shown = || credentials[0].for_scope(Scope::Read);
+    let mut people = ControlClient::with_interceptor(sandbox.channel().await, shown());
+    let mut watched = Vec::new();
+    for _ in 0..MAX_READS_OF_CONNECTION {
+        watched.push(people.watch(v1::WatchRequest {}).await.unwrap());
+    }
+    let refused = people.get_status(v1::GetStatusRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(calls::pushback(&refused).is_some_and(|pause| !pause.is_zero()), "{refused:?}");
+    let mut other = ControlClient::with_interceptor(sandbox.channel().await, shown());
+    other.get_status(v1::GetStatusRequest {}).await.expect("another connection has its own");
+    drop(watched);
+    while people.get_status(v1::GetStatusRequest {}).await.is_err() {}
+}
+
+#[tokio::test]
+async fn a_request_of_people_is_short() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
+    let reason = "!".repeat(MAX_CONTROL_REQUEST + 1);
+    let refused = sandbox.people().await.stop_run(v1::StopRunRequest { reason }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 pub mod cgroups;
+pub mod flood;
 pub mod killed;
 pub mod machines;
 pub mod moto;

@@ -10,17 +10,17 @@ use coxswain_coordinator::{
     journal::{self, Chronicle, LedgerEntry},
 };
 use coxswain_proto::{
-    plan,
+    limits, plan,
     report::Skipped,
     v1::{
-        self, GetHistoryRequest, GetLedgerRequest, GetStatusRequest, GetStatusResponse, LedgerStep,
-        MembershipRecord, RunEnd, SampleRange, SettingChanged, get_history_response::Kind,
+        self, GetHistoryRequest, GetStatusRequest, GetStatusResponse, LedgerStep, MembershipRecord, RunEnd,
+        SampleRange, SettingChanged, get_history_response::Kind,
     },
 };
 
 use super::{Change, CommittedStep, Fault, Membership, RunRecords};
 use crate::{
-    control::{Access, prompt},
+    control::{Access, ledger_page, prompt, unhurried},
     endpoint,
     exit::{Exit, Failed},
     render::{names, status},
@@ -77,20 +77,19 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
 
 /// The records of a run that is being served.
 async fn living(access: &Access) -> Result<RunRecords, Failed> {
-    let request = prompt(GetStatusRequest {});
-    let now = access.answer(async |mut people| people.get_status(request).await).await?;
+    let request = || prompt(GetStatusRequest {});
+    let now = access.look(async |mut people| people.get_status(request()).await).await?;
     let mut records = of_status(now);
     let mut next = Some(0);
     while let Some(first_step) = next {
-        let request = prompt(GetLedgerRequest { first_step, limit: 0 });
-        let page = access.answer(async |mut people| people.get_ledger(request).await).await?;
+        let page = ledger_page(access, first_step).await?;
         records.steps.extend(page.steps.iter().map(committed));
         // A page that does not get on would never end.
         next = page.next_step.filter(|next| *next > first_step);
     }
     // Last, so that every membership of these steps is among those that are told.
-    let request = prompt(GetHistoryRequest {});
-    let mut history = access.answer(async |mut people| people.get_history(request).await).await?;
+    let request = || unhurried(GetHistoryRequest {}, limits::READ_TIMEOUT);
+    let mut history = access.look(async |mut people| people.get_history(request()).await).await?;
     while let Some(entry) = history.message().await.map_err(|status| access.explain(&status))? {
         entry.kind.into_iter().for_each(|kind| enter(&mut records, kind));
     }

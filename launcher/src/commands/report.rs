@@ -7,6 +7,7 @@ use std::{
 
 use clap::Args;
 use coxswain_coordinator::wandb_file::{self, RunLabel};
+use coxswain_proto::in_place;
 
 use super::runtime::block_on;
 use crate::{
@@ -85,12 +86,6 @@ pub(super) fn leave(run: &Path) -> Result<PathBuf, String> {
 
 /// By rename: a reader has the page before or this one.
 pub(super) fn write(out: &Path, content: impl AsRef<[u8]>) -> Result<(), String> {
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let staged = out.with_file_name(name);
-    let written = fs::write(&staged, content).and_then(|()| fs::rename(&staged, out));
-    written.map_err(|error| {
-        let _ = fs::remove_file(&staged);
-        format!("{}: cannot be written: {error}", out.display())
-    })
+    in_place::replace(out, content.as_ref())
+        .map_err(|error| format!("{}: cannot be written: {error}", out.display()))
 }

@@ -1,18 +1,19 @@
 //! `cox serve`: a trained policy for robots, over openpi's WebSocket protocol.
 
 use std::{
-    fs,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
 };
 
 use clap::Args;
+use coxswain_identity::{Scope, Tokens};
 use coxswain_proto::run_spec::DeviceChoice;
 use coxswain_serve::{Door, Model, Port, ServeError, Server, Tls};
 use coxswain_worker::device;
 
 use crate::{
     commands::{runtime::block_on, spec_args::of_run},
+    credentials,
     exit::{Exit, Failed, Outcome},
     launch::inputs::process_env,
     render::say,
@@ -107,14 +108,14 @@ impl ServeArgs {
         Ok(Door { token: self.token()?, tls })
     }
 
+    /// As everywhere: of 128 bits at least, and from a file that nobody else may read or own.
     fn token(&self) -> Result<Option<String>, Failed> {
-        let Some(path) = &self.token_file else { return Ok(process_env("COX_TOKEN")) };
-        let text = fs::read_to_string(path)
-            .map_err(|error| Failed::usage(format!("--token-file {}: {error}", path.display())))?;
-        match text.trim() {
-            "" => Err(Failed::usage(format!("--token-file {}: it is empty", path.display()))),
-            token => Ok(Some(token.to_owned())),
-        }
+        let refused = |error| Failed::usage(format!("--token-file: {error}"));
+        let tokens = match &self.token_file {
+            Some(path) => Some(Tokens::of_file(path).map_err(refused)?),
+            None => credentials::of_env(&process_env)?.tokens().cloned(),
+        };
+        Ok(tokens.and_then(|tokens| tokens.for_scope(Scope::All)).map(|token| token.secret().to_owned()))
     }
 
     /// Where to listen, if strangers there are kept out.

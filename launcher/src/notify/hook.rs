@@ -6,7 +6,7 @@ use coxswain_proto::human;
 use serde_json::Value;
 use tokio::process::Command;
 
-use super::hand_over::hand_over;
+use super::{hand_over::hand_over, post::Post};
 
 /// How long it may take for one message.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,28 +29,18 @@ impl Hook {
         if is_url { Self::Url(text.to_owned()) } else { Self::Shell(text.to_owned()) }
     }
 
-    fn command(&self, event: &str, text: &str) -> Command {
+    /// Hands over a message; what is wrong with the hook if it did not take it.
+    pub async fn tell(&self, event: &str, message: &Value) -> Result<(), String> {
         match self {
             Self::Shell(line) => {
                 let mut shell = Command::new("sh");
                 shell.arg("-c").arg(line);
+                let text = message["text"].as_str().unwrap_or_default();
                 shell.env("COX_EVENT", event).env("COX_TEXT", in_a_line(text));
-                shell
+                hand_over(shell, "the command", &format!("{message}\n"), PATIENCE).await
             }
-            Self::Url(url) => {
-                let mut curl = Command::new("curl");
-                curl.args(["--silent", "--show-error", "--fail", "--output", "/dev/null", "--max-time", "9"]);
-                curl.args(["--header", "Content-Type: application/json", "--data-binary", "@-", "--", url]);
-                curl
-            }
+            Self::Url(url) => Post { url, headers: &[], ca_cert: None, message }.send(PATIENCE).await,
         }
-    }
-
-    /// Hands over a message; what is wrong with the hook if it did not take it.
-    pub async fn tell(&self, event: &str, message: &Value) -> Result<(), String> {
-        let program = if matches!(self, Self::Url(_)) { "curl" } else { "the command" };
-        let command = self.command(event, message["text"].as_str().unwrap_or_default());
-        hand_over(command, program, &format!("{message}\n"), PATIENCE).await
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod hand_over;
 mod hook;
+mod post;
 mod standstill;
 mod telling;
 mod trainjob;

@@ -11,13 +11,12 @@ use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 use coxswain_proto::v1::{StepCommitted, WatchEvent, watch_event::Kind};
 use serde_json::{Value, json};
 use tokio::{
-    process::Command,
     sync::{mpsc, oneshot},
     task::JoinHandle,
     time::{MissedTickBehavior, interval, timeout},
 };
 
-use super::hand_over::hand_over;
+use super::post::Post;
 use crate::{
     clock,
     control::Access,
@@ -32,8 +31,6 @@ use crate::{
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// The same, as `curl` is told.
-const PATIENCE_OF_CURL: &str = "5";
 /// Events that wait.
 const EVENTS: usize = 64;
 /// Largest token that is read.
@@ -100,41 +97,10 @@ impl Server {
         let token = fs::read(&self.token).map_err(|error| unreadable(error.to_string()))?;
         let token = String::from_utf8(token).ok().filter(|token| token.len() <= MAX_TOKEN_BYTES);
         let token = token.ok_or_else(|| unreadable("no token".to_owned()))?;
-        let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--fail", "--output", "/dev/null", "--config", "-"]);
-        hand_over(curl, "curl", &self.settings(token.trim(), message), PATIENCE).await
+        let headers = [format!("Authorization: Bearer {}", token.trim())];
+        let post = Post { url: &self.url, headers: &headers, ca_cert: self.ca_cert.as_deref(), message };
+        post.send(PATIENCE).await
     }
-
-    /// What `curl` reads from its standard input: a token is for nobody who lists processes.
-    fn settings(&self, token: &str, message: &Value) -> String {
-        let ca_cert = self.ca_cert.iter().map(|path| ("cacert", path.display().to_string()));
-        let settings = [
-            ("url", self.url.clone()),
-            ("max-time", PATIENCE_OF_CURL.to_owned()),
-            ("header", format!("Authorization: Bearer {token}")),
-            ("header", "Content-Type: application/json".to_owned()),
-            ("data-raw", message.to_string()),
-        ];
-        settings
-            .into_iter()
-            .chain(ca_cert)
-            .map(|(name, value)| format!("{name} = {}\n", quoted(&value)))
-            .collect()
-    }
-}
-
-/// A value in `curl`'s settings.
-fn quoted(value: &str) -> String {
-    let mut text = String::from("\"");
-    for c in value.chars() {
-        match c {
-            '"' | '\\' => text.extend(['\\', c]),
-            '\n' => text.push_str("\\n"),
-            '\r' => text.push_str("\\r"),
-            other => text.push(other),
-        }
-    }
-    text + "\""
 }
 
 /// What is known of the run.
@@ -319,18 +285,13 @@ mod tests {
         let lacks = found(&[("KUBEFLOW_TRAINER_SERVER_URL", "https://a")]).unwrap().unwrap_err();
         assert!(lacks.contains("KUBEFLOW_TRAINER_SERVER_TOKEN is not"), "{lacks}");
         let server = found(&[
-            ("KUBEFLOW_TRAINER_SERVER_URL", "https://a/\"b\\"),
+            ("KUBEFLOW_TRAINER_SERVER_URL", "https://a"),
             ("KUBEFLOW_TRAINER_SERVER_CA_CERT", "/ca.crt"),
             ("KUBEFLOW_TRAINER_SERVER_TOKEN", "/token"),
         ]);
-        let settings = server.unwrap().unwrap().settings("abc", &json!({"a": "\"\n"}));
-        for line in [
-            "url = \"https://a/\\\"b\\\\\"\n",
-            "header = \"Authorization: Bearer abc\"\n",
-            "data-raw = \"{\\\"a\\\":\\\"\\\\\\\"\\\\n\\\"}\"\n",
-            "cacert = \"/ca.crt\"\n",
-        ] {
-            assert!(settings.contains(line), "{line} in {settings}");
-        }
+        assert_eq!(
+            server.unwrap().unwrap(),
+            Server { url: "https://a".into(), ca_cert: Some("/ca.crt".into()), token: "/token".into() }
+        );
     }
 }

@@ -51,7 +51,7 @@ fn coordinator(address: String, credentials: Credentials, dir: PathBuf) -> JoinH
 fn worker(relay: &Relay, credentials: &Credentials) -> Worker {
     let endpoint = Endpoint::from_shared(format!("http://{}", relay.address())).unwrap();
     let there = Whereabouts::fixed(relay.address().clone());
-    let channel = coxswain_identity::channel(&endpoint, &there, credentials).unwrap();
+    let channel = coxswain_identity::channel(&endpoint, &there, credentials, Scope::Worker).unwrap();
     CoordinatorClient::with_interceptor(channel, credentials.for_scope(Scope::Worker))
 }
 

@@ -5,6 +5,7 @@
 
 use std::{fs, io, path::Path};
 
+use coxswain_proto::in_place;
 use serde_json::{Value, json};
 
 use super::{machine::Ended, report::Report};
@@ -15,9 +16,8 @@ const FILE: &str = "failure.json";
 /// Writes the file; a disk that fails is only logged, since the launch has failed already.
 pub fn write(output_dir: &Path, report: &Report) {
     let path = output_dir.join(FILE);
-    let temporary = output_dir.join(".failure.json.tmp");
     let text = format!("{:#}\n", content(report));
-    if let Err(error) = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &path)) {
+    if let Err(error) = in_place::replace(&path, text.as_bytes()) {
         tracing::warn!(path = %path.display(), %error, "cannot be written");
     }
 }

@@ -5,7 +5,7 @@
 //! byte.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io,
     path::{Path, PathBuf},
     process::Stdio,
@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use coxswain_proto::in_place;
 use tokio::{
     process::Child,
     sync::{Notify, watch},
@@ -111,7 +112,7 @@ fn append(path: &Path) -> io::Result<File> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    OpenOptions::new().create(true).append(true).open(path)
+    in_place::append(path)
 }
 
 async fn keep(

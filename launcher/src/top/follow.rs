@@ -3,8 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use coxswain_proto::v1::{
-    CheckpointRequest, DrainNodeRequest, GetLedgerRequest, GetMemoryRequest, GetStatusRequest, PauseRequest,
-    ResumeRequest, StopRunRequest, drain_node_request::Node,
+    CheckpointRequest, DrainNodeRequest, GetMemoryRequest, GetStatusRequest, PauseRequest, ResumeRequest,
+    StopRunRequest, drain_node_request::Node,
 };
 use tokio::{sync::mpsc, task::spawn_blocking, time};
 
@@ -14,7 +14,7 @@ use super::{
     run_view::{Source, Update},
 };
 use crate::{
-    control::{Access, prompt},
+    control::{Access, ledger_page, prompt},
     endpoint::Target,
     exit::Failed,
     log_tail::LogTail,
@@ -88,8 +88,8 @@ impl Follower {
                     Err(why) => self.tell(Update::Message(why.message.unwrap_or_default())).await?,
                 },
                 _ = memory.tick() => {
-                    let request = prompt(GetMemoryRequest { refresh: false, reset: false });
-                    let answer = access.answer(async |mut people| people.get_memory(request).await).await;
+                    let request = || prompt(GetMemoryRequest { refresh: false, reset: false });
+                    let answer = access.look(async |mut people| people.get_memory(request()).await).await;
                     if let Ok(memory) = answer {
                         self.tell(Update::Memory(Box::new(memory))).await?;
                     }
@@ -106,10 +106,7 @@ impl Follower {
     async fn tell_the_past(&self, access: &Access) -> Result<(), Gone> {
         let mut next = Some(0);
         while let Some(first_step) = next {
-            let request = prompt(GetLedgerRequest { first_step, limit: 0 });
-            let Ok(page) = access.answer(async |mut people| people.get_ledger(request).await).await else {
-                break;
-            };
+            let Ok(page) = ledger_page(access, first_step).await else { break };
             let learned = page.steps.iter().filter(|row| row.skipped.is_none());
             self.tell(Update::Losses(learned.map(|row| (row.step + 1, row.loss)).collect())).await?;
             // A page that does not get on would never end.
@@ -167,8 +164,8 @@ impl Follower {
 }
 
 async fn status_of(access: &Access) -> Result<Update, Failed> {
-    let request = prompt(GetStatusRequest {});
-    let status = access.answer(async |mut people| people.get_status(request).await).await?;
+    let request = || prompt(GetStatusRequest {});
+    let status = access.look(async |mut people| people.get_status(request()).await).await?;
     Ok(Update::Status(Box::new(status)))
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use crate::claims::Claims;
+use crate::claims::{Claim, Claims};
 
 /// Whether TLS is spoken at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,26 @@ impl Address {
         let with_scheme = schemes.iter().find_map(|(scheme, how)| Some((text.strip_prefix(scheme)?, *how)));
         let (host_port, encryption) = with_scheme.unwrap_or((text, Encryption::Elsewhere));
         Self { host_port: host_port.trim_end_matches('/').to_owned(), encryption }
+    }
+
+    /// Reads one that was found in a directory, where somebody else may have written it: it is called in clear
+    /// beyond this machine only if the user has said `plaintext`.
+    pub fn found(text: &str, plaintext: bool) -> Self {
+        let found = Self::parse(text);
+        match found.encryption {
+            Encryption::Never if !plaintext => Self { encryption: Encryption::Elsewhere, ..found },
+            _ => found,
+        }
+    }
+
+    /// The same place, through TLS on this machine, too.
+    pub fn encrypted(self) -> Self {
+        Self { encryption: Encryption::Always, ..self }
+    }
+
+    /// Whether it is called in clear wherever it is.
+    pub fn is_plaintext(&self) -> bool {
+        self.encryption == Encryption::Never
     }
 
     /// A port of a host: a name, or an address. IPv6 addresses are given brackets where they have none.
@@ -109,7 +129,8 @@ impl Whereabouts {
             .claims
             .as_ref()
             .and_then(|(claims, number)| claims.newest_from(*number).filter(|claim| claim.number > *number));
-        newest.map_or_else(|| self.first.clone(), |claim| Address::parse(&claim.address))
+        let found = |claim: Claim| Address::found(&claim.address, self.first.is_plaintext());
+        newest.map_or_else(|| self.first.clone(), found)
     }
 }
 
@@ -158,11 +179,24 @@ mod tests {
         let claims = Claims::of_run(dir.path());
         let here = Address::parse("node0:1");
         let number = claims.take("node0:1", "a").unwrap().number;
-        let whereabouts = Whereabouts::until_moved(here.clone(), claims.clone(), number);
-        assert_eq!(whereabouts.now(), here);
+        let from = |first: Address| Whereabouts::until_moved(first, claims.clone(), number);
+        assert_eq!(from(here.clone()).now(), here);
         claims.take("http://node1:2", "b").unwrap();
-        assert_eq!(whereabouts.now().to_string(), "http://node1:2");
+        assert_eq!(from(here.clone().plaintext(true)).now().to_string(), "http://node1:2");
+        assert_eq!(
+            from(here.clone()).now().to_string(),
+            "node1:2",
+            "in clear only where the user has said so"
+        );
         assert_eq!(Whereabouts::fixed(here.clone()).now(), here);
+    }
+
+    #[test]
+    fn what_is_found_in_a_directory_is_not_called_in_clear_by_its_own_word() {
+        let encrypts = |address: Address| address.encrypts("10.0.0.4".parse().unwrap());
+        assert!(encrypts(Address::found("http://10.0.0.4:7", false)));
+        assert!(!encrypts(Address::found("http://10.0.0.4:7", true)));
+        assert!(Address::parse("127.0.0.1:7").encrypted().encrypts("127.0.0.1".parse().unwrap()));
     }
 
     #[test]

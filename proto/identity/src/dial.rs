@@ -42,6 +42,15 @@ impl Credentials {
         &self.certificates
     }
 
+    /// Whether the same token is shown for both, or none is: then one connection does for both.
+    pub fn have_one_for(&self, one: Scope, other: Scope) -> bool {
+        let shown = |scope| self.tokens.as_ref().and_then(|tokens| tokens.for_scope(scope));
+        match (shown(one), shown(other)) {
+            (Some(one), Some(other)) => one.is(other.secret()),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+
     /// Shows, on each call, a token that grants this.
     pub fn for_scope(&self, scope: Scope) -> ShowToken {
         ShowToken { tokens: self.tokens.clone(), scope }
@@ -67,19 +76,21 @@ impl Interceptor for ShowToken {
 }
 
 /// A channel to a coordinator that connects when it is first used, and again whenever the connection is gone.
-/// `endpoint` says how; where, and whether through TLS, [`Whereabouts`] is asked for each connection.
-/// Certificates are read here.
+/// `endpoint` says how; where, and whether through TLS, [`Whereabouts`] is asked for each connection. Calls on
+/// it show a token for `scope`: by that token, and no lesser one, the coordinator is known. Certificates are
+/// read here.
 pub fn channel(
     endpoint: &Endpoint,
     whereabouts: &Whereabouts,
     credentials: &Credentials,
+    scope: Scope,
 ) -> Result<Channel, IdentityError> {
     let mut tcp = HttpConnector::new_with_resolver(Names::of_the_system());
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     let tls = Arc::new(tls::Client::new(&credentials.certificates)?);
     let (whereabouts, tokens) = (whereabouts.clone(), credentials.tokens.clone());
-    Ok(endpoint.connect_with_connector_lazy(Dialer { tcp, whereabouts, tokens, tls }))
+    Ok(endpoint.connect_with_connector_lazy(Dialer { tcp, whereabouts, tokens, scope, tls }))
 }
 
 /// Why a call could not be made that will not do better a moment later: who is at the other end, or we
@@ -100,6 +111,7 @@ struct Dialer {
     tcp: HttpConnector<Names>,
     whereabouts: Whereabouts,
     tokens: Option<Tokens>,
+    scope: Scope,
     tls: Arc<tls::Client>,
 }
 
@@ -115,7 +127,7 @@ impl Service<Uri> for Dialer {
     /// The URI is that of the first connection; a coordinator may have moved since.
     fn call(&mut self, _: Uri) -> Self::Future {
         let (mut tcp, whereabouts) = (self.tcp.clone(), self.whereabouts.clone());
-        let (tokens, tls) = (self.tokens.clone(), self.tls.clone());
+        let (tokens, scope, tls) = (self.tokens.clone(), self.scope, self.tls.clone());
         Box::pin(async move {
             // The directory may be a server's, which takes its time.
             let asked = tokio::task::spawn_blocking(move || whereabouts.now()).await;
@@ -124,7 +136,10 @@ impl Service<Uri> for Dialer {
             let connecting = tcp.call(uri.map_err(|error| DialError::Network(error.into()))?);
             let tcp = connecting.await.map_err(|error| DialError::Network(error.into()))?.into_inner();
             let stream = match address.encrypts(tcp.peer_addr()?.ip()) {
-                true => tls.connect(tcp, &address, tokens.as_ref()).await?,
+                true => {
+                    let shown = tokens.and_then(|tokens| tokens.for_scope(scope));
+                    tls.connect(tcp, &address, shown.as_ref()).await?
+                }
                 false => Stream::plain(tcp),
             };
             Ok(TokioIo::new(stream))

@@ -108,16 +108,14 @@ fn parse(path: &Path, text: &str) -> Result<Granted, IdentityError> {
     Ok(granted)
 }
 
-/// Adds a token to a file, which is made if there is none. As with reading, one that others may read is
-/// refused.
+/// Adds a token to a file, which is made if there is none. As with reading, one that others may read or own
+/// is refused.
 pub(crate) fn add(path: &Path, token: &Token) -> Result<(), IdentityError> {
     let failed = |error: std::io::Error| IdentityError::file(path, error);
-    if let Some(stamp) = stamp(path)
-        && stamp.mode & 0o077 != 0
-    {
-        return Err(IdentityError::OpenToOthers { path: path.to_owned(), mode: stamp.mode & 0o7777 });
+    if path.exists() {
+        check_privacy(path)?;
     }
-    let before = match fs::read(path) {
+    let before = match bounded::read(path, MAX_BYTES) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(failed(error)),
@@ -171,6 +169,22 @@ mod tests {
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
         assert_eq!(read(&path).unwrap().tokens.len(), 1);
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_not_added_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        assert!(make(&path).unwrap());
+        // Only root can give a file away.
+        if std::os::unix::fs::chown(&path, Some(1000), None).is_ok()
+            && fs::metadata("/proc/self").unwrap().uid() == 0
+        {
+            let before = fs::read(&path).unwrap();
+            let refused = add(&path, &Token::fresh(Scope::Read).unwrap()).unwrap_err();
+            assert!(matches!(refused, IdentityError::NotOurs { owner: 1000, .. }), "{refused}");
+            assert_eq!(fs::read(&path).unwrap(), before);
+        }
     }
 
     #[test]

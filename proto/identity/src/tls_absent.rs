@@ -31,7 +31,7 @@ impl Client {
         &self,
         _tcp: TcpStream,
         address: &Address,
-        _tokens: Option<&Tokens>,
+        _shown: Option<&Token>,
     ) -> Result<Stream, DialError> {
         Err(IdentityError::WithoutTls(address.host_port().to_owned()).into())
     }

@@ -17,20 +17,24 @@ use crate::{
     decode, encode,
     limits::{MAX_DRAINED_BYTES, MAX_OBSERVATION_BYTES},
     model::Model,
+    patience::Patience,
 };
 
 /// The frame that says that the server ends.
 const GOING_AWAY: [u8; 4] = [0x88, 2, 0x03, 0xe9];
 
-/// Answers a client until it goes. `rest` is what was read of its frames already.
-pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, model: &Model) {
+/// Answers a client until it goes. `rest` is what was read of its frames already. It may rest between two
+/// observations for as long as it lives, and not within one.
+pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, served: (&Model, &Patience)) {
+    let (model, patience) = served;
     let config = WebSocketConfig::default()
         .max_message_size(Some(MAX_OBSERVATION_BYTES))
         .max_frame_size(Some(MAX_OBSERVATION_BYTES));
     let socket = WebSocket::from_partially_read(stream, rest, Role::Server, Some(config));
     model.metrics().came();
     tracing::info!(%from, "a client has come");
-    let mut client = Client { socket, model, from, observations: 0, refused: 0, last_total_ms: None };
+    let mut client =
+        Client { socket, model, patience, from, observations: 0, refused: 0, last_total_ms: None };
     let ended = client.attend();
     model.metrics().went();
     let Client { mut socket, observations, refused, .. } = client;
@@ -60,6 +64,7 @@ fn is_end(error: &Error) -> bool {
 struct Client<'m, S> {
     socket: WebSocket<S>,
     model: &'m Model,
+    patience: &'m Patience,
     from: SocketAddr,
     /// Received so far.
     observations: i64,
@@ -74,6 +79,7 @@ impl<S: Read + Write> Client<'_, S> {
         let metadata = encode::encode_json(&self.model.reader().describe());
         self.socket.send(Message::binary(metadata))?;
         loop {
+            self.patience.rest();
             let message = match self.socket.read() {
                 Ok(message) => message,
                 Err(Error::Capacity(CapacityError::MessageTooLong { size, max_size })) => {

@@ -10,27 +10,34 @@
 //! The token is `Authorization: Api-Key TOKEN`, as openpi's clients send it. A client that speaks in clear
 //! where TLS is wanted is told so in clear.
 
-use std::{
-    io::{self, Read, Write},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::io::{self, Read, Write};
 
 use httparse::Status;
 use tungstenite::handshake::derive_accept_key;
 
-use crate::{clock::Stopwatch, metrics::Metrics};
+use crate::metrics::Metrics;
 
 /// Longest request, without what follows its headers.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
 /// The first byte of a client that speaks TLS.
-const TLS_HANDSHAKE: u8 = 0x16;
+pub const TLS_HANDSHAKE: u8 = 0x16;
 /// To a client that has no token, or a wrong one.
 const UNAUTHORIZED: &str = "401 Unauthorized";
-/// A request is there by then, and so is TLS's handshake before it.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// To a client for which there is no room.
+const UNAVAILABLE: &str = "503 Service Unavailable";
+
+/// Who has asked.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// One that speaks frames from now on, with what it has sent of them.
+    Client(Vec<u8>),
+    /// One that has its answer, or has gone.
+    Visitor,
+    /// One that was not let in, and why.
+    Refused(&'static str),
+}
 
 /// What a client is told, and what becomes of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,40 +54,35 @@ impl Reply {
     }
 }
 
-/// Reads a request and answers it. Returns what the client has sent beyond it if it speaks frames from now
-/// on.
+/// Reads a request and answers it. Who may come in is `let_in`, unless there is no room.
 pub fn greet(
     stream: &mut (impl Read + Write),
-    from: SocketAddr,
     token: Option<&str>,
     metrics: &Metrics,
-) -> io::Result<Option<Vec<u8>>> {
-    let Some((head, rest)) = read_head(stream)? else { return Ok(None) };
+    let_in: impl FnOnce() -> bool,
+) -> io::Result<Greeting> {
+    let Some((head, rest)) = read_head(stream)? else { return Ok(Greeting::Visitor) };
     match reply(&head, token, metrics) {
+        Reply::Upgrade { .. } if !let_in() => {
+            tell(stream, UNAVAILABLE, "as many clients are connected as may be; try again later\n")?;
+            Ok(Greeting::Refused("as many clients are connected as may be"))
+        }
         Reply::Upgrade { accept } => {
             write!(
                 stream,
                 "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
                  Sec-WebSocket-Accept: {accept}\r\n\r\n"
             )?;
-            Ok(Some(rest))
+            Ok(Greeting::Client(rest))
         }
         Reply::Once { status, text } => {
-            if status == UNAUTHORIZED {
-                // Never what it has sent: nearly the token, perhaps.
-                tracing::warn!(%from, "turned away: it has no token, or a wrong one");
-            }
             tell(stream, status, &text)?;
-            Ok(None)
+            match status {
+                UNAUTHORIZED => Ok(Greeting::Refused("it has no token, or a wrong one")),
+                _ => Ok(Greeting::Visitor),
+            }
         }
     }
-}
-
-/// Whether a client's first byte is none of TLS's handshake; waits for it.
-pub fn is_in_clear(stream: &TcpStream) -> io::Result<bool> {
-    let mut first = [TLS_HANDSHAKE];
-    stream.peek(&mut first)?;
-    Ok(first != [TLS_HANDSHAKE])
 }
 
 /// Answers a request that came in clear where it must not.
@@ -106,8 +108,7 @@ fn tell(stream: &mut impl Write, status: &str, text: &str) -> io::Result<()> {
 /// The bytes up to the empty line, and those after it; none if the client has gone or sends something else.
 fn read_head(stream: &mut impl Read) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
-    let stopwatch = Stopwatch::start();
-    while bytes.len() < MAX_HEAD_BYTES && stopwatch.elapsed() < PATIENCE {
+    while bytes.len() < MAX_HEAD_BYTES {
         let count = stream.read(&mut chunk)?;
         if count == 0 {
             return Ok(None);

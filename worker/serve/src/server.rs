@@ -1,10 +1,9 @@
 //! The port, a thread for each client, and their end.
 
 use std::{
-    collections::BTreeMap,
     io::{self, ErrorKind},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -12,22 +11,20 @@ use std::{
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::{
+    clients::Clients,
     connection,
     error::ServeError,
-    http,
-    limits::MAX_CLIENTS,
+    http::{self, Greeting},
+    limits::{AUTHENTICATION, MAX_CLIENTS, MAX_STRANGERS, STALL},
     model::Model,
+    patience::{PacedStream, Patience},
     tls::{self, Tls},
 };
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Connections that wait to be accepted: as many as may be there at once.
+const BACKLOG: i32 = (MAX_CLIENTS + MAX_STRANGERS) as i32;
 /// A client whose machine is gone is missed after about this long, and three probes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Sending a request, or taking an answer, may pause for this long.
-const STALL: Duration = Duration::from_secs(10);
-/// Between two observations a client may be silent for as long as it lives.
-const SILENCE: Option<Duration> = None;
 /// How long answers under way are waited for at the end.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -71,20 +68,6 @@ pub struct Server {
     accepting: JoinHandle<()>,
 }
 
-/// Clients that are connected, by the number of their connection.
-#[derive(Debug, Default)]
-struct Clients {
-    connected: Mutex<Connected>,
-    gone: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Connected {
-    next: u64,
-    streams: BTreeMap<u64, TcpStream>,
-    closing: bool,
-}
-
 impl Server {
     /// Opens the port.
     pub fn start(port: Port, model: Model, door: Door) -> Result<Self, ServeError> {
@@ -109,42 +92,11 @@ impl Server {
     /// Takes no more observations, answers those that are under way, and ends. Returns how many clients had
     /// not gone in time.
     pub fn stop(self) -> usize {
-        self.clients.lock().closing = true;
+        self.clients.close();
         // Both wake the thread that waits there; it may have ended by itself.
         let _ = self.listening.shutdown(Shutdown::Both);
         let _ = self.accepting.join();
-        let connected = self.clients.lock();
-        // A client's thread finds the end of its stream behind the observation that it is at.
-        connected.streams.values().for_each(|stream| drop(stream.shutdown(Shutdown::Read)));
-        let waited = self.clients.gone.wait_timeout_while(connected, DRAIN, |c| !c.streams.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.streams.len()
-    }
-}
-
-impl Clients {
-    fn lock(&self) -> MutexGuard<'_, Connected> {
-        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The number of a new connection, or why it gets none.
-    fn admit(&self, stream: &TcpStream) -> Result<u64, String> {
-        let stream = stream.try_clone().map_err(|error| error.to_string())?;
-        let mut connected = self.lock();
-        if connected.closing {
-            return Err("the server is ending".to_owned());
-        }
-        if connected.streams.len() == MAX_CLIENTS {
-            return Err(format!("{MAX_CLIENTS} clients are connected"));
-        }
-        let number = connected.next;
-        connected.next += 1;
-        connected.streams.insert(number, stream);
-        Ok(number)
-    }
-
-    fn remove(&self, number: u64) {
-        self.lock().streams.remove(&number);
-        self.gone.notify_all();
+        self.clients.drain(DRAIN)
     }
 }
 
@@ -164,34 +116,34 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
-            Err(_) if clients.lock().closing => return,
+            Err(_) if clients.are_closing() => return,
             Err(error) => {
                 // Out of file descriptors, mostly: another client has to go first.
                 tracing::warn!(%error, "a client cannot be accepted");
-                let full = clients.lock();
-                drop(clients.gone.wait_timeout(full, Duration::from_secs(1)));
+                clients.wait_for_room();
                 continue;
             }
         };
-        let number = match clients.admit(&stream) {
+        let number = match clients.admit(&stream, from) {
             Ok(number) => number,
             Err(why) => {
-                tracing::warn!(%from, "refused: {why}");
+                clients.turn_away(from, &why);
                 continue;
             }
         };
         let leaves = Leaves { clients: clients.clone(), number };
         let (model, door) = (model.clone(), door.clone());
         let body = move || {
-            let _leaves = leaves;
-            match attend(&stream, from, &door, &model) {
+            let visit = Visit { stream: &stream, from, door: &door, model: &model, leaves: &leaves };
+            match visit.attend() {
                 Ok(()) => {}
                 // It has gone: what asks whether a port is open does that.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    tracing::info!(%from, "turned away: nothing came from it for {} s", STALL.as_secs());
+                    let why = format!("nothing came from it for {} s", STALL.as_secs());
+                    leaves.clients.turn_away(from, &why);
                 }
-                Err(error) => tracing::info!(%from, "turned away: {error}"),
+                Err(error) => leaves.clients.turn_away(from, &error.to_string()),
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("client-{number}")).spawn(body) {
@@ -200,31 +152,49 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
     }
 }
 
-/// One client, from its first byte to its last. Fails if it could not be let in.
-fn attend(stream: &TcpStream, from: SocketAddr, door: &Door, model: &Model) -> io::Result<()> {
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)?;
-    // Answers are small, and waited for.
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(STALL))?;
-    stream.set_read_timeout(Some(STALL))?;
-    let mut in_clear = stream;
-    let token = door.token.as_deref();
-    let Some(tls) = &door.tls else {
-        let Some(rest) = http::greet(&mut in_clear, from, token, model.metrics())? else { return Ok(()) };
-        stream.set_read_timeout(SILENCE)?;
-        connection::attend(in_clear, rest, from, model);
-        return Ok(());
-    };
-    if http::is_in_clear(stream)? {
-        tracing::info!(%from, "turned away: it speaks in clear");
-        return http::refuse_in_clear(&mut in_clear);
+/// One connection, and what it needs.
+struct Visit<'a> {
+    stream: &'a TcpStream,
+    from: SocketAddr,
+    door: &'a Door,
+    model: &'a Model,
+    leaves: &'a Leaves,
+}
+
+impl Visit<'_> {
+    /// From its first byte to its last. Fails if it could not be let in.
+    fn attend(&self) -> io::Result<()> {
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
+        SockRef::from(self.stream).set_tcp_keepalive(&keepalive)?;
+        // Answers are small, and waited for.
+        self.stream.set_nodelay(true)?;
+        self.stream.set_write_timeout(Some(STALL))?;
+        let patience = Patience::with_a_stranger();
+        let mut paced = PacedStream::new(self.stream, &patience);
+        let Some(tls) = &self.door.tls else { return self.serve(&mut paced, &patience) };
+        match paced.first()? {
+            None => return Err(ErrorKind::UnexpectedEof.into()),
+            Some(http::TLS_HANDSHAKE) => {}
+            Some(_) => {
+                self.leaves.clients.turn_away(self.from, "it speaks in clear");
+                return http::refuse_in_clear(&mut paced);
+            }
+        }
+        let mut decrypted = tls.accept(paced, AUTHENTICATION)?;
+        let served = self.serve(&mut decrypted, &patience);
+        tls::close(&mut decrypted);
+        served
     }
-    let mut decrypted = tls.accept(in_clear, http::PATIENCE)?;
-    if let Some(rest) = http::greet(&mut decrypted, from, token, model.metrics())? {
-        stream.set_read_timeout(SILENCE)?;
-        connection::attend(&mut decrypted, rest, from, model);
+
+    fn serve(&self, stream: &mut (impl io::Read + io::Write), patience: &Patience) -> io::Result<()> {
+        let Leaves { clients, number } = self.leaves;
+        let let_in = || clients.let_in(*number);
+        match http::greet(stream, self.door.token.as_deref(), self.model.metrics(), let_in)? {
+            Greeting::Client(rest) => connection::attend(stream, rest, self.from, (self.model, patience)),
+            Greeting::Visitor => {}
+            // Never what it has sent: nearly the token, perhaps.
+            Greeting::Refused(why) => clients.turn_away(self.from, why),
+        }
+        Ok(())
     }
-    tls::close(&mut decrypted);
-    Ok(())
 }

@@ -270,6 +270,33 @@ fn strangers_stay_outside() {
 }
 
 #[test]
+fn strangers_keep_no_robot_out_and_robots_stay() {
+    let (server, _sizes) = start(Some("secret"), None);
+    let address = server.address();
+    let robot = || Client::with_token(address, Some("secret")).unwrap_or_else(|status| panic!("{status}"));
+    let mut first = robot();
+    let mut strangers = Vec::new();
+    for count in 0..4 * MAX_STRANGERS {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        if count % 2 == 0 {
+            stranger.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        }
+        strangers.push(stranger);
+    }
+    // Who has no token is told so beside them, and who has one comes in.
+    assert_eq!(Client::with_token(address, Some("guess!")).err(), Some(401));
+    let mut robots: Vec<_> = (0..MAX_CLIENTS - 1).map(|_| robot()).collect();
+    assert_eq!(Client::with_token(address, Some("secret")).err(), Some(503), "as many as may be");
+    for robot in robots.iter_mut().step_by(50).chain([&mut first]) {
+        assert_eq!(robot.ask(&number(1.0)), Ok(2.0));
+    }
+    let cut = strangers.iter_mut().filter(|stranger| matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
+    assert!(cut.take(3 * MAX_STRANGERS).count() == 3 * MAX_STRANGERS, "those that came first");
+    drop((first, robots));
+    assert_eq!(server.stop(), 0);
+}
+
+#[test]
 fn a_client_that_vanishes_hurts_no_other() {
     let (server, _sizes) = start(None, None);
     let mut client = Client::connect(server.address());

@@ -30,7 +30,7 @@ pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
         .connect_timeout(Duration::from_secs(5))
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_while_idle(true);
-    let channel = channel(&endpoint, &options.endpoint, &options.credentials);
+    let channel = channel(&endpoint, &options.endpoint, &options.credentials, Scope::Worker);
     let channel = channel.map_err(|error| refused(error.to_string()))?;
     Ok(CoordinatorClient::with_interceptor(channel, options.credentials.for_scope(Scope::Worker))
         .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)

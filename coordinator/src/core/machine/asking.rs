@@ -84,7 +84,8 @@ impl People<'_> {
     pub(super) fn refresh_memory(self, ticket: Ticket, reset: bool) {
         let run = &mut *self.run;
         let is_running = run.phase.running().is_some();
-        if is_running || reset {
+        let is_fresh = is_running && !reset && run.memory.is_fresh(run.now);
+        if reset || is_running && !is_fresh {
             run.order(|orders| {
                 orders.memory_reports = orders.memory_reports.saturating_add(1);
                 if reset {
@@ -93,9 +94,15 @@ impl People<'_> {
             });
             run.tell_all(&run.orders.memory());
         }
-        if is_running {
-            run.memory.refresh(run.now, ticket, &run.fleet.roster);
-        } else {
+        let waits = match (is_running, is_fresh) {
+            (true, true) => run.memory.join(run.now, ticket),
+            (true, false) => {
+                run.memory.refresh(run.now, ticket, &run.fleet.roster);
+                true
+            }
+            (false, _) => false,
+        };
+        if !waits {
             let table = run.memory.table(&run.fleet.roster);
             run.reply(ticket, Ok(Reply::Memory(table)));
         }

@@ -33,6 +33,8 @@ mod transitions;
 mod watching;
 mod working;
 
+use std::sync::Arc;
+
 use coxswain_proto::ids::Step;
 
 pub use super::config::Config;
@@ -48,8 +50,10 @@ use super::{
     event::{Ask, Event, Ticket},
     failure::End,
     invariants,
+    memory::RankMemory,
     phase::Phase,
     reason::RunPhase,
+    status::Status,
     time::Timestamp,
 };
 use crate::options::Outcome;
@@ -120,6 +124,17 @@ impl Machine {
         self.run.phase_for(&self.run.voice.reason)
     }
 
+    /// The run at this moment; changes nothing but the machine's time.
+    pub fn status(&mut self, now: Timestamp) -> Status {
+        self.run.now = now;
+        showing::status(&self.run)
+    }
+
+    /// What ranks have reported of their memory.
+    pub fn memory(&self) -> Arc<Vec<RankMemory>> {
+        self.run.memory.table(&self.run.fleet.roster)
+    }
+
     fn asked(&mut self, ticket: Ticket, ask: Ask) {
         let (caller, run) = (ask.caller(), &mut self.run);
         let reply = match ask {
@@ -131,9 +146,7 @@ impl Machine {
             Ask::Follow { worker, incarnation, stream } => {
                 return Arrivals { run }.follow(ticket, worker, &incarnation, stream);
             }
-            Ask::ShowMemory { refresh, reset } if refresh || reset => {
-                return People { run }.refresh_memory(ticket, reset);
-            }
+            Ask::RefreshMemory { reset } => return People { run }.refresh_memory(ticket, reset),
             Ask::JoinNode(claim) => Arrivals { run }.join_node(&claim),
             Ask::GetRun(origin) => Arrivals { run }.welcome(&origin).map(|()| Reply::Welcome),
             Ask::Register(claim) => Arrivals { run }.register(claim),
@@ -159,14 +172,12 @@ impl Machine {
             Ask::Exit { node_id, slot, pid, ended, sample } => {
                 Departures { run }.exited(&node_id, slot, pid, ended, sample)
             }
-            Ask::Status => Ok(Reply::Status(Box::new(showing::status(run)))),
             Ask::RebuildCache => People { run }.rebuild_cache(),
             Ask::Pause => People { run }.pause(),
             Ask::Resume => People { run }.resume(),
             Ask::CheckpointNow => People { run }.checkpoint_now(),
             Ask::Stop { reason } => People { run }.stop(reason),
             Ask::Drain { node, reason } => People { run }.drain(node, reason),
-            Ask::ShowMemory { .. } => Ok(Reply::Memory(run.memory.table(&run.fleet.roster))),
         };
         if let Err(refusal) = &reply {
             self.run.voice.refuse(caller, refusal, &mut self.run.out);

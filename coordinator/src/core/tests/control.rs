@@ -128,7 +128,7 @@ fn status_says_where_the_run_is_and_when_it_will_end() {
     }
     run.beat(1, WorkerPhase::Backward);
     run.wait(Duration::from_millis(700));
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert_eq!((status.committed, status.plan, status.epoch()), (Step(20), Some(run.plan), 5));
     assert_eq!(status.eta, Some(Duration::from_secs(8)));
     assert_eq!(status.ranks[1].worker().map(|worker| worker.phase), Some(WorkerPhase::Backward));
@@ -140,7 +140,7 @@ fn status_says_where_the_run_is_and_when_it_will_end() {
 fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
     let mut run = Run::started(2);
     let ticket = Ticket(500);
-    let asked = run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true, reset: false }));
+    let asked = run.event(Event::Asked(ticket, Ask::RefreshMemory { reset: false }));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 0 }]);
     let peak =
         PhaseMemory { phase: WorkerPhase::Forward, in_use: Bytes(1), reserved: Bytes(2), driver: Bytes(3) };
@@ -153,10 +153,12 @@ fn a_memory_refresh_is_answered_when_every_rank_has_reported() {
 #[test]
 fn a_reset_of_peaks_is_ordered_with_the_report_before_it_and_once() {
     let mut run = Run::started(2);
-    let reset = |reset| Ask::ShowMemory { refresh: true, reset };
+    let reset = |reset| Ask::RefreshMemory { reset };
     let asked = run.event(Event::Asked(Ticket(500), reset(true)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 1 }]);
-    let asked = run.event(Event::Asked(Ticket(501), reset(false)));
+    assert_eq!(run.event(Event::Asked(Ticket(501), reset(false))), vec![], "it waits for the same reports");
+    run.wait(limits::MEMORY_REFRESH_PAUSE);
+    let asked = run.event(Event::Asked(Ticket(502), reset(false)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 2, reset: 1 }], "it is no second one");
     // Where no generation runs the answer is what is known, and the order stands.
     let mut run = Run::new(config(2));
@@ -169,7 +171,7 @@ fn a_reset_of_peaks_is_ordered_with_the_report_before_it_and_once() {
 fn a_memory_refresh_does_not_wait_for_ever() {
     let mut run = Run::started(1);
     let ticket = Ticket(500);
-    run.event(Event::Asked(ticket, Ask::ShowMemory { refresh: true, reset: false }));
+    run.event(Event::Asked(ticket, Ask::RefreshMemory { reset: false }));
     run.wait(Duration::from_secs(9));
     let actions = run.wait(Duration::from_secs(2));
     assert!(actions.iter().any(|action| matches!(action, Action::Reply(to, Ok(_)) if *to == ticket)));

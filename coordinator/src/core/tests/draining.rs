@@ -54,7 +54,7 @@ fn the_others_train_on_from_the_boundary_and_the_node_may_come_back() {
     run.steps(0, 3..4);
     run.steps(1, 3..4);
     assert_eq!(run.committed(), 4);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert_eq!((status.spent.restarts, status.spent.rescales), (0, 1));
     let leaving: Vec<_> = status.leaving.iter().map(|node| (node.place, node.workers)).collect();
     assert_eq!(leaving, [(1, 0)], "its launcher is still there");
@@ -108,7 +108,7 @@ fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() 
         run.get_ready(rank, 2, "");
     }
     assert_eq!(members(&run), [0, 1]);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert_eq!(status.spent.restarts, 0);
 }
 

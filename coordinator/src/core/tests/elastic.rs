@@ -150,7 +150,7 @@ fn a_node_that_joins_is_taken_in_at_a_boundary() {
     assert_eq!(members(&run), [0, 1, 2, 3]);
     assert!(matches!(told(&formed, 3)[..], [Directive::Assignment(_, Rank(3))]));
     run.start_all(4, 5, StateSource::Carried);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert_eq!((status.spent.restarts, status.spent.rescales), (0, 1));
 }
 
@@ -214,7 +214,7 @@ fn a_worker_that_leaves_on_purpose_makes_the_world_smaller() {
     run.get_ready(1, 1, "");
     pass(&mut run, 6);
     assert_eq!(members(&run), [0, 1]);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert_eq!(status.spent.restarts, 0);
 }
 

@@ -62,7 +62,7 @@ fn named(actions: &[Action]) -> Vec<(u32, String)> {
 }
 
 fn status(run: &mut Run) -> Status {
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!("a status is always there") };
+    let status = run.status();
     *status
 }
 

@@ -278,6 +278,11 @@ impl Run {
         (reply, actions)
     }
 
+    /// What people are shown.
+    fn status(&mut self) -> Status {
+        self.machine.status(self.at())
+    }
+
     /// As `ask`, where the answer does not matter.
     fn tell(&mut self, ask: Ask) -> Vec<Action> {
         self.ask(ask).1

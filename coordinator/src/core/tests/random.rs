@@ -77,7 +77,7 @@ fn moves(world: u32) -> impl Strategy<Value = Move> {
         1 => Just(Move::Asked(Ask::Pause.into())),
         1 => Just(Move::Asked(Ask::Resume.into())),
         1 => Just(Move::Asked(Ask::CheckpointNow.into())),
-        1 => Just(Move::Asked(Ask::ShowMemory { refresh: true, reset: true }.into())),
+        1 => Just(Move::Asked(Ask::RefreshMemory { reset: true }.into())),
         1 => Just(Move::Asked(Ask::RebuildCache.into())),
         4 => (rank.clone(), 0.0f64..0.2).prop_map(|(rank, relative_l2)| Move::Drift { rank, relative_l2 }),
         1 => rank.clone().prop_map(Move::Leave),
@@ -254,12 +254,7 @@ fn due(run: &Run, rank: u32) -> Option<u64> {
 }
 
 fn lease_end(run: &mut Run) -> Option<u64> {
-    match run.ask(Ask::Status).0 {
-        Ok(Reply::Status(status)) => {
-            status.ranks.iter().find_map(|rank| rank.worker()).map(|worker| worker.lease_end.0)
-        }
-        _ => None,
-    }
+    run.status().ranks.iter().find_map(|rank| rank.worker()).map(|worker| worker.lease_end.0)
 }
 
 proptest! {

@@ -216,7 +216,7 @@ fn a_victim_that_speaks_first_does_not_take_the_blame() {
     assert!(survived(&lost).is_some_and(|text| text.starts_with("rank 1 on node-a")));
     run.replace(1, 1);
     run.start_all(2, 10, StateSource::Replica);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     let failure = status.failure.unwrap();
     assert_eq!((failure.slot, failure.fatal), (Some(Slot(1)), false));
     assert_eq!(failure.victims.iter().copied().collect::<Vec<_>>(), [Slot(0)]);
@@ -391,7 +391,7 @@ fn a_checkpoint_that_was_asked_for_earlier_is_not_the_successors_affair() {
 fn status_says_what_was_survived() {
     let mut run = at_step_ten();
     run.kill(1);
-    let (Ok(Reply::Status(status)), _) = run.ask(Ask::Status) else { panic!() };
+    let status = run.status();
     assert!(matches!(status.reason, Reason::Regathering { generation: Generation(1), .. }));
     assert_eq!((status.spent.restarts, status.max_restarts), (1, 3));
     assert_eq!(status.plan.map(|plan| (plan.samples(), plan.global_batch())), Some((30, 8)));

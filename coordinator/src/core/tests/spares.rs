@@ -38,7 +38,7 @@ fn train_to_the_end(run: &mut Run) {
 }
 
 fn status(run: &mut Run) -> Status {
-    let Ok(Reply::Status(status)) = run.ask(Ask::Status).0 else { panic!("status is always answered") };
+    let status = run.status();
     *status
 }
 

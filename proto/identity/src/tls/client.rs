@@ -21,7 +21,7 @@ use super::{
     derived,
     files::{self, Own},
 };
-use crate::{Address, CertificateFiles, IdentityError, Scope, Stream, Tokens, error::DialError};
+use crate::{Address, CertificateFiles, IdentityError, Stream, Token, error::DialError};
 
 /// TLS of a caller.
 pub(crate) struct Client {
@@ -47,15 +47,16 @@ impl Client {
         Ok(client)
     }
 
-    /// Speaks TLS with who answers at `address`, if that is who it should be.
+    /// Speaks TLS with who answers at `address`, if that is who it should be: without certificates, who has the
+    /// token that is about to be `shown`.
     pub(crate) async fn connect(
         &self,
         tcp: TcpStream,
         address: &Address,
-        tokens: Option<&Tokens>,
+        shown: Option<&Token>,
     ) -> Result<Stream, DialError> {
         let place = address.host_port();
-        let (verifier, name) = self.expected(address, tokens)?;
+        let (verifier, name) = self.expected(address, shown)?;
         let refused = |error: Error| handshake(place, error);
         let config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&TLS13])
@@ -77,7 +78,7 @@ impl Client {
     fn expected(
         &self,
         address: &Address,
-        tokens: Option<&Tokens>,
+        shown: Option<&Token>,
     ) -> Result<(Arc<dyn ServerCertVerifier>, ServerName<'static>), IdentityError> {
         let place = || address.host_port().to_owned();
         if let Some(roots) = &self.roots {
@@ -89,10 +90,9 @@ impl Client {
                 .map_err(|error| IdentityError::Handshake { address: place(), problem: error.to_string() })?;
             return Ok((verifier, name));
         }
-        let token = tokens.and_then(|tokens| tokens.for_scope(Scope::Read));
-        let token = token.ok_or_else(|| IdentityError::NothingToTrust(place()))?;
-        let key = derived::public_key(&token).ok_or_else(|| IdentityError::OtherKey(place()))?;
-        let name = ServerName::try_from(derived::server_name(&token)).expect("digits and dots are a name");
+        let token = shown.ok_or_else(|| IdentityError::NothingToTrust(place()))?;
+        let key = derived::public_key(token).ok_or_else(|| IdentityError::OtherKey(place()))?;
+        let name = ServerName::try_from(derived::server_name(token)).expect("digits and dots are a name");
         Ok((Arc::new(Pinned { key, provider: self.provider.clone() }), name))
     }
 }

@@ -35,7 +35,8 @@ async fn listen() -> TcpListener {
 
 async fn call(listener: &TcpListener, caller: &Credentials) -> Result<crate::Stream, DialError> {
     let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    Client::new(caller.certificates())?.connect(tcp, &at(listener), caller.tokens()).await
+    let shown = caller.tokens().and_then(|tokens| tokens.for_scope(Scope::Worker));
+    Client::new(caller.certificates())?.connect(tcp, &at(listener), shown.as_ref()).await
 }
 
 /// A caller at a door: what the one says of the other, after a word from the caller has come through.
@@ -113,6 +114,20 @@ async fn a_server_with_another_key_is_not_spoken_to() {
         let told = format!("{refused} {refused:?}");
         assert!(told.contains(expected) || told.contains("not accepted"), "{told}");
     }
+}
+
+#[tokio::test]
+async fn who_has_a_lesser_token_is_not_shown_a_higher_one() {
+    let [read, worker] = [Scope::Read, Scope::Worker].map(fresh);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens");
+    // The lesser one comes first, as security.md has it.
+    [&read, &worker].iter().for_each(|token| Tokens::add_to_file(&file, token).unwrap());
+    let caller = Credentials::new(Some(Tokens::of_file(&file).unwrap()), CertificateFiles::default());
+    let (calling, _) = meet(&Door::new(&with(&read), false).unwrap(), &caller).await;
+    assert!(calling.unwrap_err().contains("does not know our token"));
+    let (calling, _) = meet(&Door::new(&with(&worker), false).unwrap(), &caller).await;
+    calling.unwrap();
 }
 
 #[tokio::test]

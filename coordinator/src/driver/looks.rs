@@ -1,0 +1,75 @@
+//! Those who only look at the run. They wait apart from calls that change it, share a look with all others
+//! that wait, and are looked for at most once in [`LOOK_PAUSE`]: however many there are, what they cost the
+//! driver is bounded. Each sees what was true after it asked.
+
+use std::sync::Arc;
+
+use coxswain_proto::limits::{LOOK_PAUSE, MAX_READS, MAX_WATCHERS};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::core::{machine::Machine, memory::RankMemory, status::Status, time::Timestamp};
+
+/// What somebody wants to see.
+pub enum Look {
+    /// The run at this moment.
+    Status(oneshot::Sender<Arc<Status>>),
+    /// What ranks have reported of their memory.
+    Memory(oneshot::Sender<Arc<Vec<RankMemory>>>),
+}
+
+/// The driver's end.
+pub struct Looks {
+    asked: mpsc::Receiver<Look>,
+    waiting: Vec<Look>,
+    last: Option<Instant>,
+}
+
+impl Looks {
+    /// As many as the services let in.
+    const QUEUE: usize = MAX_READS.0 + MAX_WATCHERS.0;
+
+    /// Both ends.
+    pub fn new() -> (mpsc::Sender<Look>, Self) {
+        let (ask, asked) = mpsc::channel(Self::QUEUE);
+        (ask, Self { asked, waiting: Vec::new(), last: None })
+    }
+
+    /// Waits for somebody who wants to look; for ever when nobody can any more.
+    pub async fn come(&mut self) {
+        match self.asked.recv().await {
+            Some(look) => self.waiting.push(look),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// When to look for those who wait; not at all if nobody does.
+    pub fn due(&self, now: Instant) -> Option<Instant> {
+        (!self.waiting.is_empty()).then(|| self.last.map_or(now, |last| last + LOOK_PAUSE))
+    }
+
+    /// Answers those who wait, if it is time.
+    pub fn answer(&mut self, now: Instant, machine: &mut Machine, at: Timestamp) {
+        self.waiting.extend(std::iter::from_fn(|| self.asked.try_recv().ok()).take(Self::QUEUE));
+        if self.due(now).is_none_or(|due| due > now) {
+            return;
+        }
+        self.last = Some(now);
+        let (mut status, mut memory) = (None, None);
+        for look in self.waiting.drain(..) {
+            // Callers that have gone do not want their answers.
+            match look {
+                Look::Status(answer) if answer.is_closed() => {}
+                Look::Status(answer) => {
+                    let status = status.get_or_insert_with(|| Arc::new(machine.status(at)));
+                    drop(answer.send(status.clone()));
+                }
+                Look::Memory(answer) => {
+                    drop(answer.send(memory.get_or_insert_with(|| machine.memory()).clone()));
+                }
+            }
+        }
+    }
+}

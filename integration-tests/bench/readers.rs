@@ -1,0 +1,241 @@
+//! What floods of readers cost a run: steps a second, a worker's heartbeat, memory of the coordinator.
+//!
+//! ```text
+//! cargo bench -p coxswain --bench readers [-- --seconds 5] [--turns 3] [--only ledger]
+//! ```
+//!
+//! The quickstart runs on loopback with two workers. In turns, for a few seconds each, it is left alone and
+//! flooded by one token with the scope `read`: a machine that others load meanwhile loads both alike. The
+//! flood comes from this process, whose share of the processors is taken out of the undisturbed speed. A
+//! heartbeat is a call on a connection of its own every 20 ms.
+
+#[allow(dead_code, reason = "shared with the tests of real processes")]
+#[path = "../processes/support/mod.rs"]
+mod support;
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use coxswain_identity::{CertificateFiles, Credentials, Scope, Token, Tokens};
+use coxswain_proto::v1::{HeartbeatRequest, coordinator_client::CoordinatorClient};
+use nix::sys::resource::{UsageWho, getrusage};
+use support::{
+    Running,
+    flood::{Flood, Question},
+    processes::coordinator_of,
+    tiny::Tiny,
+};
+use tonic::transport::Channel;
+
+const FLOODS: [(Question, usize, usize); 11] = [
+    (Question::Status, 100, 1_000),
+    (Question::Status, 260, 1_000),
+    (Question::Ledger, 100, 1_000),
+    (Question::Ledger, 260, 1_000),
+    (Question::Memory, 100, 1_000),
+    (Question::Memory, 260, 1_000),
+    (Question::Watch, 100, 1_000),
+    (Question::Watch, 260, 1_000),
+    (Question::Metrics, 100, 1_000),
+    (Question::Metrics, 260, 1_000),
+    (Question::HalfSent, 20, 1_000),
+];
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let given = |flag: &str| args.iter().position(|arg| arg == flag).and_then(|at| args.get(at + 1));
+    let number = |flag: &str, or: u64| given(flag).map_or(or, |text| text.parse().expect("a number"));
+    let (window, turns) = (Duration::from_secs(number("--seconds", 5)), number("--turns", 3));
+    let only = given("--only").map(|name| name.to_lowercase());
+    let bench = Bench::start(window);
+    println!(
+        "{:<22} {:>12} {:>9} {:>7} {:>8} {:>10} {:>9} {:>6}",
+        "flood", "undisturbed", "disturbed", "share", "ratio", "p99 beat", "memory", "lost"
+    );
+    for (question, connections, streams) in FLOODS {
+        let name = format!("{question:?} {connections} x {streams}");
+        if only.as_ref().is_some_and(|only| !name.to_lowercase().starts_with(only)) {
+            continue;
+        }
+        let (mut alone, mut flooded) = (Window::default(), Window::default());
+        for _ in 0..turns {
+            alone.add(bench.watch(None));
+            flooded.add(bench.watch(Some((question, connections, streams))));
+        }
+        let ratio = flooded.speed() / (alone.speed() * (1.0 - flooded.share()));
+        println!(
+            "{name:<22} {:>8.2} st/s {:>4.2} st/s {:>5.1} % {ratio:>8.3} {:>7.1} ms {:>+5.0} MiB {:>6}",
+            alone.speed(),
+            flooded.speed(),
+            flooded.share() * 100.0,
+            flooded.p99(),
+            flooded.resident as f64 - alone.resident as f64,
+            bench.lost(),
+        );
+    }
+}
+
+/// A run, and who looks at it.
+struct Bench {
+    tiny: Tiny,
+    running: Running,
+    endpoint: String,
+    read: Token,
+    window: Duration,
+    beats: Arc<Mutex<Vec<f64>>>,
+    over: Arc<AtomicBool>,
+}
+
+/// What was measured for a while, summed up.
+#[derive(Default)]
+struct Window {
+    steps: usize,
+    seconds: f64,
+    /// Processor seconds of this process.
+    processor: f64,
+    beats: Vec<f64>,
+    /// The most, in MiB.
+    resident: u64,
+}
+
+impl Bench {
+    fn start(window: Duration) -> Self {
+        let (tiny, endpoint) = (Tiny::new(1_000_000, 0), support::free_endpoint());
+        let file = tiny.output().with_file_name("tokens");
+        let [all, read] = [Scope::All, Scope::Read].map(|scope| Token::fresh(scope).expect("randomness"));
+        [&all, &read].iter().for_each(|token| Tokens::add_to_file(&file, token).expect("a file"));
+        let mut command =
+            tiny.command(&["--rdzv-endpoint", &endpoint, "train.log_every=1", "train.global_batch=8"]);
+        command.env("COX_TOKEN_FILE", &file);
+        let mut running = Running::of(command);
+        running.wait_for("20/1000000");
+        let (beats, over) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let bench = Self { tiny, running, endpoint, read, window, beats, over };
+        bench.beat(&all);
+        bench
+    }
+
+    /// Says that a worker lives that nobody knows: on the way of all others, and of no consequence.
+    fn beat(&self, token: &Token) {
+        let credentials = Credentials::new(Some(Tokens::one(token.clone())), CertificateFiles::default());
+        let (beats, over, address) =
+            (self.beats.clone(), self.over.clone(), format!("http://{}", self.endpoint));
+        thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let channel = Channel::from_shared(address).expect("an address").connect_lazy();
+                let mut worker =
+                    CoordinatorClient::with_interceptor(channel, credentials.for_scope(Scope::Worker));
+                while !over.load(Ordering::Relaxed) {
+                    let request = HeartbeatRequest {
+                        worker_id: u64::MAX,
+                        incarnation: "nobody".into(),
+                        ..Default::default()
+                    };
+                    let asked = Instant::now();
+                    worker.heartbeat(request).await.expect("every heartbeat is answered");
+                    beats.lock().expect("nobody panics").push(asked.elapsed().as_secs_f64() * 1e3);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+        });
+    }
+
+    /// A window, with a flood in it or without one.
+    fn watch(&self, flood: Option<(Question, usize, usize)>) -> Window {
+        let coordinator = coordinator_of(self.running.pid()).expect("it lives");
+        // What the flood before left behind is over.
+        thread::sleep(Duration::from_secs(1));
+        let flood = flood.map(|(question, connections, streams)| {
+            Flood::start(&self.endpoint, self.read.secret(), question, connections, streams)
+        });
+        self.beats.lock().expect("nobody panics").clear();
+        let (steps, began, processor) = (self.steps(), Instant::now(), processor());
+        let mut resident = 0;
+        while began.elapsed() < self.window {
+            resident = resident.max(memory(coordinator));
+            thread::sleep(Duration::from_millis(50));
+        }
+        let window = Window {
+            steps: self.steps() - steps,
+            seconds: began.elapsed().as_secs_f64(),
+            processor: self::processor() - processor,
+            beats: std::mem::take(&mut self.beats.lock().expect("nobody panics")),
+            resident,
+        };
+        flood.map(Flood::end);
+        window
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.tiny.output().join("logs/coordinator.log")).unwrap_or_default()
+    }
+
+    fn steps(&self) -> usize {
+        self.log().lines().filter(|line| line.contains("/1000000")).count()
+    }
+
+    fn lost(&self) -> usize {
+        self.log().lines().filter(|line| line.contains("no sign of life")).count()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Window {
+    fn add(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.seconds += other.seconds;
+        self.processor += other.processor;
+        self.beats.extend(other.beats);
+        self.resident = self.resident.max(other.resident);
+    }
+
+    fn speed(&self) -> f64 {
+        self.steps as f64 / self.seconds
+    }
+
+    /// Of the machine's processors.
+    fn share(&self) -> f64 {
+        self.processor
+            / self.seconds
+            / thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
+    }
+
+    fn p99(&self) -> f64 {
+        let mut beats = self.beats.clone();
+        beats.sort_by(f64::total_cmp);
+        beats
+            .get((beats.len() * 99 / 100).min(beats.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Processor seconds of this process so far.
+fn processor() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("Linux");
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    seconds(usage.user_time()) + seconds(usage.system_time())
+}
+
+/// MiB that a process has resident.
+fn memory(pid: i32) -> u64 {
+    let status =
+        fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib >> 10)
+}

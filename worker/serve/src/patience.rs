@@ -1,0 +1,100 @@
+//! How long a connection may take for what it is at, however it cuts that into pieces: who it is, and each of
+//! its observations.
+
+use std::{
+    cell::Cell,
+    io::{self, ErrorKind, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use crate::{
+    clock::Stopwatch,
+    limits::{AUTHENTICATION, OBSERVATION_TIME, STALL},
+};
+
+/// A connection with a limit.
+pub struct PacedStream<'s> {
+    stream: &'s TcpStream,
+    patience: &'s Patience,
+}
+
+/// What a connection is at, and since when.
+pub struct Patience {
+    since: Cell<Stopwatch>,
+    limit: Cell<Duration>,
+    /// It is at nothing: it may be silent for as long as it lives.
+    rests: Cell<bool>,
+}
+
+impl Patience {
+    /// Of a stranger that has just come.
+    pub fn with_a_stranger() -> Self {
+        Self {
+            since: Cell::new(Stopwatch::start()),
+            limit: Cell::new(AUTHENTICATION),
+            rests: Cell::new(false),
+        }
+    }
+
+    /// What it was at is done. The next thing begins with its next byte, and is an observation.
+    pub fn rest(&self) {
+        self.rests.set(true);
+    }
+
+    /// What is left; an error if nothing is.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        if self.rests.get() {
+            return Ok(None);
+        }
+        let limit = self.limit.get();
+        let left = limit.saturating_sub(self.since.get().elapsed());
+        match left.is_zero() {
+            false => Ok(Some(left.min(STALL))),
+            true => {
+                let late = format!("what it sent was not complete within {} s", limit.as_secs());
+                Err(io::Error::new(ErrorKind::TimedOut, late))
+            }
+        }
+    }
+
+    fn came(&self, count: usize) {
+        if count > 0 && self.rests.replace(false) {
+            self.since.set(Stopwatch::start());
+            self.limit.set(OBSERVATION_TIME);
+        }
+    }
+}
+
+impl<'s> PacedStream<'s> {
+    /// This one.
+    pub fn new(stream: &'s TcpStream, patience: &'s Patience) -> Self {
+        Self { stream, patience }
+    }
+
+    /// Its first byte, which stays there; nothing if it has gone.
+    pub fn first(&self) -> io::Result<Option<u8>> {
+        self.stream.set_read_timeout(self.patience.left()?)?;
+        let mut first = [0];
+        Ok((self.stream.peek(&mut first)? > 0).then_some(first[0]))
+    }
+}
+
+impl Read for PacedStream<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.patience.left()?)?;
+        let count = self.stream.read(bytes)?;
+        self.patience.came(count);
+        Ok(count)
+    }
+}
+
+impl Write for PacedStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
