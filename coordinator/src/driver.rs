@@ -40,7 +40,7 @@ use inbox::{Answer, Follow, InboxCall, Owner};
 use lines::Lines;
 pub use lines::Told;
 use looks::Looks;
-pub use streams::{DirectiveStream, NodeStream};
+pub use streams::NodeStream;
 
 use crate::{
     clock::{self, Clock, SignsOfLife},

@@ -3,7 +3,7 @@
 
 use std::{pin::Pin, task::Poll, thread, time::Duration};
 
-use coxswain_proto::ids::{Bytes, Generation};
+use coxswain_proto::ids::{Bytes, Generation, WorkerId};
 
 use super::*;
 use crate::{

@@ -157,7 +157,7 @@ fn a_reset_of_peaks_is_ordered_with_the_report_before_it_and_once() {
     let asked = run.event(Event::Asked(Ticket(500), reset(true)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 1 }]);
     assert_eq!(run.event(Event::Asked(Ticket(501), reset(false))), vec![], "it waits for the same reports");
-    run.wait(limits::MEMORY_REFRESH_PAUSE);
+    run.wait(coxswain_proto::limits::MEMORY_REFRESH_PAUSE);
     let asked = run.event(Event::Asked(Ticket(502), reset(false)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 2, reset: 1 }], "it is no second one");
     // Where no generation runs the answer is what is known, and the order stands.

@@ -279,7 +279,7 @@ impl Run {
     }
 
     /// What people are shown.
-    fn status(&mut self) -> Status {
+    fn status(&mut self) -> crate::core::status::Status {
         self.machine.status(self.at())
     }
 

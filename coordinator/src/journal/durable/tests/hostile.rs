@@ -15,7 +15,7 @@ fn rows() -> Vec<u8> {
     let (mut journal, _) = open(directory.path(), Life::Again);
     journal.append(&records()).expect("a disk");
     journal.append(&[Record::Over(End::Finished(Step(60)))]).expect("a disk");
-    let read = journal.begin_read().expect("it was written");
+    let read = journal.store.opened().as_ref().expect("it is open").begin_read().expect("it was written");
     let mut lines = Vec::new();
     for (number, table) in NUMBERED.iter().enumerate() {
         let table = read.open_table(*table).expect("every table exists");
