@@ -63,7 +63,7 @@ fn named(actions: &[Action]) -> Vec<(u32, String)> {
 
 fn status(run: &mut Run) -> Status {
     let status = run.status();
-    *status
+    status
 }
 
 #[test]
