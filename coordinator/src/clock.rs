@@ -6,12 +6,12 @@
 //! ```
 //!
 //! The core's time is the time in which the coordinator could have heard workers. A process that was
-//! stopped, a virtual machine that was paused, a disk that took seconds for a record, more calls than could be
-//! handled: what was said meanwhile waits unread, so none of that time counts against those who said it.
+//! stopped, a virtual machine that was paused, a disk that took seconds for a record, more calls than could
+//! be handled: what was said meanwhile waits unread, so none of that time counts against those who said it.
 //! Every bound of the core moves with it at once, for there is one clock.
 //!
-//! How late a worker is heard is measured by a [`SignOfLife`]: the coordinator says to itself that it lives, on the
-//! way of a worker's call. As long as that is overdue the core's time stands.
+//! How late a worker is heard is measured by a [`SignOfLife`]: the coordinator says to itself that it lives,
+//! on the way of a worker's call. As long as that is overdue the core's time stands.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
 //! What floods of readers cost a run: steps a second, a worker's heartbeat, memory of the coordinator.
 //!
 //! ```text
-//! cargo bench -p coxswain --bench readers [-- --seconds 5] [--turns 3] [--only ledger]
+//! cargo bench -p coxswain --bench readers [-- --seconds 5] [--repeats 3] [--only ledger]
 //! ```
 //!
 //! The quickstart runs on loopback with two workers. In turns, for a few seconds each, it is left alone and
@@ -53,7 +53,7 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     let given = |flag: &str| args.iter().position(|arg| arg == flag).and_then(|at| args.get(at + 1));
     let number = |flag: &str, or: u64| given(flag).map_or(or, |text| text.parse().expect("a number"));
-    let (window, turns) = (Duration::from_secs(number("--seconds", 5)), number("--turns", 3));
+    let (window, repeats) = (Duration::from_secs(number("--seconds", 5)), number("--repeats", 3));
     let only = given("--only").map(|name| name.to_lowercase());
     let bench = Bench::start(window);
     println!(
@@ -66,7 +66,7 @@ fn main() {
             continue;
         }
         let (mut alone, mut flooded) = (Window::default(), Window::default());
-        for _ in 0..turns {
+        for _ in 0..repeats {
             alone.add(bench.watch(None));
             flooded.add(bench.watch(Some((question, connections, streams))));
         }

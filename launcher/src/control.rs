@@ -115,18 +115,18 @@ impl Access {
 
     /// The answer to a question that changes nothing. A coordinator that has too many readers is asked again
     /// when it says so, for a while.
-    pub async fn look<T>(
-        &self,
-        call: impl AsyncFn(Control) -> Result<Response<T>, Status>,
-    ) -> Result<T, Failed> {
+    pub async fn look<T, C>(&self, call: impl Fn(Control) -> C) -> Result<T, Failed>
+    where
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
         self.try_look(call).await.map_err(|status| self.explain(&status))
     }
 
     /// The same; what a refusal means is the caller's to say.
-    pub async fn try_look<T>(
-        &self,
-        call: impl AsyncFn(Control) -> Result<Response<T>, Status>,
-    ) -> Result<T, Status> {
+    pub async fn try_look<T, C>(&self, call: impl Fn(Control) -> C) -> Result<T, Status>
+    where
+        C: Future<Output = Result<Response<T>, Status>>,
+    {
         let asked = clock::now();
         loop {
             let answer = call(self.control()).await;
@@ -186,7 +186,12 @@ impl Access {
 /// rationed.
 pub async fn ledger_page(access: &Access, first_step: u64) -> Result<GetLedgerResponse, Failed> {
     let request = || unhurried(GetLedgerRequest { first_step, limit: 0 }, limits::READ_TIMEOUT);
-    access.look(async |mut people| people.get_ledger(request()).await).await
+    access
+        .look(|mut people| {
+            let asked = request();
+            async move { people.get_ledger(asked).await }
+        })
+        .await
 }
 
 /// A request that must be answered within [`limits::CALL_TIMEOUT`].

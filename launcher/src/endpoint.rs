@@ -87,7 +87,13 @@ pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
     let request = || prompt(GetStatusRequest {});
-    let other = match access.try_look(async |mut people| people.get_status(request()).await).await {
+    let other = match access
+        .try_look(|mut people| {
+            let asked = request();
+            async move { people.get_status(asked).await }
+        })
+        .await
+    {
         Ok(there) if is_of(output_dir, &there) => return Ok(access),
         Ok(there) => format!("run {} (output directory {})", there.run_id, there.output_dir),
         // It knows no token of this run's.

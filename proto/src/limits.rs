@@ -177,7 +177,7 @@ pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long `GetMemory` waits for fresh reports: ranks answer at a step boundary.
 pub const MEMORY_REFRESH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Ranks are asked for fresh reports at most this often, whoever asks; a reset is always passed on.
+/// Ranks are asked for fresh reports at most this often for all callers; a reset is always passed on.
 pub const MEMORY_REFRESH_PAUSE: Duration = Duration::from_secs(1);
 /// Checkpoints shown by `status`, newest last.
 pub const MAX_LISTED_CHECKPOINTS: usize = 32;

@@ -108,7 +108,7 @@ async fn a_coordinator_that_is_stopped_while_its_disk_is_full_shuts_down() {
 }
 
 #[tokio::test]
-async fn those_who_look_at_the_same_time_share_a_look_and_see_what_was_said_before() {
+async fn those_who_look_at_the_same_time_share_a_look_and_see_what_came_before() {
     let journal = JournalThread::spawn(Box::new(Forgetful::default())).expect("a thread");
     let (driver, handle) = Driver::new(config(1), journal, Log::new("demo", 1));
     let stop = CancellationToken::new();

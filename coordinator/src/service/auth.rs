@@ -24,11 +24,12 @@ use axum::{
 use coxswain_identity::{Caller, Scope, Tokens};
 use tonic::Status;
 
-use super::readers::{ReadCaller, ReadKind, Readers};
+use super::{
+    metrics::METRICS,
+    readers::{ReadCaller, ReadKind, Readers},
+};
 use crate::pace::Peer;
 
-/// Where the metrics are.
-pub const METRICS: &str = "/metrics";
 /// What needs no token.
 const OPEN: &str = "/grpc.health.v1.Health/Check";
 /// The service of launchers and workers.

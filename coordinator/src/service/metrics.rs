@@ -22,6 +22,8 @@ use prometheus_client::{
 use super::shared::{RunFacts, Service};
 use crate::core::status::{CacheStatus, HardwareFaults, RankStatus, Status, WorkerStatus};
 
+/// Where they are.
+pub const METRICS: &str = "/metrics";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers a scrape.

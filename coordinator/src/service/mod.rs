@@ -61,7 +61,7 @@ pub async fn router(
         .add_service(descriptors().build_v1()?)
         .add_service(descriptors().build_v1alpha()?)
         .into_axum_router()
-        .route(auth::METRICS, axum::routing::get(metrics::scrape).with_state(service))
+        .route(metrics::METRICS, axum::routing::get(metrics::scrape).with_state(service))
         .layer(axum::middleware::from_fn_with_state(guard, auth::guarded));
     Ok(Server::builder()
         // Prometheus scrapes with it.

@@ -104,7 +104,7 @@ struct Place {
 impl Readers {
     /// Answers a read, or refuses it.
     pub async fn serve(&self, kind: ReadKind, reader: ReadCaller, request: Request, next: Next) -> Response {
-        let is_metrics = request.uri().path() == super::auth::METRICS;
+        let is_metrics = request.uri().path() == super::metrics::METRICS;
         let place = match self.enter(kind, reader) {
             Ok(place) => place,
             Err(wait) => return refusal(wait, is_metrics),

@@ -30,6 +30,7 @@ const ACK: u8 = 1;
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What is asked for.
+#[allow(dead_code, reason = "the bench asks all of it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     Status,
@@ -96,7 +97,7 @@ impl Caller {
                 thread::sleep(LOOK);
                 continue;
             };
-            while !over.load(Ordering::Relaxed) && line.turn() {}
+            while !over.load(Ordering::Relaxed) && line.exchange() {}
             answered += line.answered;
         }
         answered
@@ -159,7 +160,7 @@ impl<'a> Line<'a> {
     }
 
     /// Asks as often as may be, and takes what has come; false when the connection is over.
-    fn turn(&mut self) -> bool {
+    fn exchange(&mut self) -> bool {
         while self.open.len() < self.most && self.unsent.len() < 1 << 16 && self.next < 1 << 30 {
             self.unsent.extend(self.caller.request(self.next));
             self.open.insert(self.next);

@@ -78,7 +78,12 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
 /// The records of a run that is being served.
 async fn living(access: &Access) -> Result<RunRecords, Failed> {
     let request = || prompt(GetStatusRequest {});
-    let now = access.look(async |mut people| people.get_status(request()).await).await?;
+    let now = access
+        .look(|mut people| {
+            let asked = request();
+            async move { people.get_status(asked).await }
+        })
+        .await?;
     let mut records = of_status(now);
     let mut next = Some(0);
     while let Some(first_step) = next {
@@ -89,7 +94,12 @@ async fn living(access: &Access) -> Result<RunRecords, Failed> {
     }
     // Last, so that every membership of these steps is among those that are told.
     let request = || unhurried(GetHistoryRequest {}, limits::READ_TIMEOUT);
-    let mut history = access.look(async |mut people| people.get_history(request()).await).await?;
+    let mut history = access
+        .look(|mut people| {
+            let asked = request();
+            async move { people.get_history(asked).await }
+        })
+        .await?;
     while let Some(entry) = history.message().await.map_err(|status| access.explain(&status))? {
         entry.kind.into_iter().for_each(|kind| enter(&mut records, kind));
     }

@@ -48,7 +48,12 @@ pub fn status(args: &StatusArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
         let request = || prompt(GetStatusRequest {});
-        let answer = access.look(async |mut people| people.get_status(request()).await).await?;
+        let answer = access
+            .look(|mut people| {
+                let asked = request();
+                async move { people.get_status(asked).await }
+            })
+            .await?;
         let kept = Record::read(Path::new(&answer.output_dir));
         match (args.json, kept) {
             (true, kept) => say(json::status(&answer, kept.as_ref())),
@@ -66,7 +71,12 @@ pub fn memory(args: &MemoryArgs) -> Outcome {
         let refresh = args.refresh || args.reset;
         let waits = if refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
         let request = || unhurried(GetMemoryRequest { refresh, reset: args.reset }, waits);
-        let answer = access.look(async |mut people| people.get_memory(request()).await).await?;
+        let answer = access
+            .look(|mut people| {
+                let asked = request();
+                async move { people.get_memory(asked).await }
+            })
+            .await?;
         match args.json {
             true => say(json::memory(&answer)),
             false => say(text::memory(&answer)),

@@ -156,7 +156,7 @@ async fn workers_train_through_their_launcher_and_find_the_next_coordinator_thro
 #[tokio::test]
 async fn a_launcher_listens_to_workers_of_its_run_alone() {
     let shown = credentials(Scope::Worker);
-    let nowhere = Access::new("127.0.0.1:1", &shown).unwrap();
+    let nowhere = Access::new(Address::parse("127.0.0.1:1"), &shown).unwrap();
     let relay = Relay::start(nowhere, &shown).await.unwrap();
     let get_run = |credentials: &Credentials| {
         let mut worker = worker(&relay, credentials);

@@ -151,12 +151,16 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_identity::Address;
+
     use super::*;
 
     #[tokio::test]
     async fn silence_is_reported_and_the_line_is_looked_for_all_the_same() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let access = Access::new(&nobody.local_addr().unwrap().to_string(), &Default::default()).unwrap();
+        let access =
+            Access::new(Address::parse(&nobody.local_addr().unwrap().to_string()), &Default::default())
+                .unwrap();
         drop(nobody);
         let (orders, mut heard) = mpsc::channel(1);
         let join = JoinNodeRequest::default();

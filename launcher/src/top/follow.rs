@@ -89,7 +89,7 @@ impl Follower {
                 },
                 _ = memory.tick() => {
                     let request = || prompt(GetMemoryRequest { refresh: false, reset: false });
-                    let answer = access.look(async |mut people| people.get_memory(request()).await).await;
+                    let answer = access.look(|mut people| { let asked = request(); async move { people.get_memory(asked).await } }).await;
                     if let Ok(memory) = answer {
                         self.tell(Update::Memory(Box::new(memory))).await?;
                     }
@@ -165,7 +165,12 @@ impl Follower {
 
 async fn status_of(access: &Access) -> Result<Update, Failed> {
     let request = || prompt(GetStatusRequest {});
-    let status = access.look(async |mut people| people.get_status(request()).await).await?;
+    let status = access
+        .look(|mut people| {
+            let asked = request();
+            async move { people.get_status(asked).await }
+        })
+        .await?;
     Ok(Update::Status(Box::new(status)))
 }
 

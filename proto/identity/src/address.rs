@@ -33,8 +33,8 @@ impl Address {
         Self { host_port: host_port.trim_end_matches('/').to_owned(), encryption }
     }
 
-    /// Reads one that was found in a directory, where somebody else may have written it: it is called in clear
-    /// beyond this machine only if the user has said `plaintext`.
+    /// Reads one that was found in a directory, where somebody else may have written it: it is called in
+    /// clear beyond this machine only if the user has said `plaintext`.
     pub fn found(text: &str, plaintext: bool) -> Self {
         let found = Self::parse(text);
         match found.encryption {

@@ -76,9 +76,9 @@ impl Interceptor for ShowToken {
 }
 
 /// A channel to a coordinator that connects when it is first used, and again whenever the connection is gone.
-/// `endpoint` says how; where, and whether through TLS, [`Whereabouts`] is asked for each connection. Calls on
-/// it show a token for `scope`: by that token, and no lesser one, the coordinator is known. Certificates are
-/// read here.
+/// `endpoint` says how; where, and whether through TLS, [`Whereabouts`] is asked for each connection. Calls
+/// on it show a token for `scope`: by that token, and no lesser one, the coordinator is known. Certificates
+/// are read here.
 pub fn channel(
     endpoint: &Endpoint,
     whereabouts: &Whereabouts,

@@ -22,7 +22,7 @@ const LINE_PAUSE: Duration = Duration::from_secs(60);
 pub struct Clients {
     connected: Mutex<Connected>,
     gone: Condvar,
-    turned_away: Mutex<Refusals>,
+    refusals: Mutex<Refusals>,
 }
 
 #[derive(Debug, Default)]
@@ -69,10 +69,7 @@ impl Clients {
         if let Some((_, stranger)) = longest {
             // Its thread finds the end of its stream.
             let _ = stranger.shutdown(Shutdown::Both);
-            self.turn_away(
-                from,
-                &format!("{MAX_STRANGERS} others came after it and it had not said who it is"),
-            );
+            self.refuse(from, &format!("{MAX_STRANGERS} others came after it and it had not said who it is"));
         }
         Ok(number)
     }
@@ -125,14 +122,14 @@ impl Clients {
     }
 
     /// Counts one that was not let in, and says so at most once a minute.
-    pub fn turn_away(&self, from: SocketAddr, why: &str) {
-        let mut turned_away = self.turned_away.lock().unwrap_or_else(PoisonError::into_inner);
-        turned_away.count += 1;
-        if turned_away.told.is_some_and(|told| told.elapsed() < LINE_PAUSE) {
+    pub fn refuse(&self, from: SocketAddr, why: &str) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.count += 1;
+        if refusals.told.is_some_and(|told| told.elapsed() < LINE_PAUSE) {
             return;
         }
-        turned_away.told = Some(Stopwatch::start());
-        let count = std::mem::take(&mut turned_away.count);
+        refusals.told = Some(Stopwatch::start());
+        let count = std::mem::take(&mut refusals.count);
         tracing::warn!(%from, count, "{count} turned away since the last such line, the newest: {why}");
     }
 }

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`model`] | the thread that computes; warm-up; batches |
 //! | [`server`] | the port, its threads, and their end |
-//! | [`clients`], [`patience`] | who is connected, strangers apart; how long each may take for what it is at |
+//! | [`clients`], [`patience`] | who is connected, strangers apart; how long each may take |
 //! | [`connection`] | one client, from its first byte to its last |
 //! | [`tls`] | a certificate of one's own, and the handshake; with the feature `tls` |
 //! | [`http`] | what comes before frames: health, metrics, the token, the upgrade |

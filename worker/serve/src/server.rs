@@ -127,7 +127,7 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
         let number = match clients.admit(&stream, from) {
             Ok(number) => number,
             Err(why) => {
-                clients.turn_away(from, &why);
+                clients.refuse(from, &why);
                 continue;
             }
         };
@@ -141,9 +141,9 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let why = format!("nothing came from it for {} s", STALL.as_secs());
-                    leaves.clients.turn_away(from, &why);
+                    leaves.clients.refuse(from, &why);
                 }
-                Err(error) => leaves.clients.turn_away(from, &error.to_string()),
+                Err(error) => leaves.clients.refuse(from, &error.to_string()),
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("client-{number}")).spawn(body) {
@@ -176,7 +176,7 @@ impl Visit<'_> {
             None => return Err(ErrorKind::UnexpectedEof.into()),
             Some(http::TLS_HANDSHAKE) => {}
             Some(_) => {
-                self.leaves.clients.turn_away(self.from, "it speaks in clear");
+                self.leaves.clients.refuse(self.from, "it speaks in clear");
                 return http::refuse_in_clear(&mut paced);
             }
         }
@@ -193,7 +193,7 @@ impl Visit<'_> {
             Greeting::Client(rest) => connection::attend(stream, rest, self.from, (self.model, patience)),
             Greeting::Visitor => {}
             // Never what it has sent: nearly the token, perhaps.
-            Greeting::Refused(why) => clients.turn_away(self.from, why),
+            Greeting::Refused(why) => clients.refuse(self.from, why),
         }
         Ok(())
     }

@@ -47,8 +47,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Speaks TLS with who answers at `address`, if that is who it should be: without certificates, who has the
-    /// token that is about to be `shown`.
+    /// Speaks TLS with who answers at `address`, if that is who it should be: without certificates, who has
+    /// the token that is about to be `shown`.
     pub(crate) async fn connect(
         &self,
         tcp: TcpStream,
