@@ -34,6 +34,7 @@ use std::{
 
 pub use burn_cuda::Cuda;
 use burn_cuda::CudaDevice;
+use coxswain_models::Shelves;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{
     ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
@@ -63,7 +64,7 @@ pub struct Nvidia {
 
 /// The tasks of this repository. Instantiated here; a program with tasks of its own adds to them.
 pub fn standard() -> Vec<&'static dyn TaskOn<Cuda>> {
-    coxswain_tasks::on::<Cuda>()
+    coxswain_tasks::on::<Cuda>(Shelves::default())
 }
 
 /// NVIDIA's GPUs with the tasks of this repository.

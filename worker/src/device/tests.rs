@@ -151,7 +151,7 @@ fn a_trainer_says_what_it_computes_on_when_it_has_opened_a_run() {
         "train": {"steps": 1, "global_batch": 4, "micro_batch": 2},
     }));
     let spec: RunSpec = spec.expect("a valid spec");
-    let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &FOUR };
+    let tasks = Tasks { cpu: &[&VlaFlow::<Flex>::default()], accelerator: &FOUR };
     let mut trainer = ChosenTrainer::new(tasks, Some(DeviceChoice::Cuda), 6, None);
     trainer.open(&spec).expect("an idle trainer opens everything");
     assert_eq!(trainer.device(), Device::Cuda(2));

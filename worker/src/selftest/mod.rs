@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn a_cpu_passes_and_says_so_line_by_line() {
-        let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &device::Absent { driver: || false } };
+        let tasks =
+            Tasks { cpu: &[&VlaFlow::<Flex>::default()], accelerator: &device::Absent { driver: || false } };
         let found = run(Device::Cpu, tasks);
         let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
         assert!(failed.is_empty(), "{failed:?}");

@@ -1,6 +1,6 @@
 //! The keys of the task `seq2seq`.
 
-use coxswain_models::qwen2_5_vl::settings::Model;
+use coxswain_models::pretrained::settings::Model;
 use coxswain_nn::{
     dtypes::ActivationsDtype,
     lora::{Bias, Lora, LoraTargets},

@@ -1,6 +1,6 @@
 //! The keys of the task `sft`.
 
-use coxswain_models::qwen2_5_vl::settings::{Model, check_blocks};
+use coxswain_models::pretrained::settings::{Model, check_blocks};
 use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{Findings, SettingsError, TaskSchema, TaskSettings},

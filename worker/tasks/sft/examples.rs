@@ -1,7 +1,7 @@
 //! Held-out chats for people: what they ask first, and what they and the model answer.
 
 use coxswain_data::pictures;
-use coxswain_models::qwen2_5_vl::processor::{Piece, Role};
+use coxswain_models::vision_language::{Piece, Role};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_task::{Example, ExamplePicture, Sampling, TaskError, TextPair};
 

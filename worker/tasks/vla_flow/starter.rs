@@ -140,6 +140,7 @@ mod tests {
             testing::{assets, mini},
         },
     };
+    use coxswain_models::families::shelf;
 
     fn job<'a>(data: &'a Path, model: Option<&'a Path>, micro_batch: Option<u64>) -> StarterJob<'a> {
         StarterJob { data, model, micro_batch, asked: false }
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(spec.data.holdout_episodes, [3]);
         assert_eq!((spec.train.global_batch, spec.train.micro_batch), (16, 4));
         assert_eq!(spec.run.name, "metaworld-mini");
-        let opened = Dataset::open(&spec).unwrap();
+        let opened = Dataset::open(&spec, shelf()).unwrap();
         assert!(opened.training_len() > 100 && opened.holdout().count() > 0);
         for part in
             ["# 96 x 96 x 3", "# 4 numbers", "# 16 x 6 numbers", "actions of a chunk: 0.8 s", "fits here"]

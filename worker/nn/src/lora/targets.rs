@@ -151,12 +151,12 @@ fn is_suffix(suffix: &str, name: &str) -> bool {
 fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
     match kind {
         ModuleKind::Linear { .. } => None,
-        ModuleKind::Convolution => Some((
+        ModuleKind::Convolution { .. } => Some((
             "the patch embedding, a convolution",
             "write \"attn.proj\" for the vision tower's attention output",
         )),
         ModuleKind::Embedding { .. } => Some(("the token embedding", "leave it out")),
-        ModuleKind::Norm | ModuleKind::Other => {
+        ModuleKind::Norm { .. } | ModuleKind::Other => {
             Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
         }
     }

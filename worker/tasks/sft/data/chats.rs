@@ -7,6 +7,8 @@
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_models::Shelf;
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
@@ -30,13 +32,13 @@ pub struct Chats {
 
 impl Chats {
     /// Opens the run's chats, and what samples are made with.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let path = Path::new(&spec.data.path);
         let (source, fingerprint) = open_checked(path, &settings.data)?;
         let (count, every) = (source.len(), settings.data.holdout_every);
         let holdout = Holdout::of(path, "chat", source.remedy(), count, every)?;
-        let reader = ChatReader::open(&settings)?;
+        let reader = ChatReader::open(&settings, models)?;
         Ok(Self { source, fingerprint, reader, max_tokens: settings.data.max_tokens, holdout })
     }
 
@@ -158,9 +160,9 @@ impl Samples for Chats {
             format!("{} chats{}, {}", self.len(), self.source.describe(), self.holdout.describe()),
         )];
         if let Some(first) = self.training().get(0) {
-            let ChatSample { input_ids, learned, image_grids, .. } = self.sample(first)?;
+            let ChatSample { input_ids, learned, image_shapes, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
-            let (tokens, images) = (input_ids.len(), image_grids.len());
+            let (tokens, images) = (input_ids.len(), image_shapes.len());
             told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
         }
         Ok(told)

@@ -9,7 +9,7 @@
 //! `<image>` may stand in any text. Paths without a place for them come first in the first turn of the user.
 //! Nothing else of a text is changed: a line break behind `<image>` stays.
 
-use coxswain_models::qwen2_5_vl::processor::{Message, Piece, Role};
+use coxswain_models::vision_language::{Message, Piece, Role};
 use serde_json::{Map, Value};
 
 /// Stands for an image in a text.

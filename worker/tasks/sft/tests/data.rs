@@ -1,6 +1,7 @@
 //! Files of chats, sound and broken.
 
 use super::*;
+use coxswain_models::families::shelf;
 
 const ANSWER: &str = r#"{"role": "assistant", "content": "Yes."}"#;
 
@@ -20,7 +21,7 @@ fn file(lines: &[String]) -> (tempfile::TempDir, PathBuf) {
 
 fn refused(lines: &[String]) -> String {
     let (_dir, path) = file(lines);
-    let error = Chats::open(&spec(&path, &[])).err().expect("it is refused");
+    let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused");
     let text = error.to_string();
     assert!(text.contains("chats.jsonl"), "{text}");
     text
@@ -47,10 +48,10 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
     }
     let (_dir, path) = file(&[sound()]);
     fs::write(&path, b"\xff\xfe").expect("a file");
-    let found = Chats::open(&spec(&path, &[])).err().expect("it is refused").to_string();
+    let found = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
     assert!(found.contains("chats.jsonl:1: is not UTF-8"), "{found}");
     let folder = path.parent().expect("it has one");
-    let found = Chats::open(&spec(folder, &[])).err().expect("it is refused").to_string();
+    let found = Chats::open(&spec(folder, &[]), shelf()).err().expect("it is refused").to_string();
     assert!(found.contains("is a folder; name the file of lines in it, or its tar shards"), "{found}");
 }
 
@@ -58,7 +59,7 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
 fn the_fingerprint_covers_lines_and_sizes_of_images_wherever_they_lie() {
     let lines =
         [format!(r#"{{"image": "a.png", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)];
-    let of = |path: &Path| Chats::open(&spec(path, &[])).expect("sound").fingerprint();
+    let of = |path: &Path| Chats::open(&spec(path, &[]), shelf()).expect("sound").fingerprint();
     let ((dir, path), (_other, elsewhere)) = (file(&lines), file(&lines));
     let found = of(&path);
     assert_eq!(found, of(&elsewhere));
@@ -75,8 +76,8 @@ fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
     let placeholder = chat("<|image_pad|>");
     let lines = [chat("Sound?"), with_image("broken.png"), long, placeholder, with_image("a.png")];
     let (_dir, path) = file(&lines);
-    let chats =
-        Chats::open(&spec(&path, &[("data.max_tokens", json!(64))])).expect("known before training: nothing");
+    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf())
+        .expect("known before training: nothing");
     for (index, wanted) in [
         (1, "chats.jsonl:2: "),
         (1, "does not decode"),
@@ -95,9 +96,11 @@ fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
 #[test]
 fn a_chat_that_is_too_long_loses_its_end() {
     let (_dir, path) = file(&[chat("Sound?")]);
-    let whole = Chats::open(&spec(&path, &[])).expect("sound").sample(0).expect("sound");
+    let whole = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound");
     let tokens = whole.input_ids.len();
-    let cut = Chats::open(&spec(&path, &[("data.max_tokens", json!(tokens - 2))])).expect("sound").sample(0);
+    let cut = Chats::open(&spec(&path, &[("data.max_tokens", json!(tokens - 2))]), shelf())
+        .expect("sound")
+        .sample(0);
     let cut = cut.expect("a part of the answer is left");
     assert_eq!(cut.input_ids, whole.input_ids[..tokens - 2]);
     assert_eq!(cut.learned, whole.learned[..tokens - 2]);
@@ -107,19 +110,19 @@ fn a_chat_that_is_too_long_loses_its_end() {
 fn one_chat_of_so_many_is_held_out_and_the_fingerprint_is_the_files() {
     let lines: Vec<_> = (0..7).map(|number| chat(&format!("Number {number}?"))).collect();
     let (_dir, path) = file(&lines);
-    let chats = Chats::open(&spec(&path, &[("data.holdout_every", json!(3))])).expect("sound");
+    let chats = Chats::open(&spec(&path, &[("data.holdout_every", json!(3))]), shelf()).expect("sound");
     assert_eq!(chats.holdout(), [2, 5]);
     assert_eq!((chats.len(), chats.training().len()), (7, 5));
     let (_dir, copy) = file(&lines);
-    let same = Chats::open(&spec(&copy, &[])).expect("sound");
+    let same = Chats::open(&spec(&copy, &[]), shelf()).expect("sound");
     assert_eq!(same.fingerprint(), chats.fingerprint());
     let (_dir, other) = file(&lines[1..]);
-    assert_ne!(Chats::open(&spec(&other, &[])).expect("sound").fingerprint(), chats.fingerprint());
+    assert_ne!(Chats::open(&spec(&other, &[]), shelf()).expect("sound").fingerprint(), chats.fingerprint());
 }
 
 #[test]
 fn chats_come_apart_as_the_engine_put_them_together() {
-    let chats = Chats::open(&spec(&assets().join("shapes/chats.jsonl"), &[])).expect("they ship");
+    let chats = Chats::open(&spec(&assets().join("shapes/chats.jsonl"), &[]), shelf()).expect("they ship");
     let read: Vec<Box<dyn Sample>> = (0..6).map(|index| chats.read(index).expect("sound")).collect();
     let batch = (&chats as &dyn Samples).batch(Step(1), &read);
     let apart = chats.take_apart(&*batch);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use coxswain_data::NormMode;
-use coxswain_models::qwen2_5_vl::processor::Fit;
+use coxswain_models::pretrained::pictures::Fit;
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, path::Path, slice, sync::Arc};
 
 use crate::{
-    settings::checked,
+    settings::{checked, unread},
     vla_flow::config::{EpisodeRange, VlaSettings},
 };
 use coxswain_proto::order::DamagedRow;
@@ -26,9 +26,14 @@ use coxswain_data::{
     },
 };
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder},
+    Shelf,
+    pretrained::{
+        directory,
+        pictures::{ImageProcessor, ImageShape},
+    },
+    vision_language::PromptEncoder,
 };
+use coxswain_nn::kernels::sizes::Sizes;
 
 use super::{
     batch::SampleDims,
@@ -69,8 +74,8 @@ pub struct Dataset {
     pub(super) action: Numeric,
     pub(super) recipe: Recipe,
     pub(super) cameras: Vec<Camera>,
-    pub(super) images: ImageProcessor,
-    pub(super) prompt: PromptEncoder,
+    pub(super) images: Box<dyn ImageProcessor>,
+    pub(super) prompt: Box<dyn PromptEncoder>,
     pub(super) dims: SampleDims,
     pub(super) training: Arc<TrainingSamples>,
     pub(super) settings: VlaSettings,
@@ -81,13 +86,18 @@ pub struct Dataset {
 impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
     /// statistics.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        Self::open_beside(spec, 1, None)
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        Self::open_beside(spec, models, 1, None)
     }
 
     /// The same as one of so many sets, which share what memory there is for rows, and a tokenizer: that of
     /// a set of the same model that is open already.
-    pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
+    pub(super) fn open_beside(
+        spec: &RunSpec,
+        models: Shelf<Sizes>,
+        sets: usize,
+        other: Option<&Self>,
+    ) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
@@ -105,7 +115,7 @@ impl Dataset {
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         check_reach(&catalog, &vla)?;
         let model = &directory::outline(&vla.model.path)?;
-        let facts = ModelFacts::read(model)?;
+        let family = models.vision_language.of(model).map_err(unread)?;
         let dims = SampleDims {
             state: state.width * vla.observation.frames(),
             sensor_window,
@@ -118,7 +128,7 @@ impl Dataset {
         let form = prompt_form(&vla);
         let prompt = match other {
             Some(other) => other.prompt.like(&form),
-            None => PromptEncoder::open(model, facts, &form)?,
+            None => family.prompts(model, &form)?,
         };
         let limits = Limits::default();
         let limits = Limits { cache_bytes: limits.cache_bytes / sets.max(1), ..limits };
@@ -130,7 +140,7 @@ impl Dataset {
             sensor,
             action,
             cameras,
-            images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
+            images: family.images(model, pixel_bounds(data))?,
             prompt,
             dims,
             training,
@@ -161,7 +171,7 @@ impl Dataset {
     /// opened.
     fn check(&self) -> Result<(), DataError> {
         let path = &self.catalog.info.path;
-        let grids = self.image_grids()?;
+        let shapes = self.image_shapes()?;
         if self.catalog.tasks.is_empty() {
             let found = "no task text at all";
             return Err(DataError::invalid(
@@ -172,7 +182,7 @@ impl Dataset {
             ));
         }
         for task in self.catalog.tasks.values().take(1) {
-            self.prompt.encode(task, &grids).map_err(|e| {
+            self.prompt.encode(task, &shapes).map_err(|e| {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
@@ -221,15 +231,15 @@ impl Dataset {
         self.dims
     }
 
-    /// Patch grids of one sample's images, in prompt order, from the image sizes in `info.json`.
-    pub fn image_grids(&self) -> Result<Vec<[u32; 3]>, DataError> {
-        let grid = |camera: &Camera| {
-            self.images.grid(camera.size.0, camera.size.1).map_err(|e| {
+    /// Shapes of one sample's images, in prompt order, from the image sizes in `info.json`.
+    pub fn image_shapes(&self) -> Result<Vec<ImageShape>, DataError> {
+        let shape = |camera: &Camera| {
+            self.images.shape(camera.size.0, camera.size.1).map_err(|e| {
                 let field = format!("features.{}", camera.name);
                 DataError::invalid(&self.catalog.info.path, field, e, "use a camera of another shape")
             })
         };
-        let of_a_frame = self.cameras.iter().map(grid).collect::<Result<Vec<_>, _>>()?;
+        let of_a_frame = self.cameras.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
         Ok(of_a_frame.repeat(self.settings.observation.frames()))
     }
 

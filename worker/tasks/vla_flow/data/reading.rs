@@ -19,7 +19,7 @@ use coxswain_data::{
     },
     surviving::{DECODING, surviving},
 };
-use coxswain_models::qwen2_5_vl::processor::{Rgb, decode_sized, image_size};
+use coxswain_models::pretrained::pictures::{Rgb, decode_sized, image_size};
 
 impl Dataset {
     /// Sample `index`, its images as they were recorded: what is evaluated and served.
@@ -86,18 +86,18 @@ impl<'a> At<'a> {
                 if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
                     image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
                 }
-                let patches = dataset.images.process_decoded(image);
-                let patches = patches.map_err(|fault| frame.error(&camera.name, fault))?;
-                sample.image_grids.push(patches.grid);
+                let input = dataset.images.process(image);
+                let input = input.map_err(|fault| frame.error(&camera.name, fault))?;
+                sample.image_shapes.push(input.shape);
                 match pixels.is_empty() {
-                    true => pixels = patches.pixel_values,
-                    false => pixels.extend_from_slice(&patches.pixel_values),
+                    true => pixels = input.pixel_values,
+                    false => pixels.extend_from_slice(&input.pixel_values),
                 }
             }
         }
         sample.pixel_values = pixels.into();
         sample.input_ids =
-            dataset.prompt.encode(task, &sample.image_grids).map_err(|fault| self.error("task", fault))?;
+            dataset.prompt.encode(task, &sample.image_shapes).map_err(|fault| self.error("task", fault))?;
         Ok(sample)
     }
 
@@ -211,7 +211,7 @@ impl<'a> At<'a> {
             frame: self.index - self.episode.start,
             input_ids: Vec::new(),
             pixel_values: Arc::default(),
-            image_grids: Vec::with_capacity(dataset.cameras.len()),
+            image_shapes: Vec::with_capacity(dataset.cameras.len()),
             state,
             sensor,
             actions,

@@ -1,6 +1,7 @@
 //! Bad input: every fault of a data set is refused with the file, the field or sample, and a remedy.
 
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
 use std::path::Path;
 
 use coxswain_data::NormMode;
@@ -20,7 +21,7 @@ fn open_spoiled(
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spoil(dir.path(), &mut spec);
-    let opened = Dataset::open(&spec);
+    let opened = Dataset::open(&spec, shelf());
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     opened

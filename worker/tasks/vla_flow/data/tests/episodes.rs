@@ -1,5 +1,6 @@
 //! Which episodes are trained on.
 
+use coxswain_models::families::shelf;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ fn trained(episodes: &[(u64, u64)], holdout: &[usize]) -> Result<Vec<u64>, Strin
     spec.vla_mut().data.episodes =
         episodes.iter().map(|&(first, last)| EpisodeRange { first, last }).collect();
     spec.data.holdout_episodes = holdout.to_vec();
-    let dataset = Dataset::open(&spec).map_err(|error| error.to_string())?;
+    let dataset = Dataset::open(&spec, shelf()).map_err(|error| error.to_string())?;
     Ok((0..dataset.training_len()).filter_map(|number| dataset.training_sample(number)).collect())
 }
 
