@@ -80,6 +80,10 @@ impl Accelerator for Machine {
         ABSENT.transport(gpu)
     }
 
+    fn first(&self, gpu: usize) -> Vec<Finding> {
+        ABSENT.first(gpu)
+    }
+
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         ABSENT.measure(gpu)
     }

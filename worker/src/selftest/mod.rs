@@ -27,7 +27,7 @@ use crate::device::{self, Accelerator, Device, Tasks};
 /// Runs everything that this device can do. A failure is among the findings.
 pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
     let accelerator = tasks.accelerator;
-    let mut found = environment(accelerator);
+    let mut found = first(device, accelerator);
     found.extend(device::measure(device, accelerator));
     found.extend(links::links(device, accelerator));
     let on_cpu = tasks.cpu.iter().filter_map(|task| {
@@ -43,6 +43,15 @@ pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
                 found.extend(reference.map(|(_, _, reference)| step::compared(width, reference, &losses)));
             }
         }
+    }
+    found
+}
+
+/// What is there, and what a GPU is asked before anything else, in seconds.
+pub fn first(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
+    let mut found = environment(accelerator);
+    if let Device::Cuda(gpu) = device {
+        found.extend(accelerator.first(gpu));
     }
     found
 }

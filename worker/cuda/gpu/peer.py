@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""PyTorch's step on the shapes of gpu.sh's own: the denominator.
+"""PyTorch's step on the shapes of call.py's own: the denominator.
 
-    python3 peer.py [--batch 8] [--compile] [--no-hooks] [--recompute none] [--out FILE]
+    python3 peer.py [--batch 8] [--variants eager-full eager-none compiled-full compiled-none] [--hooks] [--out FILE]
 
 Qwen2.5-VL with random weights in bfloat16 on the first GPU, LoRA by PEFT on all linears of the language model in float32, an action
-expert trained in full in float32, autocast to bfloat16, SDPA, fused AdamW, clipping to norm 1, checkpointing of every layer. One image
-of 128 tokens a sample, as the run beside it has, or `--images 2 --grid 16x16`. `--no-hooks` leaves out `enable_input_require_grads`,
-which PEFT's guides ask for and which makes the frozen vision tower keep and pull gradients; checkpointing that is not reentrant does
-without. `--compile` compiles the layers and the expert. `--small` has the shape of a toy, on a CPU if there is no GPU: a rehearsal.
+expert trained in full in float32, autocast to bfloat16, SDPA, fused AdamW, clipping to norm 1, checkpointing of every layer (`full`) or
+of none. One image of 128 tokens a sample, as the run beside it has, or `--images 2 --grid 16x16`. `--hooks` adds
+`enable_input_require_grads`, which PEFT's guides ask for and which makes the frozen vision tower keep and pull gradients; checkpointing
+that is not reentrant does without. `compiled` compiles the layers and the expert. `--small` has the shape of a toy, on a CPU if there is
+no GPU: a rehearsal.
 
-Says step times (medians after the warm-up) and memory by three measures: what the driver says the GPU holds, what PyTorch has
-reserved, what it has allocated. Ends with a line that says what is missing where something is. Needs torch, transformers and peft.
+All variants run in one process, one after another; after each there is a line, and the same in FILE: step times (medians after the
+warm-up) and memory by three measures: what the driver says the GPU holds, what PyTorch has reserved, what it has allocated. Ends with a
+line that says what is missing where something is. Needs torch, transformers and peft.
 """
 import argparse
+import gc
 import inspect
 import json
 import pathlib
@@ -20,7 +23,7 @@ import statistics
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integration-tests/bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "integration-tests/bench"))
 
 
 def arguments():
@@ -29,9 +32,9 @@ def arguments():
     for name, value in numbers.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     parser.add_argument("--grid", default="16x32", help="patches of an image; four are a token")
-    parser.add_argument("--recompute", default="full", choices=["none", "full"])
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--no-hooks", action="store_true")
+    variants = ["eager-full", "eager-none", "compiled-full", "compiled-none"]
+    parser.add_argument("--variants", nargs="+", default=variants, choices=variants)
+    parser.add_argument("--hooks", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out")
     return parser.parse_args()
@@ -49,7 +52,7 @@ def needed():
 
 
 def model_of(a, torch, transformers, device):
-    here = pathlib.Path(__file__).resolve().parents[2]
+    here = pathlib.Path(__file__).resolve().parents[3]
     settings = json.loads((here / "configs/assets/qwen2.5-vl-3b/config.json").read_text())
     if a.small:
         settings.update(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
@@ -65,16 +68,16 @@ def model_of(a, torch, transformers, device):
     return model.requires_grad_(False)
 
 
-def adapted(a, model, peft):
+def adapted(a, recompute, model, peft):
     linears = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
     model = peft.get_peft_model(model, peft.LoraConfig(r=a.rank, lora_alpha=2 * a.rank, target_modules=linears))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     model.train()
-    if a.recompute == "full":
+    if recompute == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
-        if not a.no_hooks:
+        if a.hooks:
             model.enable_input_require_grads()
     return model
 
@@ -100,18 +103,13 @@ def memory(torch, device):
                 allocated_mib=torch.cuda.max_memory_allocated() / 2**20)
 
 
-def main():
-    a = arguments()
-    torch, transformers, peft = needed()
-    if not torch.cuda.is_available() and not a.small:
-        sys.exit("no peer here: PyTorch finds no GPU")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if a.small:
-        a.batch, a.grid, a.expert_layers, a.expert_width, a.warmup, a.steps = 2, "4x4", 2, 64, 1, 2
+def measured(a, variant, libraries, device):
+    """A fresh model, its steps, and what they took."""
+    torch, transformers, peft = libraries
     from vla_step_vs_torch import make_expert
+    how, recompute = variant.split("-")
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    model = adapted(a, model_of(a, torch, transformers, device), peft)
+    model = adapted(a, recompute, model_of(a, torch, transformers, device), peft)
     with torch.device(device):
         hidden_size = model.base_model.model.config.text_config.hidden_size
         expert = make_expert(torch, hidden_size, a.expert_width, a.expert_layers, max(1, a.expert_width // 64))
@@ -121,7 +119,7 @@ def main():
     batch = {name: value for name, value in batch.items() if name in known}
     params = [p for p in [*model.parameters(), *expert.parameters()] if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=1e-4, fused=device == "cuda")
-    if a.compile:
+    if how == "compiled":
         for part in (*inner.language_model.layers, *inner.visual.blocks):
             part.compile()
         expert.compile()
@@ -147,12 +145,36 @@ def main():
         loss = step()
         times.append((time.perf_counter() - begin) * 1e3)
     times = times[a.warmup:]
-    found = dict(step_ms=statistics.median(times), least_ms=min(times), tokens=batch["input_ids"].shape[1], loss=loss,
+    return dict(variant=variant, step_ms=statistics.median(times), least_ms=min(times), tokens=batch["input_ids"].shape[1], loss=loss,
                  trainable=sum(p.numel() for p in params), **memory(torch, device), torch=torch.__version__,
-                 transformers=transformers.__version__, peft=peft.__version__, arguments=vars(a))
-    print(json.dumps(found))
-    if a.out:
-        pathlib.Path(a.out).write_text(json.dumps(found) + "\n")
+                 transformers=transformers.__version__, peft=peft.__version__)
+
+
+def main():
+    a = arguments()
+    libraries = needed()
+    torch = libraries[0]
+    if not torch.cuda.is_available() and not a.small:
+        sys.exit("no peer here: PyTorch finds no GPU")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if a.small:
+        a.batch, a.grid, a.expert_layers, a.expert_width, a.warmup, a.steps = 2, "4x4", 2, 64, 1, 2
+    torch.set_float32_matmul_precision("high")
+    for variant in a.variants:
+        try:
+            line = json.dumps(measured(a, variant, libraries, device))
+        except RuntimeError as why:  # memory that is refused, a graph that is: the others still have their turn
+            line = json.dumps(dict(variant=variant, failed=str(why)[:300]))
+        print(line, flush=True)
+        if a.out:
+            with open(a.out, "a") as out:
+                print(line, file=out)
+        # The next one begins with an empty GPU and nothing compiled.
+        torch._dynamo.reset()
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":
