@@ -8,6 +8,8 @@ use coxswain_proto::{
     report::{SkipCause, Skipped},
 };
 
+use super::spike::LossHistory;
+
 /// Steps that were left out.
 #[derive(Debug, Default)]
 pub(super) struct Skips {
@@ -15,6 +17,8 @@ pub(super) struct Skips {
     pub in_a_row: u32,
     /// The newest, as this rank knows them: one that came later has those of the checkpoint it began with.
     pub newest: BTreeMap<Step, Skipped>,
+    /// Losses of the newest steps that were not.
+    pub losses: LossHistory,
 }
 
 impl Skips {
@@ -23,7 +27,7 @@ impl Skips {
         self.in_a_row = match skipped.map(|skipped| skipped.cause) {
             None => 0,
             Some(SkipCause::Asked | SkipCause::Overflow) => self.in_a_row,
-            Some(SkipCause::Loss | SkipCause::Gradient) => self.in_a_row + 1,
+            Some(SkipCause::Loss | SkipCause::Gradient | SkipCause::Spike) => self.in_a_row + 1,
         };
         self.newest.extend(skipped.map(|skipped| (step, skipped.clone())));
         while self.newest.len() > MAX_SKIPS_IN_CHECKPOINT {

@@ -20,6 +20,7 @@ use super::{
     feed::Feed,
     held_out::{HeldOutError, Validation},
     learner::Learner,
+    left_out::LeftOut,
     members::Members,
     skips::Skips,
     stats::RunStats,
@@ -51,6 +52,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub stopped: bool,
     /// Steps that were left out.
     pub skips: Skips,
+    /// Samples of which nothing is learned.
+    pub left_out: LeftOut,
     /// Whether the run was described in the log.
     pub announced: bool,
 }
