@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The whole chat is encoded at once, as Transformers does: what a tokenizer makes of an answer depends on
-//! the line break before it. A token is learned if any of its characters belongs to an answer or to the
+//! the line break before it. An answer is a turn of the assistant that is not switched off. A token is learned if any of its characters belongs to an answer or to the
 //! `<|im_end|>` behind it, which is what `return_assistant_tokens_mask` gives for a template that marks them.
 
 use std::{ops::Range, path::Path};
@@ -57,6 +57,15 @@ pub struct Message {
     pub role: Role,
     /// What is said, in order.
     pub pieces: Vec<Piece>,
+    /// Whether it is learned.
+    pub learned: bool,
+}
+
+impl Message {
+    /// A turn that is learned if it is the assistant's.
+    pub fn of(role: Role, pieces: Vec<Piece>) -> Self {
+        Self { role, pieces, learned: role == Role::Assistant }
+    }
 }
 
 /// A chat as the model reads it.
@@ -92,6 +101,11 @@ impl ChatEncoder {
     /// The id that stands for a token of an image.
     pub fn image_token(&self) -> u32 {
         self.0.image_token()
+    }
+
+    /// The id that begins a turn.
+    pub fn begin(&self) -> u32 {
+        self.0.begin()
     }
 
     /// What an answer may end with.
@@ -147,7 +161,7 @@ impl ChatEncoder {
             Some(Message { role: Role::System, .. }) | None => String::new(),
             Some(_) => self.0.system().to_owned(),
         };
-        for Message { role, pieces } in chat {
+        for Message { role, pieces, learned } in chat {
             text.push_str("<|im_start|>");
             text.push_str(role.name());
             text.push('\n');
@@ -159,7 +173,7 @@ impl ChatEncoder {
                 });
             }
             text.push_str("<|im_end|>");
-            if *role == Role::Assistant {
+            if *learned {
                 answers.push(begin..text.len());
             }
             text.push('\n');

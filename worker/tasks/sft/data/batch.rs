@@ -28,6 +28,8 @@ pub struct ChatSample {
     pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
     pub image_grids: Vec<[u32; 3]>,
+    /// Tokens at its end that were cut off.
+    pub cut: usize,
 }
 
 /// Chats of one forward pass.
@@ -81,6 +83,7 @@ impl ChatBatch {
                 learned: self.learned[tokens].to_vec(),
                 pixel_values: self.pixel_values[chat].clone(),
                 image_grids: image_grids.to_vec(),
+                cut: 0,
             });
         }
         samples
@@ -157,6 +160,7 @@ mod tests {
             learned: learned.into(),
             pixel_values,
             image_grids: vec![[1, 2, 2]; images],
+            cut: 0,
         }
     }
 

@@ -8,11 +8,13 @@ use std::{collections::HashMap, path::Path};
 use coxswain_data::DataError;
 use coxswain_models::{
     directory,
-    qwen2_5_vl::processor::{ChatEncoder, ImageProcessor, Message, ModelFacts, Piece, image_size},
+    qwen2_5_vl::processor::{
+        ChatEncoder, ImageProcessor, Message, ModelFacts, PatchShape, Piece, image_size,
+    },
 };
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{opening::open, reader, source::ChatSource};
+use super::{images::ChatImage, opening::open, reader, source::ChatSource};
 use crate::{
     settings::checked,
     sft::config::SftSettings,
@@ -24,7 +26,7 @@ const TURN_TOKENS: usize = 6;
 /// Tokens around one image.
 const IMAGE_TOKENS: usize = 2;
 /// Bytes of an image's file that hold its size.
-const HEADER: u64 = 256 << 10;
+pub(super) const HEADER: u64 = 256 << 10;
 
 /// Sizes of a run's samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +56,8 @@ impl ChatOutline {
         let small = (1..=SMALL_TOKENIZER).contains(&tokenizer_bytes);
         let encoder = small.then(|| ChatEncoder::open(model, facts)).transpose()?;
         let images = ImageProcessor::open(model, facts.patches, reader::bounds(&settings.data))?;
-        let mut sizes = ImageSizes { source: &*source, images, known: HashMap::new() };
+        let (shape, known) = (facts.patches, HashMap::new());
+        let mut sizes = ImageSizes { source: &*source, images, shape, known };
         let mut outline =
             Self { chats: source.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
         let looked_at = looked_at(outline.chats);
@@ -112,22 +115,23 @@ fn in_texts(messages: &[Message]) -> usize {
 struct ImageSizes<'a> {
     source: &'a dyn ChatSource,
     images: ImageProcessor,
-    /// By what tells an image from those of all chats.
-    known: HashMap<String, [u32; 3]>,
+    shape: PatchShape,
+    /// Height and width, by what tells an image from those of all chats.
+    known: HashMap<String, (usize, usize)>,
 }
 
 impl ImageSizes<'_> {
-    fn grid(&mut self, index: u64, image: &str) -> Result<[u32; 3], String> {
-        let key = self.source.image_key(index, image);
-        if let Some(grid) = self.known.get(&key) {
-            return Ok(*grid);
-        }
-        let header = self.source.image(index, image, HEADER)?;
-        let size = image_size(&header);
-        let (height, width) =
-            size.ok_or_else(|| format!("{image}: is neither PNG nor JPEG; convert the image"))?;
-        let grid = self.images.grid(height, width).map_err(|fault| format!("{image}: {fault}"))?;
-        self.known.insert(key, grid);
-        Ok(grid)
+    fn grid(&mut self, index: u64, ChatImage { path, size }: &ChatImage) -> Result<[u32; 3], String> {
+        let key = self.source.image_key(index, path);
+        let stored = match self.known.get(&key) {
+            Some(stored) => *stored,
+            None => {
+                let header = self.source.image(index, path, HEADER)?;
+                let stored = image_size(&header);
+                stored.ok_or_else(|| format!("{path}: is neither PNG nor JPEG; convert the image"))?
+            }
+        };
+        self.known.insert(key, stored);
+        size.grid(&self.images, self.shape, stored).map_err(|fault| format!("{path}: {fault}"))
     }
 }
