@@ -112,8 +112,11 @@ impl ShardWriter {
         if self.keys.contains(&key) || self.namespace.holds(&key) {
             return Ok(false);
         }
-        let counts =
-            Counts { tokens: tokens as u32, ids: record.ids.len() as u32, shapes: record.shapes.len() as u32 };
+        let counts = Counts {
+            tokens: tokens as u32,
+            ids: record.ids.len() as u32,
+            shapes: record.shapes.len() as u32,
+        };
         pulse::beat();
         let span = counts.span(dtype, width);
         let end = shard::end_len(self.entries.len() + 1);

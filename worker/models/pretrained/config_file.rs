@@ -24,6 +24,7 @@ pub fn read(dir: &Path) -> Result<(PathBuf, Value), ModelError> {
 pub fn model_type(dir: &Path) -> Result<(PathBuf, String), ModelError> {
     let (path, json) = read(dir)?;
     let fields = Fields::new(&path, &json)?;
+    fields.expect_pretrained("such a model")?;
     let found = fields.str("model_type")?.map(str::to_owned);
     let found =
         found.ok_or_else(|| fields.error("model_type", "missing; use the checkpoint's own config.json"))?;

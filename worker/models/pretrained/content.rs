@@ -31,13 +31,16 @@ pub(super) const BESIDE: [&str; 8] = [
     "processor_config.json",
     "spiece.model",
 ];
+/// What is read besides where `spiece.model` is all of a tokenizer: tokens that were added to it.
+const ADDED: &str = "added_tokens.json";
 const PIECE: usize = 4 << 10;
 const PIECES: usize = 8;
 
 /// The name of what `dir` holds, a model whose names follow these rules: lower-case hex BLAKE3.
 pub fn digest(dir: &Path, rules: Rules) -> Result<String, ModelError> {
     let mut all = blake3::Hasher::new_derive_key(DOMAIN);
-    for name in BESIDE {
+    let is_spiece = !dir.join("tokenizer.json").is_file();
+    for name in BESIDE.into_iter().chain(is_spiece.then_some(ADDED)) {
         let path = dir.join(name);
         match fs::read(&path) {
             Ok(bytes) => all.update(format!("{name}\n").as_bytes()).update(blake3::hash(&bytes).as_bytes()),

@@ -6,6 +6,10 @@ use serde_json::{Map, Value};
 
 use super::error::ModelError;
 
+/// How the `model_type` of robots' policies begins.
+const POLICIES: [&str; 8] =
+    ["openvla", "gr00t", "spatialvla", "prismatic", "smolvla", "pi0", "internvla", "molmoact"];
+
 /// One JSON object of a file, and where in the file it stands.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
@@ -108,6 +112,40 @@ impl<'a> Fields<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses by what they are: the configuration of a robot's policy, which is no pretrained model, and that
+    /// of weights in few bits. `wanted` is what a run begins with.
+    pub fn expect_pretrained(&self, wanted: &str) -> Result<(), ModelError> {
+        let kind = self.get("model_type").and_then(Value::as_str);
+        // LeRobot's have a `type`, and no `model_type`.
+        let policy = match kind {
+            None => {
+                self.get("type").and_then(Value::as_str).map(|kind| ("type", kind, "a policy of LeRobot"))
+            }
+            Some(kind) => POLICIES.iter().any(|name| kind.to_lowercase().starts_with(name)).then_some((
+                "model_type",
+                kind,
+                "a robot's policy",
+            )),
+        };
+        if let Some((field, kind, what)) = policy {
+            return Err(self.error(
+                field,
+                format!(
+                    "{kind:?}: {what}, whose weights are not read; `model.path` takes the pretrained model that a policy begins with, the Hugging Face directory of {wanted}"
+                ),
+            ));
+        }
+        let Some(quantised) = self.object("quantization_config")? else { return Ok(()) };
+        let method = quantised.str("quant_method")?.unwrap_or("a method without a name");
+        Err(self.error(
+            "quantization_config",
+            format!(
+                "the weights are quantised ({method}), and these are not read; take the checkpoint that they were made from: \
+                 `model.weights_dtype: nf4` (or `int8`) quantises it while it is loaded"
+            ),
+        ))
     }
 
     /// `small`, the value of `field`, must be positive and divide `large`.

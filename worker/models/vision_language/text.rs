@@ -78,6 +78,15 @@ pub struct Message {
     pub role: Role,
     /// What is said, in order.
     pub pieces: Vec<Piece>,
+    /// Whether it is learned.
+    pub learned: bool,
+}
+
+impl Message {
+    /// A turn that is learned if it is the assistant's.
+    pub fn of(role: Role, pieces: Vec<Piece>) -> Self {
+        Self { role, pieces, learned: role == Role::Assistant }
+    }
 }
 
 /// A chat as the model reads it.
@@ -96,6 +105,9 @@ pub trait ChatEncoder: Send + Sync {
 
     /// The id that stands for a token of an image.
     fn image_token(&self) -> u32;
+
+    /// The id that begins a turn.
+    fn begin(&self) -> u32;
 
     /// What an answer may end with.
     fn ends(&self) -> Vec<u32>;

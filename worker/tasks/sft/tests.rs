@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::{
     Sft,
     config::SCHEMA,
-    data::{Chat, ChatOutline, Chats},
+    data::{Chat, ChatOutline, ChatSample, Chats},
 };
 use crate::pretrained;
 

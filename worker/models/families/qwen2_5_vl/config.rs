@@ -10,7 +10,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::pretrained::{config_file, error::ModelError, fields::Fields};
+use super::rules::{RULES, TABLE};
+use crate::pretrained::{checkpoint::Checkpoint, config_file, error::ModelError, fields::Fields};
 
 /// Sizes of the language model.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,12 +121,15 @@ impl QwenConfig {
     /// Reads `config.json` of a model directory.
     pub fn read(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
-        Self::from_json(&path, &json)
+        let config = Self::from_json(&path, &json)?;
+        let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir);
+        Ok(Self { tie_word_embeddings, ..config })
     }
 
     /// Checks a parsed `config.json`; `path` appears in errors.
     pub fn from_json(path: &Path, json: &Value) -> Result<Self, ModelError> {
         let root = Fields::new(path, json)?;
+        root.expect_pretrained("a Qwen2.5-VL checkpoint")?;
         root.expect_str("model_type", "qwen2_5_vl")?;
         let text_fields = match root.object("text_config")? {
             Some(nested) => {
@@ -156,6 +160,14 @@ impl QwenConfig {
         let tokens = read_tokens(&root, text.vocab_size)?;
         Ok(Self { text, vision, tokens, tie_word_embeddings })
     }
+}
+
+/// Whether the weights have a head of other values than the table, which Transformers then takes, whatever
+/// `config.json` says. Weights that are missing or broken are told of when they are read.
+fn has_own_head(dir: &Path) -> bool {
+    let Ok(weights) = Checkpoint::open(dir, RULES) else { return false };
+    let [head, table] = ["lm_head.weight", TABLE].map(|tensor| weights.stored(tensor));
+    matches!((head, table), (Ok(head), Ok(table)) if head != table)
 }
 
 fn read_tokens(root: &Fields<'_>, vocab: usize) -> Result<SpecialTokens, ModelError> {

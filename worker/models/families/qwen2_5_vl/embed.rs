@@ -7,7 +7,7 @@
 
 use burn::tensor::{Bytes, DType, Int, Tensor, TensorData};
 
-use super::{config::QwenConfig, modules::TABLE};
+use super::{config::QwenConfig, rules::TABLE};
 use crate::pretrained::{blocks::TablePlace, error::ModelError, loader::Loader};
 use coxswain_nn::{
     kernels::{ModelBackend, Tape, flat::Lookups, upload},

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! family · outline     what tasks find
-//! config · modules     config.json, checked; the names that PEFT knows, and what they mean
+//! config · modules     config.json, checked; the names that PEFT knows
+//! rules                what names mean
 //! processor            prompts and chats to token ids
 //! windows · rope       host integers and tables: window order, positions on three axes
 //! vision · text · mlp · embed      the two towers
@@ -31,6 +32,7 @@ mod outline;
 mod pass;
 mod processor;
 pub mod rope;
+mod rules;
 mod run;
 #[cfg(test)]
 mod synthetic_tests;

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use super::{
-    config::QwenConfig, embed::Embedding, modules::RULES, outline::outline, rope::RopeIndex, text::TextModel,
+    config::QwenConfig, embed::Embedding, outline::outline, rope::RopeIndex, rules::RULES, text::TextModel,
     vision::VisionTower,
 };
 use crate::{

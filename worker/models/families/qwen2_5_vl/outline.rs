@@ -1,9 +1,6 @@
 //! A configuration, as tasks see it.
 
-use super::{
-    config::QwenConfig,
-    modules::{RULES, modules},
-};
+use super::{config::QwenConfig, modules::modules, rules::RULES};
 use crate::{
     pretrained::pictures::PatchShape,
     vision_language::{ModelOutline, PromptTokens, outline::VisionOutline},

@@ -10,11 +10,7 @@ use coxswain_nn::{dtypes::WeightsDtype, params::TrainableLayout};
 use serde_json::Value;
 
 use super::{
-    Qwen2_5Vl,
-    config::QwenConfig,
-    family::TOKEN_IDS,
-    model::QwenVl,
-    modules::{RULES, modules},
+    Qwen2_5Vl, config::QwenConfig, family::TOKEN_IDS, model::QwenVl, modules::modules, rules::RULES,
 };
 use crate::{
     pretrained::{

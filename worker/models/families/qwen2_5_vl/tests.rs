@@ -12,13 +12,15 @@ use burn::{
 };
 use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_nn::lora::Lora;
+use safetensors::{SafeTensors, tensor::TensorView};
 
 use super::{
     config::QwenConfig,
     embed::ImageRows,
     model::QwenVl,
-    modules::{RULES, canonical_name, modules},
+    modules::modules,
     rope::RopeIndex,
+    rules::{RULES, canonical_name},
 };
 use crate::{
     pretrained::{checkpoint::Checkpoint, error::TokenError, prompts::Rows},
@@ -90,6 +92,33 @@ fn a_model_saved_whole_hides_the_index_of_earlier_shards() {
     std::fs::write(dir.path().join("model.safetensors.index.json"), stale).unwrap();
     let checkpoint = Checkpoint::open(dir.path(), RULES).unwrap();
     assert!(checkpoint.contains("model.language_model.layers.0.self_attn.q_proj.weight"));
+}
+
+/// A model whose configuration ties head and table, with a head of its own: the table's values, `change`d.
+fn with_own_head(change: impl FnOnce(&mut [u8])) -> tempfile::TempDir {
+    let (tied, dir) = (golden("nested-tied-right"), tempfile::tempdir().unwrap());
+    std::fs::copy(tied.join("config.json"), dir.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(tied.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors = stored.tensors();
+    let table = tensors.iter().find(|(name, _)| name.ends_with("embed_tokens.weight")).unwrap().1.clone();
+    let mut head = table.data().to_vec();
+    change(&mut head);
+    let head = TensorView::new(table.dtype(), table.shape().to_vec(), &head).unwrap();
+    tensors.push(("lm_head.weight".into(), head));
+    safetensors::serialize_to_file(tensors, None, &dir.path().join("model.safetensors")).unwrap();
+    dir
+}
+
+#[test]
+fn a_head_of_other_values_than_the_table_is_taken_whatever_the_configuration_says() {
+    let same = with_own_head(|_| ());
+    assert!(QwenConfig::read(same.path()).unwrap().tie_word_embeddings);
+    let own = with_own_head(|head| head.rotate_left(64));
+    assert!(!QwenConfig::read(own.path()).unwrap().tie_word_embeddings);
+    let of = |dir: &Path| logits(dir, WeightsDtype::Float32);
+    assert_eq!(of(same.path()), of(&golden("nested-tied-right")));
+    assert_ne!(of(own.path()), of(same.path()));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use coxswain_nn::{
 
 use super::{
     config::{QwenConfig, VisionConfig},
-    modules::RULES,
+    rules::RULES,
     vision::{VisionBlock, VisionContext, patch_embedding},
     windows::WindowPlan,
 };

@@ -59,11 +59,6 @@ pub struct T5Config {
 }
 
 impl T5Config {
-    /// Whether it is a T5, not an mT5: its vocabulary ends with sentinels that no file of pieces has.
-    pub(super) fn has_sentinels(dir: &Path) -> bool {
-        config_file::model_type(dir).is_ok_and(|(_, kind)| kind == "t5")
-    }
-
     /// Reads the `config.json` of a model directory, and from its weights' headers, where there are any, how
     /// table and head are called.
     pub fn read(dir: &Path) -> Result<Self, ModelError> {
@@ -76,6 +71,7 @@ impl T5Config {
 
     /// `stored` says whether the weights have a tensor; none if there are no weights.
     fn from_fields(f: &Fields<'_>, stored: impl Fn(&str) -> Option<bool>) -> Result<Self, ModelError> {
+        f.expect_pretrained("a T5 or mT5 checkpoint")?;
         let kind = f.str("model_type")?.unwrap_or_default();
         if !FAMILY.contains(&kind) {
             return Err(f.error("model_type", format!("{kind:?}; the task `seq2seq` reads t5 and mt5")));
@@ -89,6 +85,13 @@ impl T5Config {
         let scale = f.bool("scale_decoder_outputs")?.unwrap_or(tied);
         // Transformers 5 calls every model tied when it writes it, also those with a head of their own.
         let may_be_own = !tied || kind == "mt5" || !scale;
+        if f.bool("tie_word_embeddings")? == Some(false) && stored(HEAD) == Some(false) {
+            let problem = format!(
+                "false, and the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
+                 if the embedding table is the head"
+            );
+            return Err(f.error("tie_word_embeddings", problem));
+        }
         let table = TABLES.into_iter().find(|table| stored(table) == Some(true)).unwrap_or(TABLES[0]);
         Ok(Self {
             vocab_size,
@@ -194,6 +197,36 @@ mod tests {
         assert_eq!(third.table, "encoder.embed_tokens.weight");
         let own = read(&[mt5, untied], Some(&["shared.weight", HEAD])).expect("mT5");
         assert_eq!((own.head.as_deref(), own.table.as_str()), (Some(HEAD), "shared.weight"));
+    }
+
+    #[test]
+    fn a_head_that_is_said_to_be_there_and_is_not_is_refused() {
+        let untied = ("tie_word_embeddings", json!(false));
+        for kind in ["t5", "mt5"] {
+            let changes = [("model_type", json!(kind)), untied.clone()];
+            let message = read(&changes, Some(&["shared.weight"])).expect_err("refused");
+            assert!(
+                message.contains("tie_word_embeddings") && message.contains("lm_head.weight"),
+                "{message}"
+            );
+            assert!(read(&changes, None).is_ok(), "without weights, sizes alone are asked for");
+        }
+    }
+
+    #[test]
+    fn policies_and_quantised_weights_are_refused_by_what_they_are() {
+        let bits = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
+        for (changes, told) in [
+            (
+                vec![("model_type", Value::Null), ("type", json!("smolvla"))],
+                "`type`: \"smolvla\": a policy of LeRobot",
+            ),
+            (vec![("model_type", json!("openvla"))], "`model_type`: \"openvla\": a robot's policy"),
+            (vec![("quantization_config", bits)], "quantised (bitsandbytes), and these are not read; take"),
+        ] {
+            let message = read(&changes, None).expect_err("refused");
+            assert!(message.contains(told), "{message}");
+        }
     }
 
     #[test]

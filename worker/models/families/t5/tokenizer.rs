@@ -36,7 +36,7 @@ impl T5Tokenizer {
         };
         let tokenizer = match path.ends_with(FAST) {
             true => tokenizer_file::read(&path)?,
-            false => spiece::read(&path, T5Config::has_sentinels(model))?,
+            false => spiece::read(&path)?,
         };
         Ok(Self { tokenizer, path, vocab: config.vocab_size, eos: config.special.eos })
     }

@@ -113,7 +113,7 @@ impl ImageProcessor for SmartResize {
         let table = blake3::hash(bytemuck::cast_slice(values));
         let before = if self.fit == Fit::SmartResize { String::new() } else { format!("{}, ", self.fit) };
         format!(
-            "{before}smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
+            "turned as Exif and videos say, {before}smart_resize to multiples of {}, {} to {} pixels; bicubic as Pillow's; values of table {}; patches of {patch} x {patch} x {frames}, \
              merged by {merge}",
             patch * merge,
             self.min_pixels,

@@ -31,6 +31,8 @@ pub struct ChatSample {
     pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
     pub image_shapes: Vec<ImageShape>,
+    /// Tokens at its end that were cut off.
+    pub cut: usize,
 }
 
 /// Chats of one forward pass.
@@ -84,6 +86,7 @@ impl ChatBatch {
                 learned: self.learned[tokens].to_vec(),
                 pixel_values: self.pixel_values[chat].clone(),
                 image_shapes: image_shapes.to_vec(),
+                cut: 0,
             });
         }
         samples
@@ -160,6 +163,7 @@ mod tests {
             learned: learned.into(),
             pixel_values,
             image_shapes: vec![[1, 2, 2]; images],
+            cut: 0,
         }
     }
 

@@ -17,7 +17,7 @@ use coxswain_models::{
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{opening::open, reader, source::ChatSource};
+use super::{images::ChatImage, opening::open, reader, source::ChatSource};
 use crate::{
     settings::{checked, unread},
     sft::config::SftSettings,
@@ -29,7 +29,7 @@ const TURN_TOKENS: usize = 6;
 /// Tokens around one image.
 const IMAGE_TOKENS: usize = 2;
 /// Bytes of an image's file that hold its size.
-const HEADER: u64 = 256 << 10;
+pub(super) const HEADER: u64 = 256 << 10;
 
 /// Sizes of a run's samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,22 +112,22 @@ fn in_texts(messages: &[Message]) -> usize {
 struct ImageSizes<'a> {
     source: &'a dyn ChatSource,
     processor: Box<dyn ImageProcessor>,
-    /// By what tells an image from those of all chats.
-    known: HashMap<String, ImageShape>,
+    /// Height and width, by what tells an image from those of all chats.
+    known: HashMap<String, (usize, usize)>,
 }
 
 impl ImageSizes<'_> {
-    fn shape(&mut self, index: u64, image: &str) -> Result<ImageShape, String> {
-        let key = self.source.image_key(index, image);
-        if let Some(shape) = self.known.get(&key) {
-            return Ok(*shape);
-        }
-        let header = self.source.image(index, image, HEADER)?;
-        let size = image_size(&header);
-        let (height, width) =
-            size.ok_or_else(|| format!("{image}: is neither PNG nor JPEG; convert the image"))?;
-        let shape = self.processor.shape(height, width).map_err(|fault| format!("{image}: {fault}"))?;
-        self.known.insert(key, shape);
-        Ok(shape)
+    fn shape(&mut self, index: u64, ChatImage { path, size }: &ChatImage) -> Result<ImageShape, String> {
+        let key = self.source.image_key(index, path);
+        let stored = match self.known.get(&key) {
+            Some(stored) => *stored,
+            None => {
+                let header = self.source.image(index, path, HEADER)?;
+                let stored = image_size(&header);
+                stored.ok_or_else(|| format!("{path}: is neither PNG nor JPEG; convert the image"))?
+            }
+        };
+        self.known.insert(key, stored);
+        size.shape(&*self.processor, stored).map_err(|fault| format!("{path}: {fault}"))
     }
 }

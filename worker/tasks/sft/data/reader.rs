@@ -5,13 +5,17 @@ use coxswain_models::{
     Shelf,
     pretrained::{
         directory,
-        pictures::{ImageProcessor, PixelBounds, decode},
+        pictures::{ImageProcessor, ImageShape, PixelBounds, decode, image_size},
     },
     vision_language::{ChatEncoder, EncodedChat},
 };
 use coxswain_nn::kernels::sizes::Sizes;
 
-use super::{batch::ChatSample, spelling::Chat};
+use super::{
+    batch::ChatSample,
+    images::{ChatImage, ImageSize},
+    spelling::Chat,
+};
 use crate::{
     settings::unread,
     sft::config::{ChatData, SftSettings},
@@ -54,11 +58,54 @@ impl ChatReader {
         Ok(sample)
     }
 
-    fn pictures(&self, images: &[String], read: ReadImage<'_>) -> Result<ChatSample, String> {
+    /// Most tokens of an image.
+    pub fn image_tokens(&self) -> usize {
+        let [_, most] = self.images.pixel_bounds();
+        let shape = self.images.patches();
+        most / (shape.patch * shape.merge).pow(2)
+    }
+
+    /// A chat without its pictures, of whose images only the beginnings are read.
+    pub fn outline(&self, chat: &Chat, head: ReadImage<'_>) -> Result<(EncodedChat, Vec<ImageShape>), String> {
+        let shape = |ChatImage { path, size }: &ChatImage| {
+            let stored = image_size(&head(path)?).ok_or_else(|| format!("{path}: has no size"))?;
+            size.shape(&*self.images, stored)
+        };
+        let shapes = chat.images.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
+        Ok((self.encoder.encode(&chat.messages, &shapes)?, shapes))
+    }
+
+    /// Keeps the images of the first `tokens` tokens alone.
+    pub fn keep_images(&self, sample: &mut ChatSample, tokens: usize) {
+        let mut left =
+            sample.input_ids[..tokens].iter().filter(|id| **id == self.encoder.image_token()).count();
+        let patches = self.images.patches();
+        let is_kept = |shape: &ImageShape| {
+            let mine = patches.tokens(*shape);
+            let is_whole = left >= mine;
+            left -= mine.min(left);
+            is_whole
+        };
+        let kept: Vec<_> = sample.image_shapes.iter().copied().take_while(is_kept).collect();
+        if kept.len() < sample.image_shapes.len() {
+            let values = kept.iter().map(|shape| patches.values(*shape)).sum::<usize>();
+            sample.pixel_values = sample.pixel_values[..values].to_vec().into();
+            sample.image_shapes = kept;
+        }
+    }
+
+    fn pictures(&self, images: &[ChatImage], read: ReadImage<'_>) -> Result<ChatSample, String> {
         let (mut sample, mut pixels) = (ChatSample::default(), Vec::new());
-        for image in images {
-            let input = decode(&read(image)?).and_then(|decoded| self.images.process(decoded));
-            let input = input.map_err(|fault| format!("{image}: {fault}"))?;
+        for ChatImage { path, size } in images {
+            let encoded = read(path)?;
+            let decoded = decode(&encoded).map_err(|fault| format!("{path}: {fault}"))?;
+            let input = match image_size(&encoded) {
+                Some(stored) if *size != ImageSize::default() => {
+                    size.shape(&*self.images, stored).map(|shape| self.images.process_to(decoded, shape))
+                }
+                _ => self.images.process(decoded),
+            };
+            let input = input.map_err(|fault| format!("{path}: {fault}"))?;
             sample.image_shapes.push(input.shape);
             pixels.extend_from_slice(&input.pixel_values);
         }

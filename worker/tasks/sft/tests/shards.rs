@@ -41,7 +41,8 @@ fn packed_chats_are_the_chats_of_the_file_bit_for_bit() {
         for (number, line) in lines.iter().enumerate() {
             // A path's file is `red-circle-0.png`: what is beside the chat has the same ending.
             let mut line = (*line).to_owned();
-            let names = Chat::parse(&line).expect("sound").images;
+            let images_of = Chat::parse(&line).expect("sound").images;
+            let names: Vec<_> = images_of.into_iter().map(|image| image.path).collect();
             for (at, name) in names.iter().enumerate() {
                 line = line.replacen(&format!("\"{name}\""), &format!("\"any/where.{at}.png\""), 1);
                 members.push((format!("{number}.{at}.png"), picture(name.trim_start_matches("images/"))));
@@ -100,7 +101,7 @@ fn what_is_wrong_in_a_shard_is_named_with_file_byte_and_remedy() {
     for (sample, wanted) in [
         (vec![image()], ["has .png, and no .json and no .txt", "add the chat"]),
         (vec![("json", b"{\"messages\":".to_vec())], ["is not JSON", "repair or remove"]),
-        (vec![("json", b"\xff".to_vec())], ["is not UTF-8", "write the text as UTF-8"]),
+        (vec![("json", b"\xff".to_vec())], ["is not UTF-8", "save the file as UTF-8"]),
         (vec![("txt", b"Alone.".to_vec())], ["a text without an image", "write the chat as .json"]),
         (
             vec![("json", chat(r#""image": "a.jpg","#, "\"x\"")), image()],

@@ -57,6 +57,7 @@ impl TaskSettings for VlaSettings {
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.episodes", LearnedSince("[]")),
+        ("data.exclude_episodes", LearnedSince("[]")),
         ("data.cameras", Learned),
         ("data.state", Learned),
         ("data.sensor", Learned),

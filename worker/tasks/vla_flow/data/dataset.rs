@@ -5,11 +5,11 @@
 //! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
 //! rows that contradict the metadata.
 
-use std::{collections::BTreeSet, path::Path, slice, sync::Arc};
+use std::{path::Path, slice, sync::Arc};
 
 use crate::{
     settings::{checked, unread},
-    vla_flow::config::{EpisodeRange, VlaSettings},
+    vla_flow::config::VlaSettings,
 };
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
@@ -41,12 +41,13 @@ use super::{
     numeric::Numeric,
     opening::check_files,
     recipe::Recipe,
+    selection::Selection,
     sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
 };
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
 /// file per episode) the others are checked on first use.
-const FILES_CHECKED_AT_OPEN: u32 = 64;
+const FILES_CHECKED_AT_OPEN: usize = 64;
 
 pub(super) struct Camera {
     pub(super) name: String,
@@ -79,7 +80,7 @@ pub struct Dataset {
     pub(super) dims: SampleDims,
     pub(super) training: Arc<TrainingSamples>,
     pub(super) settings: VlaSettings,
-    holdout: BTreeSet<u64>,
+    pub(super) selection: Selection,
     seed: u64,
 }
 
@@ -123,8 +124,8 @@ impl Dataset {
             horizon: data.horizon,
             action: action.width,
         };
-        let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
-        let training = Arc::new(training_samples(&catalog, &data.episodes, &holdout)?);
+        let selection = Selection::of(&catalog, data, &spec.data.holdout_episodes)?;
+        let training = Arc::new(selection.training(&catalog));
         let form = prompt_form(&vla);
         let prompt = match other {
             Some(other) => other.prompt.like(&form),
@@ -144,7 +145,7 @@ impl Dataset {
             prompt,
             dims,
             training,
-            holdout,
+            selection,
             seed: spec.run.seed,
             catalog,
             settings: vla,
@@ -186,7 +187,7 @@ impl Dataset {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
-        check_files(&self.catalog, &self.rows, &self.frames, FILES_CHECKED_AT_OPEN)?;
+        check_files(&self.catalog, &self.rows, &self.frames, &self.selection, FILES_CHECKED_AT_OPEN)?;
         let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => self.check_images(camera, column),
             Stored::Video(_) => Ok(()),
@@ -201,10 +202,10 @@ impl Dataset {
     /// differ is the metadata wrong.
     fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
         let Camera { name, size, .. } = camera;
-        let last = self.len() - 1;
+        let last = self.training_len() - 1;
         // Lazily: the first one is at the beginning of its file, and others may be a file away in a bucket.
         let mut others = None;
-        for index in [0, last / 2, last] {
+        for index in [0, last / 2, last].into_iter().filter_map(|rank| self.training_sample(rank)) {
             match self.stored_size(index, name, column) {
                 Some(seen) if seen == *size => return Ok(()),
                 seen => others = others.or(seen),
@@ -273,12 +274,12 @@ impl Dataset {
 
     /// Samples of held-out episodes, in order.
     pub fn holdout(&self) -> impl Iterator<Item = u64> + '_ {
-        self.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())
+        self.selection.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())
     }
 
     /// Held-out episodes, in order.
     pub fn holdout_episodes(&self) -> impl Iterator<Item = u64> + '_ {
-        self.holdout.iter().copied()
+        self.selection.holdout.iter().copied()
     }
 
     /// The samples of one episode.
@@ -386,32 +387,4 @@ impl<'a> Cameras<'a> {
         }
         Ok(of)
     }
-}
-
-fn training_samples(
-    catalog: &Catalog,
-    listed: &[EpisodeRange],
-    holdout: &BTreeSet<u64>,
-) -> Result<TrainingSamples, DataError> {
-    let episodes = &catalog.episodes.episodes;
-    if let Some(missing) = holdout.iter().find(|e| **e >= episodes.len() as u64) {
-        let found = format!("no episode {missing}; there are {}", episodes.len());
-        let remedy = "correct data.holdout_episodes";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    if let Some(beyond) = listed.iter().find(|range| range.last >= episodes.len() as u64) {
-        let found = format!("no episodes {beyond}; there are {}, counted from 0", episodes.len());
-        let remedy = "correct data.episodes";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    let is_listed = |n: &u64| listed.is_empty() || listed.iter().any(|r| (r.first..=r.last).contains(n));
-    let numbered = (0..).zip(episodes);
-    let kept = numbered.filter(|(number, _)| is_listed(number) && !holdout.contains(number));
-    let samples = TrainingSamples::new(kept.map(|(_, e)| e.start..e.end()));
-    if samples.is_empty() {
-        let found = "data.holdout_episodes holds out every episode, or every one of data.episodes";
-        let remedy = "leave at least one episode to train on";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    Ok(samples)
 }

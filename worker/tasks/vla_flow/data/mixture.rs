@@ -270,7 +270,8 @@ impl Samples for Mixture {
                 Some(index) => dataset.sample(index)?.input_ids.len(),
                 None => 0,
             };
-            let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens");
+            let left_out = dataset.selection.describe().map_or(String::new(), |told| format!(", {told}"));
+            let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens{left_out}");
             Ok(("data_set", text))
         };
         self.members.iter().zip(&self.shares).map(of).collect()

@@ -21,6 +21,9 @@ use coxswain_data::{
 };
 use coxswain_models::pretrained::pictures::{Rgb, decode_sized, image_size};
 
+/// What helps where a row lacks a number.
+const REPAIR: &str = "repair the recording or delete the episode";
+
 impl Dataset {
     /// Sample `index`, its images as they were recorded: what is evaluated and served.
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
@@ -171,7 +174,12 @@ impl<'a> At<'a> {
     }
 
     /// Checks that the row is the frame that the metadata promises, and returns its task.
-    fn keys(&self, [episode, frame, task]: &[i64; 3]) -> Result<&'a str, DataError> {
+    fn keys(&self, block: &Block) -> Result<&'a str, DataError> {
+        let row = self.row();
+        if let Some((key, misfit)) = block.missing_key(row) {
+            return Err(self.error(key, format!("{misfit}; {REPAIR}")));
+        }
+        let [episode, frame, task] = &block.keys.each_ref().map(|key| key[(row - block.first_row) as usize]);
         let wanted = (self.number as i64, (self.index - self.episode.start) as i64);
         if (*episode, *frame) != wanted {
             let fault = format!(
@@ -195,8 +203,7 @@ impl<'a> At<'a> {
     fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
         let dataset = self.dataset;
         let numbers = self.block(self.row(), Part::Numbers)?;
-        let first = numbers.first_row;
-        let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
+        let task = self.keys(&numbers)?;
         let mut state = Vec::with_capacity(dataset.dims.state);
         if !dataset.state.is_none() {
             self.append_rows(&dataset.state, &numbers, self.frames().map(|at| at.row()), &mut state)?;
@@ -268,8 +275,9 @@ impl<'a> At<'a> {
                 block = self.block(row, Part::Numbers)?;
             }
             if let Some((feature, element, value)) = numeric.append(&block, row, out) {
-                let fault =
-                    format!("element {element} is {value}; repair the recording or delete the episode");
+                let misfit = block.misfit(row, feature).map(|misfit| misfit.to_string());
+                let found = misfit.unwrap_or_else(|| format!("element {element} is {value}"));
+                let fault = format!("{found}; {REPAIR}");
                 return Err(self.dataset.catalog.row_error(self.episode.file, row, feature, fault));
             }
         }

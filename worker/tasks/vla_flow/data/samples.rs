@@ -193,10 +193,14 @@ impl Samples for Dataset {
             Some(index) => self.sample(index)?.input_ids.len(),
             None => 0,
         };
-        Ok(vec![("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
+        let left_out = self.selection.describe().map(|told| ("left_out", told));
+        Ok(left_out
+            .into_iter()
+            .chain([("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
+            .collect())
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.constant_features().into_iter().chain(texts_cut(self)).collect()
+        self.odd_features().into_iter().chain(texts_cut(self)).collect()
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The whole chat is encoded at once, as Transformers does: what a tokenizer makes of an answer depends on
-//! the line break before it. A token is learned if any of its characters belongs to an answer or to the
+//! the line break before it. An answer is a turn of the assistant that is not switched off. A token is learned if any of its characters belongs to an answer or to the
 //! `<|im_end|>` behind it, which is what `return_assistant_tokens_mask` gives for a template that marks them.
 
 use std::{ops::Range, path::Path};
@@ -68,7 +68,7 @@ impl QwenChats {
             Some(Message { role: Role::System, .. }) | None => String::new(),
             Some(_) => self.0.system().to_owned(),
         };
-        for Message { role, pieces } in chat {
+        for Message { role, pieces, learned } in chat {
             text.push_str("<|im_start|>");
             text.push_str(role.name());
             text.push('\n');
@@ -80,7 +80,7 @@ impl QwenChats {
                 });
             }
             text.push_str("<|im_end|>");
-            if *role == Role::Assistant {
+            if *learned {
                 answers.push(begin..text.len());
             }
             text.push('\n');
@@ -96,6 +96,10 @@ impl ChatEncoder for QwenChats {
 
     fn image_token(&self) -> u32 {
         self.0.image_token()
+    }
+
+    fn begin(&self) -> u32 {
+        self.0.begin()
     }
 
     fn ends(&self) -> Vec<u32> {

@@ -146,7 +146,7 @@ fn message((role, content): &(String, serde_json::Value)) -> Message {
         serde_json::Value::Array(pieces) => pieces.iter().map(piece).collect(),
         text => vec![Piece::Text(text.as_str().expect("text").into())],
     };
-    Message { role, pieces }
+    Message::of(role, pieces)
 }
 
 /// The tiny checkpoint with the published chat template instead of its own.
@@ -186,7 +186,7 @@ fn chats_are_encoded_and_masked_as_transformers_does_it() {
 fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
     let own = model();
     let encoder = QwenChats::open(&own, ModelFacts::read(&own).unwrap()).unwrap();
-    let says = |role, pieces| Message { role, pieces };
+    let says = Message::of;
     let chat = |pieces| [says(Role::User, pieces), says(Role::Assistant, vec![Piece::Text("Yes.".into())])];
     let pieces = vec![Piece::Image, Piece::Image, Piece::Text("Same?".into())];
     let one = encoder.encode(&chat(pieces.clone()), &[[1, 2, 2]; 2]).unwrap();

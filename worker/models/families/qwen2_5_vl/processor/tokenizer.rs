@@ -90,6 +90,7 @@ pub(super) struct QwenTokenizer {
     facts: ModelFacts,
     system: &'static str,
     pad: u32,
+    begin: u32,
 }
 
 impl QwenTokenizer {
@@ -126,12 +127,18 @@ impl QwenTokenizer {
         }
         let system =
             if chat.is_empty() || chat.contains("You are a helpful assistant.") { SYSTEM } else { "" };
-        Ok(Self { tokenizer, facts, system, pad })
+        let begin = id("<|im_start|>")?;
+        Ok(Self { tokenizer, facts, system, pad, begin })
     }
 
     /// The id that fills up shorter rows of a batch.
     pub fn pad(&self) -> u32 {
         self.pad
+    }
+
+    /// The id that begins a turn.
+    pub fn begin(&self) -> u32 {
+        self.begin
     }
 
     /// The id that stands for a token of an image.
