@@ -63,7 +63,7 @@ fn what_is_written_token_by_token_is_what_transformers_generates_whatever_the_ba
 fn a_file_of_pieces_gives_the_ids_and_texts_of_transformers() {
     let expected = fs::read(fixture("data/pieces/expected.json")).unwrap();
     let expected: Value = serde_json::from_slice(&expected).unwrap();
-    let tokenizer = spiece::read(&fixture("data/pieces/spiece.model"), true).unwrap();
+    let tokenizer = spiece::read(&fixture("data/pieces/spiece.model")).unwrap();
     assert_eq!(Some(tokenizer.get_vocab_size(true) as u64), expected["vocab"].as_u64());
     for case in expected["cases"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
@@ -80,6 +80,6 @@ fn a_file_that_is_none_of_sentencepieces_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("spiece.model");
     fs::write(&path, "version https://git-lfs.github.com/spec/v1").unwrap();
-    let message = spiece::read(&path, false).unwrap_err().to_string();
+    let message = spiece::read(&path).unwrap_err().to_string();
     assert!(message.contains("spiece.model") && message.contains("tokenizer.json"), "{message}");
 }
