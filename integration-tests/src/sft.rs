@@ -77,6 +77,7 @@ fn chats(case: &str) -> Vec<ChatSample> {
             input_ids: inputs.input_ids[cells].to_vec(),
             pixel_values: pixel_values.to_vec().into(),
             image_shapes: image_shapes.to_vec(),
+            cut: 0,
         }
     };
     cells.enumerate().map(chat).collect()

@@ -44,7 +44,7 @@ fn spec(output: &Path, overrides: &[String]) -> RunSpec {
 fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
     let options = TrainerOptions { device: Default::default(), listener: None };
     let summary =
-        at_rest::train(&mut TaskTrainer::<Flex>::new(&VlaFlow::<Flex>::default(), options), spec, first_step);
+        at_rest::train(&mut TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options), spec, first_step);
     let lines = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("memory/rank-0000.jsonl"));
     let lines = lines.expect("written");
     let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));

@@ -48,7 +48,7 @@ pub fn on<B: Tape<Base = B>>(models: Shelves<B>) -> Vec<&'static dyn TaskOn<B>> 
 }
 
 /// A task lives as long as its program.
-fn leaked<T>(task: T) -> &'static T {
+pub fn leaked<T>(task: T) -> &'static T {
     Box::leak(Box::new(task))
 }
 

@@ -82,7 +82,7 @@ impl Prompts {
             valid: vec![0..prompt.len() as u32; rows],
             seq_len: prompt.len(),
             pixel_values: vec![],
-            image_grids: vec![[1, side as u32, side as u32]; rows * images],
+            image_shapes: vec![[1, side as u32, side as u32]; rows * images],
             images_per_row: vec![images as u32; rows],
             state: normal(&mut draws, rows * DIMS.state),
             sensor: vec![],

@@ -99,14 +99,16 @@ fn vectors() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use burn::backend::Flex;
+    use coxswain_task::TaskOn;
     use coxswain_tasks::vla_flow::VlaFlow;
 
     use super::*;
 
     #[test]
     fn a_cpu_passes_and_says_so_line_by_line() {
-        let tasks =
-            Tasks { cpu: &[&VlaFlow::<Flex>::default()], accelerator: &device::Absent { driver: || false } };
+        let cpu: [&dyn TaskOn<Flex>; 1] = [coxswain_tasks::leaked(VlaFlow::<Flex>::default())];
+        let tasks = Tasks { cpu: &cpu, accelerator: &device::Absent { driver: || false } };
         let found = run(Device::Cpu, tasks);
         let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
         assert!(failed.is_empty(), "{failed:?}");

@@ -53,7 +53,7 @@ fn train_watched(
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);
     let mut trainer = TaskTrainer::<Flex>::new(
-        &VlaFlow::<Flex>::default(),
+        coxswain_tasks::leaked(VlaFlow::<Flex>::default()),
         TrainerOptions { device: Default::default(), listener: None },
     );
     let facts = trainer.open(&spec).expect("the recording is sound");

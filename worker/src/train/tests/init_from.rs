@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use burn::backend::Flex;
 use coxswain_nn::{
     files::write_tensors,
     params::{Group, Init, TrainableLayout},
