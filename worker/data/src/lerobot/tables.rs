@@ -126,7 +126,7 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
             let name = codec.to_string();
             let name = name.split('(').next().unwrap_or(&name);
             let found = format!("compressed with {name}, which is not read");
-            Err(DataError::invalid(path, format!("column {}", column.column_path()), found, TO_ZSTD))
+            Err(DataError::invalid(path, format!("column {}", column.column_path().string()), found, TO_ZSTD))
         }
         None => Ok(metadata),
     }
