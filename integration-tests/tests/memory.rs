@@ -43,8 +43,11 @@ fn spec(output: &Path, overrides: &[String]) -> RunSpec {
 /// Trains a world of one; returns its summary and the lines of its timeline.
 fn train(spec: &RunSpec, first_step: u64) -> (Summary, Vec<Value>) {
     let options = TrainerOptions { device: Default::default(), listener: None };
-    let summary =
-        at_rest::train(&mut TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options), spec, first_step);
+    let summary = at_rest::train(
+        &mut TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options),
+        spec,
+        first_step,
+    );
     let lines = std::fs::read_to_string(Path::new(&spec.run.output_dir).join("memory/rank-0000.jsonl"));
     let lines = lines.expect("written");
     let lines = lines.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line"));

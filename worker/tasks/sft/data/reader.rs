@@ -66,7 +66,11 @@ impl ChatReader {
     }
 
     /// A chat without its pictures, of whose images only the beginnings are read.
-    pub fn outline(&self, chat: &Chat, head: ReadImage<'_>) -> Result<(EncodedChat, Vec<ImageShape>), String> {
+    pub fn outline(
+        &self,
+        chat: &Chat,
+        head: ReadImage<'_>,
+    ) -> Result<(EncodedChat, Vec<ImageShape>), String> {
         let shape = |ChatImage { path, size }: &ChatImage| {
             let stored = image_size(&head(path)?).ok_or_else(|| format!("{path}: has no size"))?;
             size.shape(&*self.images, stored)

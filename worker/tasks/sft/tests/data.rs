@@ -156,7 +156,8 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
         "the third is neither trained on nor held out"
     );
     let (_dir, path) = file(&lines[1..3]);
-    let error = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).err().expect("none fits");
+    let error =
+        Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).err().expect("none fits");
     assert!(error.to_string().contains("raise data.max_tokens"), "{error}");
 }
 
