@@ -66,12 +66,12 @@ fn product(device: &CudaDevice) -> Result<String, String> {
     let element = |at: usize| -> f32 {
         (0..inner).map(|k| a(at / columns * inner + k) * b(k * columns + at % columns)).sum()
     };
-    let said = compared(&found, element, began.elapsed())?;
-    Ok(format!("{}: {said}", cublas::told()))
+    let finding = compared(&found, element, began.elapsed())?;
+    Ok(format!("{}: {finding}", cublas::told()))
 }
 
-/// Each product moves the columns on by one, and a kernel stands between each and the next: one that began too
-/// early, or too late, leaves them elsewhere.
+/// Each product moves the columns on by one, and a kernel stands between each and the next: one that began
+/// too early, or too late, leaves them elsewhere.
 fn in_order(device: &CudaDevice) -> Result<String, String> {
     let value = |at: usize| (at % 127) as f32;
     let moves = |at: usize| f32::from(u8::from((at / SIDE + 1) % SIDE == at % SIDE));
@@ -83,9 +83,9 @@ fn in_order(device: &CudaDevice) -> Result<String, String> {
     let found = numbers((1..IN_ORDER).fold(first, |x, _| next(x)))?;
     let took = began.elapsed();
     let from = |at: usize| at / SIDE * SIDE + (at % SIDE + SIDE - IN_ORDER % SIDE) % SIDE;
-    let said = compared(&found, |at| value(from(at)), took)?;
+    let finding = compared(&found, |at| value(from(at)), took)?;
     Ok(format!(
-        "{said}: {:.1} us for each, with a conversion",
+        "{finding}: {:.1} us for each, with a conversion",
         took.as_secs_f64() * 1e6 / (IN_ORDER - 1) as f64
     ))
 }

@@ -1,17 +1,18 @@
 //! Compiled kernels, kept between processes: a first step compiles hundreds, and a worker that is started
 //! again should not.
 //!
-//! cubecl knows a kernel again by its name, its settings and its arguments, not by what it computes: what was
-//! compiled of a kernel that was edited since would run in its place. So kernels are kept here, by the text of
-//! their CUDA C++, the architecture and the compiler, whichever program asks ([`nvrtc`](crate::nvrtc)):
+//! cubecl knows a kernel again by its name, its settings and its arguments, not by what it computes: what
+//! was compiled of a kernel that was edited since would run in its place. So kernels are kept here, by the
+//! text of their CUDA C++, the architecture and the compiler, whichever program asks
+//! ([`nvrtc`](crate::nvrtc)):
 //!
 //! ```text
 //! kernels/nvrtc-13.0/sm_90a-3f0a9c...cu   the text of a kernel
 //! kernels/nvrtc-13.0/sm_90a-3f0a9c...ptx  what that compiler made of it for that architecture
 //! ```
 //!
-//! Kernels may come compiled, as machine code that `worker/cuda/gpu/kernels.py` has made elsewhere of such texts:
-//! `COX_KERNELS` names the folder. What is not among them is compiled here, and a line says so once.
+//! Kernels may come compiled, as machine code that `worker/cuda/gpu/kernels.py` has made elsewhere of such
+//! texts: `COX_KERNELS` names the folder. What is not among them is compiled here, and a line says so once.
 //!
 //! What it does not do: keep what the autotuner has measured. That names a kernel, and no bits of it.
 
@@ -29,6 +30,8 @@ use std::{
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
 use coxswain_worker::device::Version;
+
+use crate::clock;
 
 /// Kernels that stay, of one compiler: those that were used last. A run asks for some 400.
 const MOST: usize = 8192;
@@ -156,7 +159,7 @@ impl Kernels {
             let own = self.own.join(format!("{key}.ptx"));
             let code = fs::read(&own).ok()?;
             // So that it is among the last to go. A disk that refuses that loses nothing else.
-            let _ = fs::File::open(&own).and_then(|file| file.set_modified(SystemTime::now()));
+            let _ = fs::File::open(&own).and_then(|file| file.set_modified(clock::date()));
             Some(code)
         })
     }
@@ -221,8 +224,8 @@ mod tests {
         assert_ne!(key(TEXT), key(&fields), "a structure's fields in another order");
         let (typedef, pair) =
             ("typedef unsigned int uint32;\n", "struct Pair {\n    uint32 a;\n    uint32 b;\n};\n");
-        let turned = TEXT.replace(typedef, "").replace(pair, &format!("{pair}{typedef}"));
-        assert!(turned != TEXT && key(TEXT) == key(&turned), "definitions in another order");
+        let reordered = TEXT.replace(typedef, "").replace(pair, &format!("{pair}{typedef}"));
+        assert!(reordered != TEXT && key(TEXT) == key(&reordered), "definitions in another order");
     }
 
     #[test]

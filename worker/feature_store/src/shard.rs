@@ -6,8 +6,8 @@
 //!                     values, padding to 64
 //! index               56 bytes a record where all have equal counts: key [32], lead [8], values [16];
 //!                     80 where they differ: the same, offset u64, then tokens, ids, shapes and 0 as u32
-//! footer   80 bytes   index offset u64, records u64, layout u32, tokens u32, ids u32, shapes u32, stride u64,
-//!                     squared error f64, squared norm f64 (of what rounding to dtype changed),
+//! footer   80 bytes   index offset u64, records u64, layout u32, tokens u32, ids u32, shapes u32,
+//!                     stride u64, squared error f64, squared norm f64 (of what rounding to dtype changed),
 //!                     digest [16] of header, index and footer so far, magic "COXVLEND"
 //! ```
 //!

@@ -1,11 +1,11 @@
 //! What every family of pretrained models stands on. Nothing here knows a family.
 //!
 //! ```text
-//! directory · content · config_file   a model's directory, wherever it lies; its name by content; its config.json
+//! directory · content · config_file   a model's directory; its name by content; its config.json
 //! family · fields                     families by `model_type`; fields of JSON files, checked
 //! checkpoint · mapping · reading      safetensors: files, tensors, their bytes
 //! rules · frozen                      what names mean; frozen tensors, known from sizes alone
-//! loader · blocks · stack             tensors to layers; repeated blocks held, streamed, or shared out over ranks
+//! loader · blocks · stack             tensors to layers; repeated blocks held, streamed or shared out
 //! settings · trains · adapters        the section `model` of run files; what trains, and what it starts from
 //! merge · synthetic · tokens          checkpoints written: merged, or of random weights
 //! prompts · pictures · tokenizer_file a micro-batch as models read it; images; tokenizers

@@ -104,18 +104,3 @@ fn retreat<B: Tape<Base = B>>(training: &mut Training<'_, B>) -> Result<Option<S
     training.members.comm.broadcast(BufMut::F64(&mut good), Rank(0))?;
     Ok((good[0] >= 0.0).then_some(Step(good[0] as u64)))
 }
-
-/// What to do about it.
-pub(super) fn remedy(good: Option<Step>) -> String {
-    let from = match good {
-        Some(step) => format!(
-            "the run goes on from checkpoints/{}, the newest from which a later step was taken (what came after it is set aside \
-             as *.diverged-N)",
-            step.checkpoint_dir()
-        ),
-        None => "the run begins anew, for it has no checkpoint from which a later step was taken".into(),
-    };
-    format!(
-        "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"
-    )
-}

@@ -7,7 +7,6 @@ use coxswain_task::{Fault, TaskError};
 
 use super::{
     checkpoint::{CheckpointError, remedy},
-    divergence::remedy as remedy_of_divergence,
     finding::Comparison,
     gradient_watch::SilentTrainables,
     init_from::InitError,
@@ -254,4 +253,19 @@ impl TrainError {
             }
         }
     }
+}
+
+/// What to do about a run that has diverged; `good` is the checkpoint that it goes on from.
+fn remedy_of_divergence(good: Option<Step>) -> String {
+    let from = match good {
+        Some(step) => format!(
+            "the run goes on from checkpoints/{}, the newest from which a later step was taken (what came after it is set aside \
+             as *.diverged-N)",
+            step.checkpoint_dir()
+        ),
+        None => "the run begins anew, for it has no checkpoint from which a later step was taken".into(),
+    };
+    format!(
+        "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"
+    )
 }

@@ -19,7 +19,7 @@
 //!     spike    what follows when a loss is far above those before
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
 //!   divergence how a run ends whose weights are not finite, or of which step after step is left out
-//!   left_out   how many samples nothing is learned of, and when a run ends for that
+//!   learned    when a run ends because too little of its data can be learned from (`left_out` counts it)
 //!   warm_up    what the first step took beyond the others
 //!   features   kept features: cache phases, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
@@ -58,8 +58,10 @@ mod fit;
 mod gradient_watch;
 mod held_out;
 pub mod init_from;
+mod learned;
 mod learner;
 mod left_out;
+mod loss_history;
 mod members;
 pub mod recovery;
 mod replay;

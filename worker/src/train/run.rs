@@ -13,7 +13,7 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, average, divergence, export::write_spec, left_out, recovery::is_the_generations, skip,
+    TrainError, average, divergence, export::write_spec, learned, recovery::is_the_generations, skip,
     stats::STEPS_OBSERVED, training::Training, validation,
 };
 use crate::{
@@ -51,7 +51,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     // decide.
                     let (step, message) = (self.next, source.to_string());
                     why = Some(message.clone());
-                    self.left_out.note(&message);
+                    self.skips.samples.note(&message);
                     self.members.link.report(Report::BadSample(BadSample {
                         step,
                         epoch,
@@ -83,7 +83,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.run.spec.train.auto_micro_batch && !self.feed.searched {
             self.find_micro_batch()?;
         }
-        self.left_out.begin(self.next);
+        self.skips.samples.begin(self.next);
         self.stats.summary.begin(self.next, self.members.world());
         self.feed.restart(self.next);
         self.members.link.report(Report::Started(start))?;
@@ -126,7 +126,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     Ok(()) => {}
                 }
             }
-            let (too_many, left_out) = (skip::count(self, &done), left_out::count(self, &done));
+            let (too_many, left_out) = (skip::count(self, &done), learned::count(self, &done));
             self.stats.summary.book(&done);
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
             let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
@@ -155,7 +155,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         }
         self.with_features(|features, desk| features.publish_all(desk))?;
-        left_out::require_learned(self)?;
+        learned::require(self)?;
         if self.saved != Some(self.next) {
             self.save()?;
         }

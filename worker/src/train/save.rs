@@ -27,9 +27,9 @@ use super::{
     features::{Features, Mark},
     feed::Feed,
     learner::Learner,
+    loss_history::LossHistory,
     members::Members,
     skips::Skips,
-    spike::LossHistory,
     training::Training,
     verify,
 };
@@ -176,8 +176,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         self.agree(published)
     }
 
-    /// Whether every rank got through: its own error where there is one, another rank's otherwise. What is not
-    /// sound on one rank is no checkpoint of any.
+    /// Whether every rank got through: its own error where there is one, another rank's otherwise. What is
+    /// not sound on one rank is no checkpoint of any.
     fn agree<V>(
         &mut self,
         own: Result<V, CheckpointError>,

@@ -1,4 +1,4 @@
-//! Steps that were left out so far: how many in a row, and which, for checkpoints.
+//! What was left out so far: steps in a row, which ones, for checkpoints, and samples.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use coxswain_proto::{
     report::{SkipCause, Skipped},
 };
 
-use super::spike::LossHistory;
+use super::{left_out::LeftOut, loss_history::LossHistory};
 
-/// Steps that were left out.
+/// What was left out.
 #[derive(Debug, Default)]
 pub(super) struct Skips {
     /// For their numbers, up to the newest step.
@@ -19,6 +19,8 @@ pub(super) struct Skips {
     pub newest: BTreeMap<Step, Skipped>,
     /// Losses of the newest steps that were not.
     pub losses: LossHistory,
+    /// Samples of which nothing is learned, in steps that were taken.
+    pub samples: LeftOut,
 }
 
 impl Skips {

@@ -226,7 +226,6 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             validation: Validation::default(),
             stopped: false,
             skips: Default::default(),
-            left_out: Default::default(),
             announced: false,
         })
     }

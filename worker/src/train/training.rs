@@ -20,7 +20,6 @@ use super::{
     feed::Feed,
     held_out::{HeldOutError, Validation},
     learner::Learner,
-    left_out::LeftOut,
     members::Members,
     skips::Skips,
     stats::RunStats,
@@ -50,10 +49,8 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub validation: Validation,
     /// Whether all ranks have agreed to stop before the last step.
     pub stopped: bool,
-    /// Steps that were left out.
+    /// Steps and samples that were left out.
     pub skips: Skips,
-    /// Samples of which nothing is learned.
-    pub left_out: LeftOut,
     /// Whether the run was described in the log.
     pub announced: bool,
 }

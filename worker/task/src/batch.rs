@@ -14,7 +14,8 @@ pub(crate) const KEEPS_NOTHING: &str = "features of a task without an extractor"
 pub struct Inputs {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// How images lie in the model's input: three numbers for each, which only the model's family understands.
+    /// How images lie in the model's input: three numbers for each, which only the model's family
+    /// understands.
     pub shapes: Vec<[u32; 3]>,
 }
 

@@ -172,7 +172,8 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         drops.then_some(DropoutKeys { seed: self.seed, step: batch.step.0, samples, images_per_row })
     }
 
-    /// The head with its adapter, which drops some of the rows that predict something where there are `token_rows`.
+    /// The head with its adapter, which drops some of the rows that predict something where there are
+    /// `token_rows`.
     fn head(
         &self,
         trainables: &Trainables<B>,

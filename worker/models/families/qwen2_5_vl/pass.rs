@@ -104,7 +104,7 @@ pub struct QwenPass<'a, B: Tape<Base = B>> {
 /// What a forward pass kept.
 pub struct PassTrace<'a, B: Tape<Base = B>> {
     vision: Option<VisionTrace<'a, B>>,
-    text: Option<TextTrace<'a, B>>,
+    text: Option<DecoderTrace<'a, B>>,
 }
 
 struct VisionTrace<'a, B: Tape<Base = B>> {
@@ -115,7 +115,7 @@ struct VisionTrace<'a, B: Tape<Base = B>> {
 }
 
 /// The decoder layers up to each tap that was read, and the final norm if that was.
-struct TextTrace<'a, B: Tape<Base = B>> {
+struct DecoderTrace<'a, B: Tape<Base = B>> {
     parts: Vec<(Range<usize>, Trace<'a, B>)>,
     norm: Option<Recorded<'a, B>>,
 }
@@ -164,7 +164,7 @@ impl<'a, B: Tape<Base = B>> QwenPass<'a, B> {
         reads: &[Tap],
     ) -> Result<TextForward<'a, B>, Broken> {
         let (mut read, mut trace) =
-            (Vec::with_capacity(reads.len()), TextTrace { parts: vec![], norm: None });
+            (Vec::with_capacity(reads.len()), DecoderTrace { parts: vec![], norm: None });
         let (mut at, mut tracked) = (first, below_trains);
         for tap in reads {
             let end = match tap {
@@ -187,7 +187,7 @@ impl<'a, B: Tape<Base = B>> QwenPass<'a, B> {
     }
 
     /// The final norm, recorded if its gradient is wanted.
-    fn normed(&self, x_nd: Tensor<B, 2>, tracked: bool, trace: &mut TextTrace<'a, B>) -> Tensor<B, 2> {
+    fn normed(&self, x_nd: Tensor<B, 2>, tracked: bool, trace: &mut DecoderTrace<'a, B>) -> Tensor<B, 2> {
         let norm = FinalNorm(self.model);
         if !tracked && !self.model.text.final_norm_trains() {
             return norm.run(&ParamScope::<B>::frozen(self.trainables), &[x_nd]);
@@ -207,7 +207,7 @@ impl<'a, B: Tape<Base = B>> QwenPass<'a, B> {
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
     ) -> Result<(), Broken> {
-        let Some(TextTrace { parts, mut norm }) = trace.text else { return Ok(()) };
+        let Some(DecoderTrace { parts, mut norm }) = trace.text else { return Ok(()) };
         // What comes down from above; none where nothing below trains.
         let mut above: Option<Tensor<B, 2>> = None;
         for (range, layers) in parts.into_iter().rev() {
@@ -351,7 +351,7 @@ fn trains<B: Tape<Base = B>>(layers: &impl Layers<B>) -> bool {
 
 type VisionForward<'a, B> = (Option<Tensor<B, 2>>, Option<VisionTrace<'a, B>>);
 /// What is at each tap, and the trace if a gradient is wanted.
-type TextForward<'a, B> = (Vec<Tensor<B, 2>>, Option<TextTrace<'a, B>>);
+type TextForward<'a, B> = (Vec<Tensor<B, 2>>, Option<DecoderTrace<'a, B>>);
 
 struct PatchEmbedding<'a, B: Tape<Base = B>>(&'a QwenVl<B>);
 

@@ -11,8 +11,8 @@
 //! `Layer(0)` holds the image features and the embedded text; `Vision` holds the first alone, which is less
 //! to keep for the same, so `auto` never chooses `Layer(0)`.
 //!
-//! What this file does not do: compute features (`features`), or keep them and decide which steps use them (the
-//! engine).
+//! What this file does not do: compute features (`features`), or keep them and decide which steps use them
+//! (the engine).
 
 use crate::vla_flow::config as vla_flow;
 use coxswain_proto::run_spec::{Cache, CacheMode};
