@@ -106,6 +106,7 @@ type Exceptions = [(&'static str, &'static str)];
 
 const MANY_FIELDS: &Exceptions = &[
     ("proto/src/run_spec/training.rs: Train", "one for each key of the section `train`"),
+    ("worker/tasks/vla_flow/config/data.rs: Data", "one for each key of the section `data`"),
     ("coordinator/src/core/status.rs: Status", "one for each thing that `Control.GetStatus` answers"),
     ("worker/data/src/inspect.rs: Report", "one for each key that `cox data inspect` prints"),
     ("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has"),

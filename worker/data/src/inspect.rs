@@ -227,7 +227,7 @@ impl Report {
         }
         let is_part = |name: &str| name.strip_prefix(usual).is_some_and(|part| part.starts_with('.'));
         let parts: Vec<_> = of().filter(|feature| is_part(&feature.name)).collect();
-        // A sensor's windows are of one feature.
+        // Windows are of one feature.
         match parts.is_empty() || role == Role::Window {
             true => of().take(1).collect(),
             false => parts,

@@ -26,6 +26,7 @@ mod normalize;
 mod order;
 pub mod orientation;
 pub mod pictures;
+pub mod pixels;
 pub mod place;
 pub mod preview;
 pub mod shards;

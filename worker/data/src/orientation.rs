@@ -1,17 +1,17 @@
-//! Which way up a picture is: Exif's `Orientation` of a JPEG or PNG, and pixels turned by it.
+//! Which way up a picture is: Exif's `Orientation` of a JPEG or PNG, and pixels by it.
 //!
-//! Cameras store what their sensor saw and note how they were held. Pillow's `exif_transpose`, which
+//! Cameras store what they saw and note how they were held. Pillow's `exif_transpose`, which
 //! Transformers and Hugging Face's data sets apply to every picture, turns it as noted; so is it done here.
 //!
 //! | | stored picture |
 //! |---|---|
 //! | 1, or none | upright |
-//! | 2, 4 | mirrored: left and right, top and bottom |
+//! | 2, 4 | flipped: left and right, top and bottom |
 //! | 3 | upside down |
-//! | 5, 7 | mirrored along a diagonal: the main one, the other one |
+//! | 5, 7 | flipped along a diagonal: the main one, the other one |
 //! | 6, 8 | on its side: a quarter turn to the right is missing, or one to the left |
 
-use crate::lerobot::frames::Pixels;
+use crate::pixels::Pixels;
 
 /// The tag of Exif that has it.
 const TAG: u16 = 0x0112;
@@ -57,17 +57,17 @@ impl Orientation {
     }
 
     /// Height and width of what is seen, of a stored picture's.
-    pub fn size(self, (height, width): (usize, usize)) -> (usize, usize) {
+    pub fn size(self, height: usize, width: usize) -> (usize, usize) {
         if self.0 >= 5 { (width, height) } else { (height, width) }
     }
 
     /// The picture as it is seen.
-    pub fn turn(self, stored: Pixels) -> Pixels {
+    pub fn apply(self, stored: Pixels) -> Pixels {
         if self == Self::UPRIGHT {
             return stored;
         }
         let (high, wide) = (stored.height, stored.width);
-        let (height, width) = self.size((high, wide));
+        let (height, width) = self.size(high, wide);
         let mut rgb = Vec::with_capacity(stored.rgb.len());
         for y in 0..height {
             for x in 0..width {
@@ -92,17 +92,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_are_turned_as_pillow_turns_them() {
+    fn pictures_are_rotated_as_pillow_rotates_them() {
         // ABC over DEF, and what `ImageOps.exif_transpose` makes of it, rows after one another.
-        let turned =
+        let rotated =
             ["ABC DEF", "CBA FED", "FED CBA", "DEF ABC", "AD BE CF", "DA EB FC", "FC EB DA", "CF BE AD"];
-        for (orientation, wanted) in (1..).map(Orientation).zip(turned) {
+        for (orientation, wanted) in (1..).map(Orientation).zip(rotated) {
             let rgb = b"ABCDEF".iter().flat_map(|letter| [*letter; 3]).collect();
-            let Pixels { height, width, rgb } = orientation.turn(Pixels { height: 2, width: 3, rgb });
+            let Pixels { height, width, rgb } = orientation.apply(Pixels { height: 2, width: 3, rgb });
             let seen: Vec<u8> = rgb.iter().step_by(3).copied().collect();
             let rows: Vec<_> = seen.chunks(width).map(String::from_utf8_lossy).collect();
             assert_eq!((rows.join(" ").as_str(), height), (wanted, wanted.split(' ').count()));
-            assert_eq!(orientation.size((2, 3)), (height, width));
+            assert_eq!(orientation.size(2, 3), (height, width));
         }
     }
 

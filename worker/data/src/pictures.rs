@@ -11,7 +11,7 @@ use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::{lerobot::frames::Pixels, orientation::Orientation, surviving::words};
+use crate::{orientation::Orientation, pixels::Pixels, surviving::words};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -33,7 +33,7 @@ pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
         _ if encoded.starts_with(JPEG) => jpeg_headers(encoded).ok()?.dimensions()?,
         _ => return None,
     };
-    Some(orientation(encoded).size((height, width)))
+    Some(orientation(encoded).size(height, width))
 }
 
 /// The image, or what is wrong with it.
@@ -44,14 +44,14 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         _ => return Err("the image is neither PNG nor JPEG; re-export the data set".into()),
     };
     let decoded = decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"));
-    Ok(orientation(encoded).turn(decoded?))
+    Ok(orientation(encoded).apply(decoded?))
 }
 
 /// What Exif says of an image.
 fn orientation(encoded: &[u8]) -> Orientation {
     let exif = match encoded {
         _ if encoded.starts_with(PNG) => {
-            Chunks { rest: &encoded[PNG.len()..] }.find(|(kind, _)| kind == b"eXIf").map(|(_, exif)| exif)
+            PngChunks { rest: &encoded[PNG.len()..] }.find(|(kind, _)| kind == b"eXIf").map(|(_, exif)| exif)
         }
         _ => segments(encoded)
             .find(|(marker, body)| *marker == APP1 && body.starts_with(b"Exif\0\0"))
@@ -61,11 +61,11 @@ fn orientation(encoded: &[u8]) -> Orientation {
 }
 
 /// The chunks of a PNG behind its signature: kind and body.
-struct Chunks<'a> {
+struct PngChunks<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Iterator for Chunks<'a> {
+impl<'a> Iterator for PngChunks<'a> {
     type Item = ([u8; 4], &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -218,7 +218,7 @@ mod tests {
     const SIDEWAYS: &[u8] = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
 
     #[test]
-    fn a_picture_is_turned_as_exif_says() {
+    fn a_picture_is_rotated_as_exif_says() {
         let whole = fixture("pictures/baseline.jpg");
         let body = [b"Exif\0\0", SIDEWAYS].concat();
         let length = (body.len() as u16 + 2).to_be_bytes();
@@ -229,15 +229,15 @@ mod tests {
         info.exif_metadata = Some(SIDEWAYS.into());
         let encoder = png::Encoder::with_info(&mut png, info).unwrap();
         encoder.write_header().unwrap().write_image_data(&[1, 2, 3, 4, 5, 6]).unwrap();
-        for (turned, stored) in [
+        for (rotated, stored) in [
             (jpeg, decode(&whole)),
             (png, decode(&encoded(ColorType::Rgb, png::BitDepth::Eight, &[1, 2, 3, 4, 5, 6]))),
         ] {
             let stored = stored.unwrap();
-            let seen = decode(&turned).unwrap();
+            let seen = decode(&rotated).unwrap();
             assert_eq!((seen.height, seen.width), (stored.width, stored.height));
-            assert_eq!(image_size(&turned), Some((seen.height, seen.width)));
-            assert_eq!(seen, Orientation::RIGHT.turn(stored));
+            assert_eq!(image_size(&rotated), Some((seen.height, seen.width)));
+            assert_eq!(seen, Orientation::RIGHT.apply(stored));
         }
     }
 

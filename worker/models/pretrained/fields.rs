@@ -114,8 +114,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses by what they are: the configuration of a robot's policy, which is no pretrained model, and that
-    /// of weights in few bits. `wanted` is what a run begins with.
+    /// Refuses by what they are: the configuration of a robot's policy, which is no pretrained model, and
+    /// that of weights in few bits. `wanted` is what a run begins with.
     pub fn expect_pretrained(&self, wanted: &str) -> Result<(), ModelError> {
         let kind = self.get("model_type").and_then(Value::as_str);
         // LeRobot's have a `type`, and no `model_type`.

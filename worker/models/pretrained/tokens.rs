@@ -10,8 +10,8 @@ use super::error::ModelError;
 /// Keys of `config.json` and the tokens whose ids they hold.
 pub type TokenIds<'t> = &'t [(&'t str, &'t str)];
 
-/// Replaces the ids in `config` by those that the tokenizer at `path` gives the tokens that `token_ids` names.
-/// Ids of tokens that it does not have are left as they are.
+/// Replaces the ids in `config` by those that the tokenizer at `path` gives the tokens that `token_ids`
+/// names. Ids of tokens that it does not have are left as they are.
 pub(crate) fn adopt(config: &mut Value, token_ids: TokenIds<'_>, path: &Path) -> Result<(), ModelError> {
     let remedy = "name a directory with a fast tokenizer";
     let text = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(|source| ModelError::Io {

@@ -1,5 +1,5 @@
-//! A run in which the samples that cannot be used are too many ends, and says so. So does one that has learned
-//! nothing at all, whatever its steps were left out for.
+//! A run in which the samples that cannot be used are too many ends, and says so. So does one that has
+//! learned nothing at all, whatever its steps were left out for.
 //!
 //! Steps that are left out as a whole do not count here: of those in a row `train.max_skipped` is the limit.
 

@@ -4,11 +4,12 @@ use coxswain_data::{
     DataError,
     lerobot::{
         Catalog,
-        frames::{FrameStore, Pixels},
+        frames::FrameStore,
         info::Feature,
         rows::{Columns, Limits, Part, RowStore},
     },
     pictures,
+    pixels::Pixels,
 };
 
 use crate::findings::Finding;

@@ -47,8 +47,8 @@ pub struct TokenWeights {
 }
 
 impl TokenWeights {
-    /// From all `tensors` that training loads of the checkpoint in `dir`, whose names follow `rules`, and what
-    /// of them trains.
+    /// From all `tensors` that training loads of the checkpoint in `dir`, whose names follow `rules`, and
+    /// what of them trains.
     pub fn of(
         dir: CheckpointDir<'_>,
         mut tensors: Vec<FrozenTensor>,

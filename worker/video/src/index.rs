@@ -6,7 +6,7 @@ use crate::boxes::{Boxes, Cursor, Header};
 use crate::codec::{Codec, Description, Stream};
 use crate::error::{Fault, TO_PLAIN_MP4, VideoError, container};
 use crate::limits::{MAX_MOOV_BYTES, MAX_TOP_BOXES};
-use crate::matrix::{Turn, turn};
+use crate::matrix::{Rotation, rotation};
 use crate::picture::Colour;
 use crate::source::Source;
 use crate::tables::{Sample, Tables, edits, presentation};
@@ -90,7 +90,7 @@ pub struct VideoIndex {
     /// Rows, as decoded.
     pub height: usize,
     /// How what is decoded is turned before it is seen.
-    pub turn: Turn,
+    pub rotation: Rotation,
     /// Ticks of a second, the unit of [`VideoIndex::ticks`].
     pub timescale: u32,
     pub(crate) samples: Vec<Sample>,
@@ -137,7 +137,7 @@ impl VideoIndex {
             codec: description.stream.codec(),
             width: description.width,
             height: description.height,
-            turn: turn(mvhd, Boxes::need(trak, b"tkhd")?)?,
+            rotation: rotation(mvhd, Boxes::need(trak, b"tkhd")?)?,
             timescale,
             samples: tables.samples,
             stream: description.stream,

@@ -12,9 +12,9 @@
 //! ```
 //!
 //! A frame is addressed by its presentation number: 0, 1, 2, ... in the order FFmpeg would give the frames,
-//! edit lists applied. A picture is as it is decoded: [`VideoIndex::turn`] says which way up it is seen. Times are integers of the track's time scale. What is *not* done: sound, fragmented
-//! mp4, HEVC, VP9, depth, more than 8 bits, interlaced video; each is refused by name with the command that
-//! converts it.
+//! edit lists applied. A picture is as it is decoded: [`VideoIndex::rotation`] says which way up it is seen.
+//! Times are integers of the track's time scale. What is *not* done: sound, fragmented mp4, HEVC, VP9, depth,
+//! more than 8 bits, interlaced video; each is refused by name with the command that converts it.
 //!
 //! Files are not trusted: sizes are bounded before memory is spent ([`limits`]), what is damaged is an error
 //! of the frames that need it, and so is a panic of a decoder. Since rav1d's functions are `extern "C"`,
@@ -43,7 +43,7 @@ mod tables;
 pub use codec::Codec;
 pub use error::{Fault, VideoError};
 pub use index::{Moov, Video, VideoIndex};
-pub use matrix::Turn;
+pub use matrix::Rotation;
 pub use picture::{Colour, Layout, Picture, Plane};
 pub use pool::{Counts, DecoderPool};
 pub use source::{FileSource, Source};

@@ -1,15 +1,15 @@
 //! Which way up a video is shown: the display matrices of a movie and of its track.
 //!
 //! A matrix is nine numbers, `a b u, c d v, x y w`; a point `(p, q)` of a frame is shown at
-//! `(a p + c q + x, b p + d q + y)`. Players turn pictures by it, and so do FFmpeg and LeRobot's decoder. Only
-//! whole quarter turns are done here; how large a picture is shown is left alone.
+//! `(a p + c q + x, b p + d q + y)`. Players rotate pictures by it, and so do FFmpeg and LeRobot's decoder.
+//! Only whole quarter turns are done here; how large a picture is shown is left alone.
 
 use crate::boxes::Cursor;
 use crate::error::{Fault, refused};
 
 /// How a picture is turned before it is seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum Rotation {
     /// Not at all.
     None,
     /// By a quarter to the right.
@@ -57,13 +57,13 @@ impl Matrix {
         }
     }
 
-    fn turn(self) -> Result<Turn, Fault> {
+    fn rotation(self) -> Result<Rotation, Fault> {
         match [self.a, self.b, self.c, self.d].map(i64::signum) {
             // Some writers leave it empty.
-            [1, 0, 0, 1] | [0, 0, 0, 0] => Ok(Turn::None),
-            [0, 1, -1, 0] => Ok(Turn::Right),
-            [-1, 0, 0, -1] => Ok(Turn::Half),
-            [0, -1, 1, 0] => Ok(Turn::Left),
+            [1, 0, 0, 1] | [0, 0, 0, 0] => Ok(Rotation::None),
+            [0, 1, -1, 0] => Ok(Rotation::Right),
+            [-1, 0, 0, -1] => Ok(Rotation::Half),
+            [0, -1, 1, 0] => Ok(Rotation::Left),
             [_, 0, 0, _] | [0, _, _, 0] => Err(refused("a video that is shown mirrored")),
             _ => Err(refused("a video that is shown turned by an angle that is no quarter of a turn")),
         }
@@ -71,10 +71,10 @@ impl Matrix {
 }
 
 /// How pictures of a track are turned, from the heads of the movie and of the track.
-pub(crate) fn turn(mvhd: &[u8], tkhd: &[u8]) -> Result<Turn, Fault> {
+pub(crate) fn rotation(mvhd: &[u8], tkhd: &[u8]) -> Result<Rotation, Fault> {
     // Behind the duration: rate, volume and room; of a track room, layer, group and volume.
     let (movie, track) = (Matrix::of_head(mvhd, 16)?, Matrix::of_head(tkhd, 20)?);
-    track.then(movie).turn()
+    track.then(movie).rotation()
 }
 
 #[cfg(test)]
@@ -89,16 +89,19 @@ mod tests {
     #[test]
     fn quarter_turns_are_known_and_anything_else_is_refused() {
         let upright = of(1, 0, 0, 1);
-        assert_eq!(upright.turn(), Ok(Turn::None));
-        assert_eq!(of(2, 0, 0, 3).turn(), Ok(Turn::None), "larger, and upright");
+        assert_eq!(upright.rotation(), Ok(Rotation::None));
+        assert_eq!(of(2, 0, 0, 3).rotation(), Ok(Rotation::None), "larger, and upright");
         let right = of(0, 1, -1, 0);
-        assert_eq!((right.turn(), right.then(upright).turn()), (Ok(Turn::Right), Ok(Turn::Right)));
-        assert_eq!(right.then(right).turn(), Ok(Turn::Half));
-        assert_eq!(right.then(right).then(right).turn(), Ok(Turn::Left));
+        assert_eq!(
+            (right.rotation(), right.then(upright).rotation()),
+            (Ok(Rotation::Right), Ok(Rotation::Right))
+        );
+        assert_eq!(right.then(right).rotation(), Ok(Rotation::Half));
+        assert_eq!(right.then(right).then(right).rotation(), Ok(Rotation::Left));
         for (odd, what) in
             [(of(-1, 0, 0, 1), "mirrored"), (of(0, 1, 1, 0), "mirrored"), (of(1, 1, -1, 1), "angle")]
         {
-            let fault = odd.turn().unwrap_err().to_string();
+            let fault = odd.rotation().unwrap_err().to_string();
             assert!(fault.contains(what) && fault.contains("ffmpeg"), "{fault}");
         }
     }

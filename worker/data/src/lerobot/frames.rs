@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Source, Turn, Video, VideoIndex};
+use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Rotation, Source, Video, VideoIndex};
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
@@ -23,6 +23,7 @@ use super::videos::{Span, VideoTable};
 use crate::{
     error::DataError,
     orientation::Orientation,
+    pixels::Pixels,
     place::{self, Content},
 };
 
@@ -35,17 +36,6 @@ const TABLE_BYTES: usize = 64 << 20;
 const VIDEO_BYTES: usize = 1 << 10;
 /// Frames in 4:2:0 that a decoder keeps, with what it notes of each.
 const FRAMES_OF_DECODER: u64 = 12;
-
-/// A frame in colour.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pixels {
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-    /// Red, green and blue, `height * width * 3`.
-    pub rgb: Vec<u8>,
-}
 
 /// Reads frames of a data set's videos.
 pub struct FrameStore {
@@ -157,7 +147,7 @@ impl FrameStore {
             None => return Err(damaged("the decoder said nothing".into())),
         };
         let VideoIndex { height, width, .. } = *video.index();
-        Ok(orientation(video.index()).turn(Pixels { height, width, rgb }))
+        Ok(orientation(video.index()).apply(Pixels { height, width, rgb }))
     }
 
     /// What its decoders have done so far.
@@ -193,7 +183,7 @@ impl FrameStore {
             Unusable::Place(error) => error,
             Unusable::Video(fault) => DataError::Video { path: path.clone(), camera: name.clone(), fault },
         })?;
-        let found = orientation(video.index()).size((video.index().height, video.index().width));
+        let found = orientation(video.index()).size(video.index().height, video.index().width);
         if found != size {
             let found = format!(
                 "{}x{} (height x width), the frames of {} are {}x{}",
@@ -239,11 +229,11 @@ impl FrameStore {
 
 /// Which way up a video's pictures are seen.
 fn orientation(index: &VideoIndex) -> Orientation {
-    match index.turn {
-        Turn::None => Orientation::UPRIGHT,
-        Turn::Right => Orientation::RIGHT,
-        Turn::Half => Orientation::HALF,
-        Turn::Left => Orientation::LEFT,
+    match index.rotation {
+        Rotation::None => Orientation::UPRIGHT,
+        Rotation::Right => Orientation::RIGHT,
+        Rotation::Half => Orientation::HALF,
+        Rotation::Left => Orientation::LEFT,
     }
 }
 

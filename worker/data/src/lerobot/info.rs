@@ -279,7 +279,8 @@ impl Info {
         })
     }
 
-    /// Video `file` of chunk `chunk` of a camera, relative to the data set; in v2.1 and v2.0 `file` is the episode.
+    /// Video `file` of chunk `chunk` of a camera, relative to the data set; in v2.1 and v2.0 `file` is the
+    /// episode.
     pub fn video_file(&self, camera: &str, chunk: u64, file: u64) -> Result<String, DataError> {
         let invalid = |found: String| {
             let remedy = "expected e.g. videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4";

@@ -1,5 +1,5 @@
-//! Statistics per feature: `meta/stats.json` (v3.0, v2.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated over
-//! episodes.
+//! Statistics per feature: `meta/stats.json` (v3.0, v2.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated
+//! over episodes.
 //!
 //! Aggregation is LeRobot's: counts add up, minima and maxima envelop, means are weighted by count, variances
 //! follow the parallel formula `var = sum n_i (var_i + (mean_i - mean)^2) / sum n_i`, and quantiles are

@@ -107,8 +107,8 @@ fn a_camera_that_is_not_asked_for_may_be_away() {
     assert!(store.frame(&catalog, 0, 38).is_ok());
 }
 
-/// A clip that players turn: the matrix of its track is this one.
-fn turned(file: &str, matrix: [i32; 4]) -> Vec<u8> {
+/// A clip that players rotate: the matrix of its track is this one.
+fn rotated(file: &str, matrix: [i32; 4]) -> Vec<u8> {
     let mut bytes = std::fs::read(clip(file)).unwrap();
     let head = bytes.windows(4).position(|kind| kind == b"tkhd").unwrap() + 4;
     let [a, b, c, d] = matrix.map(|number| (number << 16).to_be_bytes());
@@ -119,22 +119,22 @@ fn turned(file: &str, matrix: [i32; 4]) -> Vec<u8> {
 }
 
 #[test]
-fn a_video_that_players_turn_is_turned() {
+fn a_video_that_players_rotate_is_rotated() {
     let video = V30.videos[1].0;
     let dir = V30.write();
     let (catalog, store) = open(dir.path());
     let stored = store.frame(&catalog, 0, 30).unwrap();
-    put(dir.path(), video, &turned("av1_g2.mp4", [-1, 0, 0, -1]));
+    put(dir.path(), video, &rotated("av1_g2.mp4", [-1, 0, 0, -1]));
     let (catalog, store) = open(dir.path());
-    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::HALF.turn(stored.clone()));
-    put(dir.path(), video, &turned("av1_g2.mp4", [0, 1, -1, 0]));
+    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::HALF.apply(stored.clone()));
+    put(dir.path(), video, &rotated("av1_g2.mp4", [0, 1, -1, 0]));
     let (catalog, store) = open(dir.path());
     let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
     assert!(error.contains("96x128 (height x width)") && error.contains("are 128x96"), "{error}");
     edit_info(dir.path(), |info| info["features"][FRONT]["shape"] = json!([128, 96, 3]));
     let (catalog, store) = open(dir.path());
-    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::RIGHT.turn(stored));
-    put(dir.path(), video, &turned("av1_g2.mp4", [-1, 0, 0, 1]));
+    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::RIGHT.apply(stored));
+    put(dir.path(), video, &rotated("av1_g2.mp4", [-1, 0, 0, 1]));
     let (catalog, store) = open(dir.path());
     let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
     assert!(error.contains("shown mirrored") && error.contains("ffmpeg"), "{error}");

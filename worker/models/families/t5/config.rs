@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_is_said_to_be_there_and_is_not_is_refused() {
+    fn a_head_that_the_config_promises_must_be_there() {
         let untied = ("tie_word_embeddings", json!(false));
         for kind in ["t5", "mt5"] {
             let changes = [("model_type", json!(kind)), untied.clone()];

@@ -3,8 +3,8 @@
 //!
 //! Read are unigram models, which all of T5 and mT5 are (arXiv 1804.10959).
 //!
-//! Ids above the file's own are, as Transformers numbers them: the sentinels, `<extra_id_0>` the last, as many
-//! as `extra_ids` of `tokenizer_config.json` says, and then the tokens that were added: of
+//! Ids above the file's own are, as Transformers numbers them: the sentinels, `<extra_id_0>` the last, as
+//! many as `extra_ids` of `tokenizer_config.json` says, and then the tokens that were added: of
 //! `added_tokens_decoder` there, or of `added_tokens.json`, and of `additional_special_tokens`.
 
 use std::{
@@ -72,7 +72,7 @@ struct Normalizer {
 
 /// Tokens beside the file's own pieces.
 #[derive(Debug, Default, PartialEq)]
-struct Beside {
+struct AddedTokens {
     /// Sentinels.
     sentinels: usize,
     /// Those that were added, by id.
@@ -81,7 +81,7 @@ struct Beside {
     special: Vec<String>,
 }
 
-impl Beside {
+impl AddedTokens {
     /// What stands beside the file at `path`.
     fn of(path: &Path) -> Result<Self, DataError> {
         let json = |name: &str| -> Result<Value, DataError> {
@@ -130,7 +130,7 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let mut vocab: Vec<(String, f64)> = model.pieces.iter().map(piece).collect();
     let special = model.pieces.iter().filter(|piece| piece.kind.is_some_and(|kind| SPECIAL.contains(&kind)));
     let mut special: Vec<String> = special.filter_map(|piece| piece.piece.clone()).collect();
-    let beside = Beside::of(path)?;
+    let beside = AddedTokens::of(path)?;
     let sentinels: Vec<_> =
         (0..beside.sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
     vocab.extend(sentinels.iter().map(|name| (name.clone(), 0.0)));
@@ -160,7 +160,7 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
 }
 
 /// Adds tokens under the ids that they are said to have; or says which has another.
-fn add(tokenizer: &mut Tokenizer, beside: &Beside) -> Result<(), String> {
+fn add(tokenizer: &mut Tokenizer, beside: &AddedTokens) -> Result<(), String> {
     if beside.added.len() + beside.special.len() > ADDED {
         return Err(format!("more than {ADDED}"));
     }

@@ -1,6 +1,6 @@
 //! What an image is to a model, and what makes it so.
 
-use coxswain_data::{lerobot::frames::Pixels, pictures};
+use coxswain_data::{pictures, pixels::Pixels};
 
 use super::{
     fit::Fit,

@@ -31,7 +31,7 @@ pub enum Format {
 
 /// What a header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct WavHeader {
     /// Samples of a channel in a second.
     pub rate: u32,
     /// Channels.
@@ -90,7 +90,7 @@ impl Format {
     }
 }
 
-impl Header {
+impl WavHeader {
     /// Reads the header of a file from its beginning.
     pub fn read(file: &mut (impl Read + Seek)) -> Result<Self, HeaderFault> {
         let len = file.seek(SeekFrom::End(0))?;
@@ -208,8 +208,8 @@ mod tests {
         [&head[..], &data.to_le_bytes(), &[0, 0x40, 0, 0xc0, 0, 0x20, 0, 0xe0]].concat()
     }
 
-    fn read(bytes: Vec<u8>) -> Result<Header, HeaderFault> {
-        Header::read(&mut Cursor::new(bytes))
+    fn read(bytes: Vec<u8>) -> Result<WavHeader, HeaderFault> {
+        WavHeader::read(&mut Cursor::new(bytes))
     }
 
     #[test]
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((plain.rate, plain.channels, plain.format), (8000, 2, Format::Integer(2)));
         assert_eq!((plain.samples.clone(), plain.frames()), (44..52, 2));
         let junk = [&b"LIST"[..], &3u32.to_le_bytes(), b"abc\0"].concat();
-        assert_eq!(read(file(&junk, 56, 8)).unwrap(), Header { samples: 56..64, ..plain });
+        assert_eq!(read(file(&junk, 56, 8)).unwrap(), WavHeader { samples: 56..64, ..plain });
     }
 
     #[test]

@@ -15,7 +15,7 @@ use coxswain_data::{
 
 use super::{
     batch::CHANNELS,
-    header::{Header, HeaderFault},
+    header::{HeaderFault, WavHeader},
 };
 
 /// Bytes of a block by which a file's content is named.
@@ -143,9 +143,9 @@ impl Wav {
     }
 }
 
-fn header(place: &WavPlace) -> Result<(BufReader<Box<dyn Readable>>, Header), DataError> {
+fn header(place: &WavPlace) -> Result<(BufReader<Box<dyn Readable>>, WavHeader), DataError> {
     let mut file = BufReader::new(place.open()?);
-    let header = Header::read(&mut file);
+    let header = WavHeader::read(&mut file);
     let invalid = |HeaderFault { field, found, remedy }| place.invalid(field, found, remedy);
     header.map(|header| (file, header)).map_err(invalid)
 }

@@ -33,8 +33,8 @@ impl ChatShards {
         Ok(Self { shards: Shards::open(path)? })
     }
 
-    /// Reads every chat, which `see` gets with its place, and finds its images. Names the texts, and names and
-    /// sizes of everything else.
+    /// Reads every chat, which `see` gets with its place, and finds its images. Names the texts, and names
+    /// and sizes of everything else.
     pub fn check(&self, see: &mut dyn FnMut(u64, &Chat)) -> Result<Fingerprint, DataError> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.shards.fingerprint().0);

@@ -146,10 +146,10 @@ fn system_of(fields: &Map<String, Value>, messages: &mut Vec<Message>) -> Result
 }
 
 /// Whether a turn is learned: the assistant's are, unless `loss` or `weight` switches one off.
-fn is_learned(turn: &Value, role: Role) -> Result<bool, String> {
+fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
     let mut learned = role == Role::Assistant;
     for key in ["loss", "weight"] {
-        let given = match turn.get(key) {
+        let given = match message.get(key) {
             None | Some(Value::Null) => continue,
             Some(Value::Bool(given)) => *given,
             Some(number) if number.as_f64() == Some(0.0) => false,
@@ -300,16 +300,16 @@ mod tests {
 
     #[test]
     fn a_system_beside_the_turns_is_the_first_of_them() {
-        let turns = r#"[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]"#;
+        let messages = r#"[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]"#;
         let wanted = [
             (Role::System, vec![text("You are a pirate.")]),
             (Role::User, vec![text("Who?")]),
             (Role::Assistant, vec![text("A cat.")]),
         ];
-        let line = format!(r#"{{"system": "You are a pirate.", "tools": "[]", "messages": {turns}}}"#);
+        let line = format!(r#"{{"system": "You are a pirate.", "tools": "[]", "messages": {messages}}}"#);
         assert_eq!(Chat::parse(&line), Ok(chat(&wanted, &[])));
         for nothing in ["null", r#""""#] {
-            let line = format!(r#"{{"system": {nothing}, "messages": {turns}}}"#);
+            let line = format!(r#"{{"system": {nothing}, "messages": {messages}}}"#);
             assert_eq!(Chat::parse(&line), Ok(chat(&wanted[1..], &[])), "{line}");
         }
         let both = r#"{"system": "x", "messages": [{"role": "system", "content": "y"}, {"role": "assistant", "content": "z"}]}"#;
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn what_would_change_what_is_learned_and_is_not_read_is_refused_by_its_key() {
-        let turns = |more: &str| {
+        let messages = |more: &str| {
             format!(r#"[{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b"{more}}}]"#)
         };
         for (key, value) in [
@@ -354,14 +354,14 @@ mod tests {
             ("rejected_response", r#""No.""#),
         ] {
             let found =
-                Chat::parse(&format!(r#"{{"messages": {}, "{key}": {value}}}"#, turns(""))).unwrap_err();
+                Chat::parse(&format!(r#"{{"messages": {}, "{key}": {value}}}"#, messages(""))).unwrap_err();
             assert!(found.contains(&format!("has `{key}`, which is not read; ")), "{found}");
             for nothing in ["null", "[]", "{}", r#""""#] {
-                let line = format!(r#"{{"messages": {}, "{key}": {nothing}}}"#, turns(""));
+                let line = format!(r#"{{"messages": {}, "{key}": {nothing}}}"#, messages(""));
                 assert!(Chat::parse(&line).is_ok(), "{line}");
             }
         }
-        let called = format!(r#"{{"messages": {}}}"#, turns(r#", "tool_calls": [{"name": "weather"}]"#));
+        let called = format!(r#"{{"messages": {}}}"#, messages(r#", "tool_calls": [{"name": "weather"}]"#));
         let found = Chat::parse(&called).unwrap_err();
         assert!(found.contains("messages[1]: has `tool_calls`"), "{found}");
     }

@@ -104,13 +104,13 @@ fn a_chat_that_is_too_long_loses_its_end() {
 
 /// A chat of these turns of the user, each of so many pictures and a question, and answers.
 fn asked(pictures: &[usize]) -> String {
-    let turn = |count: &usize| {
+    let message = |count: &usize| {
         let question = "<image>".repeat(*count) + "Which?";
         format!(r#"{{"role": "user", "content": "{question}"}}, {ANSWER}"#)
     };
-    let turns: Vec<_> = pictures.iter().map(turn).collect();
+    let messages: Vec<_> = pictures.iter().map(message).collect();
     let images = vec![r#""a.png""#; pictures.iter().sum()].join(", ");
-    format!(r#"{{"images": [{images}], "messages": [{}]}}"#, turns.join(", "))
+    format!(r#"{{"images": [{images}], "messages": [{}]}}"#, messages.join(", "))
 }
 
 #[test]
@@ -163,12 +163,12 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
 
 #[test]
 fn a_turn_that_is_switched_off_is_read_and_not_learned() {
-    let turns = |off: &str| {
+    let messages = |off: &str| {
         format!(
             r#"{{"messages": [{{"role": "user", "content": "a?"}}, {{"role": "assistant", "content": "No."{off}}}, {{"role": "user", "content": "b?"}}, {ANSWER}]}}"#
         )
     };
-    let (_dir, path) = file(&[turns(""), turns(r#", "loss": false"#), turns(r#", "weight": 0"#)]);
+    let (_dir, path) = file(&[messages(""), messages(r#", "loss": false"#), messages(r#", "weight": 0"#)]);
     let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
     let [both, second, other] = [0, 1, 2].map(|index| chats.sample(index).expect("sound"));
     assert_eq!((&second.input_ids, &second.learned), (&both.input_ids, &other.learned));

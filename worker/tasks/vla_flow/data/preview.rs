@@ -3,7 +3,7 @@
 
 use coxswain_data::{
     DataError,
-    lerobot::frames::Pixels,
+    pixels::Pixels,
     preview::{Plot, Preview, Strip, spread},
 };
 use coxswain_models::pretrained::pictures::{ImageProcessor, ImageShape, Rgb};

@@ -14,9 +14,9 @@ use coxswain_data::{
     DataError,
     lerobot::{
         episodes::Episode,
-        frames::Pixels,
         rows::{Block, Part},
     },
+    pixels::Pixels,
     surviving::{DECODING, surviving},
 };
 use coxswain_models::pretrained::pictures::{Rgb, decode_sized, image_size};

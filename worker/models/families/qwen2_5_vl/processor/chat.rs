@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The whole chat is encoded at once, as Transformers does: what a tokenizer makes of an answer depends on
-//! the line break before it. An answer is a turn of the assistant that is not switched off. A token is learned if any of its characters belongs to an answer or to the
-//! `<|im_end|>` behind it, which is what `return_assistant_tokens_mask` gives for a template that marks them.
+//! the line break before it. An answer is a turn of the assistant that is not switched off. A token is
+//! learned if any of its characters belongs to an answer or to the `<|im_end|>` behind it, which is what
+//! `return_assistant_tokens_mask` gives for a template that marks them.
 
 use std::{ops::Range, path::Path};
 
