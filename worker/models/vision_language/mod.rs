@@ -26,7 +26,7 @@ pub mod text;
 pub use self::{
     family::{VlFamily, VlFamilyOn},
     model::{
-        Broken, Decoder, KeptInput, LoadOptions, VisionLanguage, VisionTrunk, VlPass, VlRun, VlTrace,
+        Begun, Broken, Decoder, KeptInput, LoadOptions, VisionLanguage, VisionTrunk, VlPass, VlRun, VlTrace,
         streamed_during,
     },
     outline::{ModelOutline, PromptTokens},

@@ -111,7 +111,7 @@ pub trait VisionLanguage<B: Tape<Base = B>> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<(Box<dyn Decoder<B> + 'a>, Tensor<B, 2>), Broken>;
+    ) -> Result<Begun<'a, B>, Broken>;
 }
 
 /// A micro-batch, and how it is run.
@@ -173,6 +173,9 @@ pub trait VlTrace<B: Tape<Base = B>> {
         lap: Lap<'_>,
     ) -> Result<(), Broken>;
 }
+
+/// Rows that were begun, and the logits of each one's next token, `[b, vocab]`.
+pub type Begun<'a, B> = (Box<dyn Decoder<B> + 'a>, Tensor<B, 2>);
 
 /// Rows of tokens that grow.
 pub trait Decoder<B: Tape<Base = B>> {

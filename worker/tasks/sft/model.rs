@@ -10,7 +10,6 @@
 
 use std::path::Path;
 
-use burn::tensor::Tensor;
 use coxswain_models::{
     Shelf,
     pretrained::{
@@ -22,7 +21,7 @@ use coxswain_models::{
         prompts::{DropoutKeys, Prompts},
         settings::Model,
     },
-    vision_language::{Broken, Decoder, LoadOptions, ModelOutline, Tap, VisionLanguage, VlPass},
+    vision_language::{Begun, Broken, LoadOptions, ModelOutline, Tap, VisionLanguage, VlPass},
 };
 use coxswain_nn::{
     files::StoredTensor,
@@ -160,7 +159,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         &'a self,
         trainables: &'a Trainables<B>,
         prompts: Prompts<'_>,
-    ) -> Result<(Box<dyn Decoder<B> + 'a>, Tensor<B, 2>), Broken> {
+    ) -> Result<Begun<'a, B>, Broken> {
         let retention = Retention { recompute: Recompute::None, ..self.retention };
         self.model.decode(trainables, retention, prompts)
     }

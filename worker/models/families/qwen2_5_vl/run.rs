@@ -23,7 +23,7 @@ use crate::{
         stack::SharedBlocks,
     },
     vision_language::{
-        Broken, Decoder, KeptInput, ModelOutline, Tap, VisionLanguage, VlPass, VlRun, VlTrace,
+        Begun, Broken, KeptInput, ModelOutline, Tap, VisionLanguage, VlPass, VlRun, VlTrace,
         kept::{padded, without_padding},
         model::Forward,
     },
@@ -68,7 +68,7 @@ impl<B: Tape<Base = B>> VisionLanguage<B> for QwenVl<B> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<(Box<dyn Decoder<B> + 'a>, Tensor<B, 2>), Broken> {
+    ) -> Result<Begun<'a, B>, Broken> {
         let (decoder, logits_bv) = QwenDecoder::begin(self, trainables, retention, prompts)?;
         Ok((Box::new(decoder), logits_bv))
     }
