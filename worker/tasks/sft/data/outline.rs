@@ -51,7 +51,8 @@ pub struct ChatOutline {
 }
 
 impl ChatOutline {
-    /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on.
+    /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on. A chat
+    /// of which an image cannot be read does not count, unless there is no other.
     pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.model.path)?);
@@ -67,12 +68,20 @@ impl ChatOutline {
             Self { chats: source.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
         let looked_at = looked_at(outline.chats);
         outline.estimated |= (looked_at.len() as u64) < outline.chats;
+        let mut unusable = None;
         for index in looked_at {
             let refuse = |fault| source.fault(index, fault);
             let chat = source.chat(index)?;
             let images =
                 chat.images.iter().map(|image| sizes.shape(index, image)).collect::<Result<Vec<_>, _>>();
-            let images = images.map_err(refuse)?;
+            // A run leaves such a chat out, as long as they are few.
+            let images = match images {
+                Ok(images) => images,
+                Err(fault) => {
+                    unusable.get_or_insert(refuse(fault));
+                    continue;
+                }
+            };
             let (tokens, learned) = match &encoder {
                 Some(encoder) => {
                     let encoded = encoder.encode(&chat.messages, &images).map_err(refuse)?;
@@ -92,7 +101,7 @@ impl ChatOutline {
                 (outline.images, outline.patches) = (images, seen);
             }
         }
-        Ok(outline)
+        unusable.filter(|_| outline.tokens == 0).map_or(Ok(outline), Err)
     }
 }
 
