@@ -39,7 +39,7 @@ use coxswain_proto::limits;
 pub use aside::set_aside;
 pub use journal::JournalError;
 pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
-pub use startup::StartError;
+pub use startup::{Opening, StartError};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;

@@ -14,6 +14,7 @@ use coxswain_proto::{
     document,
     ids::{Bytes, Step},
     in_place,
+    plan::Plan,
     report::{CheckpointState, Skipped},
     run_spec::RunSpec,
 };
@@ -24,8 +25,8 @@ use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{
-        Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life, Remembered,
-        inherit, is_half_inherited,
+        self, Chronicle, Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life,
+        Remembered, inherit, is_half_inherited,
     },
     options::Options,
 };
@@ -52,14 +53,14 @@ pub enum StartError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "train.steps is {steps}, and {} has the state after step {}: give it at least as many, or set train.resume=false to begin anew",
+        "{length}, and {} has the state after step {}: give it at least as many, or set train.resume=false to begin anew",
         path.display(), newest.0
     )]
     BeyondItsEnd {
         /// Where its checkpoints are.
         path: PathBuf,
-        /// As configured.
-        steps: u64,
+        /// Its length as configured: the key, and how many.
+        length: String,
         /// Of the newest checkpoint.
         newest: Step,
     },
@@ -124,9 +125,79 @@ struct RunFile<'a> {
     built: &'a str,
 }
 
+/// What a run finds in its output directory: read by those who launch it, before their first byte is written
+/// there.
+#[derive(Debug)]
+pub struct Opening {
+    /// Its records; none where there are none, and where a living coordinator holds them.
+    pub records: Option<Chronicle>,
+    state: PathBuf,
+}
+
+impl Opening {
+    /// Reads the records, and leaves them as they are. Damaged ones are refused.
+    pub fn read(output_dir: &Path) -> Result<Self, StartError> {
+        let state = output_dir.join("coordinator");
+        let records = match journal::read(&state) {
+            Ok(records) => Some(records),
+            // Its coordinator may be on its way out, and is waited for.
+            Err(JournalError::InUse { .. }) => None,
+            Err(_) if !journal::exists(&state) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { records, state })
+    }
+
+    /// The step of the checkpoint that this run would go on from, if there is one. Refuses what [`prepare`]
+    /// would.
+    pub fn accept(&self, spec: &RunSpec) -> Result<Option<Step>, StartError> {
+        let records = self.records.as_ref();
+        if let Some((records, theirs)) = records.and_then(|of| Some((of, of.identity.as_ref()?))) {
+            journal::changes(&self.state, theirs, spec, Step(records.steps.len() as u64))?;
+        }
+        if !spec.train.resume {
+            return Ok(None);
+        }
+        let dataset = records.and_then(|records| records.dataset.as_ref());
+        let (checkpoints, _) = found(spec, dataset.map(|dataset| dataset.training_samples))?;
+        Ok(checkpoints.last().map(|newest| newest.step))
+    }
+}
+
+/// Checkpoints that the run goes on from, if none of them is beyond its end; its data set may be known to
+/// have so many samples.
+fn found(spec: &RunSpec, samples: Option<u64>) -> Result<Scanned, StartError> {
+    let path = Path::new(&spec.run.output_dir).join("checkpoints");
+    let scanned = scan(&path, spec)?;
+    let train = &spec.train;
+    let length = match (train.steps, train.epochs, samples) {
+        (Some(steps), ..) => Some((steps, format!("train.steps is {steps}"))),
+        (None, Some(epochs), Some(samples)) => Plan::new(train, samples).ok().map(|plan| {
+            let steps = plan.total_steps();
+            (steps, format!("train.epochs is {epochs}, which is {steps} steps"))
+        }),
+        _ => None,
+    };
+    match (length, scanned.0.last()) {
+        (Some((steps, length)), Some(newest)) if newest.step.0 > steps => {
+            Err(StartError::BeyondItsEnd { path, length, newest: newest.step })
+        }
+        _ => Ok(scanned),
+    }
+}
+
 /// Reads what is on disk, claims the state directory and writes `run.json`. From `stop` on, the journal waits
 /// for no disk that is full.
 pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, StartError> {
+    if options.spec.train.resume && !options.restarted {
+        // Before the journal is touched: what is refused here changes nothing.
+        match found(&options.spec, None) {
+            // A journal says which keys differ.
+            Err(StartError::ForeignCheckpoint { .. })
+                if options.state_dir.as_deref().is_some_and(journal::exists) => {}
+            looked => drop(looked?),
+        }
+    }
     let fresh = fresh_run_id(&options.spec.run.name);
     let (journal, identity, memory) = open_journal(options, &fresh, stop)?;
     let output = Path::new(&options.spec.run.output_dir);
@@ -138,16 +209,7 @@ pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, Sta
             source,
         })?;
     }
-    let (checkpoints, skipped) = scan(&output.join("checkpoints"), &options.spec)?;
-    if let (Some(steps), Some(newest)) = (options.spec.train.steps, checkpoints.last())
-        && newest.step.0 > steps
-    {
-        return Err(StartError::BeyondItsEnd {
-            path: output.join("checkpoints"),
-            steps,
-            newest: newest.step,
-        });
-    }
+    let (checkpoints, skipped) = found(&options.spec, None)?;
     for change in &memory.changed {
         tracing::info!(target: "coxswain::run", key = change.key, from = change.from, to = change.to, "{change}");
     }

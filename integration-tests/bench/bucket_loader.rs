@@ -13,6 +13,7 @@ use std::{
 };
 
 use coxswain_integration_tests::repository;
+use coxswain_models::families::shelf;
 use coxswain_proto::ids::Step;
 use coxswain_task::Samples;
 use coxswain_tasks::vla_flow::{data::Dataset, testing::spec};
@@ -80,7 +81,8 @@ fn measure(data: &Path, features: &[String]) -> [f64; 3] {
     }
     let spec = serde_json::from_value(json).unwrap();
     let began = Instant::now();
-    let samples: Arc<dyn Samples> = Arc::new(Dataset::open(&spec).unwrap_or_else(|error| panic!("{error}")));
+    let samples: Arc<dyn Samples> =
+        Arc::new(Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}")));
     let opened = began.elapsed().as_secs_f64();
     let order = samples.order(0);
     let steps = order.len() / STEP;

@@ -17,8 +17,8 @@ use nix::{
 use crate::support::{
     Running, cox, free_endpoint,
     processes::{children, interrupt, wait_for, wait_for_coordinator, wait_until_gone},
-    read_json,
-    tiny::Tiny,
+    read_json, root,
+    tiny::{Held, Tiny},
 };
 
 /// Few and small steps, nothing evaluated.
@@ -221,8 +221,21 @@ fn a_launch_with_bad_input_ends_with_its_coordinator() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("run");
     let output_dir = output_dir(&output);
-    let (status, printed) =
-        Running::start(&run_arguments(&output_dir, &["data.path=configs/assets/tiny-vla"])).finish();
+    // A model that is gone when the workers load it: before that a launch is refused.
+    let model = dir.path().join("model");
+    std::fs::create_dir(&model).expect("a directory");
+    for file in std::fs::read_dir(root().join("configs/assets/tiny-vla")).expect("a model").flatten() {
+        std::fs::copy(file.path(), model.join(file.file_name())).expect("a file");
+    }
+    let held = [0, 1].map(|rank| Held::order(&dir.path().join("hold"), rank, "loading", 0));
+    let model_path = format!("model.path={}", model.display());
+    let mut command = cox(&run_arguments(&output_dir, &[&model_path]));
+    command.env("COX_TEST_HOLD", dir.path().join("hold"));
+    let mut running = Running::of(command);
+    held.iter().for_each(|held| held.wait(&mut running));
+    std::fs::remove_dir_all(&model).expect("it is there");
+    held.into_iter().for_each(Held::release);
+    let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     let failure = read_json(&output.join("failure.json"));
     assert_eq!(

@@ -1,6 +1,7 @@
 //! What `cox generate` writes against Transformers' `generate`, on the fixture of
 //! `fixtures/make_generate_fixtures.py`: the checkpoint that ships, with a random adapter and without.
 
+use coxswain_models::Shelves;
 use std::fs;
 
 use coxswain_nn::kernels::Tape;
@@ -41,7 +42,7 @@ fn answers<B: Tape<Base = B>>(
     let (spec, results) = (spec(), fixture("generate"));
     let results = adapted.then_some(results.as_path());
     let job = GenerateJob { spec: &spec, results, prompts, sampling, batch: 8 };
-    TaskOn::<B>::generate(&Sft, &job, device).unwrap().unwrap()
+    TaskOn::<B>::generate(&Sft { models: Shelves::<B>::default() }, &job, device).unwrap().unwrap()
 }
 
 /// Greedy answers are Transformers', though they are written side by side; drawn ones depend on their key

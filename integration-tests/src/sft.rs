@@ -3,8 +3,10 @@
 
 use std::{collections::BTreeMap, fs, ops::Range};
 
-use coxswain_models::qwen2_5_vl::{
-    config::QwenConfig, inputs::ForwardInputs, prompts::Rows, rope::RopeIndex,
+use coxswain_models::{
+    Shelves,
+    families::qwen2_5_vl::{config::QwenConfig, inputs::ForwardInputs, rope::RopeIndex},
+    pretrained::prompts::Rows,
 };
 use coxswain_nn::{
     kernels::{Tape, flat::Flat, flat::FlatOn},
@@ -65,8 +67,8 @@ fn chats(case: &str) -> Vec<ChatSample> {
     let (mut grids, mut pixels) = (&inputs.grids[..], &inputs.pixel_values[..]);
     let cells = rows.cells(labels.len()).into_iter().zip(index.images_per_row);
     let chat = |(number, (cells, images)): (usize, (Range<usize>, usize))| {
-        let (image_grids, other_grids) = grids.split_at(images);
-        let patches: u32 = image_grids.iter().map(|grid| grid.iter().product::<u32>()).sum();
+        let (image_shapes, other_grids) = grids.split_at(images);
+        let patches: u32 = image_shapes.iter().map(|grid| grid.iter().product::<u32>()).sum();
         let (pixel_values, other_pixels) = pixels.split_at(patches as usize * config.vision.patch_values());
         (grids, pixels) = (other_grids, other_pixels);
         ChatSample {
@@ -74,7 +76,8 @@ fn chats(case: &str) -> Vec<ChatSample> {
             learned: labels[cells.clone()].iter().map(|&label| label != -100).collect(),
             input_ids: inputs.input_ids[cells].to_vec(),
             pixel_values: pixel_values.to_vec().into(),
-            image_grids: image_grids.to_vec(),
+            image_shapes: image_shapes.to_vec(),
+            cut: 0,
         }
     };
     cells.enumerate().map(chat).collect()
@@ -91,8 +94,9 @@ pub fn hold<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) 
         settings.model.path = tiny;
         settings
     });
-    let samples = Sft.open(&of_tiny).unwrap();
-    let Built { objective, layout, initial } = TaskOn::<B>::build(&Sft, &spec, &*samples, device).unwrap();
+    let samples = Sft::<B> { models: Shelves::default() }.open(&of_tiny).unwrap();
+    let Built { objective, layout, initial } =
+        TaskOn::<B>::build(&Sft { models: Shelves::<B>::default() }, &spec, &*samples, device).unwrap();
     let place = B::Flat::place(device);
     let mut grads = FlatGrads::<B::Flat>::at(&place, layout.len());
     let trainables = Trainables::new(layout.clone(), initial, device);

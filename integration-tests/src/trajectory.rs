@@ -1,6 +1,7 @@
 //! The task `trajectory` against PyTorch, on the fixtures of `fixtures/make_trajectory_fixtures.py`:
 //! trajectories of Transformers' vision tower, losses and gradients of each network, LoRA's against PEFT's.
 
+use coxswain_models::Shelves;
 use std::fs;
 
 use coxswain_nn::{
@@ -66,8 +67,10 @@ struct BuiltCase<B: Tape<Base = B>> {
 /// A case with the fixture's weights, and its first two pictures, one of each domain.
 fn case<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) -> BuiltCase<B> {
     let spec = spec(case, recompute);
-    let samples = Trajectory.open(&spec).unwrap();
-    let Built { objective, layout, .. } = TaskOn::<B>::build(&Trajectory, &spec, &*samples, device).unwrap();
+    let samples = Trajectory::<B> { models: Shelves::default() }.open(&spec).unwrap();
+    let Built { objective, layout, .. } =
+        TaskOn::<B>::build(&Trajectory { models: Shelves::<B>::default() }, &spec, &*samples, device)
+            .unwrap();
     let expected = Expected::read(case);
     let mut values = vec![0.0; layout.whole_len()];
     for param in layout.whole() {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_models::qwen2_5_vl::forward::{self, Job};
+use coxswain_models::{families::qwen2_5_vl::forward, pretrained::job::ForwardJob};
 use coxswain_nn::dtypes::FrozenDtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -70,7 +70,7 @@ impl Copy {
     fn error_in(&self, adapter: bool, dtype: FrozenDtype) -> String {
         let adapter_dir = self.path("adapter");
         let out = self.path("out.safetensors");
-        let job = Job {
+        let job = ForwardJob {
             model: &self.path("model"),
             adapter: adapter.then_some(adapter_dir.as_path()),
             inputs: &self.path("inputs.safetensors"),

@@ -13,13 +13,13 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
-use coxswain_models::qwen2_5_vl::{
-    config::QwenConfig,
-    embed::tied_to_head,
-    forward::{self, Job},
-    modules::{has_bias, modules},
+use coxswain_models::{
+    families::{qwen2_5_vl::forward, shelf},
+    pretrained::job::ForwardJob,
+    vision_language::ModelOutline,
 };
 use coxswain_nn::dtypes::FrozenDtype;
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_nn::{
     lora::{
         AdapterConfig, AdapterOrigin, LoraPlan, Module, ModuleKind, PeftAdapter, linear::magnitude_key,
@@ -33,14 +33,13 @@ use serde_json::Value;
 
 /// Of a case's model, which may be one whose head is tied.
 fn origin(case: &str) -> AdapterOrigin<'static> {
-    let config = QwenConfig::read(&golden(case).join("model")).unwrap();
-    AdapterOrigin {
-        base_model: "model",
-        task_type: None,
-        readme: "",
-        tied: tied_to_head(&config),
-        trained_above: None,
-    }
+    let tied = outline(case).tied_to_head().map(|tensor| &*tensor.leak());
+    AdapterOrigin { base_model: "model", task_type: None, readme: "", tied, trained_above: None }
+}
+
+fn outline(case: &str) -> ModelOutline {
+    let model = golden(case).join("model");
+    shelf::<Sizes>().vision_language.of(&model).unwrap().outline(&model).unwrap()
 }
 
 fn golden(path: &str) -> PathBuf {
@@ -52,7 +51,7 @@ fn json(path: &Path) -> Value {
 }
 
 fn modules_of(case: &str) -> Vec<Module> {
-    modules(&QwenConfig::read(&golden(case).join("model")).unwrap())
+    outline(case).modules
 }
 
 #[test]
@@ -173,8 +172,7 @@ fn layout_of(case: &str, adapter: &PeftAdapter, modules: &[Module]) -> Trainable
             }
         }
         let bias = format!("{}.bias", module.name);
-        if let ModuleKind::Linear { outputs, .. } = module.kind
-            && has_bias(&module.name)
+        if let ModuleKind::Linear { outputs, bias: true, .. } = module.kind
             && adapter.plan().trains_bias(&bias)
         {
             layout.add(bias, &[outputs], Group::LORA, false, Init::Zeros);
@@ -241,7 +239,8 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
             [("written", dir.clone()), ("read", golden(case).join("adapter"))].map(|(name, adapter)| {
                 let out = dir.with_file_name(format!("{case}.{name}.safetensors"));
                 let dtype = FrozenDtype::Float32;
-                let job = Job { model: &model, adapter: Some(&adapter), inputs: &inputs, out: &out, dtype };
+                let job =
+                    ForwardJob { model: &model, adapter: Some(&adapter), inputs: &inputs, out: &out, dtype };
                 forward::run::<Flex>(&job, &Default::default()).unwrap();
                 fs::read(out).unwrap()
             });

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use coxswain_models::qwen2_5_vl::{config::VisionConfig, windows::WindowPlan};
+use coxswain_models::families::qwen2_5_vl::{config::VisionConfig, windows::WindowPlan};
 use serde_json::Value;
 
 fn numbers(value: &Value) -> Vec<u32> {

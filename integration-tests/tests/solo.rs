@@ -8,7 +8,11 @@ use coxswain_worker::train::{Summary, TaskTrainer, TrainerOptions};
 
 fn train(spec: &RunSpec, first_step: u64) -> Summary {
     let options = TrainerOptions { device: Default::default(), listener: None };
-    solo::train(&mut TaskTrainer::<Flex>::new(&VlaFlow, options), spec, first_step)
+    solo::train(
+        &mut TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options),
+        spec,
+        first_step,
+    )
 }
 
 fn bits(losses: &[f64]) -> Vec<u64> {

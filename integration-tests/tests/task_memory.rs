@@ -65,7 +65,11 @@ fn memory_is_flat_in_the_number_of_batches() {
     let few = ["train.steps=1000", "train.global_batch=1", "train.micro_batch=1"];
     let one = ["data.threads=1", "data.prefetch=1", "extractor.layers=[0]", "optimizer.warmup_steps=0"];
     let dir = tempfile::tempdir().expect("a directory");
-    let (_, lines) = train(&Trajectory, &dir.path().join("run"), &[&few[..], &one].concat());
+    let (_, lines) = train(
+        coxswain_tasks::leaked(Trajectory::<Flex>::default()),
+        &dir.path().join("run"),
+        &[&few[..], &one].concat(),
+    );
     assert_eq!(lines.len(), STEPS);
     // What grows lifts every later step; a sample that is decoded at the moment of a peak lifts that one.
     let median = |lines: &[Value], of: fn(&Value) -> u64| {
@@ -120,7 +124,7 @@ fn predicted_peaks_are_the_measured_ones() {
         &["network.hidden_dim=1024", "network.num_layers=4", "train.micro_batch=16", "train.recompute=full"],
         &["network.hidden_dim=512", "train.micro_batch=16", "cache.mode=exact"],
     ];
-    compare(&Trajectory, &common, &cases);
+    compare(coxswain_tasks::leaked(Trajectory::<Flex>::default()), &common, &cases);
 }
 
 #[test]

@@ -41,14 +41,8 @@ impl OfLaunch {
     /// What the environment gives, else the run's own token, if the run `stays_here`: on this machine's
     /// loopback.
     pub fn of(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
-        if let Some(tokens) = given(env)? {
+        if let Some(tokens) = check(env, stays_here)? {
             return Ok(Self { credentials: with(Some(tokens), env), own: None });
-        }
-        if !stays_here {
-            return Err(Failed::usage(
-                "the coordinator would be open to everyone who can reach it; set COX_TOKEN to the same secret on every machine, for \
-                 instance COX_TOKEN=$(cox token), or COX_TOKEN_FILE to a file of tokens",
-            ));
         }
         let path = output_dir.join(OWN);
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
@@ -78,6 +72,17 @@ impl OfLaunch {
             Ok(_) => vec![(TOKEN_FILE, path.display().to_string())],
             Err(_) => token().iter().map(|token| (TOKEN, token.secret().to_owned())).collect(),
         }
+    }
+}
+
+/// The tokens that the environment gives; a run that leaves its machine is refused without.
+pub fn check(env: Env<'_>, stays_here: bool) -> Result<Option<Tokens>, Failed> {
+    match given(env)? {
+        None if !stays_here => Err(Failed::usage(
+            "the coordinator would be open to everyone who can reach it; set COX_TOKEN to the same secret on every machine, for \
+             instance COX_TOKEN=$(cox token), or COX_TOKEN_FILE to a file of tokens",
+        )),
+        tokens => Ok(tokens),
     }
 }
 

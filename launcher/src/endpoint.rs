@@ -29,7 +29,7 @@ use tonic::Code;
 use crate::{
     control::{Access, prompt},
     credentials,
-    exit::{Exit, Failed},
+    exit::{Exit, Failed, Outcome},
     launch::inputs::process_env,
 };
 
@@ -166,13 +166,8 @@ impl Published {
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
         let mut file = in_place::open(&path).map_err(unusable)?;
         for left in (0..LOCK_TRIES).rev() {
-            if !locked(&file) {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
-                return Err(Failed::usage(format!(
-                    "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
-                    output_dir.display(),
-                    holder.trim(),
-                )));
+            if !locked(|| file.try_lock()) {
+                return Err(held(output_dir));
             }
             if left == 0 || is_at(&path, &file) {
                 break;
@@ -188,14 +183,31 @@ impl Published {
 
 /// Whether the lock is ours now, or there are no locks here. A command that asks about runs holds it for a
 /// moment: that much is waited for.
-fn locked(file: &fs::File) -> bool {
-    (0..LOCK_TRIES).any(|_| match file.try_lock() {
+fn locked(lock: impl Fn() -> Result<(), fs::TryLockError>) -> bool {
+    (0..LOCK_TRIES).any(|_| match lock() {
         Err(fs::TryLockError::WouldBlock) => {
             std::thread::sleep(LOCK_RETRY);
             false
         }
         _ => true,
     })
+}
+
+fn held(output_dir: &Path) -> Failed {
+    let holder = fs::read_to_string(file(output_dir)).unwrap_or_default();
+    Failed::usage(format!(
+        "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
+        output_dir.display(),
+        holder.trim(),
+    ))
+}
+
+/// Refuses a run that another launcher holds, and leaves its file as it is.
+pub fn refuse_active(output_dir: &Path) -> Outcome {
+    match fs::File::open(file(output_dir)) {
+        Ok(file) if !locked(|| file.try_lock_shared()) => Err(held(output_dir)),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a launcher holds the run in `output_dir`.

@@ -226,6 +226,8 @@ pub const MAX_FEATURE_VALUES: usize = 1 << 28;
 /// Values in a run configuration after its aliases are expanded, so that nested aliases cannot exhaust
 /// memory.
 pub const MAX_CONFIG_NODES: usize = 100_000;
+/// Unknown keys of a run configuration that are named, each with what may have been meant.
+pub const MAX_UNKNOWN_KEYS: usize = 32;
 /// Levels of nesting in a run configuration; the deepest key of a [`RunSpec`](crate::run_spec::RunSpec) is at
 /// four.
 pub const MAX_CONFIG_DEPTH: usize = 32;

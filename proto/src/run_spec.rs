@@ -23,6 +23,6 @@ pub use self::{
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
     training::{
         BucketCache, Data, Eval, InitFrom, LossScale, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule,
-        ScheduleOver, Train,
+        ScheduleOver, Spike, Train,
     },
 };

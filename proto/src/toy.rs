@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{ConfigError, Findings, TaskSchema, TaskSettings, Tasks},
+    config::{
+        ConfigError, Findings, TaskSchema, TaskSettings, Tasks,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{
         Class::{Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
@@ -102,6 +105,8 @@ impl TaskSettings for Toy {
         ("optimizer.lr.head", Learned),
         ("eval.shown", Outside("what is printed")),
     ];
+    const BOUNDS: &'static Bounds =
+        &[("head.width", 1.0, SIZE), ("optimizer.lr.head", 0.0, NO_MOST), ("eval.shown", 0.0, COUNT)];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
         f.at_least_one("head.width", self.head.width);
@@ -127,6 +132,7 @@ struct Tail {
 impl TaskSettings for Other {
     const TYPE: &'static str = "other";
     const IDENTITY: &'static Classes = &[("tail.length", Learned)];
+    const BOUNDS: &'static Bounds = &[("tail.length", 0.0, SIZE)];
 
     fn check(&self, _: &RunSpec, _: &mut Findings) {}
 }

@@ -34,7 +34,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_models::{
+    families::shelf,
+    vision_language::{ModelOutline, Tap},
+};
 use coxswain_nn::{
     kernels::{
         pool,
@@ -47,10 +50,7 @@ use coxswain_proto::{
     run_spec::{Optimizer, RunSpec},
 };
 use coxswain_task::{CachedFeatures, FrozenWeights, StageClock, dry_run::PassCost};
-use coxswain_tasks::vla_flow::{
-    data::MicroBatch,
-    policy::{Policy, Tap},
-};
+use coxswain_tasks::vla_flow::{data::MicroBatch, policy::Policy};
 use coxswain_worker::{
     collective::Solo,
     link::Phase,
@@ -83,9 +83,9 @@ fn main() -> Result<()> {
     }
     // As the trainer's thread does.
     pool::join();
-    let config = QwenConfig::read(Path::new(&model))?;
+    let config = shelf::<Sizes>().vision_language.of(Path::new(&model))?.outline(Path::new(&model))?;
     let prompts = Prompts::from_flags(&flags, &config)?;
-    let (only, layers) = (flags.text("--only", ""), config.text.num_layers);
+    let (only, layers) = (flags.text("--only", ""), config.layers);
     let top: Vec<String> = (layers - layers / 4..layers).map(|layer| layer.to_string()).collect();
     let linears = r".*(q|k|v|o|gate|up|down)_proj";
     let cases = [
@@ -143,7 +143,7 @@ struct Bench<'a> {
     trainables: Trainables<Flex>,
     grads: FlatGrads,
     optimizer: ShardedAdamW,
-    config: &'a QwenConfig,
+    config: &'a ModelOutline,
     prompts: Prompts,
     features: CachedFeatures,
     tap: Tap,
@@ -161,8 +161,8 @@ struct Bench<'a> {
 type Times = [f64; 6];
 
 impl<'a> Bench<'a> {
-    fn new(spec: &'a RunSpec, config: &'a QwenConfig, prompts: Prompts) -> Result<Self> {
-        let (policy, layout, values) = Policy::<Flex>::load(spec, DIMS, &Default::default())?;
+    fn new(spec: &'a RunSpec, config: &'a ModelOutline, prompts: Prompts) -> Result<Self> {
+        let (policy, layout, values) = Policy::<Flex>::load(spec, shelf(), DIMS, &Default::default())?;
         let trainables = Trainables::new(layout.clone(), values, &Default::default());
         let tap = policy.tap().context("the case has a cache")?;
         let features = policy.features_below(&trainables, &prompts.batch(config, Step(0)))?;
@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
     /// Multiplications and additions of a live step or a cached one.
     fn flops(&mut self, cached: bool) -> Result<f64> {
         let account = Account::open();
-        let (policy, layout, values) = Policy::<Sizes>::load(self.spec, DIMS, account.device())?;
+        let (policy, layout, values) = Policy::<Sizes>::load(self.spec, shelf(), DIMS, account.device())?;
         let trainables = Trainables::new(layout, values, account.device());
         let batch = self.batch(cached);
         let pass = PassCost::of(&account, |grads, clock| {

@@ -12,6 +12,7 @@
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context, Result};
+use burn::backend::Flex;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::Task;
 use coxswain_tasks::vla_flow::{VlaFlow, data::MicroBatch};
@@ -37,7 +38,7 @@ fn main() -> Result<()> {
     let [threads, depth] = [number("--threads", 2)? as usize, number("--depth", 4)? as usize];
     let (micro, warmup, batches) = (number("--micro", 8)?, number("--warmup", 4)?, number("--batches", 40)?);
     let spec = RunSpec::load(Path::new(config), &[], coxswain_tasks::TASKS)?;
-    let samples = VlaFlow.open(&spec)?;
+    let samples = VlaFlow::<Flex>::default().open(&spec)?;
     let order = samples.order(spec.run.seed);
     let an_epoch = samples.epoch_len() / micro;
     anyhow::ensure!(an_epoch > 0, "fewer samples than a micro-batch");
@@ -58,7 +59,7 @@ fn main() -> Result<()> {
             let made = made.batch.content::<MicroBatch>();
             shape = json!({
                 "samples": made.sample_indices.len(), "tokens": made.seq_len,
-                "grids": made.image_grids.len(), "first_grid": made.image_grids.first(),
+                "images": made.image_shapes.len(), "first_shape": made.image_shapes.first(),
             });
         }
         if batch == warmup + batches / 2 {

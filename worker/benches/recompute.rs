@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::backend::Flex;
+use coxswain_models::families::shelf;
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::params::{FlatGrads, Trainables};
 use coxswain_task::StageClock;
@@ -86,7 +87,7 @@ fn main() -> Result<()> {
     for (name, mode, activations) in named {
         let mut spec = spec(dir.path(), number("--rank", 16)?, &mode)?;
         spec.vla_mut().model.activations_dtype = activations;
-        let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
+        let (policy, layout, values) = Policy::<Flex>::load(&spec, shelf(), DIMS, &Default::default())?;
         trainables.get_or_insert_with(|| Trainables::<Flex>::new(layout, values, &Default::default()));
         modes.push(Mode {
             name,

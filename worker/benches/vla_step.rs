@@ -23,7 +23,8 @@ use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use burn::backend::Flex;
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_models::families::shelf;
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_nn::{
     kernels::pool,
     params::{FlatGrads, Trainables},
@@ -59,13 +60,13 @@ fn main() -> Result<()> {
     // As the trainer's thread does.
     pool::join();
     let spec = spec(&flags, &model)?;
-    let (policy, layout, values) = Policy::<Flex>::load(&spec, DIMS, &Default::default())?;
+    let (policy, layout, values) = Policy::<Flex>::load(&spec, shelf(), DIMS, &Default::default())?;
     let mut trainables = Trainables::new(layout.clone(), values, &Default::default());
     let mut grads = FlatGrads::new(layout.len());
     let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
     let rates = Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]);
     let (warmup, steps) = (flags.number("--warmup", 2)?, flags.number("--steps", 8)?);
-    let config = QwenConfig::read(Path::new(&model))?;
+    let config = shelf::<Sizes>().vision_language.of(Path::new(&model))?.outline(Path::new(&model))?;
     let prompts = Prompts::from_flags(&flags, &config)?;
 
     let mut meter = Meter::new(Phase::Forward, None);

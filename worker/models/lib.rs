@@ -1,10 +1,19 @@
-//! Pretrained models, a folder each: configuration, weights from Hugging Face directories, forward and
-//! backward through their blocks.
+//! Pretrained models: what all of them stand on, the seams to tasks, and the families, a folder each.
+//!
+//! ```text
+//! pretrained        checkpoints, loading, adapters, streamed blocks, images: whatever the family
+//! vision_language   what tasks ask of a vision-language model
+//! text_to_text      what tasks ask of an encoder and a decoder of text
+//! families          Qwen2.5-VL; T5 and mT5
+//! shelf             the families of a program, by device
+//! ```
 //!
 //! A model knows no task, no engine and no data set.
 
-pub mod content;
-pub mod directory;
-pub mod qwen2_5_vl;
-pub mod t5;
-mod tokenizer_file;
+pub mod families;
+pub mod pretrained;
+pub mod shelf;
+pub mod text_to_text;
+pub mod vision_language;
+
+pub use self::shelf::{Shelf, Shelves};

@@ -58,7 +58,7 @@ pub fn first_line(path: &Path) -> Option<String> {
             return None;
         }
     }
-    Some(line)
+    Some(line.trim_start_matches('\u{feff}').to_owned())
 }
 
 /// The one of these files that is meant; refused if there are several. `what` is what they have.

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_feature_store::Digest;
-use coxswain_models::qwen2_5_vl::{checkpoint::Checkpoint, error::ModelError};
+use coxswain_models::pretrained::{checkpoint::Checkpoint, error::ModelError, rules::Rules};
 use coxswain_nn::pulse;
 use coxswain_task::{FrozenWeights, TaskError};
 use rayon::prelude::*;
@@ -31,11 +31,16 @@ pub struct FrozenTensors {
 }
 
 impl FrozenTensors {
-    /// These tensors of the checkpoint in `dir`; an error if it can no longer be opened. `about` is whatever
-    /// else features depend on.
-    pub fn open(dir: &Path, names: impl Iterator<Item = String>, about: &str) -> Result<Self, ModelError> {
+    /// These tensors of the checkpoint in `dir`, whose names follow `rules`; an error if it can no longer be
+    /// opened. `about` is whatever else features depend on.
+    pub fn open(
+        dir: &Path,
+        rules: Rules,
+        names: impl Iterator<Item = String>,
+        about: &str,
+    ) -> Result<Self, ModelError> {
         let about = format!("{ARITHMETIC}\n{about}");
-        Ok(Self { checkpoint: Checkpoint::open(dir)?, names: names.collect(), about })
+        Ok(Self { checkpoint: Checkpoint::open(dir, rules)?, names: names.collect(), about })
     }
 
     fn hash(&self) -> Result<Digest, ModelError> {

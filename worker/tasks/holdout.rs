@@ -1,6 +1,6 @@
 //! Which samples of a file train: all, or all but the last of every so many.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, TrainingSamples};
 use coxswain_proto::order::DamagedRow;
@@ -10,6 +10,8 @@ pub struct Holdout {
     count: u64,
     every: u64,
     training: Arc<TrainingSamples>,
+    /// Neither train nor are held out.
+    left_out: BTreeSet<u64>,
 }
 
 impl Holdout {
@@ -22,7 +24,19 @@ impl Holdout {
             let remedy = format!("{remedy}, and at least two where data.holdout_every holds one out");
             return Err(DataError::invalid(path, "(samples)", found, remedy));
         }
-        Ok(Self { count, every, training })
+        Ok(Self { count, every, training, left_out: BTreeSet::new() })
+    }
+
+    /// The same without some samples, which are not all of them.
+    pub fn without(self, left_out: &[u64]) -> Self {
+        if left_out.is_empty() {
+            return self;
+        }
+        let left_out: BTreeSet<u64> = left_out.iter().copied().collect();
+        let kept = (0..self.training.len()).filter_map(|number| self.training.get(number));
+        let kept = kept.filter(|sample| !left_out.contains(sample));
+        let training = Arc::new(TrainingSamples::new(kept.map(|sample| sample..sample + 1)));
+        Self { training, left_out, ..self }
     }
 
     /// Those that train.
@@ -32,7 +46,8 @@ impl Holdout {
 
     /// The others.
     pub fn held_out(&self) -> Vec<u64> {
-        (0..self.count).filter(|index| self.training.number(*index).is_none()).collect()
+        let others = (0..self.count).filter(|index| self.training.number(*index).is_none());
+        others.filter(|index| !self.left_out.contains(index)).collect()
     }
 
     /// What a damaged record takes along: a record is needed by its own sample alone.

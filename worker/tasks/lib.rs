@@ -32,15 +32,33 @@ pub const TASKS: Tasks = Tasks(&[
 ]);
 
 use burn::backend::Flex;
+use coxswain_models::Shelves;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::TaskOn;
 
-/// All tasks, on one kind of device: a line each.
-pub fn on<B: Tape<Base = B>>() -> Vec<&'static dyn TaskOn<B>> {
-    vec![&vla_flow::VlaFlow, &sft::Sft, &seq2seq::Seq2Seq, &trajectory::Trajectory, &separation::Separation]
+/// All tasks, on one kind of device and with these models: a line each.
+pub fn on<B: Tape<Base = B>>(models: Shelves<B>) -> Vec<&'static dyn TaskOn<B>> {
+    vec![
+        leaked(vla_flow::VlaFlow { models }),
+        leaked(sft::Sft { models }),
+        leaked(seq2seq::Seq2Seq { models }),
+        leaked(trajectory::Trajectory { models }),
+        &separation::Separation,
+    ]
 }
 
-/// All tasks, on the CPU. What they compute is compiled here, once for every program.
+/// A task lives as long as its program.
+pub fn leaked<T>(task: T) -> &'static T {
+    Box::leak(Box::new(task))
+}
+
+/// All tasks, on the CPU and with the models of this repository. What they compute is compiled here, once for
+/// every program.
 pub fn on_cpu() -> Vec<&'static dyn TaskOn<Flex>> {
-    on()
+    on_cpu_with(Shelves::default())
+}
+
+/// The same with the models of another program.
+pub fn on_cpu_with(models: Shelves<Flex>) -> Vec<&'static dyn TaskOn<Flex>> {
+    on(models)
 }

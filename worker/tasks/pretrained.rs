@@ -13,7 +13,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_models::{content, directory, qwen2_5_vl::error::ModelError};
+use coxswain_models::pretrained::{
+    content, directory,
+    error::ModelError,
+    rules::{Place, Rules},
+};
 use coxswain_nn::{
     dtypes::FrozenDtype,
     files::{StoredTensor, read_tensors, replace, write_tensors},
@@ -56,11 +60,15 @@ pub struct Tuning<'a> {
     pub weights: FrozenDtype,
 }
 
-/// Names the content of the model that a run's task names ([`Task::base_digest`](coxswain_task::Task)).
-pub fn digest(spec: &RunSpec) -> Option<Result<String, TaskError>> {
+/// Names the content of the model that a run's task names ([`Task::base_digest`](coxswain_task::Task)), whose
+/// names follow the rules that `rules` finds.
+pub fn digest(
+    spec: &RunSpec,
+    rules: impl FnOnce(&Path) -> Result<Rules, ModelError>,
+) -> Option<Result<String, TaskError>> {
     let path = spec.base()?.path;
     let dir = directory::whole(path).map_err(ModelError::from);
-    Some(dir.and_then(|dir| content::digest(&dir)).map_err(TaskError::bad_input))
+    Some(dir.and_then(|dir| content::digest(&dir, rules(&dir)?)).map_err(TaskError::bad_input))
 }
 
 /// The directory of the model that `path` names, with its weights where this backend has values.
@@ -125,12 +133,22 @@ pub fn leave(
     Ok(written)
 }
 
+/// The part that a tensor is of, by its name or PEFT's, as tables name parts; empty for one that has no name.
+pub fn part_of(rules: Rules, tensor: &str) -> &'static str {
+    match (rules.place)(tensor.strip_prefix(OF_ADAPTERS).unwrap_or(tensor)) {
+        Place::Vision(_) => "vision",
+        Place::Table | Place::Layer(_) | Place::FinalNorm => "language",
+        Place::Head => "head",
+        Place::Other => "",
+    }
+}
+
 /// Rows of the start-up table for what trains: by group, and in it by `parts`, of which `part_of` tells a
 /// tensor's.
 pub fn trained_rows(
     layout: &TrainableLayout,
     parts: &[&'static str],
-    part_of: fn(&str) -> &'static str,
+    part_of: impl Fn(&str) -> &'static str,
 ) -> Vec<TableRow> {
     let groups = [Group::LORA, Group::BASE].into_iter();
     let rows = groups.flat_map(|group| parts.iter().map(move |part| (group, *part)));

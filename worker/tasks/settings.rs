@@ -1,6 +1,7 @@
 //! A task's keys, as its data are opened with them, and the rules that several tasks have.
 
 use coxswain_data::DataError;
+use coxswain_models::pretrained::error::ModelError;
 use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{Findings, SettingsError},
@@ -15,6 +16,31 @@ pub fn checked<S>(settings: Result<S, SettingsError>) -> Result<S, DataError> {
         found: error.to_string(),
         remedy: "read it from a run file, or check it against the task's schema".into(),
     })
+}
+
+/// A model that cannot be read, where data are opened.
+pub fn unread(error: ModelError) -> DataError {
+    let remedy = || "use the checkpoint's own file".into();
+    match error {
+        ModelError::Away(error) => error,
+        ModelError::Io { path, source, .. } => DataError::io(&path, "read")(source),
+        ModelError::Config { path, field, problem } => {
+            DataError::Invalid { path, field, found: problem, remedy: remedy() }
+        }
+        ModelError::Json { path, source } => {
+            let found = format!("not valid JSON: {source}");
+            DataError::Invalid { path, field: "(file)".into(), found, remedy: remedy() }
+        }
+        error => {
+            let field = "model.path".into();
+            DataError::Invalid {
+                path: "(run file)".into(),
+                field,
+                found: error.to_string(),
+                remedy: remedy(),
+            }
+        }
+    }
 }
 
 /// Something of the model trains, and moves: by adapters, or in full where `train` names it, with these

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coxswain_proto::{order::DamagedRow, plan::Plan, run_spec::RunSpec};
 
-use super::{History, JournalError, LedgerEntry, copies, durable, reading::Contents};
+use super::{History, Identity, JournalError, LedgerEntry, copies, durable, reading::Contents};
 use crate::core::event::DataSet;
 
 /// Everything that a run has committed, and what it survived.
@@ -14,6 +14,8 @@ pub struct Chronicle {
     pub run_id: String,
     /// `run.name`.
     pub run_name: String,
+    /// Whose it is, as it was written; absent if no coordinator ever began.
+    pub identity: Option<Identity>,
     /// What it trains on; absent if no worker ever opened it.
     pub dataset: Option<DataSet>,
     /// The specification of the newest launch; absent if it is of another version.
@@ -32,6 +34,11 @@ pub struct Chronicle {
     pub quarantined: Vec<DamagedRow>,
 }
 
+/// Whether there is a journal in a state directory.
+pub fn exists(directory: &Path) -> bool {
+    directory.join(copies::FILE).is_file()
+}
+
 /// Reads the journal in a state directory, and leaves it as it is.
 ///
 /// Refuses a directory without a journal, one that a living coordinator holds (ask that one), and a damaged
@@ -40,7 +47,7 @@ pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let failed =
         |reason: String| JournalError::Store { action: "read", directory: directory.to_path_buf(), reason };
     let path = directory.join(copies::FILE);
-    if !path.is_file() {
+    if !exists(directory) {
         return Err(failed(format!("there is no {}", copies::FILE)));
     }
     // Held by a coordinator: its own lock says so.
@@ -93,7 +100,8 @@ fn chronicle(contents: Contents) -> Chronicle {
     let identity = contents.identity;
     Chronicle {
         run_id: identity.as_ref().map_or_else(String::new, |identity| identity.run_id.clone()),
-        run_name: identity.map_or_else(String::new, |identity| identity.run_name),
+        run_name: identity.as_ref().map_or_else(String::new, |identity| identity.run_name.clone()),
+        identity,
         dataset: past.dataset,
         spec,
         training_samples: samples,

@@ -12,17 +12,14 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
-use coxswain_proto::{
-    document::{self, Difference},
-    ids::Step,
-    run_spec::RunSpec,
-};
+use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use redb::{Database, DatabaseError, ReadableDatabase, WriteTransaction};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Change, History, Identity, Journal, JournalError, JournalReader, LedgerEntry,
     copies::{self, FILE},
+    identity,
     reading::{Contents, Reader},
     room,
     rows::{self, CACHE_PHASES, CACHES, FACTS, FAILURES, GENERATIONS, NODES, STEPS, WORKERS, json},
@@ -75,7 +72,7 @@ impl Durable {
         let (lives, past) = (contents.lives, contents.past);
         let step = past.committed.unwrap_or_default();
         let changed = match contents.identity {
-            Some(theirs) => journal.must_be_ours(theirs, &ours, spec, step)?,
+            Some(theirs) => identity::changes(directory, &theirs, spec, step)?,
             None => Vec::new(),
         };
         let changes = match life {
@@ -95,39 +92,6 @@ impl Durable {
     /// Waits for room on its disk until `stop` is cancelled, and no longer.
     pub fn until(self, stop: CancellationToken) -> Self {
         Self { stop, ..self }
-    }
-
-    /// What has changed since, if it is the same run.
-    fn must_be_ours(
-        &self,
-        theirs: Identity,
-        ours: &Identity,
-        spec: &RunSpec,
-        step: Step,
-    ) -> Result<Vec<Change>, JournalError> {
-        let difference = match serde_json::from_str::<RunSpec>(&theirs.spec) {
-            Ok(other) => {
-                let mut differences = document::differences(&other, spec);
-                if differences.iter().all(Difference::may_change) {
-                    differences.extend(document::told_changes(&other, spec));
-                    differences.sort_by(|one, other| one.key.cmp(&other.key));
-                    let change =
-                        |Difference { key, left, right, .. }| Change { step, key, from: left, to: right };
-                    return Ok(differences.into_iter().map(change).collect());
-                }
-                differences.retain(|difference| !difference.may_change());
-                let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();
-                told.join(", ")
-            }
-            Err(_) if theirs.spec_digest == ours.spec_digest => return Ok(Vec::new()),
-            Err(_) => "its specification is of another version".to_owned(),
-        };
-        Err(JournalError::OtherRun {
-            directory: self.directory.clone(),
-            theirs: Box::new(theirs),
-            ours: Box::new(ours.clone()),
-            difference,
-        })
     }
 
     /// What is remembered is what the tables say from here on, so that the next life remembers the same.

@@ -1,8 +1,12 @@
 //! Whose journal it is, and why one cannot be used.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use coxswain_proto::{ids::Step, run_spec::RunSpec};
+use coxswain_proto::{
+    document::{self, Difference},
+    ids::Step,
+    run_spec::RunSpec,
+};
 use serde::{Deserialize, Serialize};
 
 /// Whose journal it is.
@@ -44,6 +48,40 @@ impl Identity {
         let document = coxswain_proto::v1::RunSpecDocument::from(spec);
         Self { run_id, run_name: spec.run.name.clone(), spec_digest: document.digest, spec: document.json }
     }
+}
+
+/// What `spec` says otherwise than the run whose journal lies in a directory, if both are the same run: that
+/// goes on at `step`.
+pub fn changes(
+    directory: &Path,
+    theirs: &Identity,
+    spec: &RunSpec,
+    step: Step,
+) -> Result<Vec<Change>, JournalError> {
+    let ours = Identity::new(spec, theirs.run_id.clone());
+    let difference = match serde_json::from_str::<RunSpec>(&theirs.spec) {
+        Ok(other) => {
+            let mut differences = document::differences(&other, spec);
+            if differences.iter().all(Difference::may_change) {
+                differences.extend(document::told_changes(&other, spec));
+                differences.sort_by(|one, other| one.key.cmp(&other.key));
+                let change =
+                    |Difference { key, left, right, .. }| Change { step, key, from: left, to: right };
+                return Ok(differences.into_iter().map(change).collect());
+            }
+            differences.retain(|difference| !difference.may_change());
+            let told: Vec<_> = differences.iter().take(4).map(ToString::to_string).collect();
+            told.join(", ")
+        }
+        Err(_) if theirs.spec_digest == ours.spec_digest => return Ok(Vec::new()),
+        Err(_) => "its specification is of another version".to_owned(),
+    };
+    Err(JournalError::OtherRun {
+        directory: directory.to_path_buf(),
+        theirs: Box::new(theirs.clone()),
+        ours: Box::new(ours),
+        difference,
+    })
 }
 
 /// Why a journal cannot be used.

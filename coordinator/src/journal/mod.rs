@@ -20,13 +20,13 @@ mod rows;
 mod thread;
 
 pub use self::{
-    chronicle::{Chronicle, read},
+    chronicle::{Chronicle, exists, read},
     durable::{Durable, Life, Remembered},
     entry::LedgerEntry,
     fenced::Fenced,
     forgetful::Forgetful,
     history::{Fate, History, Membership},
-    identity::{Change, Identity, JournalError},
+    identity::{Change, Identity, JournalError, changes},
     inherited::{inherit, is_half_inherited},
     thread::{Journal, JournalReader, JournalThread},
 };

@@ -5,7 +5,11 @@
 //! that is no longer needed fails, too. `PENDING` counts what is not mended yet: it may be lowered and never
 //! raised.
 
-use std::{collections::BTreeMap, path::Path, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use coxswain_borders::{
     imports::{self, Graph},
@@ -105,6 +109,8 @@ const WIRING: [&str; 5] =
 type Exceptions = [(&'static str, &'static str)];
 
 const MANY_FIELDS: &Exceptions = &[
+    ("proto/src/run_spec/training.rs: Train", "one for each key of the section `train`"),
+    ("worker/tasks/vla_flow/config/data.rs: Data", "one for each key of the section `data`"),
     ("coordinator/src/core/status.rs: Status", "one for each thing that `Control.GetStatus` answers"),
     ("worker/data/src/inspect.rs: Report", "one for each key that `cox data inspect` prints"),
     ("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has"),
@@ -124,10 +130,13 @@ const MANY_METHODS: &Exceptions = &[
         "one more than may be: its recipes are to be a type of their own",
     ),
 ];
-const MANY_PARAMETERS: &Exceptions = &[(
-    "worker/nn/src/kernels/cube/",
-    "a kernel's parameters are the buffers and sizes that its launch binds one by one",
-)];
+const MANY_PARAMETERS: &Exceptions = &[
+    (
+        "worker/nn/src/kernels/cube/",
+        "a kernel's parameters are the buffers and sizes that its launch binds one by one",
+    ),
+    ("worker/cuda/src/nvrtc/mod.rs: create", "stands in for a function of NVRTC, which has them"),
+];
 const TUPLE_PARAMETERS: &Exceptions = &[];
 const CLOCKS: &Exceptions = &[
     ("coordinator/src/clock.rs", "the coordinator's one clock"),
@@ -160,6 +169,44 @@ fn the_engine_names_no_model_and_no_task() {
 fn is_a_test(file: &Path) -> bool {
     let in_tests = file.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches");
     in_tests || file.file_name().is_some_and(|name| name == "tests.rs")
+}
+
+/// A family's code is named by its own folder and by the list of families: tasks find it on their shelf.
+#[test]
+fn families_are_named_by_nobody_but_their_list() {
+    const FAMILIES: &str = "worker/models/families";
+    let root = workspace::root();
+    let entries = std::fs::read_dir(root.join(FAMILIES)).expect("families have a folder");
+    let folders = entries.map(|entry| entry.expect("readable").path()).filter(|path| path.is_dir());
+    let names: Vec<String> =
+        folders.map(|path| path.file_name().expect("a folder").to_string_lossy().into_owned()).collect();
+    assert!(names.len() >= 2, "{FAMILIES} has moved: correct the test");
+    let is_looked_at = |file: &PathBuf| {
+        !file.starts_with("integration-tests")
+            && !is_a_test(file)
+            && *file != Path::new(FAMILIES).join("mod.rs")
+    };
+    let mut found = Vec::new();
+    for file in workspace::files(&root, &[".rs"]).into_iter().filter(is_looked_at) {
+        let text = std::fs::read_to_string(root.join(&file)).expect("it was found a moment ago");
+        for name in names.iter().filter(|name| !file.starts_with(Path::new(FAMILIES).join(name))) {
+            let is_code = |line: &&str| !line.trim_start().starts_with("//");
+            let named = text.lines().filter(is_code).find(|line| names_in_code(line, name));
+            found.extend(named.map(|line| format!("{}: {}", file.display(), line.trim())));
+        }
+    }
+    hold("names a family of models", found, 0, &[]);
+}
+
+/// Whether a line has this identifier outside the beginning of a text.
+fn names_in_code(line: &str, name: &str) -> bool {
+    let is_part = |letter: char| letter == '_' || letter.is_ascii_alphanumeric();
+    line.match_indices(name).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + name.len()..].chars().next();
+        before.is_none_or(|letter| !"\"-".contains(letter) && !is_part(letter))
+            && after.is_none_or(|letter| !is_part(letter))
+    })
 }
 
 #[test]

@@ -191,7 +191,10 @@ impl Link for Listening {
 
 /// One rank; `listener` is where its neighbour calls, if it has one.
 fn trainer(listener: Option<RingListener>) -> TaskTrainer<Flex> {
-    TaskTrainer::new(&VlaFlow, TrainerOptions { device: Default::default(), listener })
+    TaskTrainer::new(
+        coxswain_tasks::leaked(VlaFlow::<Flex>::default()),
+        TrainerOptions { device: Default::default(), listener },
+    )
 }
 
 fn solo(spec: &RunSpec) -> Run {

@@ -47,25 +47,25 @@ impl Remembering {
 
 impl Task for Remembering {
     fn name(&self) -> &'static str {
-        VlaFlow.name()
+        VlaFlow::<Flex>::default().name()
     }
 
     fn schema(&self) -> TaskSchema {
-        VlaFlow.schema()
+        VlaFlow::<Flex>::default().schema()
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        let samples = VlaFlow.open(spec)?;
+        let samples = VlaFlow::<Flex>::default().open(spec)?;
         *self.0.lock().expect("no panic") = Some(samples.clone());
         Ok(samples)
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        VlaFlow.sizes(spec)
+        VlaFlow::<Flex>::default().sizes(spec)
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        VlaFlow.write_sample(spec, index, out)
+        VlaFlow::<Flex>::default().write_sample(spec, index, out)
     }
 }
 
@@ -76,7 +76,7 @@ impl TaskOn<Flex> for Remembering {
         samples: &dyn Samples,
         device: &<Flex as burn::tensor::backend::BackendTypes>::Device,
     ) -> Result<Built<Flex>, TaskError> {
-        TaskOn::<Flex>::build(&VlaFlow, spec, samples, device)
+        TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), spec, samples, device)
     }
 }
 

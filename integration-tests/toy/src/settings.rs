@@ -1,7 +1,10 @@
 //! The task's keys in run files. Sections may be the engine's (`data`, `optimizer`), keys may not.
 
 use coxswain_proto::{
-    config::{Findings, TaskSettings},
+    config::{
+        Findings, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{Class::Learned, Classes},
     run_spec::{CacheMode, Offload, RunSpec, Shard},
 };
@@ -81,6 +84,13 @@ impl TaskSettings for Settings {
         ("data.target", Learned),
         ("data.holdout_every", Learned),
         ("optimizer.lr.network", Learned),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("network.width", 1.0, SIZE),
+        ("network.noise", 0.0, NO_MOST),
+        ("data.holdout_every", 0.0, COUNT),
+        ("optimizer.lr.network", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {

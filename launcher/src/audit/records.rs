@@ -30,6 +30,8 @@ pub struct RunRecords {
     pub total_steps: Option<u64>,
     /// Whether all of them should be there.
     pub finished: bool,
+    /// Whether it has ended, however that was: finished, stopped or failed.
+    pub over: bool,
     /// Committed steps, in order.
     pub steps: Vec<CommittedStep>,
     /// Memberships, in order.

@@ -123,6 +123,7 @@ fn enter(records: &mut RunRecords, kind: Kind) {
     match kind {
         Kind::End(end) => {
             records.state = names::run_end(end);
+            records.over = ![RunEnd::Unspecified, RunEnd::NotOver].map(i32::from).contains(&end);
             records.finished = end == i32::from(RunEnd::Finished);
         }
         Kind::Membership(of) => records.generations.push(membership(&of)),

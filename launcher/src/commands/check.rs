@@ -4,13 +4,21 @@
 use clap::Args;
 use coxswain_worker::train;
 
-use super::spec_args::SpecArgs;
+use super::{
+    acceptance::{self, Accepted},
+    spec_args::SpecArgs,
+};
 use crate::{
     bucket,
     exit::{Exit, Failed, Outcome},
-    plan::check::{Forecast, refuse_float16_on_cpu},
+    launch::{
+        flags::LaunchFlags,
+        inputs::process_env,
+        machine::LocalMachine,
+        plan::{Plan, Sources},
+    },
     render::say,
-    tasks::tasks,
+    tasks::{accelerator, tasks},
 };
 
 /// Flags of `cox check`.
@@ -26,18 +34,22 @@ pub struct CheckArgs {
 /// Checks a run and shows what it would be.
 pub fn execute(args: &CheckArgs) -> Outcome {
     let spec = args.spec.load_to_launch()?;
+    let plan = Plan::resolve(&Sources {
+        flags: &LaunchFlags::default(),
+        env: &process_env,
+        spec: &spec,
+        machine: &LocalMachine::this(),
+        gpus: &|| accelerator().probe().map(|gpus| gpus.count),
+    })?;
     if let Some(place) = bucket::BucketPlace::look(&spec)? {
         place.check(&spec)?;
     }
-    let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
-    refuse_float16_on_cpu(&spec, spec.launch.device)?;
-    let report = train::check(task, &spec, &Default::default())?;
-    let ranks = spec.launch.nproc_per_node.unwrap_or(1) as u64;
-    match Forecast::of(&spec, spec.launch.device, ranks, ranks)?.shortfall {
-        Some(shortfall) if shortfall.bound.is_some() => return Err(shortfall.refusal()),
-        Some(shortfall) => tracing::warn!("{shortfall}"),
-        None => {}
+    let Accepted { forecast, resumes_at } = acceptance::accept(&spec, &plan)?;
+    if let Some(shortfall) = forecast.and_then(|forecast| forecast.shortfall) {
+        tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
     }
+    let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    let report = train::check(task, &spec, &Default::default(), resumes_at)?;
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),
         false => {

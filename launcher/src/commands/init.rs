@@ -133,7 +133,7 @@ mod tests {
         let here = [format!("run.output_dir={}", dir.path().display())];
         let spec = RunSpec::from_yaml(&text, "init", &here, schemas()).unwrap();
         let task = tasks().of(&spec).map_err(|unknown| unknown.to_string()).unwrap();
-        let report = train::check(task, &spec, &Default::default()).unwrap();
+        let report = train::check(task, &spec, &Default::default(), None).unwrap();
         assert!(report.holdout_samples > 0 && report.training_samples > 100);
     }
 
@@ -146,7 +146,8 @@ mod tests {
         let spec =
             RunSpec::from_yaml(&text, "init", &here, schemas()).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let task = tasks().of(&spec).map_err(|unknown| unknown.to_string()).unwrap();
-        let report = train::check(task, &spec, &Default::default()).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let report =
+            train::check(task, &spec, &Default::default(), None).unwrap_or_else(|e| panic!("{e}\n{text}"));
         (spec, report)
     }
 

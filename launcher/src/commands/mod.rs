@@ -8,6 +8,7 @@ use crate::{
     telemetry::{self, Destination},
 };
 
+mod acceptance;
 mod audit;
 mod cache;
 mod check;
@@ -29,7 +30,6 @@ mod report;
 mod run;
 mod runs;
 mod runtime;
-mod same_inputs;
 mod selftest;
 mod serve;
 mod shell;

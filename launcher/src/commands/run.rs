@@ -19,7 +19,11 @@ use coxswain_proto::{
 use tokio::sync::mpsc;
 
 use self::{concluding::Concluding, coordinating::Coordinating};
-use super::{runtime::block_on, same_inputs, spec_args::SpecArgs};
+use super::{
+    acceptance::{self, Accepted},
+    runtime::block_on,
+    spec_args::SpecArgs,
+};
 use crate::{
     clock,
     control::Access,
@@ -34,7 +38,6 @@ use crate::{
         worker_env::{self, Common, Place},
     },
     notify::{HookSources, Notifier, NotifyFlags},
-    plan::check::{Forecast, refuse_float16_on_cpu},
     relay::Relay,
     render,
     supervise::{
@@ -89,8 +92,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
     let brought = keeping::pin_and_bring(&mut spec, &plan)?;
-    same_inputs::check(&spec)?;
-    let forecast = forecast(&spec, &plan)?;
+    let Accepted { forecast, .. } = acceptance::accept(&spec, &plan)?;
     let output_dir = Path::new(&spec.run.output_dir);
     let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
     let mode = match log.log_format {
@@ -99,6 +101,9 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         LogFormat::Json => Mode::of(&args.console, false),
     };
     let terminal = Arc::new(Terminal::new(mode, writer));
+    if let Some(shortfall) = forecast.as_ref().and_then(|forecast| forecast.shortfall.as_ref()) {
+        tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
+    }
     let told = forecast.map(|forecast| render::plan::at_start(&forecast.question, &forecast.outlooks));
     for line in told.iter().flat_map(|told| told.lines()).chain(brought.as_deref()) {
         terminal.line(line);
@@ -109,24 +114,6 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     // Where the run never began.
     launch.terminal.finish();
     outcome
-}
-
-/// What the run will take of this machine's memory; nothing where its model or data cannot be read, which
-/// the coordinator refuses and writes down. A run that no micro-batch makes fit ends here, before anything
-/// starts; one that is too large as it is gets a warning.
-fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Option<Forecast>, Failed> {
-    refuse_float16_on_cpu(spec, plan.device)?;
-    let local = u64::from(plan.nproc_per_node);
-    let ranks = u64::from(plan.ranks(plan.nnodes.min));
-    let Ok(forecast) = Forecast::of(spec, plan.device, ranks, local) else {
-        return Ok(None);
-    };
-    match &forecast.shortfall {
-        Some(shortfall) if shortfall.is_certain() => return Err(shortfall.refusal()),
-        Some(shortfall) => tracing::warn!("{shortfall}; a step that runs out of memory lowers it"),
-        None => {}
-    }
-    Ok(Some(forecast))
 }
 
 /// A launcher that has its place.

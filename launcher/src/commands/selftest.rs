@@ -23,6 +23,9 @@ pub struct SelftestArgs {
     /// What to test: `cpu`, `cuda` (the first GPU that this process sees), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
+    /// End after what a GPU is asked first: a kernel, a product, a thousand products in their order
+    #[arg(long)]
+    first: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -33,8 +36,13 @@ pub fn execute(args: &SelftestArgs) -> Outcome {
     let device = device::choose(args.device, 0, accelerator())
         .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
     let mut findings = if device == Device::Cpu { Vec::new() } else { gpus() };
-    findings.push(video());
-    findings.extend(selftest::run(device, tasks()));
+    match args.first {
+        true => findings.extend(selftest::first(device, accelerator())),
+        false => {
+            findings.push(video());
+            findings.extend(selftest::run(device, tasks()));
+        }
+    }
     let failed = findings.iter().filter(|finding| finding.failed()).count();
     match args.json {
         true => {
@@ -112,7 +120,7 @@ mod tests {
     #[test]
     fn a_gpu_that_is_not_here_is_refused_before_anything_is_tested() {
         if accelerator().probe().is_err() {
-            let args = SelftestArgs { device: DeviceChoice::Cuda, json: false };
+            let args = SelftestArgs { device: DeviceChoice::Cuda, first: true, json: false };
             let failed = execute(&args).unwrap_err();
             assert_eq!(failed.exit, Exit::Usage);
             assert!(failed.message.unwrap().starts_with("--device cuda: "));

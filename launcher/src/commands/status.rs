@@ -13,8 +13,10 @@ use crate::{
     bucket::Record,
     control::{prompt, unhurried},
     endpoint::Target,
-    exit::Outcome,
-    render::{json, say, status as text},
+    exit::{Exit, Failed, Outcome},
+    render::{json, runs, say, status as text},
+    report::Story,
+    run_dir::RunDir,
 };
 
 /// Flags of `cox status`.
@@ -46,13 +48,12 @@ pub struct MemoryArgs {
 /// Shows where a run is.
 pub fn status(args: &StatusArgs) -> Outcome {
     block_on(async {
-        let access = args.target.access().await?;
-        let request = || prompt(GetStatusRequest {});
+        let access = match args.target.access().await {
+            Err(failed) if failed.exit == Exit::CoordinatorLost => return left_behind(args, failed).await,
+            access => access?,
+        };
         let answer = access
-            .look(|mut people| {
-                let asked = request();
-                async move { people.get_status(asked).await }
-            })
+            .look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
             .await?;
         let kept = Record::read(Path::new(&answer.output_dir));
         match (args.json, kept) {
@@ -62,6 +63,26 @@ pub fn status(args: &StatusArgs) -> Outcome {
         };
         Ok(())
     })
+}
+
+/// Where a run was when it ended, if it did: its directory tells. One that was broken off goes on when it is
+/// launched again, which is what `otherwise` says.
+async fn left_behind(args: &StatusArgs, otherwise: Failed) -> Outcome {
+    let Some(dir) = args.target.run.as_deref().filter(|dir| RunDir::is_run(dir)) else {
+        return Err(otherwise);
+    };
+    let listed = runs::Listed {
+        run: RunDir::read(dir).await,
+        opening: Story::opening(&dir.join("logs/coordinator.log")),
+    };
+    if !listed.run.records.as_ref().is_ok_and(|records| records.over) {
+        return Err(otherwise);
+    }
+    match args.json {
+        true => say(runs::json(&listed)),
+        false => say(runs::list(dir, &[listed])),
+    };
+    Ok(())
 }
 
 /// Shows peaks by rank and phase.

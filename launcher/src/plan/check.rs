@@ -32,11 +32,13 @@ pub struct Shortfall {
     pub largest: Option<u64>,
     /// Bytes that there are, if they are a bound.
     pub bound: Option<u64>,
+    /// Whether one sample takes more than twice what the machine has, so that swapping would not help either.
+    pub beyond: bool,
 }
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, missing, memory, micro_batch, largest, bound: _ } = self;
+        let Self { rank, missing, memory, micro_batch, largest, .. } = self;
         write!(
             f,
             "train.micro_batch={micro_batch} does not fit: short by {} on rank {rank} ({memory}); ",
@@ -73,6 +75,7 @@ pub fn shortfall(question: &Question, memories: &[Memory]) -> Option<Shortfall> 
     let worst = outlooks.iter().max_by_key(|(_, outlook)| lacks(outlook.current.peak, &outlook.memory))?;
     let missing = lacks(worst.1.current.peak, &worst.1.memory);
     let largest = |fit: &Fit| fit.maximum;
+    let least = |outlook: &Outlook| outlook.options.first().map_or(0, |option| option.split.peak);
     let smallest = outlooks.iter().map(|(_, outlook)| largest(&outlook.fit)).min().flatten();
     (missing > 0).then(|| Shortfall {
         rank: worst.0,
@@ -81,6 +84,7 @@ pub fn shortfall(question: &Question, memories: &[Memory]) -> Option<Shortfall> 
         micro_batch: question.micro_batch(),
         largest: smallest,
         bound: worst.1.memory.is_bound.then(|| worst.1.memory.capacity()),
+        beyond: least(&worst.1) > worst.1.memory.total.saturating_mul(2),
     })
 }
 
@@ -117,7 +121,8 @@ impl Shortfall {
     /// short of that, it lowers its micro-batch by itself when a step runs out of memory.
     pub fn is_certain(&self) -> bool {
         let tolerated = |bound: u64| bound / 100 * Basis::Analytic.tolerance_percent();
-        self.largest.is_none() && self.bound.is_some_and(|bound| self.missing > tolerated(bound))
+        let short = self.bound.is_some_and(|bound| self.missing > tolerated(bound));
+        self.largest.is_none() && (short || self.beyond)
     }
 }
 
@@ -134,6 +139,7 @@ mod tests {
             micro_batch: 8,
             largest: Some(4),
             bound: Some(40 << 30),
+            beyond: false,
         };
         assert_eq!(
             short.to_string(),
@@ -148,6 +154,8 @@ mod tests {
         assert!(short.is_certain());
         short.bound = None;
         assert!(!short.is_certain(), "the host's memory is no bound");
+        short.beyond = true;
+        assert!(short.is_certain(), "but no machine swaps that much");
     }
 
     #[test]

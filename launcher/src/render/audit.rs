@@ -253,6 +253,7 @@ mod tests {
             global_batch: 4,
             total_steps: Some(3),
             finished: true,
+            over: true,
             steps: vec![step(0, 1), step(2, 2)],
             generations: vec![
                 Membership { generation: 1, workers: 2, started: Some((0, "fresh".into())) },

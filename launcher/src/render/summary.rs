@@ -4,10 +4,12 @@
 
 use std::path::Path;
 
+use coxswain_coordinator::journal::{self, LedgerEntry};
 use coxswain_proto::{
     human,
     memory::{Compared, Comparison},
 };
+use coxswain_worker::train::checkpoint::Store;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -22,6 +24,10 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {
         lines.extend(compared(&summary["memory"]));
+    }
+    if let Ok(records) = journal::read(&output_dir.join("coordinator")) {
+        lines.extend(left_out(&records.steps));
+        lines.extend(saved(output_dir, records.steps.len() as u64));
     }
     let adapter = output_dir.join("adapter");
     let left = if adapter.is_dir() { adapter } else { output_dir.to_owned() };
@@ -54,6 +60,28 @@ fn held_out(before: &Value, after: &Value) -> Vec<String> {
         .filter_map(|(field, name)| change(before.get(field), after.get(field), &name))
         .chain(whole)
         .collect()
+}
+
+/// Steps and samples that the run has done without.
+fn left_out(steps: &[LedgerEntry]) -> Option<String> {
+    let skipped = steps.iter().filter(|step| step.skipped.is_some()).count();
+    let unusable: u64 =
+        steps.iter().flat_map(|step| &step.left_out).map(|range| range.end - range.start).sum();
+    let steps = (skipped > 0).then(|| format!("{skipped} of {} steps", steps.len()));
+    let samples = (unusable > 0).then(|| format!("{unusable} samples that cannot be used"));
+    let told: Vec<_> = steps.into_iter().chain(samples).collect();
+    (!told.is_empty()).then(|| format!("{:<26}{}; `cox audit` lists them", "left out", told.join(", ")))
+}
+
+/// How old the newest checkpoint is, where later ones were given up.
+fn saved(output_dir: &Path, done: u64) -> Option<String> {
+    let newest = Store::new(output_dir).newest().map_or(0, |found| found.manifest.step);
+    let what = match newest {
+        0 => "there is none".to_owned(),
+        step => format!("step {step}, {} steps before the end", done.saturating_sub(step)),
+    };
+    let line = || format!("{:<26}{what}: others were given up, and the log says why", "newest checkpoint");
+    (newest < done).then(line)
 }
 
 fn change(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<String> {

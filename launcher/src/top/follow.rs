@@ -88,8 +88,9 @@ impl Follower {
                     Err(why) => self.tell(Update::Message(why.message.unwrap_or_default())).await?,
                 },
                 _ = memory.tick() => {
-                    let request = || prompt(GetMemoryRequest { refresh: false, reset: false });
-                    let answer = access.look(|mut people| { let asked = request(); async move { people.get_memory(asked).await } }).await;
+                    let asked = GetMemoryRequest { refresh: false, reset: false };
+                    let answer =
+                        access.look(|mut people| async move { people.get_memory(prompt(asked)).await }).await;
                     if let Ok(memory) = answer {
                         self.tell(Update::Memory(Box::new(memory))).await?;
                     }
@@ -164,13 +165,8 @@ impl Follower {
 }
 
 async fn status_of(access: &Access) -> Result<Update, Failed> {
-    let request = || prompt(GetStatusRequest {});
-    let status = access
-        .look(|mut people| {
-            let asked = request();
-            async move { people.get_status(asked).await }
-        })
-        .await?;
+    let status =
+        access.look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await }).await?;
     Ok(Update::Status(Box::new(status)))
 }
 

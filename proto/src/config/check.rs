@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{error::ConfigError, findings::Findings};
+use super::{bounds, error::ConfigError, findings::Findings};
 use crate::{
     limits::{MAX_SKIPPED_STEPS, MAX_WORLD, MIN_BUCKET_CACHE},
     run_spec::{
@@ -22,7 +22,10 @@ impl RunSpec {
     /// passed. The task's keys are for [`Tasks::check`](super::Tasks::check).
     pub fn check(&self) -> Result<(), ConfigError> {
         let mut findings = Findings::default();
-        self.find(&mut findings);
+        bounds::check(&self.document(), bounds::ENGINE, &mut findings);
+        if findings.is_empty() {
+            self.find(&mut findings);
+        }
         findings.into_result()
     }
 
@@ -120,6 +123,10 @@ fn check_train(train: &Train, f: &mut Findings) {
     );
     f.at_least_one("train.keep_checkpoints", train.keep_checkpoints);
     f.require(train.log_every >= 1, "train.log_every", "must be at least 1, is 0", "log every step with 1");
+    let share = train.max_left_out;
+    f.in_range("train.max_left_out", share, (0.0..=1.0).contains(&share), "from 0 to 1");
+    let factor = train.spike_factor;
+    f.in_range("train.spike_factor", factor, factor >= 1.0, "of at least 1");
     f.require(
         train.skip_steps.len() <= MAX_SKIPPED_STEPS,
         "train.skip_steps",

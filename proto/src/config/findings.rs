@@ -67,6 +67,10 @@ impl Findings {
         None
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn into_problems(self) -> Vec<Problem> {
         self.0
     }

@@ -10,10 +10,26 @@ use serde::{
 /// The dotted path of every key of a type, in the order of its declaration; sections themselves are not
 /// listed.
 pub(super) fn known_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
-    let mut found = Vec::new();
+    probed::<T>().keys
+}
+
+/// Those of them that are numbers, or lists of a fixed number of them.
+pub(super) fn number_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
+    probed::<T>().numbers
+}
+
+fn probed<T: for<'de> Deserialize<'de>>() -> Found {
+    let mut found = Found::default();
     // Types whose values the probe cannot guess are listed as far as it got.
     let _ = T::deserialize(Probe { path: String::new(), found: &mut found });
     found
+}
+
+/// Keys that a probe has come by.
+#[derive(Default)]
+struct Found {
+    keys: Vec<String>,
+    numbers: Vec<String>,
 }
 
 /// Help for an unknown `key` below `section`, whose keys are `fields`: the same key elsewhere, a near miss
@@ -54,7 +70,7 @@ pub(super) fn join(section: &str, key: &str) -> String {
 /// structs.
 struct Probe<'f> {
     path: String,
-    found: &'f mut Vec<String>,
+    found: &'f mut Found,
 }
 
 #[derive(Debug)]
@@ -77,7 +93,17 @@ impl de::Error for ProbeError {
 macro_rules! answer {
     ($($method:ident $visit:ident $value:expr),* $(,)?) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
-            self.found.push(self.path);
+            self.found.keys.push(self.path);
+            visitor.$visit($value)
+        }
+    )*};
+}
+
+macro_rules! answer_number {
+    ($($method:ident $visit:ident $value:expr),* $(,)?) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+            self.found.numbers.push(self.path.clone());
+            self.found.keys.push(self.path);
             visitor.$visit($value)
         }
     )*};
@@ -92,6 +118,16 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         deserialize_string visit_str "",
         deserialize_char visit_char 'x',
         deserialize_bool visit_bool true,
+        deserialize_bytes visit_bytes &[],
+        deserialize_byte_buf visit_bytes &[],
+        deserialize_unit visit_str "",
+        deserialize_identifier visit_str "",
+        deserialize_ignored_any visit_str "",
+        deserialize_seq visit_seq Nothing,
+        deserialize_map visit_map Nothing,
+    }
+
+    answer_number! {
         deserialize_u8 visit_u8 1,
         deserialize_u16 visit_u16 1,
         deserialize_u32 visit_u32 1,
@@ -102,13 +138,6 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         deserialize_i64 visit_i64 1,
         deserialize_f32 visit_f32 1.0,
         deserialize_f64 visit_f64 1.0,
-        deserialize_bytes visit_bytes &[],
-        deserialize_byte_buf visit_bytes &[],
-        deserialize_unit visit_str "",
-        deserialize_identifier visit_str "",
-        deserialize_ignored_any visit_str "",
-        deserialize_seq visit_seq Nothing,
-        deserialize_map visit_map Nothing,
     }
 
     /// A value that may be written in several ways is to be read in the simplest.
@@ -137,7 +166,8 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, ProbeError> {
-        self.found.push(self.path);
+        self.found.numbers.push(self.path.clone());
+        self.found.keys.push(self.path);
         visitor.visit_seq(de::value::SeqDeserializer::new(std::iter::repeat_n(1.0, len)))
     }
 
@@ -165,7 +195,7 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ProbeError> {
-        self.found.push(self.path);
+        self.found.keys.push(self.path);
         visitor.visit_enum(variants[0].into_deserializer())
     }
 }
@@ -200,7 +230,7 @@ struct Fields<'f> {
     path: String,
     fields: std::slice::Iter<'static, &'static str>,
     current: &'static str,
-    found: &'f mut Vec<String>,
+    found: &'f mut Found,
 }
 
 impl<'de> de::MapAccess<'de> for Fields<'_> {

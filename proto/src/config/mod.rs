@@ -13,6 +13,7 @@
 //! What this does not do: look at the file system beyond reading the file itself. Whether the model and the
 //! data set exist and fit each other is for the worker's checks.
 
+pub mod bounds;
 mod check;
 mod de;
 mod error;
@@ -23,7 +24,7 @@ mod sections;
 mod task;
 mod tree;
 
-use std::{io::ErrorKind, path::Path};
+use std::{collections::HashMap, io::ErrorKind, path::Path};
 
 use self::{de::UnknownKey, task::has, tree::Node};
 pub use self::{
@@ -33,7 +34,7 @@ pub use self::{
 };
 use crate::{
     bounded,
-    limits::MAX_CONFIG_BYTES,
+    limits::{MAX_CONFIG_BYTES, MAX_UNKNOWN_KEYS},
     run_spec::{EnginePart, MARKS, RunSpec, Task},
 };
 
@@ -43,6 +44,11 @@ pub fn from_yaml<T: for<'de> serde::Deserialize<'de>>(
     source_name: &str,
 ) -> Result<T, ConfigError> {
     de::from_tree(&tree::parse(text, source_name)?)
+}
+
+/// What is wrong with the list of the engine's bounds, one line each; for a test.
+pub fn engine_misfits() -> Vec<String> {
+    bounds::misfits(&keys::number_keys::<EnginePart>(), &engine_keys(), bounds::ENGINE)
 }
 
 /// The dotted path of every key that the engine has, whatever the task, in the order of its declaration.
@@ -89,8 +95,14 @@ fn read(root: &Node, tasks: Tasks) -> Result<RunSpec, ConfigError> {
         (Ok(EnginePart(mut spec)), Ok(settings)) if problems.is_empty() => {
             settings.put_into(&mut spec);
             let mut findings = Findings::default();
-            spec.find(&mut findings);
-            settings.check(&spec, &mut findings);
+            let document = spec.document();
+            bounds::check(&document, bounds::ENGINE, &mut findings);
+            bounds::check(&document, schema.bounds, &mut findings);
+            // Rules compute with what is within them.
+            if findings.is_empty() {
+                spec.find(&mut findings);
+                settings.check(&spec, &mut findings);
+            }
             problems = findings.into_problems();
             if problems.is_empty() {
                 return Ok(spec);
@@ -119,12 +131,16 @@ fn schema(root: &Node, tasks: Tasks) -> Result<&'static TaskSchema, ConfigError>
 
 /// Of the keys that one of the readers does not have those that the other does not have either.
 fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &TaskSchema) -> Vec<UnknownKey> {
-    let engines = engine_keys();
-    let mut unknown: Vec<_> = engine.into_iter().filter(|key| !schema.has(&key.path())).collect();
+    let (engines, tasks) = (engine_keys(), schema.known_keys());
+    let mut unknown: Vec<_> = engine.into_iter().filter(|key| !has(&tasks, &key.path())).collect();
+    let mut places: HashMap<_, _> = unknown.iter().enumerate().map(|(at, key)| (key.path(), at)).collect();
     for key in task.into_iter().filter(|key| !has(&engines, &key.path())) {
-        match unknown.iter_mut().find(|other| other.path() == key.path()) {
-            Some(other) => other.fields.extend(key.fields),
-            None => unknown.push(key),
+        match places.get(&key.path()) {
+            Some(at) => unknown[*at].fields.extend(key.fields),
+            None => {
+                places.insert(key.path(), unknown.len());
+                unknown.push(key);
+            }
         }
     }
     unknown.retain(|key| key.path() != MARKS);
@@ -135,7 +151,8 @@ fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &Task
     unknown
 }
 
-/// Says what may have been meant by each key: another task's, or one of this file's.
+/// Says what may have been meant by each key: another task's, or one of this file's. Of many the first are
+/// told.
 fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Problem> {
     if unknown.is_empty() {
         return Vec::new();
@@ -150,7 +167,11 @@ fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Pr
         .help("remove it, or set `task.type`"),
         None => key.problem(&known),
     };
-    unknown.iter().map(problem).collect()
+    let more = unknown.len().saturating_sub(MAX_UNKNOWN_KEYS);
+    let rest = (more > 0).then(|| {
+        Problem::new("", format!("{more} more unknown keys are not listed")).help("is this a run file?")
+    });
+    unknown.iter().take(MAX_UNKNOWN_KEYS).map(problem).chain(rest).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
+    bounds::{self, Bounds},
     de::{self, Reading},
     error::{ConfigError, Problem},
     findings::Findings,
@@ -27,6 +28,9 @@ pub trait TaskSettings: Serialize + DeserializeOwned + 'static {
 
     /// Every key with what another value of it means for the identity of a run.
     const IDENTITY: &'static Classes;
+
+    /// Every key that is a number with the least and the most that it may be.
+    const BOUNDS: &'static Bounds;
 
     /// Tells what cannot be: of these keys, between them, and between them and the engine's. `spec` has
     /// passed its own check.
@@ -65,7 +69,10 @@ pub struct TaskSchema {
     /// As in `task.type`.
     pub name: &'static str,
     identity: &'static Classes,
+    /// What its numbers may be.
+    pub bounds: &'static Bounds,
     known_keys: fn() -> Vec<String>,
+    number_keys: fn() -> Vec<String>,
     read: fn(&Node) -> Reading<Box<dyn Settings>>,
     check: fn(&RunSpec, &mut Findings) -> Result<(), SettingsError>,
 }
@@ -76,7 +83,9 @@ impl TaskSchema {
         Self {
             name: T::TYPE,
             identity: T::IDENTITY,
+            bounds: T::BOUNDS,
             known_keys: keys::known_keys::<T>,
+            number_keys: keys::number_keys::<T>,
             read: read::<T>,
             check: check::<T>,
         }
@@ -88,18 +97,23 @@ impl TaskSchema {
     }
 
     /// What is wrong with the task's own list of keys, one line each; for a test of the task. A key without a
-    /// class, with two, one that is not there, and one that the engine has.
+    /// class, with two, one that is not there, and one that the engine has; a number without bounds.
     pub fn misfits(&self) -> Vec<String> {
         let known = self.known_keys();
         let mut wrong = identity::misfits(&known, self.identity);
         let taken = identity::ENGINE.iter().map(|(key, _)| *key).filter(|key| has(&known, key));
         wrong.extend(taken.map(|key| format!("{key}: is a key of the engine")));
+        wrong.extend(bounds::misfits(&(self.number_keys)(), &known, self.bounds));
         wrong
     }
 
     /// Checks the task's keys of a specification that came from elsewhere than a file.
     pub fn check(&self, spec: &RunSpec) -> Result<(), ConfigError> {
         let mut findings = Findings::default();
+        bounds::check(&spec.document(), self.bounds, &mut findings);
+        if !findings.is_empty() {
+            return findings.into_result();
+        }
         (self.check)(spec, &mut findings)
             .map_err(|error| ConfigError::one(Problem::new("", error.to_string())))?;
         findings.into_result()

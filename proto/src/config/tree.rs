@@ -187,6 +187,7 @@ impl<'a, P: Fn(usize, usize) -> Place> Builder<'a, P> {
 
     fn map(&mut self, depth: usize) -> Result<Value, ConfigError> {
         let mut entries: Vec<(MapKey, Node)> = Vec::new();
+        let mut places = HashMap::new();
         loop {
             let key = match self.next()? {
                 (Event::MappingEnd, _) => return Ok(Value::Map(entries)),
@@ -199,8 +200,8 @@ impl<'a, P: Fn(usize, usize) -> Place> Builder<'a, P> {
                 let problem = Problem::new("", "merge keys (`<<`) are not supported; write the keys out");
                 return Err(ConfigError::one(problem.at(&key.place)));
             }
-            if let Some((first, _)) = entries.iter().find(|(known, _)| known.text == key.text) {
-                let message = format!("key `{}` is given twice; first at {}", key.text, first.place);
+            if let Some(first) = places.insert(key.text.clone(), key.place.clone()) {
+                let message = format!("key `{}` is given twice; first at {first}", key.text);
                 return Err(ConfigError::one(
                     Problem::new("", message).at(&key.place).help("remove one of them"),
                 ));

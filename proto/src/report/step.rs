@@ -64,6 +64,8 @@ pub enum SkipCause {
     /// The norm of the gradient of the scaled loss was not finite; the loss scale was lowered
     /// (`optimizer.loss_scale`).
     Overflow,
+    /// The loss was far above those of the steps before (`train.spike`).
+    Spike,
 }
 
 impl Skipped {
@@ -85,6 +87,7 @@ impl fmt::Display for Skipped {
             SkipCause::Gradient => "its gradient is not finite, twice",
             SkipCause::Asked => "train.skip_steps names it",
             SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
+            SkipCause::Spike => "its loss is far above those of the steps before",
         })?;
         let shown: Vec<_> = self.samples.iter().take(SHOWN).map(u64::to_string).collect();
         let more = if self.samples.len() > SHOWN { ", ..." } else { "" };
@@ -108,6 +111,11 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Over all valid elements.
+    pub fn mean_loss(&self) -> f64 {
+        self.loss_sum / self.valid_count.max(1.0)
+    }
+
     /// The first total on which two ranks differ, bit for bit.
     pub fn difference(&self, other: &Self) -> Option<(&'static str, f64, f64)> {
         [

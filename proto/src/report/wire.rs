@@ -132,6 +132,7 @@ impl From<&Skipped> for v1::SkippedStep {
             SkipCause::Gradient => v1::SkipCause::Gradient,
             SkipCause::Asked => v1::SkipCause::Asked,
             SkipCause::Overflow => v1::SkipCause::Overflow,
+            SkipCause::Spike => v1::SkipCause::Spike,
         };
         Self { cause: cause.into(), samples: samples.clone() }
     }
@@ -147,6 +148,7 @@ impl TryFrom<v1::SkippedStep> for Skipped {
             Ok(v1::SkipCause::Gradient) => SkipCause::Gradient,
             Ok(v1::SkipCause::Asked) => SkipCause::Asked,
             Ok(v1::SkipCause::Overflow) => SkipCause::Overflow,
+            Ok(v1::SkipCause::Spike) => SkipCause::Spike,
             Ok(v1::SkipCause::Unspecified) | Err(_) => return Err(wire.cause),
         };
         let mut samples = wire.samples;

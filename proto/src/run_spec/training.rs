@@ -77,6 +77,15 @@ pub struct Train {
     /// Steps in a row that may be left out because a loss or gradient is not finite; one more ends the run.
     #[serde(default = "default_max_skipped")]
     pub max_skipped: u32,
+    /// Share of the samples that may be left out because they cannot be used.
+    #[serde(default = "default_max_left_out", skip_serializing_if = "is_default_max_left_out")]
+    pub max_left_out: f64,
+    /// What follows where the loss of a step is far above those of the steps before.
+    #[serde(default, skip_serializing_if = "Spike::is_off")]
+    pub spike: Spike,
+    /// How far that is: in units of the middle deviation of the last 64 steps from the middle one.
+    #[serde(default = "default_spike_factor", skip_serializing_if = "is_default_spike_factor")]
+    pub spike_factor: f64,
     /// Steps to leave out, counted from 0: their samples are consumed, and nothing is learned from them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skip_steps: Vec<u64>,
@@ -124,11 +133,42 @@ fn default_keep() -> usize {
 fn default_max_skipped() -> u32 {
     10
 }
+fn default_max_left_out() -> f64 {
+    0.05
+}
+fn is_default_max_left_out(share: &f64) -> bool {
+    *share == default_max_left_out()
+}
+fn default_spike_factor() -> f64 {
+    20.0
+}
+fn is_default_spike_factor(factor: &f64) -> bool {
+    *factor == default_spike_factor()
+}
 fn one() -> u64 {
     1
 }
 fn yes() -> bool {
     true
+}
+
+/// What follows where the loss of a step is far above those of the steps before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spike {
+    /// Nothing: the step is taken.
+    #[default]
+    Off,
+    /// The step is left out, as one whose loss is not finite.
+    Skip,
+    /// The run ends.
+    End,
+}
+
+impl Spike {
+    fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
 }
 
 /// What is recomputed in the backward pass, per transformer block.

@@ -2,7 +2,7 @@
 //! them.
 
 use anyhow::{Context, Result};
-use coxswain_models::qwen2_5_vl::config::QwenConfig;
+use coxswain_models::vision_language::ModelOutline;
 use coxswain_nn::rng::{Draws, Key, Purpose};
 use coxswain_proto::ids::Step;
 use coxswain_tasks::vla_flow::data::{MicroBatch, SampleDims};
@@ -42,38 +42,38 @@ pub struct Prompts {
 
 impl Prompts {
     /// `--batch 2 --images 2 --size 224 --text 60`.
-    pub fn from_flags(flags: &Flags, config: &QwenConfig) -> Result<Self> {
+    pub fn from_flags(flags: &Flags, model: &ModelOutline) -> Result<Self> {
         Ok(Self {
             rows: flags.number("--batch", 2)?,
             images: flags.number("--images", 2)?,
-            side: flags.number("--size", 224)? / config.vision.patch_size,
+            side: flags.number("--size", 224)? / model.patches.patch,
             text: flags.number("--text", 60)?,
         })
     }
 
     /// Images first, then text; random words, pixels and actions.
-    pub fn batch(&self, config: &QwenConfig, step: Step) -> MicroBatch {
+    pub fn batch(&self, model: &ModelOutline, step: Step) -> MicroBatch {
         let Self { rows, images, side, .. } = *self;
         let mut draws = Key { seed: 1, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
-        let values = rows * images * side * side * config.vision.patch_values();
+        let values = rows * images * side * side * model.patches.columns();
         MicroBatch {
             pixel_values: vec![normal(&mut draws, values).into()],
-            ..self.without_pixels(config, step)
+            ..self.without_pixels(model, step)
         }
     }
 
     /// The same with features to come in place of the pixels.
-    pub fn without_pixels(&self, config: &QwenConfig, step: Step) -> MicroBatch {
+    pub fn without_pixels(&self, model: &ModelOutline, step: Step) -> MicroBatch {
         let Self { rows, images, side, text } = *self;
         let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();
-        let unit = config.vision.merge_unit();
+        let unit = model.patches.merge.pow(2);
         let mut prompt = Vec::new();
         for _ in 0..images {
-            prompt.push(config.tokens.vision_start);
-            prompt.extend(std::iter::repeat_n(config.tokens.image, side * side / unit));
-            prompt.push(config.tokens.vision_end);
+            prompt.push(model.tokens.around[0]);
+            prompt.extend(std::iter::repeat_n(model.tokens.image, side * side / unit));
+            prompt.push(model.tokens.around[1]);
         }
-        let ordinary = config.text.vocab_size as u64 - 16;
+        let ordinary = model.vocab_size as u64 - 16;
         prompt.extend((0..text).map(|_| (draws.word() % ordinary) as u32));
         MicroBatch {
             step,
@@ -82,7 +82,7 @@ impl Prompts {
             valid: vec![0..prompt.len() as u32; rows],
             seq_len: prompt.len(),
             pixel_values: vec![],
-            image_grids: vec![[1, side as u32, side as u32]; rows * images],
+            image_shapes: vec![[1, side as u32, side as u32]; rows * images],
             images_per_row: vec![images as u32; rows],
             state: normal(&mut draws, rows * DIMS.state),
             sensor: vec![],

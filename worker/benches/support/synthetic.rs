@@ -130,7 +130,7 @@ pub fn text_batch(rows: usize, tokens: usize, step: u64) -> MicroBatch {
         valid: vec![0..tokens as u32; rows],
         seq_len: tokens,
         pixel_values: vec![],
-        image_grids: vec![],
+        image_shapes: vec![],
         images_per_row: vec![0; rows],
         state: normal(rows * DIMS.state),
         sensor: vec![],

@@ -1,233 +1,282 @@
 //! Compiled kernels, kept between processes: a first step compiles hundreds, and a worker that is started
 //! again should not.
 //!
-//! cubecl knows a kernel again by its name, its settings and its arguments, not by what it computes: what was
-//! compiled of a kernel that was edited since would run in its place. So every program has a directory of its
-//! own, named by its bytes, as there is one for each compiler and each kind of GPU:
+//! cubecl knows a kernel again by its name, its settings and its arguments, not by what it computes: what
+//! was compiled of a kernel that was edited since would run in its place. So kernels are kept here, by the
+//! text of their CUDA C++, the architecture and the compiler, whichever program asks
+//! ([`nvrtc`](crate::nvrtc)):
 //!
 //! ```text
-//! kernels/sm_90-nvrtc-13.0-3f0a9c..    what one build of one program compiled for one kind of GPU
+//! kernels/nvrtc-13.0/sm_90a-3f0a9c...cu   the text of a kernel
+//! kernels/nvrtc-13.0/sm_90a-3f0a9c...ptx  what that compiler made of it for that architecture
 //! ```
 //!
-//! What a program that is no longer there has left is removed when a new one comes ([`MOST`]).
-//!
-//! Kernels may come compiled, as machine code that `worker/cuda/kernels.py` has made elsewhere for one
-//! program and kinds of GPUs: `COX_KERNELS` names the folder. What fits is taken over before anything is
-//! compiled; what was made for another program, GPU or driver is not, and a line says so.
+//! Kernels may come compiled, as machine code that `worker/cuda/gpu/kernels.py` has made elsewhere of such
+//! texts: `COX_KERNELS` names the folder. What is not among them is compiled here, and a line says so once.
 //!
 //! What it does not do: keep what the autotuner has measured. That names a kernel, and no bits of it.
 
 use std::{
-    fs::{self, File},
-    io,
+    fmt, fs, io,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    process,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::SystemTime,
 };
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
-use crate::libraries::Driver;
 use coxswain_worker::device::Version;
 
-/// Directories that stay, of the programs that compiled last.
-const MOST: usize = 8;
-/// Characters of a program's hash in a name.
-const SHOWN: usize = 16;
+use crate::clock;
+
+/// Kernels that stay, of one compiler: those that were used last. A run asks for some 400.
+const MOST: usize = 8192;
 /// Names the folder of kernels that came compiled.
 const VARIABLE: &str = "COX_KERNELS";
-/// Says in a folder of kernels for one GPU by which CUDA they were compiled, and how many.
+/// Says in that folder by which CUDA they were compiled, and how many.
 const MADE: &str = "compiled";
-/// Where cubecl 0.10 keeps its records below a directory.
-const RECORDS: &str = "cuda";
 
-/// What came compiled.
-static CAME: OnceLock<String> = OnceLock::new();
+/// Where kernels of this process come from, in words, without what was compiled here.
+static SOURCE: OnceLock<String> = OnceLock::new();
+/// Kernels that this process has compiled.
+static HERE: AtomicUsize = AtomicUsize::new(0);
 
-/// Has cubecl keep compiled kernels, beside what the autotuner has measured. On a machine of several kinds of
-/// GPUs, or where the program cannot be read, none are kept; a `cubecl.toml` that says otherwise is obeyed.
-///
-/// Before anything else asks cubecl: its configuration is read once.
-pub fn keep(driver: &Driver, nvrtc: Version) {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    if let (None, Some(capability)) = (&config.compilation.cache, driver.capability) {
-        match hash(Path::new("/proc/self/exe")) {
-            Ok(program) => {
-                let dir = placed(driver, capability, nvrtc, &program);
-                config.compilation.cache = Some(CacheConfig::File(dir));
-            }
-            Err(why) => {
-                tracing::warn!(%why, "this program cannot be read, so the kernels that it compiles are not kept");
-            }
-        }
-    }
+/// Where compiled kernels lie; not where a `cubecl.toml` has cubecl keep them itself. Before anything else
+/// asks cubecl: its configuration is read once.
+pub fn place() -> Option<PathBuf> {
+    let config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    let place = match config.compilation.cache {
+        None => Some(CacheConfig::Target.root().join("kernels")),
+        Some(_) => None,
+    };
     CubeClRuntimeConfig::set(config);
+    place
 }
 
-/// Where kernels of this process come from, in words.
+/// Where kernels of this process come from, in words: "377 came compiled by CUDA 13.0, 0 compiled here".
 pub fn told() -> String {
-    CAME.get().cloned().unwrap_or_else(|| "compiled when they are first used".to_owned())
+    let source = SOURCE.get().map_or("not kept", String::as_str);
+    format!("{source}, {} compiled here", HERE.load(Ordering::Relaxed))
 }
 
-/// The directory of this program, with what came compiled; others' are bounded.
-fn placed(driver: &Driver, capability: [u32; 2], nvrtc: Version, program: &str) -> PathBuf {
-    let all = CacheConfig::Target.root().join("kernels");
-    let name = name(capability, nvrtc, program);
-    let dir = all.join(&name);
-    let shipped = std::env::var_os(VARIABLE).filter(|shipped| !shipped.is_empty()).map(PathBuf::from);
-    if let Some(shipped) = shipped {
-        let made_for = format!("sm_{}{}-{program}", capability[0], capability[1]);
-        let came = match taken_over(&shipped.join(made_for), &dir, driver.cuda) {
-            Ok(came) => came,
-            Err(why) => {
-                tracing::warn!("{VARIABLE} is {}: {why}; kernels are compiled here", shipped.display());
-                format!("compiled here: {why}")
-            }
-        };
-        CAME.get_or_init(|| came);
-    }
-    // So that the directories of programs that still run are the last to go.
-    if let Err(why) = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join("used"), "")) {
-        tracing::warn!(dir = %dir.display(), %why, "compiled kernels are not kept");
-    }
-    remove_all_but(MOST - 1, &all, &name);
-    dir
-}
-
-/// Copies what came compiled for this program and GPU, unless there are kernels already. In words: what came,
-/// or why nothing did.
-fn taken_over(from: &Path, dir: &Path, driver: Version) -> Result<String, String> {
-    let made = fs::read_to_string(from.join(MADE))
-        .map_err(|_| "none of its kernels are of this program and kind of GPU".to_owned())?;
+/// In words what came compiled, or why it is of no use.
+fn made(shipped: &Path, driver: Version) -> Result<String, String> {
+    let made = fs::read_to_string(shipped.join(MADE))
+        .map_err(|why| format!("its file {MADE:?} cannot be read: {why}"))?;
     let (cuda, count) =
         made.trim().split_once(' ').ok_or("it does not say by which CUDA they were compiled")?;
     let major: u32 = cuda.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX);
     if major > driver.major {
-        return Err(format!("they were compiled by CUDA {cuda}, and this driver is for {driver}"));
+        return Err(format!("its kernels were compiled by CUDA {cuda}, and this driver is for {driver}"));
     }
-    let came = format!("{count} came compiled by CUDA {cuda}");
-    if dir.join(RECORDS).exists() {
-        return Ok(came);
+    Ok(format!("{count} came compiled by CUDA {cuda}"))
+}
+
+/// What a kernel is known again by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key(String);
+
+impl Key {
+    /// Of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions before
+    /// a kernel in the order of a hash table, another one in each process: their order does not count.
+    pub fn new(text: &str, architecture: &str) -> Self {
+        let kernel = text.find("extern \"C\" __global__").unwrap_or(text.len());
+        let (definitions, kernel) = text.split_at(kernel);
+        let mut definitions = items(definitions);
+        definitions.sort_unstable();
+        let mut hasher = blake3::Hasher::new();
+        for part in definitions.into_iter().chain([kernel]) {
+            hasher.update(part.as_bytes()).update(&[0]);
+        }
+        Self(format!("{architecture}-{}", hasher.finalize().to_hex()))
     }
-    copy(from, dir).map_err(|why| format!("they cannot be copied to {}: {why}", dir.display()))?;
-    Ok(came)
 }
 
-/// Copies a directory's files, and those of directories in it.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (path, target) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() { copy(&path, &target)? } else { fs::copy(&path, &target).map(drop)? }
+impl fmt::Display for Key {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(&self.0)
     }
-    Ok(())
 }
 
-/// The directory of one program on one kind of GPU.
-fn name([major, minor]: [u32; 2], nvrtc: Version, program: &str) -> String {
-    format!("sm_{major}{minor}-nvrtc-{}.{}-{program}", nvrtc.major, nvrtc.minor)
-}
-
-/// The beginning of a hash of a program's bytes.
-fn hash(program: &Path) -> io::Result<String> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(program)?)?;
-    Ok(hasher.finalize().to_hex()[..SHOWN].to_owned())
-}
-
-/// Leaves `most` directories beside `ours`, those that were written to last. What cannot be removed stays: it
-/// costs room, and nothing else.
-fn remove_all_but(most: usize, all: &Path, ours: &str) {
-    let Ok(found) = fs::read_dir(all) else { return };
-    let others = found.flatten().filter(|entry| entry.file_name() != ours);
-    let mut others: Vec<(SystemTime, PathBuf)> =
-        others.map(|entry| (written(&entry.path()), entry.path())).collect();
-    others.sort_by_key(|(when, _)| std::cmp::Reverse(*when));
-    for (_, old) in others.into_iter().skip(most) {
-        if let Err(why) = fs::remove_dir_all(&old) {
-            tracing::debug!(dir = %old.display(), %why, "kernels of another program stay");
+/// Definitions of CUDA C++, each whole: it ends with a line outside all braces that ends it.
+fn items(text: &str) -> Vec<&str> {
+    let (mut found, mut begin, mut end, mut depth) = (Vec::new(), 0, 0, 0_i64);
+    for line in text.split_inclusive('\n') {
+        end += line.len();
+        for byte in line.bytes() {
+            depth += i64::from(byte == b'{') - i64::from(byte == b'}');
+        }
+        let line = line.trim();
+        if depth == 0 && (line.starts_with('#') || line.ends_with([';', '}'])) {
+            found.push(text[begin..end].trim());
+            begin = end;
         }
     }
+    found.push(text[begin..].trim());
+    found
 }
 
-/// When something below a directory was written last; cubecl's files lie two directories deeper.
-fn written(path: &Path) -> SystemTime {
-    let mut latest = fs::metadata(path).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-    if path.is_dir() {
-        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-            latest = latest.max(written(&entry.path()));
+/// Kernels of one compiler, on disk.
+pub struct Kernels {
+    own: PathBuf,
+    /// What came compiled, where this driver loads it.
+    shipped: Option<PathBuf>,
+}
+
+impl Kernels {
+    /// Those below `place` of a compiler, and those that came compiled by a CUDA of this driver or older.
+    pub fn open(place: &Path, compiler: Version, driver: Version) -> Self {
+        let mut kernels = Self::new(&place.join(format!("nvrtc-{}.{}", compiler.major, compiler.minor)));
+        let shipped = std::env::var_os(VARIABLE).filter(|shipped| !shipped.is_empty()).map(PathBuf::from);
+        let came = shipped.map(|shipped| {
+            let made = made(&shipped, driver).inspect(|_| kernels.shipped = Some(shipped.clone()));
+            made.unwrap_or_else(|why| {
+                tracing::warn!("{VARIABLE} is {}: {why}; kernels are compiled here", shipped.display());
+                why
+            })
+        });
+        SOURCE.get_or_init(|| came.unwrap_or_else(|| "none came compiled".to_owned()));
+        kernels
+    }
+
+    fn new(own: &Path) -> Self {
+        if let Err(why) = fs::create_dir_all(own) {
+            tracing::warn!(dir = %own.display(), %why, "compiled kernels are not kept");
+        }
+        remove_all_but(MOST, own);
+        Self { own: own.to_owned(), shipped: None }
+    }
+
+    /// What the driver is given for a kernel, if it was compiled before.
+    pub fn find(&self, key: &Key) -> Option<Vec<u8>> {
+        let shipped =
+            self.shipped.as_ref().and_then(|shipped| fs::read(shipped.join(format!("{key}.cubin"))).ok());
+        shipped.or_else(|| {
+            let own = self.own.join(format!("{key}.ptx"));
+            let code = fs::read(&own).ok()?;
+            // So that it is among the last to go. A disk that refuses that loses nothing else.
+            let _ = fs::File::open(&own).and_then(|file| file.set_modified(clock::date()));
+            Some(code)
+        })
+    }
+
+    /// Keeps a kernel that was just compiled here.
+    pub fn keep(&self, key: &Key, text: &str, code: &[u8]) {
+        let before = HERE.fetch_add(1, Ordering::Relaxed);
+        if before == 0 && self.shipped.is_some() {
+            tracing::warn!(kernel = %key, "a kernel did not come compiled and is compiled here, as others may be");
+        }
+        // The code comes last: a kernel that is found has both.
+        let kept = self.write(&format!("{key}.cu"), text.as_bytes());
+        if let Err(why) = kept.and_then(|()| self.write(&format!("{key}.ptx"), code)) {
+            tracing::debug!(dir = %self.own.display(), %why, "a compiled kernel is not kept");
         }
     }
-    latest
+
+    /// A file, whole or absent: other processes compile, too.
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let unfinished = self.own.join(format!("{name}.{}", process::id()));
+        fs::write(&unfinished, bytes)?;
+        fs::rename(unfinished, self.own.join(name))
+    }
+}
+
+/// Leaves the kernels of a directory that were used last. What cannot be removed stays: it costs room, and
+/// nothing else.
+fn remove_all_but(most: usize, dir: &Path) {
+    let Ok(found) = fs::read_dir(dir) else { return };
+    let codes = found.flatten().map(|entry| entry.path());
+    let codes = codes.filter(|path| path.extension().is_some_and(|extension| extension == "ptx"));
+    let used =
+        |path: &Path| fs::metadata(path).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut codes: Vec<(SystemTime, PathBuf)> = codes.map(|path| (used(&path), path)).collect();
+    if codes.len() <= most {
+        return;
+    }
+    codes.sort_by_key(|(when, _)| std::cmp::Reverse(*when));
+    for (_, old) in codes.into_iter().skip(most) {
+        if let Err(why) = fs::remove_file(&old).and_then(|()| fs::remove_file(old.with_extension("cu"))) {
+            tracing::debug!(kernel = %old.display(), %why, "a kernel that was not used for long stays");
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
+    const TEXT: &str = "#include <cuda_runtime.h>\ntypedef unsigned int uint32;\nstruct Pair {\n    uint32 a;\n    \
+                        uint32 b;\n};\n\nextern \"C\" __global__ void kernel(uint32 *x) {\n    x[0] = x[1] * 2;\n}\n";
+
     #[test]
-    fn an_edited_program_never_meets_what_the_old_one_compiled() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let of = |bytes: &[u8]| {
-            let program = dir.path().join("program");
-            fs::write(&program, bytes).expect("written");
-            name([9, 0], Version { major: 13, minor: 0 }, &hash(&program).expect("read"))
-        };
-        let (before, edited, again) = (of(b"kernel x * 2"), of(b"kernel x * 3"), of(b"kernel x * 2"));
-        assert_ne!(before, edited);
-        assert_eq!(before, again);
-        assert!(before.starts_with("sm_90-nvrtc-13.0-"), "{before}");
+    fn a_kernel_is_known_by_what_it_computes_and_for_which_gpu() {
+        let key = |text: &str| Key::new(text, "sm_90a");
+        assert!(key(TEXT).to_string().starts_with("sm_90a-"));
+        assert_ne!(key(TEXT), key(&TEXT.replace("* 2", "* 3")), "an edited line");
+        assert_ne!(key(TEXT), Key::new(TEXT, "sm_80"), "another GPU");
+        let fields = TEXT.replace("uint32 a;\n    uint32 b;", "uint32 b;\n    uint32 a;");
+        assert_ne!(key(TEXT), key(&fields), "a structure's fields in another order");
+        let (typedef, pair) =
+            ("typedef unsigned int uint32;\n", "struct Pair {\n    uint32 a;\n    uint32 b;\n};\n");
+        let reordered = TEXT.replace(typedef, "").replace(pair, &format!("{pair}{typedef}"));
+        assert!(reordered != TEXT && key(TEXT) == key(&reordered), "definitions in another order");
     }
 
     #[test]
-    fn what_came_compiled_is_taken_over_where_it_fits() {
+    fn only_a_kernel_that_was_edited_is_compiled_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (shipped, own) = (dir.path().join("sm_90-abc"), dir.path().join("own"));
+        let key = |text: &str| Key::new(text, "sm_90a");
+        let other = TEXT.replace("kernel", "other");
+        let build = Kernels::new(dir.path());
+        build.keep(&key(TEXT), TEXT, b"code of a kernel");
+        build.keep(&key(&other), &other, b"code of another");
+        // The next build of the program, in which one line differs.
+        let next = Kernels::new(dir.path());
+        assert_eq!(next.find(&key(&TEXT.replace("* 2", "* 3"))), None);
+        assert_eq!(next.find(&key(&other)).as_deref(), Some(&b"code of another"[..]));
+        let text = dir.path().join(format!("{}.cu", key(&other)));
+        assert_eq!(fs::read_to_string(text).expect("kept"), other);
+    }
+
+    #[test]
+    fn what_came_compiled_is_found_where_the_driver_loads_it() {
+        let dir = tempfile::tempdir().expect("a directory");
         let driver = |major| Version { major, minor: 0 };
-        let none = taken_over(&shipped, &own, driver(13)).expect_err("nothing is there");
-        assert!(none.contains("this program"), "{none}");
-        let records = shipped.join("cuda/0.10.0/ptx");
-        fs::create_dir_all(&records).expect("made");
-        fs::write(records.join("chunk0.cbor"), "machine code").expect("written");
-        fs::write(shipped.join(MADE), "13.0 143\n").expect("written");
-        let old = taken_over(&shipped, &own, driver(12)).expect_err("a driver that cannot load them");
-        assert!(old.contains("CUDA 13.0") && !own.exists(), "{old}");
-        let came = taken_over(&shipped, &own, driver(13)).expect("they fit");
-        assert_eq!(came, "143 came compiled by CUDA 13.0");
-        let copied = own.join("cuda/0.10.0/ptx/chunk0.cbor");
-        assert_eq!(fs::read_to_string(&copied).expect("copied"), "machine code");
-        // What was compiled here since stays.
-        fs::write(&copied, "and more").expect("written");
-        taken_over(&shipped, &own, driver(13)).expect("they fit");
-        assert_eq!(fs::read_to_string(&copied).expect("there"), "and more");
+        let none = made(dir.path(), driver(13)).expect_err("nothing is there");
+        assert!(none.contains("compiled"), "{none}");
+        fs::write(dir.path().join(MADE), "13.0 143\n").expect("written");
+        let old = made(dir.path(), driver(12)).expect_err("a driver that cannot load them");
+        assert!(old.contains("CUDA 13.0"), "{old}");
+        assert_eq!(made(dir.path(), driver(13)).expect("they fit"), "143 came compiled by CUDA 13.0");
+        let key = Key::new(TEXT, "sm_90a");
+        fs::write(dir.path().join(format!("{key}.cubin")), "machine code").expect("written");
+        let mut kernels = Kernels::new(&dir.path().join("own"));
+        assert_eq!(kernels.find(&key), None);
+        kernels.shipped = Some(dir.path().to_owned());
+        assert_eq!(kernels.find(&key).as_deref(), Some(&b"machine code"[..]));
     }
 
     #[test]
-    fn this_program_can_be_read() {
-        let program = hash(Path::new("/proc/self/exe")).expect("read");
-        assert_eq!(program, hash(&std::env::current_exe().expect("named")).expect("read"));
-    }
-
-    #[test]
-    fn what_older_programs_have_left_is_bounded() {
+    fn kernels_that_were_not_used_for_long_are_removed() {
         let dir = tempfile::tempdir().expect("a directory");
-        // Later than any directory is made.
-        let start = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(4_000_000_000);
-        for number in 0..5 {
-            let file = dir.path().join(format!("program-{number}")).join("ptx.json.log");
-            fs::create_dir(file.parent().expect("below")).expect("made");
-            // The files are as old as their numbers; all directories are of now.
-            let when = start + std::time::Duration::from_secs(60 * (number + 1));
-            File::create(&file).and_then(|file| file.set_modified(when)).expect("made");
+        let kernels = Kernels::new(dir.path());
+        let key = |number: u64| Key::new(&TEXT.replace('2', &number.to_string()), "sm_90a");
+        for number in 10..15 {
+            kernels.keep(&key(number), TEXT, b"code");
+            let file = fs::File::open(dir.path().join(format!("{}.ptx", key(number)))).expect("kept");
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(number)).expect("set");
         }
-        remove_all_but(2, dir.path(), "program-0");
-        let mut left: Vec<_> = fs::read_dir(dir.path())
-            .expect("there")
-            .map(|entry| entry.expect("there").file_name().into_string().expect("a name"))
-            .collect();
-        left.sort();
-        assert_eq!(left, ["program-0", "program-3", "program-4"]);
-        remove_all_but(2, &dir.path().join("none"), "program-0");
+        // It is used, and so stays.
+        assert!(kernels.find(&key(10)).is_some());
+        remove_all_but(2, dir.path());
+        let left: Vec<u64> = (10..15).filter(|&number| kernels.find(&key(number)).is_some()).collect();
+        assert_eq!(left, [10, 14]);
+        assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 4);
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! libraries   the driver and NVRTC, looked for before they are needed
+//! nvrtc       NVRTC with a memory
 //! kept        compiled kernels, kept between processes
+//! first       what a GPU is asked first
 //! order       work of ours between burn's
 //! nccl        NCCL as the transport between GPUs
 //! cublas      cuBLASLt for matrix products
@@ -19,10 +21,12 @@
 
 mod clock;
 mod cublas;
+mod first;
 mod gauge;
 mod kept;
 mod libraries;
 mod nccl;
+mod nvrtc;
 mod order;
 #[cfg(test)]
 mod tests;
@@ -34,6 +38,7 @@ use std::{
 
 pub use burn_cuda::Cuda;
 use burn_cuda::CudaDevice;
+use coxswain_models::Shelves;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{
     ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
@@ -46,7 +51,7 @@ use coxswain_worker::{
     trainer::Trainer,
 };
 
-use self::{gauge::GpuGauge, libraries::NoDriver, nccl::NcclTransport};
+use self::{gauge::GpuGauge, kept::Kernels, libraries::NoDriver, nccl::NcclTransport, nvrtc::StandIn};
 
 /// cubecl writes `__tanhf` into its kernels whatever the compiler; this version is the first to know it.
 const NEEDED: Version = Version { major: 12, minor: 8 };
@@ -63,7 +68,7 @@ pub struct Nvidia {
 
 /// The tasks of this repository. Instantiated here; a program with tasks of its own adds to them.
 pub fn standard() -> Vec<&'static dyn TaskOn<Cuda>> {
-    coxswain_tasks::on::<Cuda>()
+    coxswain_tasks::on::<Cuda>(Shelves::default())
 }
 
 /// NVIDIA's GPUs with the tasks of this repository.
@@ -139,12 +144,15 @@ impl Accelerator for Nvidia {
         Box::new(NcclTransport::new(gpu))
     }
 
+    fn first(&self, gpu: usize) -> Vec<Finding> {
+        let mut found = first::findings(gpu);
+        found.push(Finding::told("machine", "kernels", kept::told()));
+        found
+    }
+
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
-        let mut findings = vec![
-            Finding::told("machine", "large products", cublas::told()),
-            Finding::told("machine", "kernels", kept::told()),
-        ];
+        let mut findings = vec![Finding::told("machine", "large products", cublas::told())];
         findings.extend(selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes));
         findings
     }
@@ -164,11 +172,16 @@ fn look() -> Result<Gpus, NoGpus> {
     if driver.gpus == 0 {
         return Err(NoGpus::NoGpu);
     }
-    let nvrtc = libraries::nvrtc().ok_or(NoGpus::NoCompiler)?;
+    // Before NVRTC, whose name it takes.
+    let stand_in = kept::place().and_then(StandIn::load);
+    let (compiler, nvrtc) = libraries::nvrtc().ok_or(NoGpus::NoCompiler)?;
     if nvrtc < NEEDED {
         return Err(NoGpus::OldCompiler { found: nvrtc, needed: NEEDED });
     }
-    kept::keep(&driver, nvrtc);
+    if let Some(stand_in) = stand_in {
+        let kernels = Kernels::open(&stand_in.place, nvrtc, driver.cuda);
+        stand_in.answer(compiler, kernels);
+    }
     cublas::register();
     // Where cubecl will look; it panics if there is no such place.
     let home = cubecl::cuda::install::cuda_path();

@@ -15,11 +15,8 @@ use coxswain_worker::device::Version;
 
 /// The driver's own name for itself; cudarc tries it last.
 const DRIVER: &str = "libcuda.so.1";
-/// In the order in which cudarc tries them.
-const NVRTC: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
-
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
-const CAPABILITY: [c_int; 2] = [75, 76];
+/// The newest first. Not `libnvrtc.so`: under that name [`nvrtc`](crate::nvrtc) stands in for it.
+const NVRTC: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
 
 /// `CUDA_ERROR_NO_DEVICE`, an answer rather than an error: there are no GPUs.
 const NO_DEVICE: c_int = 100;
@@ -31,8 +28,6 @@ pub struct Driver {
     pub cuda: Version,
     /// GPUs that this process may use: `CUDA_VISIBLE_DEVICES` is honoured by the driver itself.
     pub gpus: usize,
-    /// Compute capability of all of them, `[major, minor]`; none if they differ.
-    pub capability: Option<[u32; 2]>,
 }
 
 /// Why the driver is of no use.
@@ -54,7 +49,7 @@ pub fn driver() -> Result<Driver, NoDriver> {
         let init = symbol::<unsafe extern "C" fn(u32) -> c_int>(library, "cuInit")?;
         match init(0) {
             0 => {}
-            NO_DEVICE => return Ok(Driver { cuda: Version::default(), gpus: 0, capability: None }),
+            NO_DEVICE => return Ok(Driver { cuda: Version::default(), gpus: 0 }),
             code => return Err(NoDriver::Refuses("cuInit", code)),
         }
         type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
@@ -62,13 +57,7 @@ pub fn driver() -> Result<Driver, NoDriver> {
         refused("cuDeviceGetCount", symbol::<Ask>(library, "cuDeviceGetCount")?(&raw mut gpus))?;
     }
     let cuda = Version { major: version as u32 / 1000, minor: version as u32 % 1000 / 10 };
-    let mut capabilities = Vec::new();
-    for gpu in 0..gpus {
-        capabilities.push(capability(library, gpu)?);
-    }
-    capabilities.dedup();
-    let capability = if let [all] = capabilities[..] { Some(all) } else { None };
-    Ok(Driver { cuda, gpus: usize::try_from(gpus).unwrap_or(0), capability })
+    Ok(Driver { cuda, gpus: usize::try_from(gpus).unwrap_or(0) })
 }
 
 fn loaded() -> Option<&'static Library> {
@@ -85,31 +74,14 @@ pub unsafe fn driver_function<F: Copy>(name: &'static str) -> Option<F> {
     unsafe { symbol(loaded()?, name) }.ok()
 }
 
-/// What a GPU can compute, `[major, minor]`. No context is made on it.
-fn capability(library: &Library, gpu: c_int) -> Result<[u32; 2], NoDriver> {
-    let (mut device, mut found) = (0, [0; 2]);
-    // SAFETY: both functions have had these signatures since CUDA 2.2 (cuda.h), where a device is an int; all
-    // pointers are to live integers.
-    unsafe {
-        type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
-        type Ask = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-        refused("cuDeviceGet", symbol::<Get>(library, "cuDeviceGet")?(&raw mut device, gpu))?;
-        let ask = symbol::<Ask>(library, "cuDeviceGetAttribute")?;
-        for (slot, attribute) in found.iter_mut().zip(CAPABILITY) {
-            refused("cuDeviceGetAttribute", ask(&raw mut *slot, attribute, device))?;
-        }
-    }
-    Ok(found.map(|number: c_int| u32::try_from(number).unwrap_or(0)))
-}
-
-/// The version of the compiler that cudarc will load.
-pub fn nvrtc() -> Option<Version> {
+/// The compiler, and its version.
+pub fn nvrtc() -> Option<(Library, Version)> {
     let library = open(&NVRTC)?;
     let (mut major, mut minor) = (0, 0);
     type Ask = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     // SAFETY: nvrtcVersion has had this signature since CUDA 7 (nvrtc.h); both pointers are to live integers.
     let code = unsafe { symbol::<Ask>(&library, "nvrtcVersion").ok()?(&raw mut major, &raw mut minor) };
-    (code == 0).then_some(Version { major: major as u32, minor: minor as u32 })
+    (code == 0).then_some((library, Version { major: major as u32, minor: minor as u32 }))
 }
 
 /// The first of these libraries that can be loaded.

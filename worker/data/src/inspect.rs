@@ -14,8 +14,13 @@ use super::lerobot::Catalog;
 use super::lerobot::frames::FrameStore;
 use super::lerobot::info::{BOOKKEEPING, Feature, Version};
 use super::lerobot::rows::{Columns, Limits, RowStore};
-use super::{error::DataError, yaml::yaml_scalar};
+use super::{
+    error::DataError,
+    yaml::{yaml_names, yaml_scalar},
+};
 
+/// What actions are called, or what their parts begin with: LeRobot's name, and openpi's.
+const ACTIONS: [&str; 2] = ["action", "actions"];
 /// Task texts listed; the rest are counted.
 const TASKS_SHOWN: usize = 8;
 /// Problems listed; a data set with more has one cause.
@@ -101,7 +106,7 @@ fn role(name: &str, feature: &Feature) -> Role {
         f if f.is_depth() => Role::Depth,
         f if f.is_camera() => Role::Camera,
         f if !f.is_number() => Role::Other,
-        _ if name == "action" || name.starts_with("action.") => Role::Action,
+        _ if ACTIONS.contains(&name.split('.').next().unwrap_or(name)) => Role::Action,
         f if f.shape.len() == 2 => Role::Window,
         f if f.shape.len() == 1 => Role::Vector,
         _ => Role::Other,
@@ -201,7 +206,7 @@ fn video_problems(catalog: &Catalog) -> Vec<String> {
     let cameras: Vec<&str> = mine.map(|(name, _)| name.as_str()).collect();
     match FrameStore::new(catalog, &cameras) {
         Ok(store) => (store.files(catalog))
-            .filter_map(|(camera, file)| store.check_file(catalog, camera, file).err())
+            .filter_map(|(camera, file)| store.check_file(catalog, camera, file, &|_| true).err())
             .map(|error| error.to_string())
             .take(PROBLEMS_SHOWN)
             .collect(),
@@ -210,16 +215,37 @@ fn video_problems(catalog: &Catalog) -> Vec<String> {
 }
 
 impl Report {
+    /// The features that a run takes for `usual`: the one of that name, or of openpi's (`state`, `actions`);
+    /// or else all its parts (`action.joints`, `action.gripper`), which a run takes side by side; or else the
+    /// first of this role.
+    pub fn choose(&self, role: Role, usual: &str) -> Vec<&FeatureReport> {
+        let of = || self.features.iter().filter(|feature| feature.role == role);
+        let last = usual.rsplit('.').next().unwrap_or(usual);
+        let names = [usual, last, &format!("{last}s")];
+        if let Some(whole) = names.iter().find_map(|name| of().find(|feature| feature.name == *name)) {
+            return vec![whole];
+        }
+        let is_part = |name: &str| name.strip_prefix(usual).is_some_and(|part| part.starts_with('.'));
+        let parts: Vec<_> = of().filter(|feature| is_part(&feature.name)).collect();
+        // Windows are of one feature.
+        match parts.is_empty() || role == Role::Window {
+            true => of().take(1).collect(),
+            false => parts,
+        }
+    }
+
     /// The `data:` section of a run file that uses this data set. `keys` are the task's: for each the role of
     /// the feature it names, and the usual name of that feature.
     pub fn run_section(&self, keys: &[(&str, Role, &str)]) -> String {
         let of = |role| self.features.iter().filter(move |f| f.role == role).map(|f| f.name.as_str());
         let cameras: Vec<_> = of(Role::Camera).map(yaml_scalar).collect();
-        let prefer = |role, usual: &str| of(role).find(|name| *name == usual).or_else(|| of(role).next());
         let mut out =
             format!("data:\n  path: {}\n  cameras: [{}]\n", yaml_scalar(&self.path), cameras.join(", "));
         for &(key, role, usual) in keys {
-            out.extend(prefer(role, usual).map(|name| format!("  {key}: {}\n", yaml_scalar(name))));
+            let names: Vec<_> = self.choose(role, usual).iter().map(|one| one.name.as_str()).collect();
+            if !names.is_empty() {
+                out.push_str(&format!("  {key}: {}\n", yaml_names(&names)));
+            }
         }
         out
     }
@@ -227,13 +253,9 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let version = match self.version {
-            Version::V2_1 => "v2.1",
-            Version::V3_0 => "v3.0",
-        };
         let robot = self.robot.as_deref().unwrap_or("unnamed robot");
         let [min, median, max] = self.episode_frames;
-        writeln!(f, "{}: LeRobot {version}, {robot}, {} fps", self.path, self.fps)?;
+        writeln!(f, "{}: LeRobot {}, {robot}, {} fps", self.path, self.version, self.fps)?;
         writeln!(
             f,
             "  {} episodes of {min} to {max} frames (median {median}), {} frames",

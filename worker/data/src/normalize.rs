@@ -17,7 +17,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
-use super::lerobot::{Catalog, stats::Stats};
+use super::lerobot::{
+    Catalog,
+    stats::{FeatureStats, Stats},
+};
 
 const EPS: f32 = 1e-8;
 
@@ -36,6 +39,67 @@ pub enum NormMode {
     Quantiles,
     /// `2 (x - q10) / (q90 - q10) - 1`.
     Quantile10,
+}
+
+/// From this size on a normalised value stands out: of a million values of a normal distribution the largest
+/// is below 5, and a squared error of 100 is ten thousand times that of 1.
+pub const FAR: f64 = 100.0;
+
+/// A value that a mode makes large.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FarValue {
+    /// Its dimension.
+    pub dim: usize,
+    /// As recorded.
+    pub recorded: f64,
+    /// Normalised.
+    pub normalized: f64,
+    /// The statistics that made it so, in words.
+    pub range: String,
+}
+
+impl NormMode {
+    /// As a run file spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Identity => "identity",
+            Self::MeanStd => "mean_std",
+            Self::MinMax => "min_max",
+            Self::Quantiles => "quantiles",
+            Self::Quantile10 => "quantile10",
+        }
+    }
+
+    /// The statistics that it normalises by; none where it takes values as they are.
+    fn statistics(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Identity => None,
+            Self::MeanStd => Some(("mean", "std")),
+            Self::MinMax => Some(("min", "max")),
+            Self::Quantiles => Some(("q01", "q99")),
+            Self::Quantile10 => Some(("q10", "q90")),
+        }
+    }
+
+    /// Of all values that a feature has by its statistics, the one that this makes largest, if that is
+    /// [`FAR`] or more. A dimension that never changes has none.
+    pub fn far_value(self, stats: &FeatureStats) -> Option<FarValue> {
+        let (first, second) = self.statistics()?;
+        let [a, b, min, max] = [first, second, "min", "max"].map(|name| stats.get(name));
+        let (a, b, min, max) = (a?, b?, min?, max?);
+        let far = |dim: usize| {
+            let (a, b, min, max) = (*a.get(dim)?, *b.get(dim)?, *min.get(dim)?, *max.get(dim)?);
+            let normalized = |x: f64| match self {
+                Self::MeanStd => (x - a) / (b + f64::from(EPS)),
+                _ => 2.0 * (x - a) / if b - a == 0.0 { f64::from(EPS) } else { b - a } - 1.0,
+            };
+            let recorded = if normalized(min).abs() > normalized(max).abs() { min } else { max };
+            let range = format!("{first} {a} and {second} {b}");
+            let far = FarValue { dim, recorded, normalized: normalized(recorded), range };
+            (min < max && far.normalized.abs() >= FAR).then_some(far)
+        };
+        (0..a.len()).filter_map(far).max_by(|x, y| x.normalized.abs().total_cmp(&y.normalized.abs()))
+    }
 }
 
 /// The normalisation of one feature. Statistics repeat along the feature: `[channels]` serves `[window,
@@ -63,12 +127,8 @@ impl Normalizer {
         width: usize,
         mode: NormMode,
     ) -> Result<Self, DataError> {
-        let (first, second) = match mode {
-            NormMode::Identity => return Ok(Self { mode, offset: Vec::new(), scale: Vec::new() }),
-            NormMode::MeanStd => ("mean", "std"),
-            NormMode::MinMax => ("min", "max"),
-            NormMode::Quantiles => ("q01", "q99"),
-            NormMode::Quantile10 => ("q10", "q90"),
+        let Some((first, second)) = mode.statistics() else {
+            return Ok(Self { mode, offset: Vec::new(), scale: Vec::new() });
         };
         let stats = stats.and_then(|s| s.0.get(feature));
         let fail = |field: String, found: String| {
@@ -147,5 +207,30 @@ impl Normalizer {
                 *x = f(self.mode, *x, *offset, *scale);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_a_mode_makes_far_too_large_is_found_with_what_made_it_so() {
+        let names = ["min", "max", "mean", "std", "q01", "q99"];
+        let stats = |of: [[f64; 2]; 6]| -> FeatureStats {
+            names.iter().zip(of).map(|(name, values)| (name.to_string(), values.to_vec())).collect()
+        };
+        // A joint, and a gripper that closes in one of two hundred frames.
+        let rare = stats([[-1.0, 0.0], [1.0, 1.0], [0.0, 0.005], [0.5, 0.07], [-0.9, 0.0], [0.9, 0.0]]);
+        let far = NormMode::Quantiles.far_value(&rare).unwrap();
+        assert_eq!((far.dim, far.recorded), (1, 1.0));
+        assert!((far.normalized / 2e8 - 1.0).abs() < 1e-6, "{}", far.normalized);
+        assert!(far.range.contains("q01 0 and q99 0"), "{}", far.range);
+        for mode in [NormMode::MeanStd, NormMode::MinMax, NormMode::Identity, NormMode::Quantile10] {
+            assert_eq!(mode.far_value(&rare), None, "{mode:?}");
+        }
+        let still = stats([[0.0, 3.0], [1.0, 3.0], [0.5, 3.0], [0.3, 0.0], [0.0, 3.0], [1.0, 3.0]]);
+        assert_eq!(NormMode::Quantiles.far_value(&still), None, "a constant is told by itself");
+        assert_eq!(NormMode::MeanStd.far_value(&still), None);
     }
 }

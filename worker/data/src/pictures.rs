@@ -1,5 +1,5 @@
-//! Encoded camera images to RGB, as Pillow's `convert("RGB")` has it: an alpha channel is dropped, grey is
-//! repeated.
+//! Encoded images to RGB, as Pillow's `exif_transpose` and `convert("RGB")` have it: turned as Exif says, an
+//! alpha channel is dropped, grey is repeated.
 
 use std::{
     any::Any,
@@ -11,7 +11,7 @@ use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::{lerobot::frames::Pixels, surviving::words};
+use crate::{orientation::Orientation, pixels::Pixels, surviving::words};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -22,7 +22,7 @@ const LONGEST_SIDE: usize = 65_535;
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
 
-/// Height and width that an encoded image says it has.
+/// Height and width that an encoded image says it has, turned as it is seen.
 pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
     let (width, height) = match encoded {
         _ if encoded.starts_with(PNG) => {
@@ -33,7 +33,7 @@ pub fn image_size(encoded: &[u8]) -> Option<(usize, usize)> {
         _ if encoded.starts_with(JPEG) => jpeg_headers(encoded).ok()?.dimensions()?,
         _ => return None,
     };
-    Some((height, width))
+    Some(orientation(encoded).size(height, width))
 }
 
 /// The image, or what is wrong with it.
@@ -43,7 +43,63 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
         _ => return Err("the image is neither PNG nor JPEG; re-export the data set".into()),
     };
-    decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"))
+    let decoded = decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"));
+    Ok(orientation(encoded).apply(decoded?))
+}
+
+/// What Exif says of an image.
+fn orientation(encoded: &[u8]) -> Orientation {
+    let exif = match encoded {
+        _ if encoded.starts_with(PNG) => {
+            PngChunks { rest: &encoded[PNG.len()..] }.find(|(kind, _)| kind == b"eXIf").map(|(_, exif)| exif)
+        }
+        _ => segments(encoded)
+            .find(|(marker, body)| *marker == APP1 && body.starts_with(b"Exif\0\0"))
+            .map(|(_, exif)| exif),
+    };
+    exif.map_or(Orientation::UPRIGHT, Orientation::of_exif)
+}
+
+/// The chunks of a PNG behind its signature: kind and body.
+struct PngChunks<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for PngChunks<'a> {
+    type Item = ([u8; 4], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (length, rest) = self.rest.split_first_chunk::<4>()?;
+        let (kind, rest) = rest.split_first_chunk::<4>()?;
+        let (body, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        self.rest = rest.get(4..).unwrap_or_default();
+        Some((*kind, body))
+    }
+}
+
+/// Markers of a JPEG: the end of the image, and what Exif is in.
+const END: u8 = 0xd9;
+const APP1: u8 = 0xe1;
+
+/// The segments of a JPEG: marker and body. A scan's coded pixels are passed over. Ends behind the end of the
+/// image, or where the bytes end.
+fn segments(encoded: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    let mut rest = encoded.get(2..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        // Between segments there may be bytes that fill up, and in coded pixels there are escaped ones.
+        let at =
+            rest.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xd0..=0xd7 | 0xff));
+        let marker = rest[at? + 1];
+        rest = &rest[at? + 2..];
+        if marker == END {
+            rest = &[];
+            return Some((marker, rest));
+        }
+        let length = usize::from(u16::from_be_bytes(*rest.first_chunk()?));
+        let body = rest.get(2..length)?;
+        rest = &rest[length..];
+        Some((marker, body))
+    })
 }
 
 fn decode_png(encoded: &[u8]) -> Result<Pixels, String> {
@@ -80,6 +136,10 @@ fn jpeg_headers(encoded: &[u8]) -> Result<JpegDecoder<ZCursor<&[u8]>>, String> {
 }
 
 fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
+    // The decoder makes grey of what is missing.
+    if segments(encoded).all(|(marker, _)| marker != END) {
+        return Err("it is cut off: the end of the image is missing".into());
+    }
     let mut decoder = jpeg_headers(encoded)?;
     let (colours_are, channels) = match decoder.input_colorspace() {
         Some(ColorSpace::Luma) => (ColorSpace::Luma, 1),
@@ -139,6 +199,46 @@ mod tests {
     fn an_image_that_its_decoder_panics_over_is_refused() {
         let reason = decode(&fixture("hostile/panics.jpg")).unwrap_err();
         assert!(reason.contains("panicked"), "{reason}: the decoder takes it now, and this file can go");
+    }
+
+    #[test]
+    fn a_jpeg_that_is_cut_off_is_refused_wherever_it_is_cut() {
+        for name in ["baseline", "progressive", "grey"] {
+            let whole = fixture(&format!("pictures/{name}.jpg"));
+            assert!(decode(&whole).is_ok());
+            assert!(decode(&[&whole[..], b"\0\0 behind its end"].concat()).is_ok());
+            for end in (3..whole.len()).step_by(7).chain([whole.len() - 2, whole.len() - 1]) {
+                let reason = decode(&whole[..end]).unwrap_err();
+                assert!(reason.contains("cut off"), "{name}, {end} bytes: {reason}");
+            }
+        }
+    }
+
+    /// Exif that says 6: a quarter turn to the right.
+    const SIDEWAYS: &[u8] = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0";
+
+    #[test]
+    fn a_picture_is_rotated_as_exif_says() {
+        let whole = fixture("pictures/baseline.jpg");
+        let body = [b"Exif\0\0", SIDEWAYS].concat();
+        let length = (body.len() as u16 + 2).to_be_bytes();
+        let jpeg = [&whole[..2], &[0xff, APP1], &length, &body, &whole[2..]].concat();
+        let mut png = Vec::new();
+        let mut info = png::Info::with_size(2, 1);
+        info.color_type = ColorType::Rgb;
+        info.exif_metadata = Some(SIDEWAYS.into());
+        let encoder = png::Encoder::with_info(&mut png, info).unwrap();
+        encoder.write_header().unwrap().write_image_data(&[1, 2, 3, 4, 5, 6]).unwrap();
+        for (rotated, stored) in [
+            (jpeg, decode(&whole)),
+            (png, decode(&encoded(ColorType::Rgb, png::BitDepth::Eight, &[1, 2, 3, 4, 5, 6]))),
+        ] {
+            let stored = stored.unwrap();
+            let seen = decode(&rotated).unwrap();
+            assert_eq!((seen.height, seen.width), (stored.width, stored.height));
+            assert_eq!(image_size(&rotated), Some((seen.height, seen.width)));
+            assert_eq!(seen, Orientation::RIGHT.apply(stored));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! An episode for people: some of its pictures, and its numbers.
 
-use crate::lerobot::frames::Pixels;
+use crate::pixels::Pixels;
 
 /// Some frames of an episode, and numbers of all of them.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! Files of text, read whole up to a bound, wherever they lie.
 
-use std::{io, path::Path};
+use std::path::Path;
 
 use coxswain_proto::limits::MAX_METADATA_BYTES;
 
@@ -16,8 +16,38 @@ pub fn read_text(path: &Path) -> Result<String, DataError> {
 }
 
 fn text(path: &Path, limit: u64) -> Result<String, DataError> {
-    let text = String::from_utf8(place::read(path, limit)?);
-    text.map_err(|error| DataError::io(path, "read")(io::Error::new(io::ErrorKind::InvalidData, error)))
+    let refuse = |NotText { found, remedy }| DataError::invalid(path, "text", found, remedy);
+    decode(place::read(path, limit)?).map_err(refuse)
+}
+
+/// The byte order mark with which some programs begin a text in UTF-8. It is no part of the text.
+pub const MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Bytes that are no text in UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotText {
+    /// What they are.
+    pub found: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl NotText {
+    /// What is wrong with a text that begins with these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        match bytes {
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+                Self { found: "is UTF-16", remedy: "convert it: `iconv -f UTF-16 -t UTF-8 IN > OUT`" }
+            }
+            _ => Self { found: "is not UTF-8", remedy: "save the file as UTF-8" },
+        }
+    }
+}
+
+/// The bytes of a file as text, without a byte order mark.
+pub fn decode(mut bytes: Vec<u8>) -> Result<String, NotText> {
+    let text = if bytes.starts_with(MARK) { bytes.split_off(MARK.len()) } else { bytes };
+    String::from_utf8(text).map_err(|error| NotText::of(error.as_bytes()))
 }
 
 /// The whole file as one JSON value of type `T`.
@@ -30,4 +60,17 @@ pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Re
     serde_json::from_str(text).map_err(|e| {
         DataError::invalid(path, format!("line {}", e.line()), e.to_string(), "repair or restore the file")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_text_and_utf_16_is_named() {
+        assert_eq!(decode(b"\xef\xbb\xbf{}".to_vec()).as_deref(), Ok("{}"));
+        assert_eq!(decode(b"{}".to_vec()).as_deref(), Ok("{}"));
+        assert_eq!(decode(b"\xff\xfe{\0}\0".to_vec()).unwrap_err().found, "is UTF-16");
+        assert_eq!(decode(b"caf\xe9".to_vec()).unwrap_err().found, "is not UTF-8");
+    }
 }

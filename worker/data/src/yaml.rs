@@ -15,6 +15,14 @@ pub fn yaml_scalar(text: &str) -> String {
     }
 }
 
+/// One name as a scalar, several as a list.
+pub fn yaml_names(names: &[&str]) -> String {
+    match names {
+        [one] => yaml_scalar(one),
+        _ => format!("[{}]", names.iter().map(|name| yaml_scalar(name)).collect::<Vec<_>>().join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::yaml_scalar;

@@ -121,3 +121,9 @@ def images(path):
 v30(HERE / "v3.0")
 v21(HERE / "v2.1")
 images(HERE / "images.parquet")
+# A table of tasks in the codecs that are not read.
+for codec in ["lz4", "brotli"]:
+    path = HERE / f"codecs/{codec}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tasks = pa.table({"task_index": pa.array([0], pa.int64()), "task": ["put the block away"]})
+    pq.write_table(tasks, path, compression=codec, store_schema=False)

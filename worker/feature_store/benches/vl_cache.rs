@@ -131,7 +131,7 @@ impl Bench {
         let ids: Vec<u32> = (0..self.tokens as u32).collect();
         let values: Vec<f32> =
             (0..self.tokens * self.width).map(|i| (i % 1009) as f32 / 100.0 - 5.0).collect();
-        let record = Record { ids: &ids, grids: &[[1, 16, 16], [1, 16, 16]], values: &values };
+        let record = Record { ids: &ids, shapes: &[[1, 16, 16], [1, 16, 16]], values: &values };
         let begin = self.now()?;
         let mut publishing = 0.0;
         let mut writer = namespace.writer()?;

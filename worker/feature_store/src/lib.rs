@@ -17,7 +17,7 @@
 //!        open-<unique>.tmp          a shard being written, locked by its writer
 //! ```
 //!
-//! A *record* is one sample's features with its token ids and image grids; its key is the content of the
+//! A *record* is one sample's features with its token ids and shapes of images; its key is the content of the
 //! sample. The store is a memo: a record that is missing, damaged or evicted is a miss and costs time, never
 //! a wrong value. So every fault here is a value that says what happened, and none needs to end a training
 //! run.

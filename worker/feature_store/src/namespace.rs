@@ -67,7 +67,7 @@ struct Index {
     read_at: Option<SystemTime>,
 }
 
-/// A record that is there. Its ids and grids have been verified; its values are when they are read.
+/// A record that is there. Its ids and shapes have been verified; its values are when they are read.
 pub struct RecordRef {
     namespace: Arc<Shared>,
     shard: Arc<Shard>,
@@ -75,7 +75,7 @@ pub struct RecordRef {
     key: SampleKey,
     counts: Counts,
     ids: Vec<u32>,
-    grids: Vec<[u32; 3]>,
+    shapes: Vec<[u32; 3]>,
 }
 
 impl Namespace {
@@ -113,10 +113,10 @@ impl Namespace {
             let damage = match shard.lead(place.1 as usize) {
                 Ok((entry, lead)) => {
                     let counts = entry.counts;
-                    let (ids, grids) = shard::split_lead(counts, lead);
+                    let (ids, shapes) = shard::split_lead(counts, lead);
                     let namespace = self.0.clone();
                     let shard = shard.clone();
-                    return Some(RecordRef { namespace, shard, place, key: *key, counts, ids, grids });
+                    return Some(RecordRef { namespace, shard, place, key: *key, counts, ids, shapes });
                 }
                 Err(damage) => damage,
             };
@@ -332,8 +332,8 @@ impl RecordRef {
     }
 
     /// `(t, h, w)` in patches, one per image.
-    pub fn grids(&self) -> &[[u32; 3]] {
-        &self.grids
+    pub fn shapes(&self) -> &[[u32; 3]] {
+        &self.shapes
     }
 
     /// Reads the values into `out`, `[tokens, width]` row-major, after verifying them. Damaged values leave

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //! header   64 bytes   magic "COXVLPT\0", version u32, dtype u32, width u32, 0 u32, namespace key [32], 0 u64
-//! records             each from a multiple of 64: ids u32 x ids, grids u32 x 3 x grids, padding to 64,
+//! records             each from a multiple of 64: ids u32 x ids, shapes u32 x 3 x shapes, padding to 64,
 //!                     values, padding to 64
 //! index               56 bytes a record where all have equal counts: key [32], lead [8], values [16];
-//!                     80 where they differ: the same, offset u64, then tokens, ids, grids and 0 as u32
-//! footer   80 bytes   index offset u64, records u64, layout u32, tokens u32, ids u32, grids u32, stride u64,
-//!                     squared error f64, squared norm f64 (of what rounding to dtype changed),
+//!                     80 where they differ: the same, offset u64, then tokens, ids, shapes and 0 as u32
+//! footer   80 bytes   index offset u64, records u64, layout u32, tokens u32, ids u32, shapes u32,
+//!                     stride u64, squared error f64, squared norm f64 (of what rounding to dtype changed),
 //!                     digest [16] of header, index and footer so far, magic "COXVLEND"
 //! ```
 //!
 //! All numbers are little endian. `values` is coded as `codec` says, `tokens * width` of them. Three
 //! checksums, all BLAKE3 cut short: the footer's digest is compared when a shard is opened, a record's `lead`
-//! (ids and grids) when it is found, its `values` each time it is read. Both of a record's include its key
+//! (ids and shapes) when it is found, its `values` each time it is read. Both of a record's include its key
 //! and counts, so bytes never pass for those of another record. A CRC of 32 bits would take a tenth of the
 //! time, and lets one in four thousand million damages pass; this one reads 6 GB/s on a core, several times a
 //! disk.
@@ -51,15 +51,15 @@ pub(super) struct Counts {
     pub tokens: u32,
     /// Token ids.
     pub ids: u32,
-    /// Image grids.
-    pub grids: u32,
+    /// Shapes of images.
+    pub shapes: u32,
 }
 
 /// One line of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub key: SampleKey,
-    /// Checksum of ids and grids.
+    /// Checksum of ids and shapes.
     pub lead: [u8; 8],
     /// Checksum of the coded values.
     pub values: [u8; 16],
@@ -76,7 +76,7 @@ pub(super) struct Rounding {
 
 impl Counts {
     fn lead_len(self) -> usize {
-        4 * self.ids as usize + 12 * self.grids as usize
+        4 * self.ids as usize + 12 * self.shapes as usize
     }
 
     /// Where the values of a record begin, from its own beginning.
@@ -116,7 +116,7 @@ impl Entry {
 fn checksum<const N: usize>(bytes: &[u8], key: &SampleKey, counts: Counts) -> [u8; N] {
     let mut hash = blake3::Hasher::new();
     hash.update(bytes).update(&key.0.0);
-    [counts.tokens, counts.ids, counts.grids].iter().for_each(|n| {
+    [counts.tokens, counts.ids, counts.shapes].iter().for_each(|n| {
         hash.update(&n.to_le_bytes());
     });
     let mut out = [0; N];
@@ -144,7 +144,7 @@ pub(super) fn index_and_footer(
     stride: usize,
     rounding: Rounding,
 ) -> Vec<u8> {
-    let first = entries.first().map_or(Counts { tokens: 0, ids: 0, grids: 0 }, |entry| entry.counts);
+    let first = entries.first().map_or(Counts { tokens: 0, ids: 0, shapes: 0 }, |entry| entry.counts);
     let fixed = entries.iter().all(|entry| entry.counts == first);
     let mut bytes = Vec::with_capacity(entries.len() * TABLE_ENTRY + FOOTER);
     for entry in entries {
@@ -153,14 +153,14 @@ pub(super) fn index_and_footer(
         bytes.extend_from_slice(&entry.values);
         if !fixed {
             bytes.extend_from_slice(&entry.offset.to_le_bytes());
-            let Counts { tokens, ids, grids } = entry.counts;
-            [tokens, ids, grids, 0].iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
+            let Counts { tokens, ids, shapes } = entry.counts;
+            [tokens, ids, shapes, 0].iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
         }
     }
     bytes.extend_from_slice(&at.to_le_bytes());
     bytes.extend_from_slice(&(entries.len() as u64).to_le_bytes());
-    let shared = if fixed { first } else { Counts { tokens: 0, ids: 0, grids: 0 } };
-    for n in [u32::from(!fixed), shared.tokens, shared.ids, shared.grids] {
+    let shared = if fixed { first } else { Counts { tokens: 0, ids: 0, shapes: 0 } };
+    for n in [u32::from(!fixed), shared.tokens, shared.ids, shared.shapes] {
         bytes.extend_from_slice(&n.to_le_bytes());
     }
     bytes.extend_from_slice(&(if fixed { stride as u64 } else { 0 }).to_le_bytes());
@@ -244,7 +244,7 @@ impl Shard {
             return Err(StoreError::Foreign { path: path.to_path_buf(), detail });
         }
         let counts =
-            Counts { tokens: u32_at(footer, 20), ids: u32_at(footer, 24), grids: u32_at(footer, 28) };
+            Counts { tokens: u32_at(footer, 20), ids: u32_at(footer, 24), shapes: u32_at(footer, 28) };
         let fixed = (entry == FIXED_ENTRY).then(|| (counts, u64_at(footer, 32) as usize));
         let rounding = Rounding { squared_error: f64_at(footer, 40), squared_norm: f64_at(footer, 48) };
         let (path, width, records) = (path.to_path_buf(), width as usize, records as usize);
@@ -276,7 +276,7 @@ impl Shard {
             }
             None => {
                 let counts =
-                    Counts { tokens: u32_at(line, 64), ids: u32_at(line, 68), grids: u32_at(line, 72) };
+                    Counts { tokens: u32_at(line, 64), ids: u32_at(line, 68), shapes: u32_at(line, 72) };
                 (u64_at(line, 56), counts)
             }
         };
@@ -289,7 +289,7 @@ impl Shard {
         (0..self.records).map(|record| self.entry(record).key)
     }
 
-    /// Bytes of ids and grids, after comparing their checksum; begins to bring the whole record into memory.
+    /// Bytes of ids and shapes, after comparing their checksum; begins to bring the whole record into memory.
     pub fn lead(&self, record: usize) -> Result<(Entry, &[u8]), Damaged> {
         let entry = self.entry(record);
         let span = entry.counts.span(self.dtype, self.width);
@@ -299,7 +299,7 @@ impl Shard {
         let found: [u8; 8] = checksum(lead, &entry.key, entry.counts);
         match found == entry.lead {
             true => Ok((entry, lead)),
-            false => Err(self.mismatch(record, "ids and grids", &found, &entry.lead)),
+            false => Err(self.mismatch(record, "ids and shapes", &found, &entry.lead)),
         }
     }
 
@@ -347,11 +347,11 @@ impl Shard {
     }
 }
 
-/// Ids and grids of a record, from its lead.
+/// Ids and shapes of a record, from its lead.
 pub(super) fn split_lead(counts: Counts, lead: &[u8]) -> (Vec<u32>, Vec<[u32; 3]>) {
     let words: Vec<u32> = lead.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    let (ids, grids) = words.split_at(counts.ids as usize);
-    (ids.to_vec(), grids.as_chunks::<3>().0.to_vec())
+    let (ids, shapes) = words.split_at(counts.ids as usize);
+    (ids.to_vec(), shapes.as_chunks::<3>().0.to_vec())
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
@@ -394,15 +394,15 @@ mod tests {
 
     #[test]
     fn a_forged_index_is_damage_and_no_panic() {
-        let most = Counts { tokens: u32::MAX, ids: u32::MAX, grids: u32::MAX };
+        let most = Counts { tokens: u32::MAX, ids: u32::MAX, shapes: u32::MAX };
         // As float32 its values have 2^64 bytes.
-        let wraps = Counts { tokens: 1 << 31, ids: 3, grids: 0 };
+        let wraps = Counts { tokens: 1 << 31, ids: 3, shapes: 0 };
         let entry = |counts, offset| Entry::new(SampleKey(Digest([1; 32])), offset, counts, &[], &[]);
         for dtype in [CacheDtype::Float32, CacheDtype::Bfloat16, CacheDtype::Int8] {
             for counts in [most, wraps] {
                 for entries in [
                     vec![entry(counts, 0); 3],
-                    vec![entry(counts, u64::MAX - 7), entry(Counts { grids: 1, ..counts }, u64::MAX)],
+                    vec![entry(counts, u64::MAX - 7), entry(Counts { shapes: 1, ..counts }, u64::MAX)],
                 ] {
                     let shard = forged(dtype, &entries, usize::MAX).expect("its digest is right");
                     for record in 0..shard.len() {

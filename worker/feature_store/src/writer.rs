@@ -36,7 +36,7 @@ pub struct Record<'a> {
     /// Prompt with image placeholders expanded.
     pub ids: &'a [u32],
     /// `(t, h, w)` in patches, one per image.
-    pub grids: &'a [[u32; 3]],
+    pub shapes: &'a [[u32; 3]],
     /// `[tokens, width]` row-major, as computed or after [`round_trip`](super::round_trip): the bytes are the
     /// same.
     pub values: &'a [f32],
@@ -112,8 +112,11 @@ impl ShardWriter {
         if self.keys.contains(&key) || self.namespace.holds(&key) {
             return Ok(false);
         }
-        let counts =
-            Counts { tokens: tokens as u32, ids: record.ids.len() as u32, grids: record.grids.len() as u32 };
+        let counts = Counts {
+            tokens: tokens as u32,
+            ids: record.ids.len() as u32,
+            shapes: record.shapes.len() as u32,
+        };
         pulse::beat();
         let span = counts.span(dtype, width);
         let end = shard::end_len(self.entries.len() + 1);
@@ -123,7 +126,7 @@ impl ShardWriter {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         bytes.extend(record.ids.iter().flat_map(|id| id.to_le_bytes()));
-        bytes.extend(record.grids.iter().flatten().flat_map(|n| n.to_le_bytes()));
+        bytes.extend(record.shapes.iter().flatten().flat_map(|n| n.to_le_bytes()));
         let lead = bytes.len();
         bytes.resize(counts.values_at(), 0);
         let values = bytes.len();

@@ -144,6 +144,9 @@ pub trait Accelerator: Sync {
     /// What carries large buffers between GPUs.
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource>;
 
+    /// What a GPU is asked first, for `cox selftest`: whether it computes, multiplies and keeps an order.
+    fn first(&self, gpu: usize) -> Vec<Finding>;
+
     /// Copies and products, for `cox selftest`.
     fn measure(&self, gpu: usize) -> Vec<Finding>;
 
@@ -208,6 +211,10 @@ impl Accelerator for Absent {
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
+        never(gpu)
+    }
+
+    fn first(&self, gpu: usize) -> Vec<Finding> {
         never(gpu)
     }
 

@@ -1,10 +1,13 @@
 //! Choices on machines with and without GPUs.
 
+use burn::backend::Flex;
 use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
+use coxswain_task::{
+    ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
+};
 use coxswain_tasks::vla_flow::VlaFlow;
 
 use super::*;
@@ -80,6 +83,10 @@ impl Accelerator for Machine {
         ABSENT.transport(gpu)
     }
 
+    fn first(&self, gpu: usize) -> Vec<Finding> {
+        ABSENT.first(gpu)
+    }
+
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         ABSENT.measure(gpu)
     }
@@ -151,7 +158,8 @@ fn a_trainer_says_what_it_computes_on_when_it_has_opened_a_run() {
         "train": {"steps": 1, "global_batch": 4, "micro_batch": 2},
     }));
     let spec: RunSpec = spec.expect("a valid spec");
-    let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &FOUR };
+    let task: &dyn TaskOn<Flex> = coxswain_tasks::leaked(VlaFlow::<Flex>::default());
+    let tasks = Tasks { cpu: vec![task].leak(), accelerator: &FOUR };
     let mut trainer = ChosenTrainer::new(tasks, Some(DeviceChoice::Cuda), 6, None);
     trainer.open(&spec).expect("an idle trainer opens everything");
     assert_eq!(trainer.device(), Device::Cuda(2));

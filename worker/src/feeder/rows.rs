@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! no store      numbers, images, prompt of every sample                      as always
-//! hit           numbers from the data set; prompt, grids and features from the record: no image is decoded,
+//! hit           numbers from the data set; prompt, shapes and features from the record: no image is decoded,
 //!               nothing is tokenized
 //! miss          numbers, images, prompt; its features are left to the trainer, with room kept for them
 //! ```
@@ -149,8 +149,8 @@ impl Row {
             return Ok(Self { values, read, ..Self::of(samples.read_beside(index, inputs)?) });
         }
         let mut sample = samples.read(index)?;
-        let Inputs { ids, grids } = sample.inputs();
-        let values = kept.shape.values(&ids, &grids);
+        let Inputs { ids, shapes } = sample.inputs();
+        let values = kept.shape.values(&ids, &shapes);
         let missing = Some(Missing { row: 0, place: 0..values, key, seen: sample.take_seen() });
         Ok(Self { missing, read, damaged, ..Self::of(sample) })
     }
@@ -160,13 +160,13 @@ impl Row {
 /// words, if it is damaged.
 fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<(Inputs, Vec<f32>), String>> {
     let record = kept.namespace.as_ref()?.get(key)?;
-    let wanted = kept.shape.values(record.ids(), record.grids());
+    let wanted = kept.shape.values(record.ids(), record.shapes());
     if record.tokens() * kept.shape.width != wanted {
         return None;
     }
     let mut values = vec![0.0; record.tokens() * kept.shape.width];
     let read = record.read_f32(&mut values).map_err(|damaged| damaged.to_string());
-    let inputs = Inputs { ids: record.ids().to_vec(), grids: record.grids().to_vec() };
+    let inputs = Inputs { ids: record.ids().to_vec(), shapes: record.shapes().to_vec() };
     Some(read.map(|()| (inputs, values)))
 }
 
@@ -180,8 +180,8 @@ impl Prepared {
         let (mut damaged, mut begin, mut rows) = (damaged.into_iter(), 0, Vec::with_capacity(batch.len()));
         for (number, sample) in samples.take_apart(&*batch).into_iter().enumerate() {
             let size = kept.map_or(0, |kept| {
-                let Inputs { ids, grids } = sample.inputs();
-                kept.shape.values(&ids, &grids)
+                let Inputs { ids, shapes } = sample.inputs();
+                kept.shape.values(&ids, &shapes)
             });
             let place = begin..begin + size;
             begin = place.end;

@@ -19,7 +19,7 @@ pub enum Grade {
 /// Something that was found out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// `machine`, `speed`, `collectives`, `training`.
+    /// `machine`, `first`, `speed`, `collectives`, `training`.
     pub section: &'static str,
     /// What was looked at.
     pub what: String,

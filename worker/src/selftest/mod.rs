@@ -27,7 +27,7 @@ use crate::device::{self, Accelerator, Device, Tasks};
 /// Runs everything that this device can do. A failure is among the findings.
 pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
     let accelerator = tasks.accelerator;
-    let mut found = environment(accelerator);
+    let mut found = first(device, accelerator);
     found.extend(device::measure(device, accelerator));
     found.extend(links::links(device, accelerator));
     let on_cpu = tasks.cpu.iter().filter_map(|task| {
@@ -43,6 +43,15 @@ pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
                 found.extend(reference.map(|(_, _, reference)| step::compared(width, reference, &losses)));
             }
         }
+    }
+    found
+}
+
+/// What is there, and what a GPU is asked before anything else, in seconds.
+pub fn first(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
+    let mut found = environment(accelerator);
+    if let Device::Cuda(gpu) = device {
+        found.extend(accelerator.first(gpu));
     }
     found
 }
@@ -90,13 +99,16 @@ fn vectors() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use burn::backend::Flex;
+    use coxswain_task::TaskOn;
     use coxswain_tasks::vla_flow::VlaFlow;
 
     use super::*;
 
     #[test]
     fn a_cpu_passes_and_says_so_line_by_line() {
-        let tasks = Tasks { cpu: &[&VlaFlow], accelerator: &device::Absent { driver: || false } };
+        let task: &dyn TaskOn<Flex> = coxswain_tasks::leaked(VlaFlow::<Flex>::default());
+        let tasks = Tasks { cpu: vec![task].leak(), accelerator: &device::Absent { driver: || false } };
         let found = run(Device::Cpu, tasks);
         let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
         assert!(failed.is_empty(), "{failed:?}");

@@ -2,17 +2,17 @@
 
 use coxswain_proto::{
     human,
-    run_spec::{Offload, RunSpec, Shard},
+    run_spec::{Offload, Shard},
 };
 
-use super::{TrainError, training::Training};
+use super::{TrainError, doubts::warnings, training::Training};
 use crate::{
     collective::Computes,
     link::{Report, Start, StateSource},
     zero::Rates,
 };
 use coxswain_nn::kernels::Tape;
-use coxswain_task::{Module, Samples};
+use coxswain_task::Module;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
     /// Rank 0 describes the run in the coordinator's log.
@@ -89,18 +89,6 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         lines.into_iter().try_for_each(|line| self.members.link.report(Report::Note(line)))?;
         Ok(())
     }
-}
-
-/// What is probably not meant so: of the data, and of what is asked of it.
-pub(super) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<String> {
-    let every = spec.eval.every;
-    let without = (every > 0 && samples.holdout().is_empty()).then(|| {
-        format!(
-            "eval.every is {every}, and no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
-             instance with data.holdout_episodes"
-        )
-    });
-    samples.warnings().into_iter().chain(without).collect()
 }
 
 /// What is not where the rank computes.

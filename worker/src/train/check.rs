@@ -6,20 +6,16 @@ use std::{fmt, fs, io, path::Path};
 
 use coxswain_proto::{
     human,
+    ids::Step,
     plan::Plan,
     run_spec::{CacheMode, RunSpec},
 };
 use serde::Serialize;
 
-use super::{
-    TrainError,
-    announce::{describe, warnings},
-    checkpoint::{self, Store},
-    features, init_from,
-};
+use super::{TrainError, announce::describe, checkpoint, doubts::warnings, features, init_from};
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
 use coxswain_nn::kernels::Tape;
-use coxswain_task::{Built, Module, TaskOn};
+use coxswain_task::{Built, Module, Task, TaskOn};
 
 /// What a run will be.
 #[derive(Clone, Debug, Serialize)]
@@ -51,11 +47,13 @@ pub struct CheckReport {
     pub resumes_at: Option<u64>,
 }
 
-/// Reads everything a run would read, and trains nothing. Leaves no trace on the disk.
+/// Reads everything a run would read that `resumes_at` a step, and trains nothing. Leaves no trace on the
+/// disk.
 pub fn check<B: Tape<Base = B>>(
     task: &'static dyn TaskOn<B>,
     spec: &RunSpec,
     device: &B::Device,
+    resumes_at: Option<Step>,
 ) -> Result<CheckReport, TrainError> {
     let samples = task.open(spec)?;
     let plan = Plan::new(&spec.train, samples.epoch_len())?;
@@ -67,7 +65,6 @@ pub fn check<B: Tape<Base = B>>(
     let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
     check_writable(output_dir).map_err(io)?;
     let features = features_store(spec)?;
-    let resumes_at = Store::new(output_dir).complete()?.pop().map(|found| found.manifest.step);
     Ok(CheckReport {
         training_samples: samples.training_len(),
         holdout_samples: samples.holdout().len() as u64,
@@ -80,8 +77,28 @@ pub fn check<B: Tape<Base = B>>(
         warnings: warnings(spec, &*samples),
         checkpoint_bytes: checkpoint::bytes(&layout, spec.optimizer.ema_decay.is_some()),
         features,
-        resumes_at: resumes_at.filter(|_| spec.train.resume),
+        resumes_at: resumes_at.map(|step| step.0),
     })
+}
+
+/// Refuses another pretrained model than the one that the run was launched with. One that cannot be read is
+/// refused where it is loaded, with the reason.
+pub fn check_base(task: &dyn Task, spec: &RunSpec) -> Result<(), TrainError> {
+    let (Some(launched), Some(place)) = (&spec.train.base_digest, spec.base()) else { return Ok(()) };
+    match task.base_digest(spec) {
+        Some(Ok(found)) if !found.eq_ignore_ascii_case(launched) => Err(TrainError::OtherModel {
+            key: place.key.to_owned(),
+            path: place.path.to_owned(),
+            found,
+            launched: launched.clone(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Passes on a run whose store of features can be opened, or that keeps none.
+pub fn check_features(spec: &RunSpec) -> Result<(), TrainError> {
+    features_store(spec).map(drop)
 }
 
 /// The store that a run would open, in words, after finding out that it can be: of a version known here, and

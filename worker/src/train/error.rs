@@ -102,11 +102,20 @@ pub enum TrainError {
         /// Those of the micro-batch, by index.
         samples: Vec<u64>,
     },
+    /// Weights or moments are such that no later step can be taken.
+    #[error("the run has diverged: after {steps} steps {found}. {}", remedy_of_divergence(*.good))]
+    Diverged {
+        /// Steps done.
+        steps: Step,
+        /// What is wrong with the state.
+        found: String,
+        /// The checkpoint that a resume goes on from.
+        good: Option<Step>,
+    },
     /// Step after step was left out.
     #[error(
         "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not finite, and train.max_skipped allows \
-         {allowed}; the log names them and their samples. Lower the learning rates, clip lower, or look at the data: the checkpoint \
-         of this end has everything that was learned, and a resume goes on from it"
+         {allowed}; the log names them and their samples: look at those, or the run has diverged. {}", remedy_of_divergence(*.good)
     )]
     TooManySkipped {
         /// The last of them.
@@ -115,6 +124,35 @@ pub enum TrainError {
         in_a_row: u32,
         /// How many may be.
         allowed: u32,
+        /// The checkpoint that a resume goes on from.
+        good: Option<Step>,
+    },
+    /// Too many samples cannot be used.
+    #[error(
+        "of the last {seen} samples {left_out} were left out, and train.max_left_out allows {:.1} %: {causes}. Mend the data \
+         (`cox data check` lists what is wrong with them), or raise train.max_left_out",
+        100.0 * share
+    )]
+    TooMuchLeftOut {
+        /// Samples of which nothing was learned.
+        left_out: u64,
+        /// Samples that were looked at.
+        seen: u64,
+        /// The share that may be left out.
+        share: f64,
+        /// Why the first could not be used.
+        causes: String,
+    },
+    /// The run is at its end, and no step has learned anything.
+    #[error(
+        "all samples of all {steps} steps were left out, so that nothing was learned, and nothing is exported: {causes}. Mend the data \
+         (`cox data check` lists what is wrong with them)"
+    )]
+    NothingLearned {
+        /// Steps done.
+        steps: Step,
+        /// Why the first could not be used.
+        causes: String,
     },
     /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never
     /// leaves the step.
@@ -189,12 +227,15 @@ impl TrainError {
             | Self::Init(_)
             | Self::Data(_)
             | Self::NoGradient(_)
+            | Self::TooMuchLeftOut { .. }
+            | Self::NothingLearned { .. }
             | Self::Plan(_)
             | Self::Settings(_)
             | Self::Features(_)
             | Self::Checkpoint(CheckpointError::Foreign { .. }) => FailureKind::BadInput,
             Self::Optimizer(zero::StepError::NonFinite { .. })
             | Self::NotFinite { .. }
+            | Self::Diverged { .. }
             | Self::TooManySkipped { .. } => FailureKind::Numeric,
             Self::DoesNotFit { .. } | Self::Exhausted { .. } => FailureKind::OutOfMemory,
             Self::WrongResult { .. } | Self::Unsound(_) => FailureKind::Hardware,
@@ -212,4 +253,19 @@ impl TrainError {
             }
         }
     }
+}
+
+/// What to do about a run that has diverged; `good` is the checkpoint that it goes on from.
+fn remedy_of_divergence(good: Option<Step>) -> String {
+    let from = match good {
+        Some(step) => format!(
+            "the run goes on from checkpoints/{}, the newest from which a later step was taken (what came after it is set aside \
+             as *.diverged-N)",
+            step.checkpoint_dir()
+        ),
+        None => "the run begins anew, for it has no checkpoint from which a later step was taken".into(),
+    };
+    format!(
+        "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"
+    )
 }

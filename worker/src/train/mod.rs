@@ -16,7 +16,10 @@
 //!     verify   ranks compare what they hold
 //!     replay   ranks compare what they compute, each from another one's samples
 //!     skip     what follows when numbers are not finite: once more, then without the step
+//!     spike    what follows when a loss is far above those before
 //!     fit      what follows when memory runs out: half as much at a time, or what to change
+//!   divergence how a run ends whose weights are not finite, or of which step after step is left out
+//!   learned    when a run ends because too little of its data can be learned from (`left_out` counts it)
 //!   warm_up    what the first step took beyond the others
 //!   features   kept features: cache phases, generations, what is missing, drift
 //!   save       checkpoints written and read by all ranks together (`checkpoint` knows the files)
@@ -40,6 +43,8 @@ mod best;
 pub mod check;
 pub mod checkpoint;
 mod compare;
+mod divergence;
+mod doubts;
 mod error;
 mod evaluate;
 mod export;
@@ -53,7 +58,10 @@ mod fit;
 mod gradient_watch;
 mod held_out;
 pub mod init_from;
+mod learned;
 mod learner;
+mod left_out;
+mod loss_history;
 mod members;
 pub mod recovery;
 mod replay;
@@ -62,6 +70,7 @@ mod save;
 mod share_out;
 mod skip;
 mod skips;
+mod spike;
 mod stats;
 mod step;
 mod summary;
@@ -77,7 +86,7 @@ mod verify;
 mod vote;
 mod warm_up;
 
-pub use self::check::{CheckReport, check};
+pub use self::check::{CheckReport, check, check_base, check_features};
 pub use best::Best;
 pub use error::TrainError;
 pub use evaluate::evaluate_run;

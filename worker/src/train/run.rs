@@ -13,8 +13,8 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
 use super::{
-    TrainError, average, export::write_spec, recovery::is_the_generations, skip, stats::STEPS_OBSERVED,
-    training::Training, validation,
+    TrainError, average, divergence, export::write_spec, learned, recovery::is_the_generations, skip,
+    stats::STEPS_OBSERVED, training::Training, validation,
 };
 use crate::{
     collective::{Computes, RingListener},
@@ -51,6 +51,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     // decide.
                     let (step, message) = (self.next, source.to_string());
                     why = Some(message.clone());
+                    self.skips.samples.note(&message);
                     self.members.link.report(Report::BadSample(BadSample {
                         step,
                         epoch,
@@ -82,6 +83,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         if self.run.spec.train.auto_micro_batch && !self.feed.searched {
             self.find_micro_batch()?;
         }
+        self.skips.samples.begin(self.next);
         self.stats.summary.begin(self.next, self.members.world());
         self.feed.restart(self.next);
         self.members.link.report(Report::Started(start))?;
@@ -124,7 +126,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                     Ok(()) => {}
                 }
             }
-            let too_many = skip::count(self, &done);
+            let (too_many, left_out) = (skip::count(self, &done), learned::count(self, &done));
             self.stats.summary.book(&done);
             // A CPU compiles nothing, and a step that was tried again is none to compare with.
             let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
@@ -134,12 +136,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             if let Some(best) = best? {
                 validation::keep(self, &best)?;
             }
-            if let Some(error) = too_many {
-                if self.saved != Some(self.next) {
-                    self.save()?;
-                }
-                return Err(error);
+            if too_many {
+                return Err(divergence::too_many(self, step)?);
             }
+            left_out?;
             if let Some(line) = warm_up.filter(|_| self.members.rank().0 == 0) {
                 self.members.link.report(Report::Note(line))?;
             }
@@ -155,6 +155,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             }
         }
         self.with_features(|features, desk| features.publish_all(desk))?;
+        learned::require(self)?;
         if self.saved != Some(self.next) {
             self.save()?;
         }
@@ -162,6 +163,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             Some((step, found, of_average)) if step == self.next => (found, of_average),
             _ => (self.evaluate()?, average::evaluate(self)?),
         };
+        if let Some(error) = divergence::spoilt(self, after.as_ref())? {
+            return Err(error);
+        }
         // Before this run is among those that the prediction learns from.
         let peaks = self.stats.meter.report();
         self.report_memory(peaks)?;

@@ -6,15 +6,14 @@
 //! one rank costs the checkpoint, not the run, and leaves nothing behind.
 
 use std::{
-    collections::BTreeMap,
     fs::File,
-    io::{BufWriter, Write},
+    io::{self, BufWriter, Write},
+    path::Path,
 };
 
 use coxswain_proto::{
     VERSION, checkpoint, document,
     ids::{Bytes, Step},
-    report::Skipped,
     run_spec::RunSpec,
 };
 use safetensors::Dtype;
@@ -23,11 +22,14 @@ use super::{
     TrainError,
     best::Best,
     checkpoint::{CheckpointError, Found, Manifest, Staging, Store, TRAINABLES, io_error},
+    divergence,
     facts::Facts,
     features::{Features, Mark},
     feed::Feed,
     learner::Learner,
+    loss_history::LossHistory,
     members::Members,
+    skips::Skips,
     training::Training,
     verify,
 };
@@ -35,7 +37,7 @@ use crate::{
     collective::{BufMut, Reduce},
     link::{CheckpointNews, Phase, Report},
     memory::{self, Meter, OutOfMemory},
-    zero::{ReplicatedAdamW, StateError, read_average},
+    zero::{ReplicatedAdamW, StateError, are_sound_weights, read_average},
 };
 use coxswain_nn::{
     files::write_tensors,
@@ -64,7 +66,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             feed: &self.feed,
             meter: &self.stats.meter,
             step,
-            skipped: &self.skips.newest,
+            skips: &self.skips,
             mark: self.features.as_ref().and_then(Features::mark),
         };
         match saver.write_together()? {
@@ -72,6 +74,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 self.saved = Some(step);
                 saver.tell(bytes, CheckpointNews::Complete)
             }
+            Err(CheckpointError::Unsound { .. }) => Err(divergence::end(self)?),
             Err(error) => {
                 tracing::error!(step = step.0, %error, "checkpoint given up; training goes on");
                 saver.tell(Bytes(0), CheckpointNews::Failed(error.to_string()))
@@ -109,6 +112,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         self.learner.hold(optimizer, &self.members);
         self.next = step;
         self.skips.newest.clone_from(&found.manifest.skipped);
+        self.skips.losses = LossHistory(found.manifest.losses.clone());
         self.feed.searched = self.run.spec.train.auto_micro_batch;
         self.feed.micro_batch = match self.run.spec.train.auto_micro_batch {
             true => found.manifest.micro_batch,
@@ -132,8 +136,8 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
     meter: &'s Meter,
     /// Steps done.
     step: Step,
-    /// Steps that were left out.
-    skipped: &'s BTreeMap<Step, Skipped>,
+    /// Steps that were left out, and losses of those that were not.
+    skips: &'s Skips,
     /// What the checkpoint says of kept features.
     mark: Option<Mark>,
 }
@@ -172,15 +176,18 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         self.agree(published)
     }
 
-    /// Whether every rank got through: its own error where there is one, another rank's otherwise.
+    /// Whether every rank got through: its own error where there is one, another rank's otherwise. What is
+    /// not sound on one rank is no checkpoint of any.
     fn agree<V>(
         &mut self,
         own: Result<V, CheckpointError>,
     ) -> Result<Result<V, CheckpointError>, TrainError> {
-        let mut failed = [f64::from(u8::from(own.is_err()))];
+        let (step, unsound) = (self.step.0, matches!(own, Err(CheckpointError::Unsound { .. })));
+        let mut failed = [own.is_err(), unsound].map(|it| f64::from(u8::from(it)));
         self.members.comm.all_reduce(BufMut::F64(&mut failed), Reduce::Max)?;
         Ok(match own {
-            Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step: self.step.0 }),
+            _ if failed[1] > 0.0 => Err(CheckpointError::Unsound { step }),
+            Ok(_) if failed[0] > 0.0 => Err(CheckpointError::OtherRank { step }),
             own => own,
         })
     }
@@ -195,24 +202,31 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         })
     }
 
-    /// This rank's files; returns their bytes.
+    /// This rank's files; returns their bytes. Values are looked at as they are written.
     fn write_parts(&mut self, staging: &Staging) -> Result<Bytes, CheckpointError> {
-        let name = optimizer_file(self.members.rank().0, self.members.comm.world());
+        let (step, name) = (self.step.0, optimizer_file(self.members.rank().0, self.members.comm.world()));
         let path = staging.file(&name);
+        let refused = |path: &Path, source: io::Error| match source.kind() {
+            io::ErrorKind::InvalidData => CheckpointError::Unsound { step },
+            _ => io_error("write", path)(source),
+        };
         let optimizer = self.learner.optimizer();
         pulse::allow(self.learner.checkpoint_bytes().0);
         File::create(&path)
             .map(|file| BufWriter::with_capacity(1 << 20, file))
             .and_then(|mut file| optimizer.write_to(&mut file).and_then(|_| file.flush()))
-            .map_err(io_error("write", &path))?;
+            .map_err(|source| refused(&path, source))?;
         let mut bytes = staging.sync(&name)?;
         if self.members.rank().0 == 0 {
             let path = staging.file(TRAINABLES);
             pulse::allow(self.learner.checkpoint_bytes().0);
             self.learner
                 .trainables
-                .lend_whole(|layout, values| write_tensors(&path, layout, values, |_| true))
-                .map_err(io_error("write", &path))?;
+                .lend_whole(|layout, values| match are_sound_weights(values) {
+                    true => write_tensors(&path, layout, values, |_| true),
+                    false => Err(io::ErrorKind::InvalidData.into()),
+                })
+                .map_err(|source| refused(&path, source))?;
             bytes += staging.sync(TRAINABLES)?;
         }
         Ok(Bytes(bytes))
@@ -232,7 +246,8 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
             micro_batch: self.feed.micro_batch,
             cache: self.mark,
             cache_phase: self.members.link.decided(self.step),
-            skipped: self.skipped.clone(),
+            skipped: self.skips.newest.clone(),
+            losses: self.skips.losses.0.clone(),
             files: Default::default(),
         };
         let world = self.members.comm.world();
@@ -344,6 +359,11 @@ pub(super) fn read_trainables(found: &Found, layout: &TrainableLayout) -> Result
         }
         let target = bytemuck::cast_slice_mut(&mut flat[param.offset..param.offset + param.len()]);
         tensors.read(tensor, 0, target).map_err(io_error("read", &path))?;
+    }
+    if !are_sound_weights(&flat) {
+        return Err(damaged(
+            "it holds weights that are not finite, or beyond 1.8e19: its run has diverged".into(),
+        ));
     }
     let expected = layout.whole().count();
     let there = tensors.tensors().count();

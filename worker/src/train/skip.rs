@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! first attempt    a loss, or after the reduce-scatter the norm of the gradient, is infinite or NaN
+//!                  Where weights or moments are not finite either, the run ends (`divergence`)
 //! second attempt   the same samples, draws and micro-batches. What was a slip of the machine is well now,
 //!                  and has the bits of a run without it. Each micro-batch's gradients are looked at, too, so
 //!                  that the rank and the micro-batch are known
@@ -29,7 +30,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{Batch, MicroLoss, StageClock};
 
-use super::{TrainError, learner::Learner, tally::Doubted, training::Training};
+use super::{TrainError, divergence, learner::Learner, tally::Doubted, training::Training};
 use crate::{
     feeder::Prepared,
     link::{Phase, Report, StepReport},
@@ -67,6 +68,7 @@ pub(super) fn doubt<B: Tape<Base = B>>(
         let samples = blame(training, step, doubt, last.as_ref())?;
         return Ok(Some(Skipped { cause, samples }));
     }
+    divergence::look(training)?;
     *tried = Some(Doubted { cause: doubt.cause, rank: doubt.rank });
     if let Some(error) = doubt.error.as_ref().filter(|_| training.members.rank() == doubt.rank) {
         let line = format!("{error}: step {step} runs once more in its place");
@@ -137,13 +139,12 @@ pub(super) fn leave_out<B: Tape<Base = B>>(
 
 /// Counts a step that is done, and keeps for checkpoints that it was left out; whether more in a row were
 /// left out for their numbers than may be.
-pub(super) fn count<B: Tape<Base = B>>(
-    training: &mut Training<'_, B>,
-    done: &StepReport,
-) -> Option<TrainError> {
+pub(super) fn count<B: Tape<Base = B>>(training: &mut Training<'_, B>, done: &StepReport) -> bool {
     training.skips.book(done.step, done.skipped.as_ref());
-    let (in_a_row, allowed) = (training.skips.in_a_row, training.run.spec.train.max_skipped);
-    (in_a_row > allowed).then_some(TrainError::TooManySkipped { step: done.step, in_a_row, allowed })
+    if done.skipped.is_none() {
+        training.skips.losses.book(done.step, done.totals.mean_loss());
+    }
+    training.skips.in_a_row > training.run.spec.train.max_skipped
 }
 
 /// The second attempt was well.

@@ -1,4 +1,4 @@
-//! Steps that were left out so far: how many in a row, and which, for checkpoints.
+//! What was left out so far: steps in a row, which ones, for checkpoints, and samples.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,19 @@ use coxswain_proto::{
     report::{SkipCause, Skipped},
 };
 
-/// Steps that were left out.
+use super::{left_out::LeftOut, loss_history::LossHistory};
+
+/// What was left out.
 #[derive(Debug, Default)]
 pub(super) struct Skips {
     /// For their numbers, up to the newest step.
     pub in_a_row: u32,
     /// The newest, as this rank knows them: one that came later has those of the checkpoint it began with.
     pub newest: BTreeMap<Step, Skipped>,
+    /// Losses of the newest steps that were not.
+    pub losses: LossHistory,
+    /// Samples of which nothing is learned, in steps that were taken.
+    pub samples: LeftOut,
 }
 
 impl Skips {
@@ -23,7 +29,7 @@ impl Skips {
         self.in_a_row = match skipped.map(|skipped| skipped.cause) {
             None => 0,
             Some(SkipCause::Asked | SkipCause::Overflow) => self.in_a_row,
-            Some(SkipCause::Loss | SkipCause::Gradient) => self.in_a_row + 1,
+            Some(SkipCause::Loss | SkipCause::Gradient | SkipCause::Spike) => self.in_a_row + 1,
         };
         self.newest.extend(skipped.map(|skipped| (step, skipped.clone())));
         while self.newest.len() > MAX_SKIPS_IN_CHECKPOINT {

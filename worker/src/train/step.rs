@@ -37,6 +37,7 @@ use super::{
     learner::Learner,
     replay::{self, Attempted},
     skip::{self, Doubt},
+    spike,
     stats::STEPS_OBSERVED,
     tally::{Norms, Share, Spent, Tried},
     training::Training,
@@ -99,8 +100,10 @@ fn attempt<B: Tape<Base = B>>(
             return Ok(None);
         }
     }
+    let spike = spike::judge(training, step, &verdict)?;
     let skipped = match (verdict.fared, own) {
         ((Fared::Ok, _), _) if skip::is_asked(training.run.spec, step) => Some(skip::asked()),
+        ((Fared::Ok, _), _) if spike.is_some() => spike,
         ((Fared::Ok, _), _) => match training.commit(step, &verdict, &mut tried.spent.times) {
             Err(error) if error.is_not_finite() && training.learner.may_lower_loss_scale() => {
                 Some(Skipped { cause: SkipCause::Overflow, samples: Vec::new() })
@@ -381,6 +384,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             loss_sum: share.loss_sum,
             valid_count: share.valid_count,
             pressed: self.stats.meter.take_pressed(),
+            spike_limit: self.skips.losses.limit(self.run.spec.train.spike_factor),
         };
         let verdict = vote::cast(&ballot, self.members.comm.as_mut())?;
         spent.times.communication += voting.elapsed();

@@ -16,12 +16,13 @@ use coxswain_nn::{
     kernels::{Tape, flat::FlatOn, pool},
     params::{FlatGrads, Trainables},
 };
-use coxswain_task::{Built, Samples, Task, TaskOn};
+use coxswain_task::{Built, Samples, TaskOn};
 
 use super::{
-    TrainError, advice::advice, checkpoint::Store, facts::Facts, fault::InjectedFaults, features::Features,
-    feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from, learner::Learner,
-    members::Members, stats::RunStats, summary::Summary, training::Training, warm_up::WarmUp,
+    TrainError, advice::advice, check::check_base, checkpoint::Store, facts::Facts, fault::InjectedFaults,
+    features::Features, feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from,
+    learner::Learner, members::Members, stats::RunStats, summary::Summary, training::Training,
+    warm_up::WarmUp,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
@@ -241,7 +242,7 @@ where
             let sound = health::known::compute::<B>(&self.options.device).map_err(TrainError::from);
             sound.map_err(|error| failure(&error, Phase::Joining, Step(0)))?;
         }
-        let dataset = self.samples(spec).and_then(|samples| same_base(self.task, spec).map(|()| samples));
+        let dataset = self.samples(spec).and_then(|samples| check_base(self.task, spec).map(|()| samples));
         let dataset = dataset.map_err(|error| failure(&error, Phase::Loading, Step(0)))?;
         Ok(DataSetFacts {
             training_samples: dataset.epoch_len(),
@@ -273,21 +274,6 @@ where
                 ended(&error, failure)
             }
         }
-    }
-}
-
-/// Refuses another pretrained model than the one that the run was launched with. One that cannot be read is
-/// refused where it is loaded, with the reason.
-fn same_base(task: &dyn Task, spec: &RunSpec) -> Result<(), TrainError> {
-    let (Some(launched), Some(place)) = (&spec.train.base_digest, spec.base()) else { return Ok(()) };
-    match task.base_digest(spec) {
-        Some(Ok(found)) if !found.eq_ignore_ascii_case(launched) => Err(TrainError::OtherModel {
-            key: place.key.to_owned(),
-            path: place.path.to_owned(),
-            found,
-            launched: launched.clone(),
-        }),
-        _ => Ok(()),
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Training<'a, B: Tape<Base = B>> {
     pub validation: Validation,
     /// Whether all ranks have agreed to stop before the last step.
     pub stopped: bool,
-    /// Steps that were left out.
+    /// Steps and samples that were left out.
     pub skips: Skips,
     /// Whether the run was described in the log.
     pub announced: bool,

@@ -69,6 +69,8 @@ pub struct Ballot {
     pub valid_count: f64,
     /// Whether its system swaps it out, step after step: the next step should take less.
     pub pressed: bool,
+    /// How many losses it remembers, and above which this step's is a spike ([`spike`](super::spike)).
+    pub spike_limit: (usize, f64),
 }
 
 /// What all ranks decide, the same on each.
@@ -86,9 +88,18 @@ pub struct Verdict {
     pub valid_count: f64,
     /// The first rank that is swapped out.
     pub pressed: Option<Rank>,
+    /// That of the first rank that remembers most.
+    pub spike_limit: (usize, f64),
 }
 
-const FIELDS: usize = 10;
+impl Verdict {
+    /// Over all valid elements.
+    pub fn mean_loss(&self) -> f64 {
+        self.loss_sum / self.valid_count.max(1.0)
+    }
+}
+
+const FIELDS: usize = 12;
 
 impl Ballot {
     fn encode(&self) -> [f64; FIELDS] {
@@ -104,6 +115,8 @@ impl Ballot {
             f64::from(u8::from(commands.regroup) + u8::from(commands.hand_over)),
             f64::from(u8::from(self.pressed)),
             f64::from(commands.memory_reset),
+            self.spike_limit.0 as f64,
+            self.spike_limit.1,
         ]
     }
 }
@@ -145,6 +158,7 @@ fn count(ballots: &[f64]) -> Verdict {
         loss_sum: 0.0,
         valid_count: 0.0,
         pressed: None,
+        spike_limit: (0, f64::INFINITY),
     };
     for (rank, ballot) in ballots.chunks_exact(FIELDS).enumerate() {
         let fared = Fared::of_code(ballot[0]);
@@ -161,6 +175,9 @@ fn count(ballots: &[f64]) -> Verdict {
         verdict.commands.regroup |= ballot[7] != 0.0;
         verdict.commands.hand_over |= ballot[7] > 1.0;
         verdict.commands.memory_reset = verdict.commands.memory_reset.max(ballot[9] as u32);
+        if ballot[10] as usize > verdict.spike_limit.0 {
+            verdict.spike_limit = (ballot[10] as usize, ballot[11]);
+        }
         if ballot[8] != 0.0 {
             verdict.pressed = verdict.pressed.or(Some(Rank(rank as u32)));
         }
@@ -183,7 +200,8 @@ mod tests {
     };
 
     fn ballot(fared: Fared) -> Ballot {
-        Ballot { fared, commands: Commands::default(), loss_sum: 1.5, valid_count: 2.0, pressed: false }
+        let (commands, spike_limit) = (Commands::default(), (0, f64::INFINITY));
+        Ballot { fared, commands, loss_sum: 1.5, valid_count: 2.0, pressed: false, spike_limit }
     }
 
     fn count_all(ballots: &[Ballot]) -> Verdict {
@@ -232,6 +250,13 @@ mod tests {
         let verdict = count_all(&[ballot(Fared::Ok), second]);
         assert_eq!(verdict.commands, second.commands);
         assert_eq!((verdict.loss_sum, verdict.valid_count), (3.0, 4.0));
+    }
+
+    #[test]
+    fn a_rank_that_came_later_does_not_say_what_is_far() {
+        let of = |spike_limit| Ballot { spike_limit, ..ballot(Fared::Ok) };
+        assert_eq!(count_all(&[of((3, 9.0)), of((64, 2.0)), of((64, 2.5))]).spike_limit, (64, 2.0));
+        assert_eq!(count_all(&[ballot(Fared::Ok)]).spike_limit, (0, f64::INFINITY));
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! average     the average of the weights, where a run keeps one
 //! loss_scale  what the loss is multiplied by where products are of float16
 //! schedule    the learning rate of a step, as a pure function
+//! soundness   whether it is a state that training can go on from
+//! unsound     the first value of a rank that is not
 //! state       the moments as bytes, by parameter name and offset, readable at any world size
 //! ```
 //!
@@ -60,7 +62,9 @@ mod outcome;
 mod partition;
 mod replica;
 mod schedule;
+mod soundness;
 mod state;
+mod unsound;
 
 pub use loss_scale::{LossScaler, ScaleState};
 pub use optimizer::{ShardedAdamW, StepInput, ZeroBytes};
@@ -68,4 +72,6 @@ pub use outcome::{GroupNorm, StepError, StepOutcome};
 pub use partition::{Partition, Segment};
 pub use replica::{Copy, Digests, Keeps, PartDigests, ReplicatedAdamW, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};
+pub use soundness::are_sound_weights;
 pub use state::{StateError, read_average};
+pub use unsound::UnsoundValue;

@@ -56,7 +56,7 @@ use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout, tensor_file::Rea
 /// [`ShardedAdamW`], and what is kept in store for a lost rank.
 #[derive(Debug)]
 pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
-    own: ShardedAdamW<F>,
+    pub(super) own: ShardedAdamW<F>,
     /// Absent in a world of one, and where it is switched off.
     replica: Option<Replica<F>>,
     /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.

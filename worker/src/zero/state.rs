@@ -23,7 +23,7 @@ use std::{
 use safetensors::{Dtype, tensor::TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::{loss_scale::ScaleState, optimizer::ShardedAdamW, partition::intersect};
+use super::{loss_scale::ScaleState, optimizer::ShardedAdamW, partition::intersect, soundness};
 use coxswain_nn::{
     kernels::flat::Flat,
     params::{ParamSpec, TrainableLayout},
@@ -33,7 +33,7 @@ use coxswain_nn::{
 /// In every file's metadata.
 const FORMAT: &str = "coxswain-optimizer-1";
 /// In the order of `ShardedAdamW::buffers`.
-const KINDS: [&str; 3] = ["exp_avg", "exp_avg_sq", "ema"];
+pub(super) const KINDS: [&str; 3] = ["exp_avg", "exp_avg_sq", "ema"];
 /// The place among them of what a run may do without.
 const AVERAGE: usize = 2;
 /// Elements read at once: what of moments in a device's memory is in the host's while they are written.
@@ -153,16 +153,17 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 
     /// Writes what [`ShardedAdamW::export`] returns, without a copy of the moments; returns the bytes
-    /// written.
+    /// written. Values that nothing can go on from are refused as invalid data.
     pub fn write_to(&self, out: &mut dyn Write) -> io::Result<u64> {
         let header = self.header();
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         let mut elements = 0;
-        for moments in self.buffers() {
+        for (kind, moments) in KINDS.into_iter().zip(self.buffers()) {
             elements += moments.len() as u64;
             for start in (0..moments.len()).step_by(PIECE) {
                 let piece = moments.read(start..(start + PIECE).min(moments.len()));
+                soundness::check(kind, &piece)?;
                 if cfg!(target_endian = "little") {
                     out.write_all(bytemuck::cast_slice(&piece))?;
                 } else {
@@ -211,7 +212,7 @@ impl<F: Flat> ShardedAdamW<F> {
     }
 
     /// Parameters and the elements of each that are this rank's.
-    fn own_pieces(&self) -> impl Iterator<Item = (&ParamSpec, Range<usize>)> {
+    pub(super) fn own_pieces(&self) -> impl Iterator<Item = (&ParamSpec, Range<usize>)> {
         let own = self.partition.own();
         self.layout.params().iter().filter_map(move |param| {
             let range = intersect(&own, &(param.offset..param.offset + param.len()));

@@ -8,18 +8,13 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    lerobot::{
-        Catalog,
-        episodes::{Episodes, parquet_files},
-        info::Info,
-    },
-    place,
+    lerobot::{Catalog, episodes::parquet_files},
 };
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::{
-    findings::{COPY_AGAIN, Finding, Findings, Severity},
+    findings::{Finding, Findings, Severity},
     frames::{Cameras, Frames},
     judge::judge,
     moments::{Dim, Total},
@@ -66,33 +61,11 @@ pub fn check(dir: &Path, frames: Frames, progress: Progress<'_>) -> Report {
     let mut report = Report { path: dir.to_path_buf(), ..Report::default() };
     match Catalog::open(dir) {
         Ok(catalog) => Checking { catalog: &catalog, frames, progress }.run(&mut report, &mut findings),
-        Err(error) => findings.extend(without_catalog(dir, &error)),
+        Err(error) if error.is_remote() => findings.add(Finding::of(&error, dir, "unreachable")),
+        Err(error) => findings.add(Finding::of(&error, dir, "metadata")),
     }
     (report.findings, report.left_out) = findings.into_list();
     report
-}
-
-/// What can be said where the metadata cannot be read as a whole: each data file that is missing, or what
-/// the reader says.
-fn without_catalog(dir: &Path, error: &DataError) -> Vec<Finding> {
-    let missing = |info: Info| -> Result<Vec<Finding>, DataError> {
-        let mut missing = Vec::new();
-        for file in &Episodes::read(dir, &info)?.files {
-            let path = info.data_file(file.chunk, file.file)?;
-            if place::bytes(&dir.join(&path))?.is_none() {
-                missing
-                    .push(Finding::error("missing", "no such file", COPY_AGAIN).file(dir, &dir.join(path)));
-            }
-        }
-        Ok(missing)
-    };
-    if error.is_remote() {
-        return vec![Finding::of(error, dir, "unreachable")];
-    }
-    match Info::read(dir).and_then(missing) {
-        Ok(missing) if !missing.is_empty() => missing,
-        _ => vec![Finding::of(error, dir, "metadata")],
-    }
 }
 
 struct Checking<'a> {
@@ -125,10 +98,15 @@ impl Checking<'_> {
         let files = 0..catalog.episodes.files.len() as u32;
         let whole: Vec<Result<(), DataError>> = files
             .into_par_iter()
-            .map(|file| scanner.check_file(file).and_then(|()| cameras.check_file(file)))
+            .map(|file| match catalog.missing.contains(&file) {
+                true => Err(catalog.missing_file(file)),
+                false => scanner.check_file(file).and_then(|()| cameras.check_file(file)),
+            })
             .collect();
-        findings.extend(whole.iter().filter_map(|file| {
-            file.as_ref().err().map(|error| Finding::of(error, &catalog.root, "unreadable"))
+        let broken = (0..).zip(&whole).filter_map(|(file, whole)| Some((file, whole.as_ref().err()?)));
+        findings.extend(broken.map(|(file, error)| {
+            let kind = if catalog.missing.contains(&file) { "missing" } else { "unreadable" };
+            Finding::of(error, &catalog.root, kind)
         }));
         let has_no_video = |camera: usize, episode: u64| {
             let path = cameras.video(camera, episode);
@@ -161,7 +139,10 @@ impl Checking<'_> {
         // Nothing in it breaks off.
         let _: ControlFlow<()> = in_order(catalog.info.episodes, see, take);
         findings.extend(broken_videos.clone());
-        findings.extend(judge(catalog, &scanner.features, &totals));
+        // Of a part of the data set nothing can be said that holds for all of it.
+        if whole.iter().all(Result::is_ok) {
+            findings.extend(judge(catalog, &scanner.features, &totals));
+        }
     }
 
     /// Files that are too many or too few, and features that are not read.

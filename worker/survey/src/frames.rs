@@ -4,11 +4,12 @@ use coxswain_data::{
     DataError,
     lerobot::{
         Catalog,
-        frames::{FrameStore, Pixels},
+        frames::FrameStore,
         info::Feature,
         rows::{Columns, Limits, Part, RowStore},
     },
     pictures,
+    pixels::Pixels,
 };
 
 use crate::findings::Finding;
@@ -95,7 +96,7 @@ impl<'a> Cameras<'a> {
     /// What is wrong with videos, a file at a time, without decoding any frame.
     pub fn check_files(&self) -> Vec<Finding> {
         let store = &self.videos[0];
-        let wrong = |(camera, file)| store.check_file(self.catalog, camera, file).err();
+        let wrong = |(camera, file)| store.check_file(self.catalog, camera, file, &|_| true).err();
         let wrong = store.files(self.catalog).filter_map(wrong);
         wrong.map(|error| Finding::of(&error, &self.catalog.root, "video")).collect()
     }

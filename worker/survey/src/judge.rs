@@ -1,7 +1,10 @@
 //! All numbers of a data set, judged: dimensions that never change, values far from all others, statistics
 //! that are of other data.
 
-use coxswain_data::lerobot::{Catalog, stats::FeatureStats};
+use coxswain_data::{
+    FarValue, NormMode,
+    lerobot::{Catalog, stats::FeatureStats},
+};
 
 use crate::findings::Finding;
 use crate::moments::{Extreme, Moments, Total};
@@ -101,6 +104,17 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
             worst(name, stated, dims).map(|finding| place(Finding { remedy: remedy.into(), ..finding })),
         );
     }
+    let far = [NormMode::MeanStd, NormMode::Quantiles].into_iter().filter_map(|mode| {
+        let far = mode.far_value(stats)?;
+        let FarValue { dim, recorded, normalized, range } = far;
+        let found = format!(
+            "normalization by `{}` ({range}) makes {normalized:.1e} of dimension {dim} where it is {recorded}",
+            mode.name()
+        );
+        let remedy = "use another mode for this feature in data.normalization, or repair what is recorded";
+        Some(place(Finding::warning("far values", found, remedy)))
+    });
+    findings.extend(far);
     findings.extend(quantiles(stats).map(|found| place(Finding::error("wrong statistics", found, remedy))));
     findings
 }

@@ -8,7 +8,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
-        rows::{Block, Columns, Limits, Part, RowStore},
+        rows::{Block, Columns, Limits, NO_INTEGER, Part, RowStore},
     },
 };
 
@@ -20,6 +20,8 @@ const KEYS: [&str; 3] = ["episode_index", "frame_index", "task_index"];
 const TIMESTAMP: &str = "timestamp";
 /// How far apart two frames may be from what the rate says, in seconds: LeRobot's own tolerance.
 const TOLERANCE_S: f64 = 1e-4;
+/// What helps where a row lacks a number.
+const REPAIR: &str = "repair the recording or delete the episode";
 
 /// A feature of numbers.
 pub struct Numeric {
@@ -51,7 +53,10 @@ impl Numeric {
     /// The values of some rows of a block: row, element and value.
     fn each(&self, block: &Block, rows: Range<usize>, mut take: impl FnMut(usize, usize, f64)) {
         match self.source {
-            Source::Key(key) => rows.for_each(|row| take(row, 0, block.keys[key][row] as f64)),
+            Source::Key(key) => {
+                let there = rows.filter(|row| block.keys[key][*row] != NO_INTEGER);
+                there.for_each(|row| take(row, 0, block.keys[key][row] as f64));
+            }
             Source::Column(column) => {
                 let width = self.shape.iter().product::<usize>();
                 for row in rows {
@@ -114,9 +119,14 @@ impl<'a> Scanner<'a> {
             for (feature, dims) in self.features.iter().zip(&mut moments) {
                 feature.each(block, here.clone(), |row, at, value| {
                     let frame = first + (row - here.start) as u64;
-                    match value.is_finite() {
-                        true => dims[at % feature.dims()].take(value, 1, frame),
-                        false => rows.not_finite(feature, at, value, frame),
+                    if value.is_finite() {
+                        return dims[at % feature.dims()].take(value, 1, frame);
+                    }
+                    match block.misfit(block.first_row + row as u64, &feature.name) {
+                        // Of all its elements the same is to be said.
+                        Some(misfit) if at == 0 => rows.no_value(&feature.name, misfit.to_string(), frame),
+                        Some(_) => {}
+                        None => rows.not_finite(feature, at, value, frame),
                     }
                 });
             }
@@ -191,7 +201,10 @@ struct Rows<'a> {
 impl Rows<'_> {
     fn check(&mut self, block: &Block, here: Range<usize>, first: u64) {
         for (row, frame) in here.zip(first..) {
-            self.check_keys(block.keys.each_ref().map(|key| key[row]), frame);
+            match block.missing_key(block.first_row + row as u64) {
+                Some((key, misfit)) => self.no_value(key, misfit.to_string(), frame),
+                None => self.check_keys(block.keys.each_ref().map(|key| key[row]), frame),
+            }
             if let Some(column) = self.of.timestamp {
                 self.check_time(f64::from(block.numbers[column][row]), frame);
             }
@@ -257,8 +270,11 @@ impl Rows<'_> {
 
     fn not_finite(&mut self, feature: &Numeric, element: usize, value: f64, frame: u64) {
         let found = format!("element {element} is {value}");
-        let remedy = "repair the recording or delete the episode";
-        self.add(Finding::error("not finite", found, remedy).feature(&feature.name), frame);
+        self.add(Finding::error("not finite", found, REPAIR).feature(&feature.name), frame);
+    }
+
+    fn no_value(&mut self, column: &str, found: String, frame: u64) {
+        self.add(Finding::error("no value", found, REPAIR).feature(column), frame);
     }
 
     fn add(&mut self, finding: Finding, frame: u64) {

@@ -12,7 +12,7 @@
 use std::convert::Infallible;
 
 use coxswain_data::{
-    lerobot::frames::Pixels,
+    pixels::Pixels,
     preview::{Plot, Preview, Strip},
 };
 use embedded_graphics::{

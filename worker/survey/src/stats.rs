@@ -3,7 +3,7 @@
 //!
 //! | layout | file | what is written |
 //! |---|---|---|
-//! | v3.0 | `meta/stats.json` | what is there, and what it lacks |
+//! | v3.0, v2.0 | `meta/stats.json` | what is there, and what it lacks |
 //! | v2.1 | `meta/episodes_stats.jsonl` | all of it, an episode a line |
 //!
 //! A file that is there already is left alone: the new one lies beside it, until asked otherwise. Pictures
@@ -20,7 +20,7 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    lerobot::{Catalog, info::Version},
+    lerobot::Catalog,
     place,
     text::{read_json, read_text},
 };
@@ -91,7 +91,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
         return Err(DataError::invalid(job.dir, "(address)", found, remedy));
     }
     let catalog = Catalog::open(job.dir)?;
-    let per_episode = catalog.info.version == Version::V2_1;
+    let per_episode = catalog.stats_path.extension().is_some_and(|ending| ending == "jsonl");
     let missing_now = missing(&catalog, job.anew);
     if missing_now.is_empty() {
         return Ok(None);

@@ -14,8 +14,9 @@ pub(crate) const KEEPS_NOTHING: &str = "features of a task without an extractor"
 pub struct Inputs {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Sizes of inputs that were cut into patches, `(t, h, w)` each.
-    pub grids: Vec<[u32; 3]>,
+    /// How images lie in the model's input: three numbers for each, which only the model's family
+    /// understands.
+    pub shapes: Vec<[u32; 3]>,
 }
 
 /// A value that is passed on by those who do not know its type. Every plain value is one.

@@ -11,7 +11,7 @@ use coxswain_nn::{
 
 use crate::{Batch, CachedFeatures, TaskError};
 
-/// How many tokens of a sample have features, by what is kept of its inputs: token ids, and grids of patches.
+/// How many tokens of a sample have features, by what is kept of its inputs: token ids, and shapes of images.
 type Tokens = dyn Fn(&[u32], &[[u32; 3]]) -> usize + Send + Sync;
 
 /// Which tokens of a sample have features, and how many values each.
@@ -34,8 +34,8 @@ impl FeatureShape {
     }
 
     /// Values of all tokens of a sample that have features.
-    pub fn values(&self, ids: &[u32], grids: &[[u32; 3]]) -> usize {
-        (self.tokens)(ids, grids) * self.width
+    pub fn values(&self, ids: &[u32], shapes: &[[u32; 3]]) -> usize {
+        (self.tokens)(ids, shapes) * self.width
     }
 }
 

@@ -2,7 +2,10 @@
 
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_proto::{
-    config::{Findings, SettingsError, TaskSchema, TaskSettings},
+    config::{
+        Findings, SettingsError, TaskSchema, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{Class::Learned, Classes},
     limits::MAX_METRIC_NAME_BYTES,
     run_spec::{CacheMode, Offload, RunSpec, Shard},
@@ -167,6 +170,22 @@ impl TaskSettings for SeparationSettings {
         ("loss.waveform", Learned),
         ("loss.spectrum", Learned),
         ("optimizer.lr.separator", Learned),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("network.n_fft", 4.0, 1_048_576.0),
+        ("network.hop", 1.0, 262_144.0),
+        ("network.bands", 1.0, 524_289.0),
+        ("network.hidden_dim", 1.0, SIZE),
+        ("network.layers", 1.0, 4096.0),
+        ("network.heads", 1.0, SIZE),
+        ("data.sample_rate", 1.0, 1e7),
+        ("data.segment_seconds", 0.0, 86_400.0),
+        ("data.hop_seconds", 0.0, 86_400.0),
+        ("data.holdout_every", 0.0, COUNT),
+        ("loss.waveform", 0.0, NO_MOST),
+        ("loss.spectrum", 0.0, NO_MOST),
+        ("optimizer.lr.separator", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {

@@ -1,12 +1,15 @@
 //! The keys of the task `seq2seq`.
 
-use coxswain_models::qwen2_5_vl::settings::Model;
+use coxswain_models::pretrained::settings::Model;
 use coxswain_nn::{
     dtypes::ActivationsDtype,
     lora::{Bias, Lora, LoraTargets},
 };
 use coxswain_proto::{
-    config::{Findings, SettingsError, TaskSchema, TaskSettings},
+    config::{
+        Findings, SettingsError, TaskSchema, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{
         Class::{Base, Learned, LearnedInOrder, Outside},
         Classes,
@@ -158,6 +161,20 @@ impl TaskSettings for Seq2SeqSettings {
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", Learned),
         ("eval.rouge", Outside("what is looked at, not what is learned")),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("lora.rank", 1.0, 16_384.0),
+        ("lora.alpha", 0.0, 1e9),
+        ("lora.rank_pattern", 1.0, 16_384.0),
+        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.dropout", 0.0, 1.0),
+        ("lora.layers_to_transform", 0.0, SIZE),
+        ("data.max_source_tokens", 2.0, 16_777_216.0),
+        ("data.max_target_tokens", 2.0, 16_777_216.0),
+        ("data.holdout_every", 0.0, COUNT),
+        ("optimizer.lr.lora", 0.0, NO_MOST),
+        ("optimizer.lr.base", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {

@@ -3,10 +3,7 @@
 //! A prompt is a source without its prefix. Prompts are answered some at a time, side by side, and each as if
 //! it were alone.
 
-use coxswain_models::{
-    directory,
-    t5::{T5Config, tokenizer::TextTokenizer},
-};
+use coxswain_models::{Shelves, pretrained::directory, text_to_text::TextTokenizer};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::ids::Step;
 use coxswain_task::{Fault, GenerateJob, Prompt, TaskError, Written};
@@ -21,14 +18,16 @@ use crate::pretrained;
 /// Answers to all prompts of a job, in their order.
 pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
+    models: Shelves<B>,
     device: &B::Device,
 ) -> Result<Vec<Written>, TaskError> {
     let mut settings = Seq2SeqSettings::of(job.spec).map_err(TaskError::bad_input)?;
     let dir = &directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-    let config = T5Config::read(dir).map_err(TaskError::bad_input)?;
-    let tokenizer = TextTokenizer::open(dir, &config).map_err(TaskError::bad_input)?;
+    let family = models.sizes.text_to_text.of(dir).map_err(TaskError::bad_input)?;
+    let special = family.outline(dir).map_err(TaskError::bad_input)?.special;
+    let tokenizer = family.tokenizer(dir).map_err(TaskError::bad_input)?;
     let numbered = job.prompts.iter().zip(0..);
-    let sources = numbered.map(|(prompt, number)| asked(&tokenizer, &settings.data, prompt, number));
+    let sources = numbered.map(|(prompt, number)| asked(&*tokenizer, &settings.data, prompt, number));
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
     let mut spec = job.spec.clone();
     if let (Some(_), Some(lora)) = (job.results, &mut settings.lora) {
@@ -36,15 +35,15 @@ pub(super) fn generate<B: Tape<Base = B>>(
         lora.init_from = None;
         spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = PairModel::<B>::load(&spec, device)?;
+    let (model, layout, mut values) = PairModel::<B>::load(&spec, models.device, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, read_left(&spec, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&spec, models.sizes, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let mut written = Vec::with_capacity(sources.len());
     for group in sources.chunks(job.batch.max(1)) {
-        let special = [config.special.pad, config.special.decoder_start];
-        let batch = PairBatch::of(Step(0), &group.iter().collect::<Vec<_>>(), special);
+        let fills = [special.pad, special.decoder_start];
+        let batch = PairBatch::of(Step(0), &group.iter().collect::<Vec<_>>(), fills);
         let answers =
             model.write(&trainables, &batch, job.sampling.max_new_tokens, &mut |row, at, logits| {
                 job.sampling.next(logits, batch.indices[row], at as u64)
@@ -54,7 +53,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
             TaskError::new(Fault::Numeric, format!("prompt {number}: {error}"))
         })?;
         for ids in answers {
-            let ended = ids.last() == Some(&config.special.eos);
+            let ended = ids.last() == Some(&special.eos);
             let text = tokenizer.text(&ids).map_err(TaskError::bad_input)?;
             written.push(Written { ids, text, ended });
         }
@@ -64,7 +63,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
 
 /// A prompt as the encoder reads it.
 fn asked(
-    tokenizer: &TextTokenizer,
+    tokenizer: &dyn TextTokenizer,
     data: &PairData,
     prompt: &Prompt,
     index: u64,

@@ -2,9 +2,12 @@
 //!
 //! What a step holds and computes is counted by running it on the backend that knows sizes alone.
 
+use std::sync::Arc;
+
 use coxswain_models::{
-    directory,
-    t5::{T5Config, config::SpecialIds, modules::tensors},
+    Shelf,
+    pretrained::{checkpoint::CheckpointDir, directory},
+    text_to_text::{SpecialIds, TextModelOutline},
 };
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
@@ -21,7 +24,7 @@ use serde_json::{Value, json};
 use super::{
     config::Seq2SeqSettings,
     data::{PairBatch, PairOutline, PairSample},
-    model::PairModel,
+    model::{PairModel, outline_of},
 };
 use crate::{
     savings::of_settings,
@@ -33,7 +36,8 @@ use crate::{
 pub struct PairSizes {
     spec: RunSpec,
     settings: Seq2SeqSettings,
-    config: T5Config,
+    models: Shelf<Sizes>,
+    model: Arc<TextModelOutline>,
     outline: PairOutline,
     weights: TokenWeights,
     /// By the keys that change what a pass holds.
@@ -42,14 +46,13 @@ pub struct PairSizes {
 
 impl PairSizes {
     /// Reads configuration and headers of everything the run names, and its pairs.
-    pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
-        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-        let config = T5Config::read(&model).map_err(TaskError::bad_input)?;
-        let weights = weights(spec, &settings, &config)?;
-        let outline = PairOutline::read(spec).map_err(TaskError::bad_input)?;
-        let (spec, passes) = (spec.clone(), Passes::default());
-        let sizes = Self { spec, settings, config, outline, weights, passes };
+        let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
+        let weights = weights(spec, models, &settings, &model)?;
+        let outline = PairOutline::read(spec, models).map_err(TaskError::bad_input)?;
+        let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
+        let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1)?;
         Ok(sizes)
     }
@@ -58,9 +61,9 @@ impl PairSizes {
         let mut sizes = self.clone();
         change(&mut sizes.spec);
         sizes.settings = Seq2SeqSettings::of(&sizes.spec).map_err(TaskError::bad_input)?;
-        sizes.weights = weights(&sizes.spec, &sizes.settings, &sizes.config)?;
+        sizes.weights = weights(&sizes.spec, sizes.models, &sizes.settings, &sizes.model)?;
         if sizes.settings.data != self.settings.data {
-            sizes.outline = PairOutline::read(&sizes.spec).map_err(TaskError::bad_input)?;
+            sizes.outline = PairOutline::read(&sizes.spec, sizes.models).map_err(TaskError::bad_input)?;
         }
         Ok(sizes)
     }
@@ -70,7 +73,7 @@ impl PairSizes {
             spec: &self.spec,
             model: &self.settings.model,
             weights: &self.weights,
-            vocab: self.config.vocab_size,
+            vocab: self.model.vocab_size,
             predicted: self.outline.target,
             sample_bytes: (5 * self.outline.source + 12 * self.outline.target) as u64,
             tokenizer_bytes: self.outline.tokenizer_bytes,
@@ -82,7 +85,8 @@ impl PairSizes {
         let kind = format!("{:?} {:?} {:?}", self.settings, self.spec.train.recompute, self.outline);
         self.passes.at(&kind, micro_batch, |pairs| {
             let account = Account::open();
-            let (model, layout, values) = PairModel::<Sizes>::load(&self.spec, account.device())?;
+            let (model, layout, values) =
+                PairModel::<Sizes>::load(&self.spec, self.models, account.device())?;
             let trainables = Trainables::new(layout, values, account.device());
             let batch = self.longest(pairs as usize);
             PassCost::of(&account, |grads, clock| {
@@ -97,11 +101,12 @@ impl PairSizes {
         let kind = format!("{using:?} {:?} {:?}", self.settings, self.outline);
         self.passes.at(&kind, pairs, |pairs| {
             let account = Account::open();
-            let (model, layout, values) = PairModel::<Sizes>::load(&self.spec, account.device())?;
+            let (model, layout, values) =
+                PairModel::<Sizes>::load(&self.spec, self.models, account.device())?;
             let trainables = Trainables::new(layout, values, account.device());
             let (batch, most) = (self.longest(pairs as usize), self.settings.data.max_target_tokens);
             // No answer ends before it must.
-            let word = self.config.special.pad;
+            let word = self.model.special.pad;
             let answers = || {
                 let write = || model.write(&trainables, &batch, most, &mut |_, _, _| Some(word));
                 let (written, cost) = PassCost::of_forward(&account, write);
@@ -120,7 +125,7 @@ impl PairSizes {
     /// So many pairs with the longest source and the longest target; of several the last is a token shorter,
     /// because pairs of different lengths need a mask.
     fn longest(&self, pairs: usize) -> PairBatch {
-        let SpecialIds { pad, eos, decoder_start } = self.config.special;
+        let SpecialIds { pad, eos, decoder_start } = self.model.special;
         let ids = |len: usize| vec![eos; len];
         let mut samples: Vec<_> = (0..pairs as u64)
             .map(|index| PairSample {
@@ -136,10 +141,16 @@ impl PairSizes {
     }
 }
 
-fn weights(spec: &RunSpec, settings: &Seq2SeqSettings, config: &T5Config) -> Result<TokenWeights, TaskError> {
-    let (_, layout, _) = PairModel::<Sizes>::load(spec, Account::open().device())?;
+fn weights(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    settings: &Seq2SeqSettings,
+    model: &TextModelOutline,
+) -> Result<TokenWeights, TaskError> {
+    let (_, layout, _) = PairModel::<Sizes>::load(spec, models, Account::open().device())?;
     let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-    TokenWeights::of(&dir, tensors(config), &layout).map_err(TaskError::bad_input)
+    TokenWeights::of(CheckpointDir { path: &dir, rules: model.rules }, model.tensors.clone(), &layout)
+        .map_err(TaskError::bad_input)
 }
 
 impl Subject for PairSizes {
@@ -148,7 +159,7 @@ impl Subject for PairSizes {
     }
 
     fn model(&self) -> String {
-        format!("{:?} for pairs", self.config)
+        format!("{} for pairs", self.model.sizes)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {

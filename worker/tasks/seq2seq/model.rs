@@ -3,25 +3,21 @@
 use std::path::Path;
 
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
+    Shelf,
+    pretrained::{
         adapters::{Adapters, HeadAdapter, Tuned},
+        checkpoint::CheckpointDir,
+        directory,
         error::ModelError,
+        prompts::DropoutKeys,
         settings::Model,
     },
-    t5::{
-        T5, T5Config,
-        context::{T5Context, TextRows},
-        modules::modules,
-        pass::T5Run,
-        writing::{Choice, NoToken},
-    },
+    text_to_text::{Choice, NoToken, TextModelOutline, TextPass, TextToText},
 };
 use coxswain_nn::{
     files::StoredTensor,
-    kernels::Tape,
-    lora::{LoraPlan, Module, TrainedModules},
-    next_token::NextTokens,
+    kernels::{Tape, sizes::Sizes},
+    lora::{LoraPlan, TrainedModules},
     params::{GradientSums, TrainableLayout, Trainables},
     recompute::Retention,
 };
@@ -36,7 +32,7 @@ use crate::{
 
 /// The model with what trains of it.
 pub struct PairModel<B: Tape<Base = B>> {
-    model: T5<B>,
+    model: Box<dyn TextToText<B>>,
     lora: Option<LoraPlan>,
     full: TrainedModules,
     retention: Retention,
@@ -46,15 +42,26 @@ pub struct PairModel<B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> PairModel<B> {
     /// Reads the model directory. Returns the model with the layout of everything that trains and the values
     /// it starts from; both are the same on every rank.
-    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
+    pub fn load(
+        spec: &RunSpec,
+        models: Shelf<B>,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
-        let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
-        let mut layout = TrainableLayout::default();
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
+        let family = models.text_to_text.of(dir).map_err(TaskError::bad_input)?;
+        let outline = family.outline(dir).map_err(TaskError::bad_input)?;
+        let tuned = tuned(&settings, &outline).map_err(TaskError::bad_input)?;
+        let mut layout = TrainableLayout::default();
         let dtype = settings.model.weights_dtype;
-        let model = T5::load(dir, dtype, tuned.trains(), &mut layout, device);
+        let model = family.load(dir, dtype, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
-        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, dtype);
+        let values = tuned.initial_values::<B>(
+            spec.run.seed,
+            &layout,
+            CheckpointDir { path: dir, rules: outline.rules },
+            dtype,
+        );
         let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
@@ -73,9 +80,9 @@ impl<B: Tape<Base = B>> PairModel<B> {
         &self.full
     }
 
-    /// Sizes of the model.
-    pub fn config(&self) -> &T5Config {
-        &self.model.config
+    /// The model as its configuration has it.
+    pub fn outline(&self) -> &TextModelOutline {
+        self.model.outline()
     }
 
     /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
@@ -90,19 +97,12 @@ impl<B: Tape<Base = B>> PairModel<B> {
             return Ok(MicroLoss::default());
         }
         clock.enter(Pass::Forward);
-        let texts = batch.texts();
-        let context = T5Context::of_training(&self.model, trainables, &texts).dropping(self.dropped(batch));
-        let run = T5Run { model: &self.model, context: &context, trainables, retention: self.retention };
-        let (hidden_nd, trace) = run.forward(&texts, &mut |stage| clock.lap(stage));
-        let NextTokens { rows, dhidden, .. } =
-            self.model.predict(trainables, hidden_nd, &batch.targets, Some(&mut *grads));
+        let run = self.model.run(TextPass { dropout: self.dropout(batch), ..self.pass(trainables, batch) });
+        let (rows, trace) = run.forward(grads, &mut |stage| clock.lap(stage), HEAD_STAGE);
         let loss = sums(batch, &rows)?.loss();
-        clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
-        if let Some(dhidden_nd) = dhidden {
-            run.backward(trace, dhidden_nd, grads, &mut |stage| clock.lap(stage));
-        }
+        trace.backward(grads, &mut |stage| clock.lap(stage));
         Ok(loss)
     }
 
@@ -111,13 +111,9 @@ impl<B: Tape<Base = B>> PairModel<B> {
         if batch.targets.rows.is_empty() {
             return Ok(TokenSums::default());
         }
-        let texts = batch.texts();
-        let context = T5Context::new(&self.model, trainables, &texts);
         // Nothing is kept for a backward pass, and every value is the one that a training pass computes.
         let retention = Retention { recompute: Recompute::None, ..self.retention };
-        let run = T5Run { model: &self.model, context: &context, trainables, retention };
-        let hidden_nd = run.decode(run.encode(texts.source), texts.target);
-        sums(batch, &self.model.predict(trainables, hidden_nd, &batch.targets, None).rows)
+        sums(batch, &self.model.losses(TextPass { retention, ..self.pass(trainables, batch) }))
     }
 
     /// Answers to the sources of a batch, each up to its end or to `most` tokens.
@@ -131,25 +127,33 @@ impl<B: Tape<Base = B>> PairModel<B> {
         self.model.write(trainables, &batch.texts(), most, choose)
     }
 
-    /// The tokens that the adapters of a training pass drop from; none where they drop nothing.
-    fn dropped(&self, batch: &PairBatch) -> Option<TextRows<B>> {
+    fn pass<'a>(&self, trainables: &'a Trainables<B>, batch: &'a PairBatch) -> TextPass<'a, B> {
+        let (texts, targets, retention) = (batch.texts(), &batch.targets, self.retention);
+        TextPass { texts, targets, trainables, retention, dropout: None }
+    }
+
+    /// What keys the draws of the adapters' dropout; none where they drop nothing.
+    fn dropout<'b>(&self, batch: &'b PairBatch) -> Option<DropoutKeys<'b>> {
         let drops = self.lora.as_ref().is_some_and(|plan| plan.recipe().dropout > 0.0);
-        let PairBatch { step, indices, .. } = batch;
-        drops.then(|| TextRows::of(&batch.texts(), self.seed, step.0, indices, &self.model.device))
+        let (step, samples) = (batch.step.0, &batch.indices[..]);
+        drops.then_some(DropoutKeys { seed: self.seed, step, samples, images_per_row: &[] })
     }
 }
 
 /// What trains of the model, by a run's settings.
-pub(super) fn tuned(settings: &Seq2SeqSettings) -> Result<Tuned, ModelError> {
-    let modules = modules_of(&settings.model)?;
+pub(super) fn tuned(settings: &Seq2SeqSettings, model: &TextModelOutline) -> Result<Tuned, ModelError> {
     let head = HeadAdapter::InFull("which takes none in this task");
-    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, head)
+    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &model.modules, head)
 }
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.
-pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+pub(super) fn read_left(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    path: &Path,
+) -> Result<Vec<StoredTensor>, TaskError> {
     let Seq2SeqSettings { model, lora, .. } = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
-    let modules = || modules_of(&model).map_err(TaskError::bad_input);
+    let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
     let here = Tuning {
         modules: &modules,
         lora: &|_| Ok(lora.clone()),
@@ -159,8 +163,10 @@ pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>
     pretrained::read(path, &[pretrained::BASE.path], &here)
 }
 
-fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
-    Ok(modules(&T5Config::read(&directory::outline(&model.path)?)?))
+/// The run's model as its configuration has it.
+pub(super) fn outline_of(model: &Model, models: Shelf<Sizes>) -> Result<TextModelOutline, ModelError> {
+    let dir = directory::outline(&model.path)?;
+    models.text_to_text.of(&dir)?.outline(&dir)
 }
 
 fn sums(batch: &PairBatch, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use coxswain_models::{
-    qwen2_5_vl::{adapters::readme, settings::Model},
-    t5::{modules::tensors, writing::likeliest},
+    pretrained::{adapters::readme, checkpoint::CheckpointDir, settings::Model},
+    text_to_text::likeliest,
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -135,7 +135,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
         let dtype = self.settings.model.weights_dtype;
-        let mut all = tensors(self.model.config());
+        let mut all = self.model.outline().tensors.clone();
         all.retain(|tensor| !self.model.full().trains(&tensor.name));
         let frozen = STACKS.map(|stack| {
             let of: Vec<_> = all.iter().filter(|tensor| stack_of(&tensor.name) == stack).collect();
@@ -157,11 +157,17 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
-        let tuned = tuned(&self.settings).map_err(TaskError::bad_input)?;
+        let outline = self.model.outline();
+        let tuned = tuned(&self.settings, outline).map_err(TaskError::bad_input)?;
         let Model { path, weights_dtype, .. } = &self.settings.model;
         let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
         tuned
-            .initial_values::<B>(self.spec.run.seed, layout, &dir, *weights_dtype)
+            .initial_values::<B>(
+                self.spec.run.seed,
+                layout,
+                CheckpointDir { path: &dir, rules: outline.rules },
+                *weights_dtype,
+            )
             .map_err(TaskError::bad_input)
     }
 
@@ -173,8 +179,7 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
         let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on pairs of texts.");
-        let config = self.model.config();
-        let tied = config.head.is_none().then_some(config.table.as_str());
+        let tied = self.model.outline().tied.as_deref();
         let trained_above = Some(self.settings.model.weights_dtype);
         let origin =
             AdapterOrigin { base_model, task_type: Some(TASK_TYPE), readme: &readme, tied, trained_above };

@@ -1,4 +1,4 @@
-//! Its place among tasks.
+//! Implements `Task` and `TaskOn` for seq2seq.
 
 use std::{
     collections::BTreeMap,
@@ -7,10 +7,7 @@ use std::{
 };
 
 use coxswain_data::DataError;
-use coxswain_models::{
-    qwen2_5_vl::forward::Job,
-    t5::{T5Config, forward},
-};
+use coxswain_models::{Shelves, pretrained::job};
 use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
@@ -29,10 +26,13 @@ use super::{
 use crate::{pretrained, sample_file, tokens::memory::frugal};
 
 /// Fine-tunes T5 and mT5 on pairs of texts.
-#[derive(Clone, Copy, Debug)]
-pub struct Seq2Seq;
+#[derive(Default)]
+pub struct Seq2Seq<B: Tape<Base = B>> {
+    /// The models that it may train.
+    pub models: Shelves<B>,
+}
 
-impl Task for Seq2Seq {
+impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     fn name(&self) -> &'static str {
         "seq2seq"
     }
@@ -42,7 +42,7 @@ impl Task for Seq2Seq {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(Pairs::open(spec)?))
+        Ok(Arc::new(Pairs::open(spec, self.models.sizes)?))
     }
 
     fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
@@ -54,7 +54,7 @@ impl Task for Seq2Seq {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(PairSizes::read(spec)?))
+        Ok(Box::new(PairSizes::read(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
@@ -71,7 +71,7 @@ impl Task for Seq2Seq {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        read_left(spec, path)
+        read_left(spec, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -85,7 +85,7 @@ impl Task for Seq2Seq {
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
-        pretrained::digest(spec)
+        pretrained::digest(spec, |dir| Ok(self.models.sizes.text_to_text.of(dir)?.outline(dir)?.rules))
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
@@ -97,7 +97,7 @@ impl Task for Seq2Seq {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write(&Pairs::open(spec)?.sample(index)?, out)
+        write(&Pairs::open(spec, self.models.sizes)?.sample(index)?, out)
     }
 }
 
@@ -114,14 +114,14 @@ fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
     sample_file::write(out, tensors)
 }
 
-impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
+impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
     fn build(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let (model, layout, initial) = PairModel::<B>::load(spec, device)?;
+        let (model, layout, initial) = PairModel::<B>::load(spec, self.models.device, device)?;
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
@@ -129,14 +129,12 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq {
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
         let ForwardJob { model, adapter, inputs, out, dtype } = *job;
-        if !T5Config::is_here(model) {
-            return None;
-        }
-        let job = Job { model, adapter, inputs, out, dtype };
-        Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
+        let family = self.models.device.text_to_text.find(model)?;
+        let job = job::ForwardJob { model, adapter, inputs, out, dtype };
+        Some(family.forward(&job, device).map_err(TaskError::bad_input))
     }
 
     fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
-        Some(generation::generate::<B>(job, device))
+        Some(generation::generate::<B>(job, self.models, device))
     }
 }

@@ -1,5 +1,6 @@
 //! The task on the checkpoint and the pairs that ship with the repository.
 
+use coxswain_models::families::shelf;
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
@@ -60,10 +61,10 @@ struct Fixture {
 impl Fixture {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(&pairs(), changes);
-        let samples = Pairs::open(&spec).expect("they ship");
+        let samples = Pairs::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
         let Built { objective, layout, mut initial } =
-            TaskOn::<Flex>::build(&Seq2Seq, &spec, &samples, &device).expect("it ships");
+            TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &device).expect("it ships");
         // With `B = 0` nothing reaches the other matrix.
         for (at, value) in initial.iter_mut().enumerate() {
             *value += 0.02 * ((at * 37 % 19) as f32 / 9.0 - 1.0);
@@ -249,8 +250,9 @@ fn evaluation_counts_tokens_of_targets_and_texts_for_rouge() {
 #[test]
 fn left_out_targets_are_pefts_choice_for_t5() {
     let spec = spec(&pairs(), &[("lora", json!({}))]);
-    let samples = Pairs::open(&spec).expect("they ship");
-    let built = TaskOn::<Flex>::build(&Seq2Seq, &spec, &samples, &Default::default()).expect("it ships");
+    let samples = Pairs::open(&spec, shelf()).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &Default::default())
+        .expect("it ships");
     let names: Vec<_> = built.layout.params().iter().map(|param| param.name.as_str()).collect();
     // Two matrices of q and v of two self-attentions of the encoder, and of four attentions of the decoder.
     assert_eq!(names.len(), 2 * 2 * (2 + 4));
@@ -270,7 +272,9 @@ fn what_a_run_leaves_another_one_may_start_from() {
         std::fs::read_to_string(dir.path().join("adapter/adapter_config.json")).expect("it is there");
     let config: Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["task_type"], "SEQ_2_SEQ_LM");
-    let read = Seq2Seq.read_weights(&spec(&pairs(), &whole_modules()), dir.path()).expect("the same run");
+    let read = Seq2Seq::<Flex>::default()
+        .read_weights(&spec(&pairs(), &whole_modules()), dir.path())
+        .expect("the same run");
     assert_eq!(
         read.iter().map(|tensor| &tensor.name).collect::<std::collections::BTreeSet<_>>().len(),
         layout.params().len()
@@ -278,10 +282,11 @@ fn what_a_run_leaves_another_one_may_start_from() {
     for tensor in &read {
         let param = layout.get(layout.find(&tensor.name).expect("of its run"));
         assert_eq!(tensor.values, donor.values[param.range()], "{}", tensor.name);
-        assert_eq!(Seq2Seq.group_of(&tensor.name), Some(param.group));
+        assert_eq!(Seq2Seq::<Flex>::default().group_of(&tensor.name), Some(param.group));
     }
     let changed = spec(&pairs(), &[&whole_modules()[..], &[("lora.alpha", json!(8.0))]].concat());
-    let problems = Seq2Seq.other_meaning(&changed, &spec(&pairs(), &whole_modules()), &[Group::LORA]);
+    let problems =
+        Seq2Seq::<Flex>::default().other_meaning(&changed, &spec(&pairs(), &whole_modules()), &[Group::LORA]);
     assert!(problems.len() == 1 && problems[0].starts_with("lora.alpha"), "{problems:?}");
 }
 
@@ -309,7 +314,7 @@ fn data_and_directories_that_cannot_be_used_are_refused_with_their_remedy() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("few.csv");
     std::fs::write(&path, "text,summary\n").expect("a file");
-    let refused = |spec: &RunSpec| match Pairs::open(spec) {
+    let refused = |spec: &RunSpec| match Pairs::open(spec, shelf()) {
         Err(error @ DataError::Invalid { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("opened"),
@@ -332,7 +337,7 @@ fn data_and_directories_that_cannot_be_used_are_refused_with_their_remedy() {
     let small =
         std::fs::read_to_string(other).expect("it ships").replace("\"vocab_size\": 96", "\"vocab_size\": 20");
     std::fs::write(model.join("config.json"), small).expect("a file");
-    let samples = Pairs::open(&spec(&pairs(), &[("model.path", json!(model))])).expect("it opens");
+    let samples = Pairs::open(&spec(&pairs(), &[("model.path", json!(model))]), shelf()).expect("it opens");
     let message = samples.sample(3).expect_err("beyond the vocabulary").to_string();
     assert!(message.contains("pairs.csv:5: token") && message.contains("vocabulary of 20"), "{message}");
 }
@@ -342,7 +347,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
     let dir = tempfile::tempdir().expect("a directory");
     let (sample, out) = (dir.path().join("sample.safetensors"), dir.path().join("out.safetensors"));
     let run = spec(&pairs(), &[]);
-    Seq2Seq.write_sample(&run, 2, &sample).expect("it has space");
+    Seq2Seq::<Flex>::default().write_sample(&run, 2, &sample).expect("it has space");
     let model = Seq2SeqSettings::of(&run).expect("checked").model.path;
     let job = coxswain_task::ForwardJob {
         model: Path::new(&model),
@@ -351,13 +356,16 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
         out: &out,
         dtype: FrozenDtype::Float32,
     };
-    TaskOn::<Flex>::forward(&Seq2Seq, &job, &Default::default()).expect("a T5").expect("sound");
+    TaskOn::<Flex>::forward(&Seq2Seq::<Flex>::default(), &job, &Default::default())
+        .expect("a T5")
+        .expect("sound");
     let loss = coxswain_nn::files::read_tensors(&out).expect("it was written");
     let loss = loss.iter().find(|tensor| tensor.name == "loss").expect("with labels").values[0];
     let spec = spec(&pairs(), &[]);
-    let samples = Pairs::open(&spec).expect("they ship");
+    let samples = Pairs::open(&spec, shelf()).expect("they ship");
     let Built { objective, layout, initial } =
-        TaskOn::<Flex>::build(&Seq2Seq, &spec, &samples, &Default::default()).expect("it ships");
+        TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &Default::default())
+            .expect("it ships");
     let trainables = Trainables::new(layout, initial, &Default::default());
     let batch = (&samples as &dyn Samples).batch(Step(0), &[samples.read(2).expect("sound")]);
     let found = objective.loss(&trainables, &*batch).expect("sound");
@@ -376,7 +384,7 @@ fn prompts_are_answered_each_by_itself_as_training_found_the_model_and_as_a_run_
     let sampling = Sampling { max_new_tokens: 7, temperature: 0.0, top_p: 1.0, top_k: 0, seed: 3 };
     let answers = |results: Option<&Path>, prompts: &[Prompt], sampling: Sampling| {
         let job = GenerateJob { spec: &spec, results, prompts, sampling, batch: 8 };
-        TaskOn::<Flex>::generate(&Seq2Seq, &job, &Default::default()).expect("it writes")
+        TaskOn::<Flex>::generate(&Seq2Seq::<Flex>::default(), &job, &Default::default()).expect("it writes")
     };
     let together = answers(None, &prompts, sampling).expect("sound");
     for (prompt, answer) in prompts.iter().zip(&together) {

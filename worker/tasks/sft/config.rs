@@ -1,9 +1,12 @@
 //! The keys of the task `sft`.
 
-use coxswain_models::qwen2_5_vl::settings::{Model, check_blocks};
+use coxswain_models::pretrained::settings::{Model, check_blocks};
 use coxswain_nn::lora::Lora;
 use coxswain_proto::{
-    config::{Findings, SettingsError, TaskSchema, TaskSettings},
+    config::{
+        Findings, SettingsError, TaskSchema, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince},
         Classes,
@@ -116,6 +119,21 @@ impl TaskSettings for SftSettings {
         ("data.max_pixels", Learned),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", LearnedSince("1e-5")),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("lora.rank", 1.0, 16_384.0),
+        ("lora.alpha", 0.0, 1e9),
+        ("lora.rank_pattern", 1.0, 16_384.0),
+        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.dropout", 0.0, 1.0),
+        ("lora.layers_to_transform", 0.0, SIZE),
+        ("data.max_tokens", 2.0, 16_777_216.0),
+        ("data.holdout_every", 0.0, COUNT),
+        ("data.min_pixels", 1.0, 2_147_483_648.0),
+        ("data.max_pixels", 1.0, 2_147_483_648.0),
+        ("optimizer.lr.lora", 0.0, NO_MOST),
+        ("optimizer.lr.base", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {

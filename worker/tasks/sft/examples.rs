@@ -1,12 +1,12 @@
 //! Held-out chats for people: what they ask first, and what they and the model answer.
 
 use coxswain_data::pictures;
-use coxswain_models::qwen2_5_vl::processor::{Piece, Role};
+use coxswain_models::vision_language::{Piece, Role};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_task::{Example, ExamplePicture, Sampling, TaskError, TextPair};
 
 use super::{
-    data::{Chat, Chats},
+    data::{Chat, ChatImage, Chats},
     generation::Writer,
     model::ChatModel,
 };
@@ -29,9 +29,9 @@ pub(super) fn examples<B: Tape<Base = B>>(
         let Some((question, answer)) = first_exchange(&chat) else { continue };
         let asked = chats.question(sample, &question).map_err(TaskError::bad_input)?;
         let written = writer.answer(sample as usize, &[asked])?;
-        let pictures = question.images.iter().filter_map(|name| {
-            let image = pictures::decode(&chats.image(sample, name).ok()?).ok()?;
-            ExamplePicture::of_rgb(name.clone(), [image.height, image.width], &image.rgb)
+        let pictures = question.images.iter().filter_map(|ChatImage { path, .. }| {
+            let image = pictures::decode(&chats.image(sample, path).ok()?).ok()?;
+            ExamplePicture::of_rgb(path.clone(), [image.height, image.width], &image.rgb)
         });
         let pictures = pictures.collect();
         let texts = written.into_iter().map(|written| TextPair {

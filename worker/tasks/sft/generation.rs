@@ -5,7 +5,13 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
-use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
+use coxswain_models::{
+    Shelves,
+    pretrained::{
+        pictures::ImageShape,
+        prompts::{Prompts, Rows},
+    },
+};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_task::{Fault, GenerateJob, Prompt, Sampling, TaskError, Written};
 
@@ -19,10 +25,11 @@ use crate::pretrained;
 /// Answers to all prompts of a job, in their order.
 pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
+    models: Shelves<B>,
     device: &B::Device,
 ) -> Result<Vec<Written>, TaskError> {
     let mut settings = SftSettings::of(job.spec).map_err(TaskError::bad_input)?;
-    let reader = ChatReader::open(&settings).map_err(TaskError::bad_input)?;
+    let reader = ChatReader::open(&settings, models.sizes).map_err(TaskError::bad_input)?;
     let question = |(number, prompt): (usize, &Prompt)| {
         asked(&reader, prompt)
             .map_err(|fault| TaskError::bad_input(format!("prompt {}: {fault}", number + 1)))
@@ -34,9 +41,9 @@ pub(super) fn generate<B: Tape<Base = B>>(
         lora.init_from = None;
         spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = ChatModel::<B>::load(&spec, device)?;
+    let (model, layout, mut values) = ChatModel::<B>::load(&spec, models.device, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, read_left(&spec, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&spec, models.sizes, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let writer = Writer { model: &model, trainables: &trainables, reader: &reader, sampling: job.sampling };
@@ -115,7 +122,7 @@ struct Answer {
 struct Questions {
     input_ids: Vec<u32>,
     valid: Vec<Range<u32>>,
-    image_grids: Vec<[u32; 3]>,
+    image_shapes: Vec<ImageShape>,
     pixel_values: Vec<Arc<Vec<f32>>>,
 }
 
@@ -127,13 +134,13 @@ impl Questions {
         Self {
             input_ids: questions.iter().flat_map(row).collect(),
             valid: questions.iter().map(|question| padding(question) as u32..seq as u32).collect(),
-            image_grids: questions.iter().flat_map(|question| question.image_grids.clone()).collect(),
+            image_shapes: questions.iter().flat_map(|question| question.image_shapes.clone()).collect(),
             pixel_values: questions.iter().map(|question| question.pixel_values.clone()).collect(),
         }
     }
 
     fn prompts(&self) -> Prompts<'_> {
-        let Self { input_ids, valid, image_grids, pixel_values } = self;
-        Prompts { input_ids, rows: Rows::Padded(valid), image_grids, pixel_values }
+        let Self { input_ids, valid, image_shapes, pixel_values } = self;
+        Prompts { input_ids, rows: Rows::Padded(valid), images: image_shapes, pixel_values }
     }
 }

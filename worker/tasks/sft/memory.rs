@@ -2,13 +2,16 @@
 //!
 //! What a step holds and computes is counted by running it on the backend that knows sizes alone.
 
+use std::sync::Arc;
+
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
-        config::QwenConfig,
-        modules::{frozen_tensors, head_tensor},
+    Shelf,
+    pretrained::{
+        checkpoint::CheckpointDir,
+        directory,
         prompts::{Prompts, Rows},
     },
+    vision_language::ModelOutline,
 };
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
@@ -28,7 +31,7 @@ use serde_json::{Value, json};
 use super::{
     config::SftSettings,
     data::{ChatBatch, ChatOutline},
-    model::ChatModel,
+    model::{ChatModel, outline_of},
 };
 use crate::tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights};
 
@@ -40,7 +43,8 @@ const ANSWER_TOKENS: usize = 128;
 pub struct ChatSizes {
     spec: RunSpec,
     settings: SftSettings,
-    config: QwenConfig,
+    models: Shelf<Sizes>,
+    model: Arc<ModelOutline>,
     outline: ChatOutline,
     weights: TokenWeights,
     /// By the keys that change what a pass holds.
@@ -49,14 +53,13 @@ pub struct ChatSizes {
 
 impl ChatSizes {
     /// Reads configuration and headers of everything the run names, and its chats.
-    pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-        let config = QwenConfig::read(&model).map_err(TaskError::bad_input)?;
-        let weights = weights(spec, &settings, &config)?;
-        let outline = ChatOutline::read(spec).map_err(TaskError::bad_input)?;
-        let (spec, passes) = (spec.clone(), Passes::default());
-        let sizes = Self { spec, settings, config, outline, weights, passes };
+        let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
+        let weights = weights(spec, models, &settings, &model)?;
+        let outline = ChatOutline::read(spec, models).map_err(TaskError::bad_input)?;
+        let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
+        let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1, Place::Host { threads: 1 })?;
         Ok(sizes)
     }
@@ -65,17 +68,17 @@ impl ChatSizes {
         let mut sizes = self.clone();
         change(&mut sizes.spec);
         sizes.settings = SftSettings::of(&sizes.spec).map_err(TaskError::bad_input)?;
-        sizes.weights = weights(&sizes.spec, &sizes.settings, &sizes.config)?;
+        sizes.weights = weights(&sizes.spec, sizes.models, &sizes.settings, &sizes.model)?;
         Ok(sizes)
     }
 
     fn run(&self) -> TokenRun<'_> {
-        let pixels = self.outline.patches() * self.config.vision.patch_values();
+        let pixels = self.outline.patches * self.model.patches.columns();
         TokenRun {
             spec: &self.spec,
             model: &self.settings.model,
             weights: &self.weights,
-            vocab: self.config.text.vocab_size,
+            vocab: self.model.vocab_size,
             predicted: self.outline.learned,
             sample_bytes: (4 * pixels + 5 * self.outline.tokens) as u64,
             tokenizer_bytes: self.outline.tokenizer_bytes,
@@ -88,7 +91,7 @@ impl ChatSizes {
         let kind = format!("{on_gpu} {:?} {:?}", self.settings, self.spec.train.recompute);
         self.passes.at(&kind, micro_batch, |chats| {
             let account = place.account();
-            let (model, layout) = hollow(&self.spec, &account)?;
+            let (model, layout) = hollow(&self.spec, self.models, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
             PassCost::of(&account, |grads, clock| {
@@ -103,7 +106,7 @@ impl ChatSizes {
         let kind = format!("{using:?} {} {:?}", place == Place::Gpu, self.settings);
         self.passes.at(&kind, chats, |chats| {
             let account = place.account();
-            let (model, layout) = hollow(&self.spec, &account)?;
+            let (model, layout) = hollow(&self.spec, self.models, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
             let answer = || -> Result<(), TaskError> {
@@ -133,17 +136,9 @@ impl ChatSizes {
 
     /// So many chats as long as the longest, with as much to learn as any, at their ends.
     fn longest(&self, chats: usize) -> ChatBatch {
-        let (ChatOutline { tokens, learned, grids, .. }, special) = (&self.outline, &self.config.tokens);
-        let vision = &self.config.vision;
-        let marks = [special.image, special.video, special.vision_start, special.vision_end];
-        let word = (0..).find(|id| !marks.contains(id)).unwrap_or_default();
-        let mut ids = Vec::with_capacity(*tokens);
-        for &grid in grids {
-            ids.push(special.vision_start);
-            ids.resize(ids.len() + vision.image_tokens(grid), special.image);
-            ids.push(special.vision_end);
-        }
-        ids.resize((*tokens).max(ids.len() + learned), word);
+        let ChatOutline { tokens, learned, images, .. } = &self.outline;
+        let marks = images.iter().map(|shape| self.model.patches.tokens(*shape) + 2).sum::<usize>();
+        let ids = self.model.prompt(images, (*tokens).max(marks + learned));
         let learned: Vec<bool> = (0..ids.len()).map(|at| at + learned >= ids.len()).collect();
         ChatBatch {
             step: Step(1),
@@ -153,29 +148,39 @@ impl ChatSizes {
             learned: learned.repeat(chats),
             // Megabytes a chat, which nothing here reads.
             pixel_values: Vec::new(),
-            image_grids: grids.repeat(chats),
-            images_per_chat: vec![grids.len() as u32; chats],
+            image_shapes: images.repeat(chats),
+            images_per_chat: vec![images.len() as u32; chats],
         }
     }
 }
 
 /// The run's model without values, its frozen weights held: what of streamed ones is in memory is counted
 /// with the weights.
-fn hollow(spec: &RunSpec, account: &Account) -> Result<(ChatModel<Sizes>, TrainableLayout), TaskError> {
+fn hollow(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    account: &Account,
+) -> Result<(ChatModel<Sizes>, TrainableLayout), TaskError> {
     let mut held = spec.clone();
     if held.memory.offload == Offload::Layers {
         held.memory.offload = Offload::None;
     }
     held.memory.shard = Shard::None;
-    let (model, layout, _) = ChatModel::load(&held, account.device())?;
+    let (model, layout, _) = ChatModel::load(&held, models, account.device())?;
     Ok((model, layout))
 }
 
-fn weights(spec: &RunSpec, settings: &SftSettings, config: &QwenConfig) -> Result<TokenWeights, TaskError> {
-    let (_, layout) = hollow(spec, &Account::open())?;
-    let tensors = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
-    let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-    TokenWeights::of(&model, tensors, &layout).map_err(TaskError::bad_input)
+fn weights(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    settings: &SftSettings,
+    model: &ModelOutline,
+) -> Result<TokenWeights, TaskError> {
+    let (_, layout) = hollow(spec, models, &Account::open())?;
+    let tensors = model.tensors().into_iter().chain(model.head()).collect();
+    let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
+    TokenWeights::of(CheckpointDir { path: &dir, rules: model.rules }, tensors, &layout)
+        .map_err(TaskError::bad_input)
 }
 
 impl Subject for ChatSizes {
@@ -184,7 +189,7 @@ impl Subject for ChatSizes {
     }
 
     fn model(&self) -> String {
-        format!("{:?} for chats", self.config)
+        format!("{} for chats", self.model.sizes)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {
@@ -209,7 +214,7 @@ impl Subject for ChatSizes {
 
     fn describe(&self) -> Vec<(&'static str, String)> {
         let ChatOutline { tokens, learned, estimated, .. } = self.outline;
-        let patches = self.outline.patches();
+        let patches = self.outline.patches;
         let estimated = if estimated { " (estimated)" } else { "" };
         let sample =
             format!("{tokens} tokens{estimated}, {learned} learned, {patches} image patches (the longest)");
@@ -228,7 +233,7 @@ impl Subject for ChatSizes {
                 "tokens": outline.tokens,
                 "learned": outline.learned,
                 "estimated": outline.estimated,
-                "patches": outline.patches(),
+                "patches": outline.patches,
             },
         })
     }

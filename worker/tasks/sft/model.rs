@@ -10,27 +10,23 @@
 
 use std::path::Path;
 
-use burn::tensor::Tensor;
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
-        LoadOptions, QwenVl,
+    Shelf,
+    pretrained::{
         adapters::{Adapters, HeadAdapter, Tuned},
         blocks::{BlockWeights, TablePlace},
-        config::QwenConfig,
-        decode::Decoder,
-        dropout::{ModelRows, RowsOf},
+        checkpoint::CheckpointDir,
+        directory,
         error::ModelError,
-        modules::modules,
-        pass::{Broken, Entry, Until, VlContext, VlRun},
-        prompts::Prompts,
+        prompts::{DropoutKeys, Prompts},
         settings::Model,
     },
+    vision_language::{Begun, Broken, LoadOptions, ModelOutline, Tap, VisionLanguage, VlPass},
 };
 use coxswain_nn::{
     files::StoredTensor,
-    kernels::Tape,
-    lora::{LoraPlan, Module, TrainedModules},
+    kernels::{DropoutRows, Tape, Weight, sizes::Sizes},
+    lora::{LoraLinear, LoraPlan, TrainedModules},
     next_token::{Head, NextTokens, TokenTargets, next_tokens},
     params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
@@ -46,35 +42,41 @@ use crate::{
 
 /// The model with what trains of it.
 pub struct ChatModel<B: Tape<Base = B>> {
-    model: QwenVl<B>,
+    model: Box<dyn VisionLanguage<B>>,
     lora: Option<LoraPlan>,
     full: TrainedModules,
     retention: Retention,
     seed: u64,
-    device: B::Device,
 }
 
 impl<B: Tape<Base = B>> ChatModel<B> {
     /// Reads the model directory. Returns the model with the layout of everything that trains and the values
     /// it starts from; both are the same on every rank.
-    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
+    pub fn load(
+        spec: &RunSpec,
+        models: Shelf<B>,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-        let tuned = tuned(&settings).map_err(TaskError::bad_input)?;
+        let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
+        let family = models.vision_language.of(dir).map_err(TaskError::bad_input)?;
+        let outline = family.outline(dir).map_err(TaskError::bad_input)?;
+        let tuned = tuned(&settings, &outline).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
         let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
         let options = LoadOptions { blocks, table, head: true, ..settings.model.weights_dtype.into() };
-        let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
-        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device);
+        let model = family.load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
-        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, settings.model.weights_dtype);
+        let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
+        let values =
+            tuned.initial_values::<B>(spec.run.seed, &layout, checkpoint, settings.model.weights_dtype);
         let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
-        let device = device.clone();
         let seed = spec.run.seed;
         let Tuned { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
-        let model = Self { model, lora, full, retention, seed, device };
+        let model = Self { model, lora, full, retention, seed };
         Ok((model, layout, values))
     }
 
@@ -88,14 +90,9 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         &self.full
     }
 
-    /// Sizes of the model.
-    pub fn config(&self) -> &QwenConfig {
-        &self.model.config
-    }
-
     /// The pretrained model.
-    pub fn pretrained(&self) -> &QwenVl<B> {
-        &self.model
+    pub fn pretrained(&self) -> &dyn VisionLanguage<B> {
+        &*self.model
     }
 
     /// Most bytes of streamed frozen weights that were in memory at once so far.
@@ -117,31 +114,26 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         }
         clock.enter(Pass::Forward);
         let failed = |broken| failed(batch, broken);
-        let context = VlContext::new(&self.model, batch.prompts(), &Entry::Pixels);
-        let context = context.map_err(|broken| failed(broken.into()))?;
-        let vl = VlRun {
-            model: &self.model,
-            context: &context,
-            trainables,
-            retention: self.retention,
-            dropout: self.dropout(batch),
-        };
-        let head = self.head(trainables, vl.dropout.as_ref(), &targets);
+        let (retention, dropout) = (self.retention, self.dropout(batch));
+        let pass = VlPass { prompts: batch.prompts(), kept: None, trainables, retention, dropout };
+        let vl = self.model.run(pass).map_err(|broken| failed(broken.into()))?;
+        let head = self.head(trainables, vl.token_rows(), &targets);
         let mut lap = |stage| clock.lap(stage);
-        let (hidden_nd, trace) = vl.forward(batch.prompts(), Entry::Pixels, &mut lap).map_err(failed)?;
+        let (mut read, trace) = vl.forward(&[Tap::Final], &mut lap).map_err(failed)?;
+        let hidden_nd = read.pop().expect("a run gives a tensor for each tap that it is asked for");
         let NextTokens { rows, dhidden, dupdate } =
             next_tokens(hidden_nd, &head, &targets, Some(&mut *grads));
         let loss = sums(batch, &targets, &rows)?.loss();
         clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
-        if let (Some(gradients), Some(adapter)) = (dupdate, self.model.head_adapter()) {
+        if let (Some(gradients), Some(adapter)) = (dupdate, self.model.head().and_then(LoraLinear::adapter)) {
             let params = adapter.matrices().map(|id| trainables.layout().get(id));
             grads.add(params.into_iter().zip(gradients).collect());
         }
         if let Some(dhidden_nd) = dhidden {
             let mut lap = |stage| clock.lap(stage);
-            vl.backward(batch.prompts(), trace, dhidden_nd, grads, &mut lap).map_err(failed)?;
+            trace.backward(vec![dhidden_nd], grads, &mut lap).map_err(failed)?;
         }
         Ok(loss)
     }
@@ -153,12 +145,11 @@ impl<B: Tape<Base = B>> ChatModel<B> {
             return Ok(TokenSums::default());
         }
         let failed = |broken| failed(batch, broken);
-        let context = VlContext::new(&self.model, batch.prompts(), &Entry::Pixels);
-        let context = context.map_err(|broken| failed(broken.into()))?;
         // Nothing is kept for a backward pass, and every value is the one that a training pass computes.
         let retention = Retention { recompute: Recompute::None, ..self.retention };
-        let vl = VlRun { model: &self.model, context: &context, trainables, retention, dropout: None };
-        let hidden_nd = vl.features(batch.prompts(), Entry::Pixels, Until::Hidden).map_err(failed)?;
+        let pass = VlPass { prompts: batch.prompts(), kept: None, trainables, retention, dropout: None };
+        let vl = self.model.run(pass).map_err(|broken| failed(broken.into()))?;
+        let hidden_nd = vl.until(Tap::Final).map_err(failed)?;
         let head = self.head(trainables, None, &targets);
         sums(batch, &targets, &next_tokens(hidden_nd, &head, &targets, None).rows)
     }
@@ -168,44 +159,52 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         &'a self,
         trainables: &'a Trainables<B>,
         prompts: Prompts<'_>,
-    ) -> Result<(Decoder<'a, B>, Tensor<B, 2>), Broken> {
+    ) -> Result<Begun<'a, B>, Broken> {
         let retention = Retention { recompute: Recompute::None, ..self.retention };
-        Decoder::begin(&self.model, trainables, retention, prompts)
+        self.model.decode(trainables, retention, prompts)
     }
 
-    /// The rows that the adapters of a training pass drop from; none where they drop nothing.
-    fn dropout(&self, batch: &ChatBatch) -> Option<ModelRows<B>> {
-        let (samples, images_per_row) = (&batch.indices, &batch.images_per_chat);
-        let of = RowsOf { seed: self.seed, step: batch.step.0, samples, images_per_row };
-        ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
+    /// What keys the draws of the adapters' dropout; none where they drop nothing.
+    fn dropout<'b>(&self, batch: &'b ChatBatch) -> Option<DropoutKeys<'b>> {
+        let drops = self.lora.as_ref().is_some_and(|plan| plan.recipe().dropout > 0.0);
+        let (samples, images_per_row) = (&batch.indices[..], &batch.images_per_chat[..]);
+        drops.then_some(DropoutKeys { seed: self.seed, step: batch.step.0, samples, images_per_row })
     }
 
-    /// The head with its adapter, which drops some of the rows that predict something if `dropout` says so.
+    /// The head with its adapter, which drops some of the rows that predict something where there are
+    /// `token_rows`.
     fn head(
         &self,
         trainables: &Trainables<B>,
-        dropout: Option<&ModelRows<B>>,
+        token_rows: Option<&DropoutRows<B>>,
         targets: &TokenTargets,
     ) -> Head<B> {
-        let rows = dropout.map(|rows| rows.tokens.select(targets.rows.iter().map(|&row| row as usize)));
+        let rows = token_rows.map(|rows| rows.select(targets.rows.iter().map(|&row| row as usize)));
         let params = ParamScope::<B>::frozen(trainables).dropping(rows);
-        let w_vd = self.model.head_weight(&params).expect("the model was read with its head");
-        let update = self.model.head_adapter().map(|adapter| adapter.update(&params));
-        let trained = self.model.trained_head().map(|id| trainables.layout().get(id).clone());
+        let head = self.model.head().expect("the model was read with its head");
+        let Weight::Dense(w_vd) = head.weight_on_tape(&params) else {
+            unreachable!("a head is never quantized")
+        };
+        let update = head.adapter().map(|adapter| adapter.update(&params));
+        let trained = head.trained_weight().map(|id| trainables.layout().get(id).clone());
         Head { w_vd, update, trained }
     }
 }
 
 /// What trains of the model, by a run's settings.
-pub(super) fn tuned(settings: &SftSettings) -> Result<Tuned, ModelError> {
-    let modules = modules_of(&settings.model)?;
-    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &modules, HeadAdapter::Taken)
+pub(super) fn tuned(settings: &SftSettings, model: &ModelOutline) -> Result<Tuned, ModelError> {
+    let (lora, train) = (settings.lora.as_ref(), &settings.model.train);
+    Tuned::resolve(lora, train, &model.modules, HeadAdapter::Taken)
 }
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.
-pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+pub(super) fn read_left(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    path: &Path,
+) -> Result<Vec<StoredTensor>, TaskError> {
     let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
-    let modules = || modules_of(&model).map_err(TaskError::bad_input);
+    let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
     let here = Tuning {
         modules: &modules,
         lora: &|_| Ok(lora.clone()),
@@ -215,8 +214,10 @@ pub(super) fn read_left(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>
     pretrained::read(path, &[pretrained::BASE.path], &here)
 }
 
-fn modules_of(model: &Model) -> Result<Vec<Module>, ModelError> {
-    Ok(modules(&QwenConfig::read(&directory::outline(&model.path)?)?))
+/// The run's model as its configuration has it.
+pub(super) fn outline_of(model: &Model, models: Shelf<Sizes>) -> Result<ModelOutline, ModelError> {
+    let dir = directory::outline(&model.path)?;
+    models.vision_language.of(&dir)?.outline(&dir)
 }
 
 fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {

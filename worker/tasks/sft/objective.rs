@@ -2,16 +2,14 @@
 
 use std::{path::Path, sync::Arc};
 
-use coxswain_models::{
+use coxswain_models::pretrained::{
+    adapters::readme,
+    checkpoint::CheckpointDir,
     directory,
-    qwen2_5_vl::{
-        adapters::{MODEL_CLASS, readme},
-        embed::tied_to_head,
-        error::ModelError,
-        merge::{Trained, write_merged},
-        modules::{FrozenPart, frozen_parts, frozen_tensors, head_tensor},
-        settings::Model,
-    },
+    error::ModelError,
+    frozen::{FrozenPart, frozen_parts},
+    merge::{Trained, write_merged},
+    settings::Model,
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -91,16 +89,20 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
-        let (config, dtype) = (self.model.config(), self.settings.model.weights_dtype);
-        let mut tensors: Vec<_> = frozen_tensors(config).into_iter().chain(head_tensor(config)).collect();
+        let (model, dtype) = (self.model.pretrained(), self.settings.model.weights_dtype);
+        let outline = model.outline();
+        let mut tensors: Vec<_> = outline.tensors().into_iter().chain(outline.head()).collect();
         tensors.retain(|tensor| !self.model.full().trains(&tensor.name));
-        let model = self.model.pretrained();
         let parts = frozen_parts(&tensors, dtype, model.in_memory(), model.table_place());
         let frozen = parts.into_iter().map(|part| {
             let FrozenPart { name, tensors, elements: parameters, bytes, dtype } = part;
             Module { module: name.into(), tensors, parameters, trains: false, dtype, bytes }
         });
-        frozen.chain(pretrained::trained_rows(layout, &PARTS, part_of)).collect()
+        frozen
+            .chain(pretrained::trained_rows(layout, &PARTS, |tensor| {
+                pretrained::part_of(outline.rules, tensor)
+            }))
+            .collect()
     }
 
     fn base(&self) -> &str {
@@ -108,11 +110,17 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
-        let tuned = tuned(&self.settings).map_err(TaskError::bad_input)?;
+        let outline = self.model.pretrained().outline();
+        let tuned = tuned(&self.settings, outline).map_err(TaskError::bad_input)?;
         let Model { path, weights_dtype, .. } = &self.settings.model;
         let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
         tuned
-            .initial_values::<B>(self.spec.run.seed, layout, &dir, *weights_dtype)
+            .initial_values::<B>(
+                self.spec.run.seed,
+                layout,
+                CheckpointDir { path: &dir, rules: outline.rules },
+                *weights_dtype,
+            )
             .map_err(TaskError::bad_input)
     }
 
@@ -123,8 +131,10 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
         let base_model = &self.settings.model.path;
-        let readme = readme(base_model, MODEL_CLASS, "Fine-tuned by Coxswain on chats.");
-        let tied = tied_to_head(self.model.config());
+        let outline = self.model.pretrained().outline();
+        let readme = readme(base_model, outline.class, "Fine-tuned by Coxswain on chats.");
+        let tied = outline.tied_to_head();
+        let tied = tied.as_deref();
         let trained_above = Some(self.settings.model.weights_dtype);
         let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied, trained_above };
         pretrained::leave(dir, self.model.lora(), layout, values, &origin)
@@ -136,7 +146,9 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Option<Result<(), TaskError>> {
-        let trained = Trained { plan: self.model.lora(), layout, values };
+        let outline = self.model.pretrained().outline();
+        let (rules, tied) = (outline.rules, outline.tied_to_head());
+        let trained = Trained { rules, tied: tied.as_deref(), plan: self.model.lora(), layout, values };
         let merged = directory::whole(&self.settings.model.path)
             .map_err(ModelError::from)
             .and_then(|model| write_merged(&model, dir, trained));
@@ -154,13 +166,4 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     fn share_out(&self, cut: Cut, peers: &Arc<dyn Peers>) -> Result<(), TaskError> {
         self.model.pretrained().share_out(cut, peers).map_err(TaskError::io)
     }
-}
-
-/// The part that a tensor is of, by its name or PEFT's.
-fn part_of(tensor: &str) -> &'static str {
-    let of_tower = |(path, part)| tensor.contains(path).then_some(part);
-    [(".visual.", PARTS[0]), (".language_model.", PARTS[1])]
-        .into_iter()
-        .find_map(of_tower)
-        .unwrap_or(PARTS[2])
 }

@@ -1,4 +1,4 @@
-//! Its place among tasks.
+//! Implements `Task` and `TaskOn` for sft.
 
 use std::{
     collections::BTreeMap,
@@ -7,6 +7,7 @@ use std::{
 };
 
 use coxswain_data::DataError;
+use coxswain_models::Shelves;
 use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{
     config::TaskSchema,
@@ -28,10 +29,13 @@ use super::{
 use crate::{pretrained, sample_file, tokens::memory::frugal};
 
 /// Fine-tunes a vision-language model with LoRA on chats.
-#[derive(Clone, Copy, Debug)]
-pub struct Sft;
+#[derive(Default)]
+pub struct Sft<B: Tape<Base = B>> {
+    /// The models that it may train.
+    pub models: Shelves<B>,
+}
 
-impl Task for Sft {
+impl<B: Tape<Base = B>> Task for Sft<B> {
     fn name(&self) -> &'static str {
         "sft"
     }
@@ -41,7 +45,7 @@ impl Task for Sft {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(Chats::open(spec)?))
+        Ok(Arc::new(Chats::open(spec, self.models.sizes)?))
     }
 
     fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
@@ -50,7 +54,7 @@ impl Task for Sft {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(memory::ChatSizes::read(spec)?))
+        Ok(Box::new(memory::ChatSizes::read(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
@@ -70,7 +74,7 @@ impl Task for Sft {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        read_left(spec, path)
+        read_left(spec, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -84,7 +88,7 @@ impl Task for Sft {
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
-        pretrained::digest(spec)
+        pretrained::digest(spec, |dir| Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules))
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
@@ -96,19 +100,19 @@ impl Task for Sft {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write(&Chats::open(spec)?.sample(index)?, out)
+        write(&Chats::open(spec, self.models.sizes)?.sample(index)?, out)
     }
 }
 
 /// Tensors as `cox model forward` takes them: labels are -100 where nothing is learned.
 fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
-    let images = sample.image_grids.len();
-    let patches: usize = sample.image_grids.iter().map(|grid| grid.iter().product::<u32>() as usize).sum();
+    let images = sample.image_shapes.len();
+    let patches: usize = sample.image_shapes.iter().map(|grid| grid.iter().product::<u32>() as usize).sum();
     let ids: Vec<i64> = sample.input_ids.iter().map(|&id| id.into()).collect();
     let label = |(&id, &learned): (&i64, &bool)| if learned { id } else { -100 };
     let labels: Vec<i64> = ids.iter().zip(&sample.learned).map(label).collect();
     let mask = vec![1; ids.len()];
-    let sides: Vec<i64> = sample.image_grids.iter().flatten().map(|&side| side.into()).collect();
+    let sides: Vec<i64> = sample.image_shapes.iter().flatten().map(|&side| side.into()).collect();
     let mut tensors = BTreeMap::from([
         ("input_ids", sample_file::row(&ids)),
         ("attention_mask", sample_file::row(&mask)),
@@ -124,20 +128,20 @@ fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
     sample_file::write(out, tensors)
 }
 
-impl<B: Tape<Base = B>> TaskOn<B> for Sft {
+impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
     fn build(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let (model, layout, initial) = ChatModel::<B>::load(spec, device)?;
+        let (model, layout, initial) = ChatModel::<B>::load(spec, self.models.device, device)?;
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
     }
 
     fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
-        Some(generation::generate::<B>(job, device))
+        Some(generation::generate::<B>(job, self.models, device))
     }
 }

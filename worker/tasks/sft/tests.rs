@@ -1,5 +1,6 @@
 //! The task on the checkpoint and the chats that ship with the repository.
 
+use coxswain_models::families::shelf;
 use std::{
     collections::BTreeSet,
     fs,
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use super::{
     Sft,
     config::SCHEMA,
-    data::{Chat, ChatOutline, Chats},
+    data::{Chat, ChatOutline, ChatSample, Chats},
 };
 use crate::pretrained;
 
@@ -55,10 +56,10 @@ struct Fixture {
 impl Fixture {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(&assets().join("shapes/chats.jsonl"), changes);
-        let samples = Chats::open(&spec).expect("they ship");
+        let samples = Chats::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
         let Built { objective, layout, mut initial } =
-            TaskOn::<Flex>::build(&Sft, &spec, &samples, &device).expect("it ships");
+            TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &device).expect("it ships");
         // With `B = 0` nothing reaches the other matrix.
         for (at, value) in initial.iter_mut().enumerate() {
             *value += 0.02 * ((at * 37 % 19) as f32 / 9.0 - 1.0);
@@ -177,8 +178,8 @@ fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
     assert!((parts.iter().sum::<f64>() - dropped.loss_sum).abs() < 1e-5 * loss.loss_sum);
 
     let spec = spec(&assets().join("shapes/chats.jsonl"), &[head, ("lora.use_dora", json!(true))]);
-    let samples = Chats::open(&spec).expect("they ship");
-    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("lm_head") && message.contains("use_dora"), "{message}");
     // The head of this model is its embedding table.
@@ -218,12 +219,12 @@ fn what_a_run_leaves_another_one_may_start_from_if_it_means_the_same_there() {
     let here = |changes: &[(&str, Value)]| {
         spec(&assets().join("shapes/chats.jsonl"), &[&whole_modules()[..], changes].concat())
     };
-    assert_eq!(Sft.weight_files(dir.path()).len(), 3);
-    let read = Sft.read_weights(&here(&[]), dir.path()).expect("the same run");
+    assert_eq!(Sft::<Flex>::default().weight_files(dir.path()).len(), 3);
+    let read = Sft::<Flex>::default().read_weights(&here(&[]), dir.path()).expect("the same run");
     for tensor in &read {
         let param = layout.get(layout.find(&tensor.name).expect("of its run"));
         assert_eq!(tensor.values, donor.values[param.range()], "{}", tensor.name);
-        assert_eq!(Sft.group_of(&tensor.name), Some(param.group));
+        assert_eq!(Sft::<Flex>::default().group_of(&tensor.name), Some(param.group));
     }
     let found: BTreeSet<_> = read.iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(found.len(), layout.params().len());
@@ -238,13 +239,22 @@ fn what_a_run_leaves_another_one_may_start_from_if_it_means_the_same_there() {
     let changed = [("lora.alpha", json!(8.0)), ("lora.use_dora", json!(true))];
     for change in changed {
         let changed = here(std::slice::from_ref(&change));
-        let message = Sft.read_weights(&changed, dir.path()).expect_err("another function").to_string();
+        let message = Sft::<Flex>::default()
+            .read_weights(&changed, dir.path())
+            .expect_err("another function")
+            .to_string();
         assert!(message.contains(change.0), "{message}");
-        let problems = Sft.other_meaning(&changed, &here(&[]), &[Group::LORA]);
+        let problems = Sft::<Flex>::default().other_meaning(&changed, &here(&[]), &[Group::LORA]);
         assert!(problems.len() == 1 && problems[0].starts_with(change.0), "{problems:?}");
-        assert_eq!(Sft.other_meaning(&changed, &here(&[]), &[Group::BASE]), Vec::<String>::new());
+        assert_eq!(
+            Sft::<Flex>::default().other_meaning(&changed, &here(&[]), &[Group::BASE]),
+            Vec::<String>::new()
+        );
     }
-    assert_eq!(Sft.other_meaning(&here(&[]), &here(&[]), &[Group::LORA]), Vec::<String>::new());
+    assert_eq!(
+        Sft::<Flex>::default().other_meaning(&here(&[]), &here(&[]), &[Group::LORA]),
+        Vec::<String>::new()
+    );
 }
 
 fn are_derivatives(fixture: &Fixture) {

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_data::{DataError, Fingerprint};
+use coxswain_data::{
+    DataError, Fingerprint,
+    text::{MARK, NotText},
+};
 
 /// Bytes of the longest line that is read: a chat, without its images.
 const LONGEST: u64 = 64 << 20;
@@ -62,7 +65,8 @@ impl Lines {
                     0 => break,
                     _ => breaks += 1,
                 }
-                is_open = goes_on(&bytes[before..]);
+                let mark = if offset == 0 && before == 0 && bytes.starts_with(MARK) { MARK.len() } else { 0 };
+                is_open = goes_on(&bytes[before + mark..]);
             }
             let read = bytes.len() as u64;
             if read == 0 {
@@ -75,10 +79,15 @@ impl Lines {
                 return Err(refuse("is longer than 64 MiB; keep images beside the file, not in it"));
             }
             hasher.update(&bytes);
-            let text = str::from_utf8(&bytes).map_err(|_| refuse("is not UTF-8; save the file as UTF-8"))?;
+            let mark = if offset == 0 && bytes.starts_with(MARK) { MARK.len() } else { 0 };
+            let text = str::from_utf8(&bytes[mark..]).map_err(|_| {
+                let NotText { found, remedy } = NotText::of(&bytes);
+                refuse(&format!("{found}; {remedy}"))
+            })?;
             if !text.trim().is_empty() {
                 look(number, text)?;
-                lines.push(Line { offset, bytes: read as u32, number: number as u32 });
+                let (offset, bytes) = (offset + mark as u64, text.len() as u32);
+                lines.push(Line { offset, bytes, number: number as u32 });
             }
             offset += read;
             number += breaks - 1;
@@ -120,5 +129,28 @@ impl Lines {
             line: line.number.into(),
             fault: "is no longer the line that was there when the run began; restore the file".into(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_order_mark_belongs_to_no_line_and_utf_16_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.jsonl");
+        std::fs::write(&path, "\u{feff}{}\n{\"a\": 1}\n").expect("written");
+        let mut seen = Vec::new();
+        let lines = Lines::scan(&path, |number, text| {
+            seen.push((number, text.to_owned()));
+            Ok(())
+        });
+        let lines = lines.expect("read");
+        assert_eq!(seen, [(1, "{}\n".to_owned()), (2, "{\"a\": 1}\n".to_owned())]);
+        assert_eq!([0, 1].map(|at| lines.read(at).expect("a line")), ["{}\n", "{\"a\": 1}\n"]);
+        std::fs::write(&path, b"\xff\xfe{\0}\0").expect("written");
+        let error = Lines::scan(&path, |_, _| Ok(())).err().expect("refused").to_string();
+        assert!(error.contains("a.jsonl:1: is UTF-16; convert it"), "{error}");
     }
 }

@@ -1,14 +1,15 @@
 //! What a rank holds beside its passes, for a model whose samples are texts: weights, samples read ahead, the
 //! logits of a chunk; and what of it settings would save.
 
-use std::path::Path;
-
-use coxswain_models::qwen2_5_vl::{
-    blocks::InMemory,
-    error::ModelError,
-    modules::{FrozenBytes, FrozenTensor},
-    pass::streamed_during,
-    settings::Model,
+use coxswain_models::{
+    pretrained::{
+        blocks::InMemory,
+        checkpoint::CheckpointDir,
+        error::ModelError,
+        frozen::{FrozenBytes, FrozenTensor},
+        settings::Model,
+    },
+    vision_language::streamed_during,
 };
 use coxswain_nn::{
     dtypes::{ActivationsDtype, FrozenDtype},
@@ -46,9 +47,10 @@ pub struct TokenWeights {
 }
 
 impl TokenWeights {
-    /// From all `tensors` of the checkpoint in `dir` that training loads, and what of them trains.
+    /// From all `tensors` that training loads of the checkpoint in `dir`, whose names follow `rules`, and
+    /// what of them trains.
     pub fn of(
-        dir: &Path,
+        dir: CheckpointDir<'_>,
         mut tensors: Vec<FrozenTensor>,
         layout: &TrainableLayout,
     ) -> Result<Self, ModelError> {
@@ -59,7 +61,7 @@ impl TokenWeights {
             params.map(|param| param.len() as u64).sum()
         };
         let [lora, base] = [Group::LORA, Group::BASE].map(trained);
-        Ok(Self { frozen: Frozen::read(dir, &tensors)?, held, lora, base })
+        Ok(Self { frozen: Frozen::read(dir.path, dir.rules, &tensors)?, held, lora, base })
     }
 
     /// Elements that train.

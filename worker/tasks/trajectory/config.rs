@@ -5,7 +5,10 @@ use coxswain_nn::{
     lora::{self, LoraTargets},
 };
 use coxswain_proto::{
-    config::{Findings, SettingsError, TaskSchema, TaskSettings},
+    config::{
+        Findings, SettingsError, TaskSchema, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{
         Class::{Base, Learned},
         Classes,
@@ -207,6 +210,23 @@ impl TaskSettings for TrajectorySettings {
         ("data.holdout_every", Learned),
         ("optimizer.lr.network", Learned),
         ("optimizer.lr.lora", Learned),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("extractor.layers", 0.0, SIZE),
+        ("extractor.spatial_resolution", 1.0, 1024.0),
+        ("network.hidden_dim", 1.0, SIZE),
+        ("network.latent_dim", 1.0, SIZE),
+        ("network.num_layers", 1.0, 4096.0),
+        ("network.heads", 1.0, SIZE),
+        ("network.beta", 0.0, NO_MOST),
+        ("lora.rank", 1.0, 16_384.0),
+        ("lora.alpha", 0.0, 1e9),
+        ("data.num_samples", 1.0, COUNT),
+        ("data.image_size", 1.0, 16_384.0),
+        ("data.holdout_every", 0.0, COUNT),
+        ("optimizer.lr.network", 0.0, NO_MOST),
+        ("optimizer.lr.lora", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {

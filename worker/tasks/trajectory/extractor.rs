@@ -14,16 +14,11 @@
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
-        LoadOptions, VisionTrunk,
-        blocks::BlockWeights,
-        config::{QwenConfig, VisionConfig},
-        error::ModelError,
-        modules::{FrozenTensor, frozen_tensors},
-        pass::Broken,
-        processor::PatchShape,
+    Shelf,
+    pretrained::{
+        blocks::BlockWeights, directory, error::ModelError, frozen::FrozenTensor, pictures::ImageShape,
     },
+    vision_language::{Broken, LoadOptions, ModelOutline, VisionTrunk},
 };
 use coxswain_nn::kernels::{LinearOps, Tape};
 use coxswain_proto::run_spec::RunSpec;
@@ -45,26 +40,22 @@ pub struct TrajectoryShape {
     /// Values of a layer at a position.
     pub dim: usize,
     /// Patches of an image, `(t, h, w)`.
-    pub grid: [u32; 3],
+    pub grid: ImageShape,
 }
 
 impl TrajectoryShape {
-    /// Of a run's extractor; refused if its checkpoint cannot give them.
-    pub fn of(settings: &TrajectorySettings) -> Result<Self, TaskError> {
-        let dir = directory::outline(&settings.extractor.path).map_err(TaskError::bad_input)?;
-        let vision = QwenConfig::read(&dir).map_err(TaskError::bad_input)?.vision;
-        let VisionConfig { depth, hidden_size: dim, patch_size: patch, .. } = vision;
+    /// Of a run's extractor, a model of this outline; refused if it cannot give them.
+    pub fn of(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
+        let (depth, dim) = (model.vision.depth, model.vision.width);
         let layers = settings.extractor.layers.clone().unwrap_or_else(|| (0..depth).collect());
         if let Some(beyond) = layers.iter().find(|layer| **layer >= depth) {
             return Err(TaskError::bad_input(format!(
                 "extractor.layers: names block {beyond}, and the vision tower of {} has 0 to {}; leave it out",
-                dir.display(),
+                settings.extractor.path,
                 depth - 1
             )));
         }
-        let shape =
-            PatchShape { patch, merge: vision.spatial_merge_size, frames: vision.temporal_patch_size };
-        let grid = grid_of(shape, settings).map_err(TaskError::bad_input)?;
+        let grid = grid_of(model.patches, settings).map_err(TaskError::bad_input)?;
         let shape = Self { positions: settings.extractor.spatial_resolution.pow(2), layers, dim, grid };
         let (latent, width) = (settings.network.latent_dim, shape.width());
         if latent >= width {
@@ -93,11 +84,12 @@ impl TrajectoryShape {
     }
 
     /// The tensors of the checkpoint that are read for them.
-    pub fn frozen(&self, config: &QwenConfig) -> impl Iterator<Item = FrozenTensor> {
-        let depth = self.depth();
-        frozen_tensors(config).into_iter().filter(move |tensor| {
-            let of_tower = tensor.of_vision() && !tensor.name.starts_with("model.visual.merger.");
-            of_tower && tensor.block().is_none_or(|block| block < depth)
+    pub fn frozen(&self, model: &ModelOutline) -> impl Iterator<Item = FrozenTensor> {
+        let (depth, mut behind) = (self.depth(), false);
+        // What a tower has after its blocks joins it to the language model.
+        model.tensors().into_iter().filter(|tensor| tensor.of_vision()).filter(move |tensor| {
+            behind |= tensor.block().is_some();
+            tensor.block().map_or(!behind, |block| block < depth)
         })
     }
 }
@@ -106,7 +98,8 @@ impl TrajectoryShape {
 pub struct TrajectoryExtractor<B: Tape<Base = B>> {
     /// What it gives.
     pub shape: TrajectoryShape,
-    trunk: VisionTrunk<B>,
+    trunk: Box<dyn VisionTrunk<B>>,
+    model: ModelOutline,
     /// Weight of each patch in each position's mean, `[positions, patches]`.
     pooling_ps: Tensor<B, 2>,
 }
@@ -115,27 +108,30 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
     /// Reads the blocks of a run's extractor.
     pub fn load(
         spec: &RunSpec,
+        models: Shelf<B>,
         settings: &TrajectorySettings,
         device: &B::Device,
     ) -> Result<Self, TaskError> {
-        let shape = TrajectoryShape::of(settings)?;
+        let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
+        let family = models.vision_language.of(&dir).map_err(TaskError::bad_input)?;
+        let model = family.outline(&dir).map_err(TaskError::bad_input)?;
+        let shape = TrajectoryShape::of(settings, &model)?;
         let options =
             LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
-        let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
-        let trunk = VisionTrunk::load(&dir, options, shape.depth(), device);
+        let trunk = family.trunk(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;
         let positions = trunk.positions(shape.grid).map_err(TaskError::bad_input)?;
         let weights = pooling(&positions, shape.grid, settings.extractor.spatial_resolution);
         let pooling_ps =
             Tensor::from_data(TensorData::new(weights, [shape.positions, positions.len()]), device);
-        Ok(Self { shape, trunk, pooling_ps })
+        Ok(Self { shape, trunk, model, pooling_ps })
     }
 
     /// Trajectories of these images, `[patches, patch values]` each: `[images * positions, layers * dim]`.
     pub fn trajectories(&self, pixel_values: &[&[f32]]) -> Result<Tensor<B, 2>, Broken> {
         let images = pixel_values.len();
         let mut layers = Vec::with_capacity(self.shape.layers.len());
-        self.trunk.run(pixel_values, &vec![self.shape.grid; images], |block, x_nd| {
+        self.trunk.run(pixel_values, &vec![self.shape.grid; images], &mut |block, x_nd| {
             if self.shape.layers.contains(&block) {
                 layers.push(self.pooled(x_nd.clone(), images));
             }
@@ -154,6 +150,11 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         means_mp.reshape([images, d, p]).swap_dims(1, 2).reshape([images * p, d])
     }
 
+    /// The tensors of the checkpoint that were read.
+    pub fn frozen(&self) -> impl Iterator<Item = FrozenTensor> {
+        self.shape.frozen(&self.model)
+    }
+
     /// Most bytes of streamed blocks that were in memory at once so far.
     pub fn most_streamed(&self) -> u64 {
         self.trunk.most_streamed()
@@ -166,16 +167,15 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         device: &B::Device,
     ) -> Result<FrozenTensors, ModelError> {
         let dir = &directory::whole(&settings.extractor.path)?;
-        let config = QwenConfig::read(dir)?;
-        let names = self.shape.frozen(&config).map(|tensor| tensor.name);
+        let names = self.frozen().map(|tensor| tensor.name);
         let dtype = settings.extractor.weights_dtype;
-        let about = format!("{}\n{dtype:?}\n{:?}\n{:?}", B::name(device), self.trunk.config, self.shape);
-        FrozenTensors::open(dir, names, &about)
+        let about = format!("{}\n{dtype:?}\n{}\n{:?}", B::name(device), self.trunk.sizes(), self.shape);
+        FrozenTensors::open(dir, self.model.rules, names, &about)
     }
 }
 
 /// Weight of each patch in each position's mean, `[positions, patches]`, patches where `at` says.
-fn pooling(at: &[[u32; 2]], [_, rows, columns]: [u32; 3], resolution: usize) -> Vec<f32> {
+fn pooling(at: &[[u32; 2]], [_, rows, columns]: ImageShape, resolution: usize) -> Vec<f32> {
     let span = |position: usize, patches: u32| {
         let patches = patches as usize;
         (position * patches / resolution) as u32..((position + 1) * patches).div_ceil(resolution) as u32

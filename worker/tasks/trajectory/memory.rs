@@ -8,8 +8,9 @@ use std::{path::Path, sync::Arc};
 
 use coxswain_feature_store::{SampleKey, index_bytes};
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{blocks::InMemory, config::QwenConfig, modules::FrozenBytes},
+    Shelf,
+    pretrained::{blocks::InMemory, directory, error::ModelError, frozen::FrozenBytes},
+    vision_language::ModelOutline,
 };
 use coxswain_nn::{
     dtypes::WeightsDtype,
@@ -62,7 +63,8 @@ enum TrajectoryPass {
 pub struct TrajectorySizes {
     spec: RunSpec,
     settings: TrajectorySettings,
-    config: QwenConfig,
+    models: Shelf<Sizes>,
+    model: Arc<ModelOutline>,
     shape: TrajectoryShape,
     images: u64,
     frozen: Frozen,
@@ -74,47 +76,51 @@ pub struct TrajectorySizes {
 
 impl TrajectorySizes {
     /// Reads configuration and headers of the checkpoint, and lists the images.
-    pub fn read(spec: &RunSpec) -> Result<Self, TaskError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
         let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
         let listing = list(Path::new(&spec.data.path), &settings.data).map_err(TaskError::bad_input)?;
-        Self::of(spec, settings, listing.places.len() as u64, Passes::default())
+        Self::of(spec, models, settings, listing.places.len() as u64, Passes::default())
     }
 
     fn of(
         spec: &RunSpec,
+        models: Shelf<Sizes>,
         settings: TrajectorySettings,
         images: u64,
         passes: Passes<(String, TrajectoryPass)>,
     ) -> Result<Self, TaskError> {
-        let dir = &directory::outline(&settings.extractor.path).map_err(TaskError::bad_input)?;
-        let config = QwenConfig::read(dir).map_err(TaskError::bad_input)?;
-        let shape = TrajectoryShape::of(&settings)?;
-        let tensors: Vec<_> = shape.frozen(&config).collect();
-        let frozen = Frozen::read(dir, &tensors).map_err(TaskError::bad_input)?;
+        let dir = directory::outline(&settings.extractor.path).map_err(ModelError::from);
+        let dir = &dir.map_err(TaskError::bad_input)?;
+        let model = models.vision_language.of(dir).and_then(|family| family.outline(dir));
+        let model = Arc::new(model.map_err(TaskError::bad_input)?);
+        let shape = TrajectoryShape::of(&settings, &model)?;
+        let tensors: Vec<_> = shape.frozen(&model).collect();
+        let frozen = Frozen::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
         let mut sizes = Self {
             spec: spec.clone(),
             settings,
-            config,
+            models,
+            model,
             shape,
             images,
             frozen,
             elements: [held, 0, 0],
             passes,
         };
-        let (_, layout) = sizes.model(&Account::open())?;
+        let (_, layout) = sizes.hollow(&Account::open())?;
         sizes.elements = [held, (layout.whole_len() - layout.len()) as u64, layout.len() as u64];
         sizes.pass(1, TrajectoryPass::Live)?;
         Ok(sizes)
     }
 
-    fn model(&self, account: &Account) -> Result<(TrajectoryModel<Sizes>, TrainableLayout), TaskError> {
+    fn hollow(&self, account: &Account) -> Result<(TrajectoryModel<Sizes>, TrainableLayout), TaskError> {
         let mut held = self.spec.clone();
         // What of streamed blocks is in memory is counted with the weights.
         if held.memory.offload == Offload::Layers {
             held.memory.offload = Offload::None;
         }
-        TrajectoryModel::load(&held, account.device())
+        TrajectoryModel::load(&held, self.models, account.device())
     }
 
     /// A pass over so many images.
@@ -122,7 +128,7 @@ impl TrajectorySizes {
         let of = (format!("{:?} {:?}", self.settings, self.spec.train.recompute), kind);
         self.passes.at(&of, images, |images| {
             let account = Account::open();
-            let (model, layout) = self.model(&account)?;
+            let (model, layout) = self.hollow(&account)?;
             let values = vec![0.0; layout.whole_len()];
             let trainables = Trainables::new(layout, values, account.device());
             let batch = self.batch(images as usize, kind);
@@ -159,7 +165,7 @@ impl TrajectorySizes {
 
     /// Values of an image's patches.
     fn pixels(&self) -> u64 {
-        self.patches() * self.config.vision.patch_values() as u64
+        self.patches() * self.model.patches.columns() as u64
     }
 
     /// Values of an image's trajectories.
@@ -210,7 +216,7 @@ impl TrajectorySizes {
         let mut spec = self.spec.clone();
         change(&mut spec);
         let settings = TrajectorySettings::of(&spec).map_err(TaskError::bad_input)?;
-        Self::of(&spec, settings, self.images, self.passes.clone())
+        Self::of(&spec, self.models, settings, self.images, self.passes.clone())
     }
 }
 
@@ -220,7 +226,7 @@ impl Subject for TrajectorySizes {
     }
 
     fn model(&self) -> String {
-        format!("{:?} of {:?}, {:?}", self.settings.network, self.shape, self.config.vision)
+        format!("{:?} of {:?}, {}", self.settings.network, self.shape, self.model.vision.sizes)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {

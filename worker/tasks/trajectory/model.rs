@@ -9,7 +9,7 @@
 //! are kept the extractor does not run. Nothing of a batch outlives its pass.
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_models::qwen2_5_vl::pass::Broken;
+use coxswain_models::{Shelf, vision_language::Broken};
 use coxswain_nn::{
     kernels::Tape,
     lora::LoraPlan,
@@ -97,9 +97,13 @@ pub struct TrajectoryModel<B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> TrajectoryModel<B> {
     /// Reads the extractor and registers the network.
-    pub fn load(spec: &RunSpec, device: &B::Device) -> Result<(Self, TrainableLayout), TaskError> {
+    pub fn load(
+        spec: &RunSpec,
+        models: Shelf<B>,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout), TaskError> {
         let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
-        let extractor = TrajectoryExtractor::load(spec, &settings, device)?;
+        let extractor = TrajectoryExtractor::load(spec, models, &settings, device)?;
         let plan = Network::plan(settings.lora.as_ref(), &settings.network, &extractor.shape)
             .map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();

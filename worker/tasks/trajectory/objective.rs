@@ -2,10 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_models::{
-    directory,
-    qwen2_5_vl::{config::QwenConfig, pass::Broken},
-};
+use coxswain_models::vision_language::Broken;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
@@ -98,9 +95,7 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
         let settings = &self.model.settings.extractor;
         let dtype = settings.weights_dtype.name();
-        // It was read from there a moment ago; a table is no place for an error.
-        let config = directory::whole(&settings.path).ok().and_then(|dir| QwenConfig::read(&dir).ok());
-        let frozen: Vec<_> = config.iter().flat_map(|config| self.shape_of().frozen(config)).collect();
+        let frozen: Vec<_> = self.model.extractor.frozen().collect();
         let extractor = Module {
             module: "extractor".into(),
             tensors: frozen.len(),

@@ -1,4 +1,4 @@
-//! Its place among tasks.
+//! Implements `Task` and `TaskOn` for trajectory.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,6 +6,7 @@ use std::{
 };
 
 use coxswain_data::DataError;
+use coxswain_models::Shelves;
 use coxswain_nn::{
     dtypes::WeightsDtype,
     files::{StoredTensor, read_tensors, replace},
@@ -33,10 +34,13 @@ use super::{
 };
 
 /// Trains a small network on trajectories of layer activations, batch by batch, or adapts one with LoRA.
-#[derive(Clone, Copy, Debug)]
-pub struct Trajectory;
+#[derive(Default)]
+pub struct Trajectory<B: Tape<Base = B>> {
+    /// The models whose activations it may learn from.
+    pub models: Shelves<B>,
+}
 
-impl Task for Trajectory {
+impl<B: Tape<Base = B>> Task for Trajectory<B> {
     fn name(&self) -> &'static str {
         "trajectory"
     }
@@ -46,11 +50,11 @@ impl Task for Trajectory {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(ImageFolder::open(spec)?))
+        Ok(Arc::new(ImageFolder::open(spec, self.models.sizes)?))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(TrajectorySizes::read(spec)?))
+        Ok(Box::new(TrajectorySizes::read(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
@@ -79,7 +83,7 @@ impl Task for Trajectory {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        let folder = ImageFolder::open(spec)?;
+        let folder = ImageFolder::open(spec, self.models.sizes)?;
         let pixels = folder.sample(index)?.pixel_values;
         let grid = folder.grid();
         let patches: usize = grid.iter().map(|&side| side as usize).product();
@@ -145,7 +149,7 @@ impl Task for Trajectory {
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
-        pretrained::digest(spec)
+        pretrained::digest(spec, |dir| Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules))
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
@@ -153,14 +157,14 @@ impl Task for Trajectory {
     }
 }
 
-impl<B: Tape<Base = B>> TaskOn<B> for Trajectory {
+impl<B: Tape<Base = B>> TaskOn<B> for Trajectory<B> {
     fn build(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
-        let (model, layout) = TrajectoryModel::<B>::load(spec, device)?;
+        let (model, layout) = TrajectoryModel::<B>::load(spec, self.models.device, device)?;
         let initial = layout.initial_values(spec.run.seed);
         let objective = TrajectoryObjective { model, spec: spec.clone(), device: device.clone() };
         Ok(Built { objective: Box::new(objective), layout, initial })

@@ -1,5 +1,6 @@
 //! The task on the checkpoint and the pictures that ship with the repository.
 
+use coxswain_models::families::shelf;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -74,10 +75,11 @@ struct SmallRun {
 impl SmallRun {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(changes);
-        let samples = ImageFolder::open(&spec).expect("they ship");
+        let samples = ImageFolder::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
         let Built { objective, layout, mut initial } =
-            TaskOn::<Flex>::build(&Trajectory, &spec, &samples, &device).expect("it ships");
+            TaskOn::<Flex>::build(&Trajectory::<Flex>::default(), &spec, &samples, &device)
+                .expect("it ships");
         // With `B = 0` nothing reaches the other matrix.
         for (at, value) in initial.iter_mut().enumerate() {
             *value += 0.1 * ((at * 37 % 19) as f32 / 9.0 - 1.0);
@@ -210,8 +212,9 @@ fn an_adapted_network_is_exported_with_its_adapters_merged_and_can_be_started_fr
         adapted.objective.export(dir.path(), layout, &adapted.values).expect("it has space");
         let trained: Vec<_> = kind.iter().filter(|(key, _)| key.starts_with("network.")).cloned().collect();
         let mut whole = SmallRun::new(&trained);
-        assert_eq!(Trajectory.weight_files(dir.path()).len(), 1);
-        let read = Trajectory.read_weights(&spec(&trained), dir.path()).expect("it was written");
+        assert_eq!(Trajectory::<Flex>::default().weight_files(dir.path()).len(), 1);
+        let read =
+            Trajectory::<Flex>::default().read_weights(&spec(&trained), dir.path()).expect("it was written");
         let layout = whole.trainables.layout().clone();
         assert_eq!(read.len(), layout.params().len());
         let mut values = vec![0.0; layout.len()];
@@ -231,15 +234,19 @@ fn weights_of_another_meaning_are_told_by_key() {
     let here = spec(&kinds()[2]);
     let other = |change: (&'static str, Value)| spec(&[&kinds()[2][..], &[change]].concat());
     for change in [("network.heads", json!(2)), ("extractor.layers", json!([1, 2]))] {
-        let problems = Trajectory.other_meaning(&here, &other(change.clone()), &[Group("network")]);
+        let problems =
+            Trajectory::<Flex>::default().other_meaning(&here, &other(change.clone()), &[Group("network")]);
         assert!(problems.len() == 1 && problems[0].starts_with(change.0), "{problems:?}");
     }
-    assert_eq!(Trajectory.other_meaning(&here, &here, &[Group("network")]), Vec::<String>::new());
+    assert_eq!(
+        Trajectory::<Flex>::default().other_meaning(&here, &here, &[Group("network")]),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
 fn images_of_domains_take_turns_and_content_not_place_names_them() {
-    let folder = |changes: &[(&str, Value)]| ImageFolder::open(&spec(changes)).expect("they ship");
+    let folder = |changes: &[(&str, Value)]| ImageFolder::open(&spec(changes), shelf()).expect("they ship");
     let of =
         |folder: &ImageFolder, index| folder.read(index).expect("sound").content::<ImageSample>().clone();
     let both = folder(&[("data.num_samples", json!(7)), ("data.holdout_every", json!(3))]);
@@ -263,7 +270,7 @@ fn images_of_domains_take_turns_and_content_not_place_names_them() {
 
 #[test]
 fn pixels_that_are_read_ahead_are_there_once() {
-    let folder = ImageFolder::open(&spec(&[])).expect("they ship");
+    let folder = ImageFolder::open(&spec(&[]), shelf()).expect("they ship");
     let sample = folder.read(3).expect("sound");
     let batch = (&folder as &dyn Samples).batch(Step(0), slice::from_ref(&sample));
     let apart = folder.take_apart(&*batch);
@@ -277,7 +284,7 @@ fn pixels_that_are_read_ahead_are_there_once() {
 fn folders_that_cannot_be_used_are_refused_and_damaged_images_are_their_own_samples_fault() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |domains: Value| {
-        ImageFolder::open(&spec(&[("data.path", json!(dir.path())), ("data.domains", domains)]))
+        ImageFolder::open(&spec(&[("data.path", json!(dir.path())), ("data.domains", domains)]), shelf())
     };
     let refused = |domains: Value| at(domains).err().expect("refused").to_string();
     assert!(refused(json!([])).contains("put .png, .jpg or .jpeg files there"));
@@ -317,11 +324,11 @@ fn images_of_shards_are_those_of_the_folder_bit_for_bit() {
     }
     let in_shards = |changes: &[(&str, Value)]| {
         let path = ("data.path", json!(dir.path().join("s-*.tar")));
-        ImageFolder::open(&spec(&[&[path, ("data.domains", json!([]))], changes].concat()))
+        ImageFolder::open(&spec(&[&[path, ("data.domains", json!([]))], changes].concat()), shelf())
     };
     let shards = in_shards(&[]).expect("sound");
     let six = [("data.domains", json!(["sketches"])), ("data.num_samples", json!(6))];
-    let folder = ImageFolder::open(&spec(&six)).expect("they ship");
+    let folder = ImageFolder::open(&spec(&six), shelf()).expect("they ship");
     assert_eq!(shards.fingerprint(), folder.fingerprint());
     for index in 0..6 {
         assert!(*shards.read(index).expect("sound") == *folder.read(index).expect("sound"), "{index}");
@@ -347,7 +354,7 @@ fn runs_that_could_not_learn_are_refused_by_key() {
     let refused = |changes: &[(&str, Value)], wanted: &[&str]| {
         let message = match try_spec(changes) {
             Err(message) => message,
-            Ok(spec) => Trajectory.sizes(&spec).err().expect("refused").to_string(),
+            Ok(spec) => Trajectory::<Flex>::default().sizes(&spec).err().expect("refused").to_string(),
         };
         assert!(wanted.iter().all(|text| message.contains(text)), "{message}");
     };

@@ -93,7 +93,7 @@ pub fn modules(shape: ExpertShape) -> Vec<Module> {
     ActionExpert::register(&mut layout, shape, Learning::Nothing);
     let linear = |name: &str, shape: &[usize]| {
         let (name, [outputs, inputs]) = (name.strip_suffix(".weight")?, *shape.first_chunk::<2>()?);
-        let kind = ModuleKind::Linear { inputs, outputs, head: false };
+        let kind = ModuleKind::Linear { inputs, outputs, bias: false, head: false };
         Some(Module { name: name.into(), old_name: name.into(), kind })
     };
     layout.constants().iter().filter_map(|constant| linear(&constant.name, &constant.shape)).collect()
@@ -106,7 +106,8 @@ pub fn is_beside(param: &ParamSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_models::qwen2_5_vl::{config::QwenConfig, modules::modules as of_model};
+    use coxswain_models::families;
+    use coxswain_nn::kernels::sizes::Sizes;
     use serde_json::json;
 
     use super::*;
@@ -118,8 +119,9 @@ mod tests {
     fn split(lora: serde_json::Value, train: bool) -> Result<Split, String> {
         let mut spec = spec(&[("lora", lora)]);
         spec.vla_mut().expert.train = train;
-        let config = QwenConfig::read(MODEL.as_ref()).expect("part of the repository");
-        Split::of(&spec.vla(), &of_model(&config)).map_err(|error| error.to_string())
+        let family = families::shelf::<Sizes>().vision_language.of(MODEL.as_ref()).expect("its own is read");
+        let model = family.outline(MODEL.as_ref()).expect("part of the repository");
+        Split::of(&spec.vla(), &model.modules).map_err(|error| error.to_string())
     }
 
     fn names(split: &Split) -> Vec<&str> {

@@ -1,7 +1,7 @@
 //! Held-out samples for people: what the cameras show, and each dimension of the actions beside the sampled
 //! one.
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::pretrained::pictures::Rgb;
 use coxswain_task::{CurvePair, Example, ExamplePicture};
 
 use super::data::{MicroBatch, RunData};

@@ -7,14 +7,14 @@ use crate::{
     vla_flow::config::{VlaSettings, in_metric},
 };
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
-        adapters::{MODEL_CLASS, readme},
-        config::QwenConfig,
-        embed::tied_to_head,
+    pretrained::{
+        adapters::readme,
+        directory,
         error::ModelError,
         merge::{Trained, write_merged},
+        pictures::PatchShape,
     },
+    vision_language::Tap,
 };
 use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_nn::{
@@ -34,7 +34,7 @@ use super::{
     EXPERT, SENSOR, adapters,
     data::{Dataset, MicroBatch, Mixture, RunData},
     examples::examples,
-    policy::{Policy, StepError, Tap},
+    policy::{Policy, StepError},
 };
 
 /// What held-out samples are measured by: squared error in normalised units, which can be compared between
@@ -189,8 +189,10 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         if let Some(plan) = self.policy.lora() {
             let base_model = &self.settings.model.path;
-            let tied = tied_to_head(&self.policy.model().config);
-            let readme = readme(base_model, MODEL_CLASS, TRAINED);
+            let outline = self.policy.model().outline();
+            let tied = outline.tied_to_head();
+            let tied = tied.as_deref();
+            let readme = readme(base_model, outline.class, TRAINED);
             let trained_above = Some(self.settings.model.weights_dtype);
             let origin = AdapterOrigin { base_model, task_type: None, readme: &readme, tied, trained_above };
             write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
@@ -210,9 +212,12 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         if plan.is_none() && self.policy.full().is_empty() {
             return None;
         }
+        let outline = self.policy.model().outline();
+        let tied = outline.tied_to_head();
+        let trained = Trained { rules: outline.rules, tied: tied.as_deref(), plan, layout, values };
         let merged = directory::whole(&self.settings.model.path)
             .map_err(ModelError::from)
-            .and_then(|model| write_merged(&model, dir, Trained { plan, layout, values }));
+            .and_then(|model| write_merged(&model, dir, trained));
         Some(merged.map_err(TaskError::io))
     }
 
@@ -243,9 +248,9 @@ impl<B: Tape<Base = B>> Extractor<B> for VlaObjective<B> {
     }
 
     fn shape(&self) -> FeatureShape {
-        let (width, config) = (self.policy.tap_width(), &self.policy.model().config);
+        let width = self.policy.tap_width();
         match self.policy.tap() {
-            Some(Tap::Vision) => image_tokens(width, config),
+            Some(Tap::Vision) => image_tokens(width, self.policy.model().outline().patches),
             _ => FeatureShape::every_token(width),
         }
     }
@@ -281,11 +286,9 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
     Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
 }
 
-/// Features of image tokens alone, each made of as many patches as the merger joins.
-fn image_tokens(width: usize, config: &QwenConfig) -> FeatureShape {
-    let merged = config.vision.merge_unit().max(1);
-    let patches = |grid: &[u32; 3]| grid.iter().map(|&side| side as usize).product::<usize>();
-    FeatureShape::new(width, move |_, grids| grids.iter().map(|grid| patches(grid) / merged).sum())
+/// Features of image tokens alone.
+fn image_tokens(width: usize, patches: PatchShape) -> FeatureShape {
+    FeatureShape::new(width, move |_, images| images.iter().map(|shape| patches.tokens(*shape)).sum())
 }
 
 /// The data behind a run's samples.
@@ -364,14 +367,12 @@ impl From<StepError> for TaskError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vla_flow::testing::assets;
 
     #[test]
     fn at_the_vision_tap_only_image_tokens_have_features() {
-        let config = QwenConfig::read(&assets().join("tiny-vla")).expect("part of the repository");
-        assert_eq!(config.vision.merge_unit(), 4);
-        let grids = [[1, 6, 8], [1, 4, 4]];
-        assert_eq!(image_tokens(8, &config).values(&[0; 40], &grids), (12 + 4) * 8);
-        assert_eq!(FeatureShape::every_token(2).values(&[0; 40], &grids), 40 * 2);
+        let patches = PatchShape { patch: 14, merge: 2, frames: 2 };
+        let images = [[1, 6, 8], [1, 4, 4]];
+        assert_eq!(image_tokens(8, patches).values(&[0; 40], &images), (12 + 4) * 8);
+        assert_eq!(FeatureShape::every_token(2).values(&[0; 40], &images), 40 * 2);
     }
 }

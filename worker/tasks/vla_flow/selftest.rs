@@ -8,7 +8,7 @@ use coxswain_nn::dtypes::WeightsDtype;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use serde_json::json;
 
-use coxswain_models::qwen2_5_vl::synthetic::SyntheticCheckpoint;
+use coxswain_models::{Shelf, pretrained::synthetic::SyntheticCheckpoint};
 use coxswain_nn::{
     kernels::{
         Tape,
@@ -37,7 +37,7 @@ const GRID: [u32; 3] = [1, 4, 6];
 const PATCH_VALUES: usize = 3 * 2 * 14 * 14;
 
 /// Trains on `device`.
-pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
+pub fn step<B: Tape<Base = B>>(models: Shelf<B>, device: &B::Device, width: Width) -> Losses {
     let model = Scratch::new()?;
     let checkpoint = SyntheticCheckpoint {
         like: &model.0,
@@ -46,7 +46,8 @@ pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
         dtype: WeightsDtype::Float32,
         seed: 5,
     };
-    checkpoint.write().map_err(|error| error.to_string())?;
+    let family = models.vision_language.of(&model.0).map_err(|error| error.to_string())?;
+    family.make_checkpoint(&checkpoint).map_err(|error| error.to_string())?;
     let spec: RunSpec = serde_json::from_value(json!({
         "run": {"name": "selftest", "output_dir": "unused", "seed": 11},
         "model": {"path": checkpoint.out, "weights_dtype": width.name()},
@@ -57,7 +58,7 @@ pub fn step<B: Tape<Base = B>>(device: &B::Device, width: Width) -> Losses {
     }))
     .map_err(|error| error.to_string())?;
     let (policy, layout, mut values) =
-        Policy::<B>::load(&spec, DIMS, device).map_err(|error| error.to_string())?;
+        Policy::<B>::load(&spec, models, DIMS, device).map_err(|error| error.to_string())?;
     let mut grads = FlatGrads::<B::Flat>::at(&B::Flat::place(device), layout.len());
     let mut trainables = Trainables::<B>::new(layout, values.clone(), device);
     let mut losses = Vec::new();
@@ -97,7 +98,7 @@ fn batch() -> MicroBatch {
         valid: vec![0..seq_len as u32, 2..seq_len as u32],
         seq_len,
         pixel_values: vec![draws(Purpose::FlowNoise, rows * patches * PATCH_VALUES).into()],
-        image_grids: vec![GRID; rows],
+        image_shapes: vec![GRID; rows],
         images_per_row: vec![1; rows],
         state: draws(Purpose::FlowTime, rows * DIMS.state),
         actions: draws(Purpose::Init, rows * DIMS.horizon * DIMS.action),

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{config::QwenConfig, modules::modules},
+    Shelf,
+    pretrained::{directory, error::ModelError},
 };
-use coxswain_nn::{files::StoredTensor, lora::Module, params::Group};
+use coxswain_nn::{files::StoredTensor, kernels::sizes::Sizes, lora::Module, params::Group};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
@@ -24,13 +24,13 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The tensors of these files.
-pub fn read(spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
+pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
     let lora = |modules: &[Module]| Ok(Split::of(&vla, modules)?.model);
     let modules = || {
-        let config = directory::outline(&vla.model.path).map_err(TaskError::bad_input)?;
-        let config = QwenConfig::read(&config).map_err(TaskError::bad_input)?;
-        Ok(modules(&config))
+        let dir = directory::outline(&vla.model.path).map_err(ModelError::from);
+        let model = dir.and_then(|dir| models.vision_language.of(&dir)?.outline(&dir));
+        model.map(|model| model.modules).map_err(TaskError::bad_input)
     };
     let weights = vla.model.weights_dtype;
     let here = Tuning { modules: &modules, lora: &lora, train: &vla.model.train, weights };

@@ -1,7 +1,12 @@
 //! A run file for a LeRobot data set, from what is in it.
 
+use std::path::Path;
+
 use coxswain_data::{
-    DataError, FeatureReport, Report, Role, inspect, lerobot::Catalog, place, yaml::yaml_scalar,
+    DataError, FeatureReport, Report, Role, inspect,
+    lerobot::Catalog,
+    place,
+    yaml::{yaml_names, yaml_scalar},
 };
 use coxswain_task::{StarterFile, StarterJob};
 
@@ -27,24 +32,15 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
 
 fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError> {
     let of = |role| report.features.iter().filter(move |feature| feature.role == role);
-    let prefer =
-        |role, usual: &str| of(role).find(|feature| feature.name == usual).or_else(|| of(role).next());
     let info = job.data.join("meta/info.json");
-    let missing = |what: &str| {
-        DataError::invalid(
-            &info,
-            "features",
-            format!("no {what}"),
-            "a policy needs cameras, a state and an action",
-        )
+    let needed = |features: Vec<_>, what: &str, key: &str| match features.is_empty() {
+        true => Err(missing(&info, report, what, key)),
+        false => Ok(features),
     };
-    let state =
-        prefer(Role::Vector, "observation.state").ok_or_else(|| missing("vector of numbers for a state"))?;
-    let action = prefer(Role::Action, "action").ok_or_else(|| missing("action"))?;
-    let cameras: Vec<_> = of(Role::Camera).collect();
-    if cameras.is_empty() {
-        return Err(missing("camera"));
-    }
+    let state = report.choose(Role::Vector, "observation.state");
+    let state = needed(state, "vector of numbers for a state", "state")?;
+    let action = needed(report.choose(Role::Action, "action"), "action", "action")?;
+    let cameras = needed(of(Role::Camera).collect(), "camera", "cameras")?;
     let mut file = Starter::new(job, "vla_flow");
     file.lines("model:").model(job, "Qwen2.5-VL");
     file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
@@ -52,10 +48,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&report.path)));
     file.lines(format_args!(
         "  # LeRobot {}: {} episodes, {} frames at {} a second, {} task{}",
-        match report.version {
-            coxswain_data::lerobot::info::Version::V2_1 => "v2.1",
-            coxswain_data::lerobot::info::Version::V3_0 => "v3.0",
-        },
+        report.version,
         report.episodes,
         report.frames,
         report.fps,
@@ -68,16 +61,21 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
         let coding = camera.video.as_ref().map_or_else(String::new, |coding| format!(", {coding}"));
         file.lines(format_args!("    - {} # {shape}{coding}", yaml_scalar(&camera.name)));
     }
-    numbers(&mut file, "state", state);
-    let sensor = prefer(Role::Window, "observation.sensor");
-    if let Some(sensor) = sensor {
-        numbers(&mut file, "sensor", sensor);
+    let sensor = report.choose(Role::Window, "observation.sensor");
+    let taken = [("state", state), ("sensor", sensor), ("action", action)];
+    for (key, features) in taken.iter().filter(|(_, features)| !features.is_empty()) {
+        numbers(&mut file, key, features);
     }
-    numbers(&mut file, "action", action);
+    let is_taken = |feature: &&FeatureReport| taken.iter().any(|(_, of)| of.contains(feature));
+    let left: Vec<_> = [Role::Vector, Role::Window, Role::Action].into_iter().flat_map(of).collect();
+    let left: Vec<_> = left.iter().filter(|one| !is_taken(one)).map(|one| yaml_scalar(&one.name)).collect();
+    if !left.is_empty() {
+        file.lines(format_args!("  # numbers that are not taken: {}", left.join(", ")));
+    }
     let horizon = horizon(report);
     let seconds = horizon as f64 / report.fps.max(1e-9);
     file.lines(format_args!("  horizon: {horizon} # actions of a chunk: {seconds:.1} s"));
-    normalization(&mut file, [("state", Some(state)), ("sensor", sensor), ("action", Some(action))]);
+    normalization(&mut file, &taken);
     let held_out: Vec<_> = held_out(report.episodes).iter().map(u64::to_string).collect();
     if !held_out.is_empty() {
         let list = held_out.join(", ");
@@ -96,15 +94,30 @@ fn held_out_frames(job: &StarterJob<'_>, report: &Report) -> Result<u64, DataErr
     Ok(held_out(report.episodes).iter().map(|episode| episodes[*episode as usize].length).sum())
 }
 
-fn numbers(file: &mut Starter, key: &str, feature: &FeatureReport) {
-    let shape = feature.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-    file.lines(format_args!("  {key}: {} # {shape} numbers", yaml_scalar(&feature.name)));
+/// The error of a data set in which nothing looks like what a policy needs.
+fn missing(info: &Path, report: &Report, what: &str, key: &str) -> DataError {
+    let features = report.features.iter().filter(|feature| feature.role != Role::Bookkeeping);
+    let names: Vec<_> = features.map(|feature| feature.name.as_str()).collect();
+    let remedy = format!(
+        "a policy needs cameras, a state and an action: if one of {} is it, write a run file and name it in data.{key}",
+        names.join(", ")
+    );
+    DataError::invalid(info, "features", format!("no {what} that is named so"), remedy)
+}
+
+/// Several features stand side by side.
+fn numbers(file: &mut Starter, key: &str, features: &[&FeatureReport]) {
+    let shape =
+        |feature: &&FeatureReport| feature.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+    let shapes = features.iter().map(shape).collect::<Vec<_>>().join(" + ");
+    let names: Vec<_> = features.iter().map(|feature| feature.name.as_str()).collect();
+    file.lines(format_args!("  {key}: {} # {shapes} numbers", yaml_names(&names)));
 }
 
 /// Features without statistics are taken as they are.
-fn normalization(file: &mut Starter, features: [(&str, Option<&FeatureReport>); 3]) {
-    let lacks = |feature: &FeatureReport| !feature.normalization.contains(&"mean_std");
-    let lacking = features.into_iter().filter(|(_, feature)| feature.is_some_and(lacks));
+fn normalization(file: &mut Starter, features: &[(&str, Vec<&FeatureReport>)]) {
+    let lacks = |feature: &&FeatureReport| !feature.normalization.contains(&"mean_std");
+    let lacking = features.iter().filter(|(_, features)| features.iter().any(lacks));
     let lacking: Vec<_> = lacking.map(|(key, _)| format!("{key}: identity")).collect();
     if !lacking.is_empty() {
         file.lines("  # There are no statistics: run `cox data stats` on the data set, and then leave this line out.");
@@ -129,7 +142,7 @@ fn held_out(episodes: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use serde_json::json;
 
     use super::*;
     use crate::{
@@ -137,9 +150,10 @@ mod tests {
         vla_flow::{
             config::VlaSpec,
             data::Dataset,
-            testing::{assets, mini},
+            testing::{assets, mini, recording::edit},
         },
     };
+    use coxswain_models::families::shelf;
 
     fn job<'a>(data: &'a Path, model: Option<&'a Path>, micro_batch: Option<u64>) -> StarterJob<'a> {
         StarterJob { data, model, micro_batch, asked: false }
@@ -156,7 +170,7 @@ mod tests {
         assert_eq!(spec.data.holdout_episodes, [3]);
         assert_eq!((spec.train.global_batch, spec.train.micro_batch), (16, 4));
         assert_eq!(spec.run.name, "metaworld-mini");
-        let opened = Dataset::open(&spec).unwrap();
+        let opened = Dataset::open(&spec, shelf()).unwrap();
         assert!(opened.training_len() > 100 && opened.holdout().count() > 0);
         for part in
             ["# 96 x 96 x 3", "# 4 numbers", "# 16 x 6 numbers", "actions of a chunk: 0.8 s", "fits here"]
@@ -177,6 +191,37 @@ mod tests {
         }
         assert_eq!(read(&text).train.micro_batch, 1);
         assert!(starter(&job(&assets(), None, None)).is_none());
+    }
+
+    #[test]
+    fn all_parts_of_a_state_and_an_action_are_taken_and_openpi_s_names_are_known() {
+        let named = |state: &[&str], action: &[&str]| {
+            let feature = |name: &&str| (name.to_string(), json!({"dtype": "float32", "shape": [2]}));
+            let recording = crate::vla_flow::testing::recording::Recording::default();
+            let dir = recording.write();
+            edit(dir.path(), "meta/info.json", |info| {
+                let features = info["features"].as_object_mut().unwrap();
+                for old in ["observation.state", "observation.sensor", "action"] {
+                    features.remove(old);
+                }
+                features.extend(state.iter().chain(action).map(feature));
+            });
+            starter(&job(dir.path(), None, None)).unwrap().map(|file| file.text)
+        };
+        let parts = ["observation.state.joints", "observation.state.gripper"];
+        let text = named(&parts, &["action.joints", "action.gripper"]).unwrap();
+        for line in [
+            "state: [observation.state.gripper, observation.state.joints] # 2 + 2 numbers",
+            "action: [action.gripper, action.joints] # 2 + 2 numbers",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in\n{text}");
+        }
+        let text = named(&["goal", "state"], &["actions"]).unwrap();
+        for line in ["state: state #", "action: actions #", "# numbers that are not taken: goal"] {
+            assert!(text.contains(line), "{line:?} is not in\n{text}");
+        }
+        let error = named(&["state"], &["torque"]).unwrap_err().to_string();
+        assert!(error.contains("no action") && error.contains("torque") && error.contains("data.action"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Its place among tasks.
+//! Implements `Task` and `TaskOn` for vla_flow.
 
 use crate::{pretrained, vla_flow::config::VlaSettings};
 use std::{
@@ -8,11 +8,11 @@ use std::{
 
 use coxswain_data::{DataError, Role, preview::Preview};
 use coxswain_models::{
-    qwen2_5_vl::{
-        forward,
+    Shelves,
+    pretrained::{
+        job,
         synthetic::{self, SyntheticCheckpoint},
     },
-    t5::T5Config,
 };
 use coxswain_nn::{
     dtypes::{ActivationsDtype, FrozenDtype, WeightsDtype},
@@ -41,10 +41,13 @@ use super::{
 };
 
 /// Fine-tunes a vision-language model with LoRA below an action expert trained in full.
-#[derive(Clone, Copy, Debug)]
-pub struct VlaFlow;
+#[derive(Default)]
+pub struct VlaFlow<B: Tape<Base = B>> {
+    /// The models that it may train.
+    pub models: Shelves<B>,
+}
 
-impl Task for VlaFlow {
+impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     fn name(&self) -> &'static str {
         "vla_flow"
     }
@@ -56,13 +59,13 @@ impl Task for VlaFlow {
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
         let several = VlaSettings::of(spec).is_ok_and(|settings| !settings.data.sets.is_empty());
         if several {
-            return Ok(Arc::new(Mixture::open(spec)?));
+            return Ok(Arc::new(Mixture::open(spec, self.models.sizes)?));
         }
-        Ok(Arc::new(Dataset::open(spec)?))
+        Ok(Arc::new(Dataset::open(spec, self.models.sizes)?))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(memory::Subject::read(spec).map_err(TaskError::bad_input)?))
+        Ok(Box::new(memory::Subject::read(spec, self.models.sizes).map_err(TaskError::bad_input)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
@@ -102,16 +105,18 @@ impl Task for VlaFlow {
     }
 
     fn preview(&self, spec: &RunSpec, episode: u64, frames: usize) -> Option<Result<Preview, DataError>> {
-        Some(Mixture::one_of(spec).and_then(|dataset| dataset.preview(episode, frames)))
+        Some(Mixture::one_of(spec, self.models.sizes).and_then(|dataset| dataset.preview(episode, frames)))
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write_sample(spec, index, out)
+        write_sample(spec, self.models.sizes, index, out)
     }
 
     fn make_checkpoint(&self, job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
         let RandomJob { like, tokenizer, out, seed, .. } = *job;
-        let made = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed }.write();
+        let family = self.models.sizes.vision_language.find(like)?;
+        let checkpoint = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed };
+        let made = family.make_checkpoint(&checkpoint);
         let told = |made: synthetic::Made| {
             let synthetic::Made { parameters, tensors, bytes, shards } = made;
             Made { parameters, tensors, bytes, shards }
@@ -124,7 +129,7 @@ impl Task for VlaFlow {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        start::read(spec, path)
+        start::read(spec, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -142,7 +147,7 @@ impl Task for VlaFlow {
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
-        pretrained::digest(spec)
+        pretrained::digest(spec, |dir| Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules))
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
@@ -154,7 +159,7 @@ impl Task for VlaFlow {
     }
 }
 
-impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
+impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
     fn build(
         &self,
         spec: &RunSpec,
@@ -163,7 +168,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
     ) -> Result<Built<B>, TaskError> {
         let dims = run_data(samples).dims();
         let (policy, layout, initial) =
-            Policy::<B>::load(spec, dims, device).map_err(TaskError::bad_input)?;
+            Policy::<B>::load(spec, self.models.device, dims, device).map_err(TaskError::bad_input)?;
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
@@ -175,21 +180,19 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow {
         dir: &Path,
         device: &B::Device,
     ) -> Option<Result<Box<dyn Responder>, TaskError>> {
-        let opened = PolicyResponder::<B>::open(spec, dir, device);
+        let opened = PolicyResponder::<B>::open(spec, self.models, dir, device);
         Some(opened.map(|responder| Box::new(responder) as Box<dyn Responder>))
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
         let ForwardJob { model, adapter, inputs, out, dtype } = *job;
-        if T5Config::is_here(model) {
-            return None;
-        }
-        let job = forward::Job { model, adapter, inputs, out, dtype };
-        Some(forward::run::<B>(&job, device).map_err(TaskError::bad_input))
+        let family = self.models.device.vision_language.find(model)?;
+        let job = job::ForwardJob { model, adapter, inputs, out, dtype };
+        Some(family.forward(&job, device).map_err(TaskError::bad_input))
     }
 
     fn few_steps(&self, device: &B::Device, width: Width) -> Option<Losses> {
-        Some(selftest::step::<B>(device, width))
+        Some(selftest::step::<B>(self.models.device, device, width))
     }
 }
 

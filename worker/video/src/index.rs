@@ -6,6 +6,7 @@ use crate::boxes::{Boxes, Cursor, Header};
 use crate::codec::{Codec, Description, Stream};
 use crate::error::{Fault, TO_PLAIN_MP4, VideoError, container};
 use crate::limits::{MAX_MOOV_BYTES, MAX_TOP_BOXES};
+use crate::matrix::{Rotation, rotation};
 use crate::picture::Colour;
 use crate::source::Source;
 use crate::tables::{Sample, Tables, edits, presentation};
@@ -84,10 +85,12 @@ fn fragmented() -> Fault {
 pub struct VideoIndex {
     /// What decodes it.
     pub codec: Codec,
-    /// Pixels of a row.
+    /// Pixels of a row, as decoded.
     pub width: usize,
-    /// Rows.
+    /// Rows, as decoded.
     pub height: usize,
+    /// How what is decoded is turned before it is seen.
+    pub rotation: Rotation,
     /// Ticks of a second, the unit of [`VideoIndex::ticks`].
     pub timescale: u32,
     pub(crate) samples: Vec<Sample>,
@@ -110,7 +113,8 @@ impl VideoIndex {
         if Boxes::find(&moov.body, b"mvex")?.is_some() {
             return Err(fragmented());
         }
-        let movie_timescale = timescale(Boxes::need(&moov.body, b"mvhd")?)?;
+        let mvhd = Boxes::need(&moov.body, b"mvhd")?;
+        let movie_timescale = timescale(mvhd)?;
         let tracks = video_tracks(&moov.body)?;
         let trak = *tracks.get(track).ok_or(Fault::NoSuchTrack { tracks: tracks.len(), track })?;
         let mdia = Boxes::need(trak, b"mdia")?;
@@ -133,6 +137,7 @@ impl VideoIndex {
             codec: description.stream.codec(),
             width: description.width,
             height: description.height,
+            rotation: rotation(mvhd, Boxes::need(trak, b"tkhd")?)?,
             timescale,
             samples: tables.samples,
             stream: description.stream,

@@ -7,13 +7,14 @@
 //! index  av1  h264   a file's table of contents; the codecs
 //! tables codec       sample tables and edit lists; sample descriptions, and what is refused by name
 //! boxes  source      mp4's boxes; bytes by range
+//! matrix             which way up the pictures are shown
 //! picture  rgb       planes, and what swscale makes of them
 //! ```
 //!
 //! A frame is addressed by its presentation number: 0, 1, 2, ... in the order FFmpeg would give the frames,
-//! edit lists applied. Times are integers of the track's time scale. What is *not* done: sound, fragmented
-//! mp4, HEVC, VP9, depth, more than 8 bits, interlaced video; each is refused by name with the command that
-//! converts it.
+//! edit lists applied. A picture is as it is decoded: [`VideoIndex::rotation`] says which way up it is seen.
+//! Times are integers of the track's time scale. What is *not* done: sound, fragmented mp4, HEVC, VP9, depth,
+//! more than 8 bits, interlaced video; each is refused by name with the command that converts it.
 //!
 //! Files are not trusted: sizes are bounded before memory is spent ([`limits`]), what is damaged is an error
 //! of the frames that need it, and so is a panic of a decoder. Since rav1d's functions are `extern "C"`,
@@ -31,6 +32,7 @@ mod error;
 mod h264;
 mod index;
 pub mod limits;
+mod matrix;
 mod picture;
 mod plan;
 mod pool;
@@ -41,6 +43,7 @@ mod tables;
 pub use codec::Codec;
 pub use error::{Fault, VideoError};
 pub use index::{Moov, Video, VideoIndex};
+pub use matrix::Rotation;
 pub use picture::{Colour, Layout, Picture, Plane};
 pub use pool::{Counts, DecoderPool};
 pub use source::{FileSource, Source};

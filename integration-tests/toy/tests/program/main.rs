@@ -1,6 +1,7 @@
 //! A task that no crate of the engine knows has all that the engine gives: every test runs `cox-toy` as real
 //! processes.
 
+mod diverged;
 mod numbers;
 #[path = "../../../processes/support/processes.rs"]
 #[allow(dead_code)]

@@ -1,6 +1,18 @@
 //! What bad input gets: one clear line, and nothing half-written.
 
-use crate::support::{Toy, refused};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    processes::signal,
+    support::{Toy, refused},
+};
 
 #[test]
 fn an_unknown_task_is_told_with_those_that_there_are() {
@@ -52,4 +64,167 @@ fn a_run_directory_of_another_task_is_refused_and_left_as_it_is() {
     assert!(code.is_some_and(|code| code != 0), "{printed}");
     assert!(printed.contains("task.type (\"regression\" there, \"vla_flow\" here)"), "{printed}");
     assert_eq!(std::fs::read(toy.path("run/manifest.json")).ok(), Some(manifest));
+}
+
+/// Every file below a directory, with its bytes; directories have none.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let bytes = path.is_file().then(|| fs::read(&path).expect("a file"));
+            if path.is_dir() {
+                open.push(path.clone());
+            }
+            found.insert(path, bytes);
+        }
+    }
+    found
+}
+
+const SHORT: [&str; 4] =
+    ["train.steps=6", "train.checkpoint_every=2", "optimizer.warmup_steps=2", "eval.samples=4"];
+
+/// What a launch of a finished run is refused for: the change, the exit code, and a part of the message.
+const REFUSALS: [(&[&str], i32, &str); 22] = [
+    (&["train.steps=5"], 2, "train.steps is 5, and"),
+    (&["train.steps=", "train.epochs=0"], 2, "train.epochs"),
+    (&["train.steps=1e3"], 2, "train.steps"),
+    (&["train.steps=2000000000000"], 2, "must be at most 1000000000000"),
+    (&["run.seed=4"], 2, "run.seed (3 there, 4 here)"),
+    (&["network.width=16"], 2, "network.width (32 there, 16 here)"),
+    (&["network.width=18446744073709551615"], 2, "must be at most 65536"),
+    (&["data.inputs=[a, b]"], 2, "data.inputs"),
+    (&["data.target=z"], 2, "data.target"),
+    (&["train.global_batch=32"], 2, "train.global_batch (64 there, 32 here)"),
+    (&["optimizer.betas=[0.9, 0.99]"], 2, "optimizer.betas"),
+    (&["data.path=/nowhere.parquet"], 3, "/nowhere.parquet"),
+    (&["task.type=sft"], 2, "model"),
+    (&["train.resume=false", "run.seed=4"], 2, "run.seed (3 there, 4 here)"),
+    (&["launch.device=cuda"], 2, "cuda"),
+    (&["launch.listen=somewhere"], 2, "launch.listen"),
+    (&["cache.mode=exact"], 2, "cache.mode"),
+    (&["train.mico_batch=3"], 2, "train.micro_batch"),
+    (&["memory.capacity=1000"], 5, "does not fit"),
+    (&["--nnodes=2"], 2, "--rdzv-endpoint"),
+    (&["--spares=2"], 2, "--spares"),
+    (&["--nproc-per-node=65"], 2, "train.global_batch"),
+];
+
+#[test]
+fn a_launch_that_is_refused_changes_no_byte_of_the_run() {
+    let toy = Toy::new(500);
+    toy.train("run", &SHORT);
+    let (before, dir) = (contents(&toy.path("run")), toy.path("run"));
+    let left_as_it_is = |command: std::process::Command, code: i32, expected: &str, what: &str| {
+        let (found, printed) = refused(command);
+        assert_eq!(found, Some(code), "{what}: {printed}");
+        assert!(printed.contains(expected), "{what}: {printed}");
+        let after = contents(&dir);
+        let names = |of: &BTreeMap<PathBuf, _>| of.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&after), names(&before), "{what}");
+        let changed: Vec<_> = after.iter().filter(|(path, bytes)| before[*path] != **bytes).collect();
+        assert!(changed.is_empty(), "{what}: {:?}", changed.iter().map(|(path, _)| path).collect::<Vec<_>>());
+        printed
+    };
+    for (change, code, expected) in REFUSALS {
+        let overrides = [&SHORT[..], change].concat();
+        let told = left_as_it_is(toy.command("run", &overrides), code, expected, &format!("{change:?}"));
+        // What a flag of the launch asks for is not the run file's to check.
+        if change.iter().any(|given| given.starts_with("--")) {
+            continue;
+        }
+        let checked =
+            left_as_it_is(toy.check("run", &overrides), code, expected, &format!("check {change:?}"));
+        let refusal = |text: &str| text.lines().rfind(|line| line.contains(expected)).map(str::to_owned);
+        assert_eq!(refusal(&checked), refusal(&told), "{change:?}");
+    }
+
+    // Another data set of the same shape.
+    fs::copy(Toy::new(400).path("table.parquet"), toy.path("other.parquet")).expect("a file");
+    let other = format!("data.path={}", toy.path("other.parquet").display());
+    let overrides = [&SHORT[..], &[&other]].concat();
+    let expected = "another data set than the one that this run has trained on";
+    left_as_it_is(toy.command("run", &overrides), 3, expected, "other data");
+    left_as_it_is(toy.check("run", &overrides), 3, expected, "check other data");
+
+    // A port that another program has.
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listen = format!("launch.listen={}", taken.local_addr().expect("an address"));
+    let overrides = [&SHORT[..], &[&listen]].concat();
+    left_as_it_is(toy.command("run", &overrides), 6, "the port is in use", "port");
+    left_as_it_is(toy.check("run", &overrides), 6, "the port is in use", "check port");
+
+    let mut strangers = toy.command("run", &[&SHORT[..], &["--rdzv-endpoint=0.0.0.0:0"]].concat());
+    strangers.env_remove("COX_TOKEN").env_remove("COX_TOKEN_FILE");
+    left_as_it_is(strangers, 2, "COX_TOKEN", "without a token");
+    let mut short = toy.command("run", &SHORT);
+    short.env("COX_TOKEN", "short");
+    left_as_it_is(short, 2, "COX_TOKEN", "a short token");
+}
+
+#[test]
+fn a_run_whose_records_are_damaged_or_anothers_is_left_as_it_is() {
+    let toy = Toy::new(500);
+    toy.train("run", &SHORT);
+    let journal = toy.path("run/coordinator/journal.redb");
+    let sound = fs::read(&journal).expect("a journal");
+    fs::write(&journal, &sound[..sound.len() / 2]).expect("a file");
+    let before = contents(&toy.path("run"));
+    let (code, printed) = refused(toy.command("run", &SHORT));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("the journal in"), "{printed}");
+    assert!(contents(&toy.path("run")) == before, "{printed}");
+    fs::remove_file(&journal).expect("a file");
+    // Checkpoints of a run with another seed.
+    let before = contents(&toy.path("run"));
+    let (code, printed) = refused(toy.command("run", &[&SHORT[..], &["run.seed=4"]].concat()));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("was written by a run with another specification"), "{printed}");
+    assert!(contents(&toy.path("run")) == before, "{printed}");
+}
+
+#[test]
+fn a_directory_in_which_nothing_has_begun_is_not_made_by_a_refusal() {
+    let toy = Toy::new(60);
+    for (change, code) in [
+        (&["data.path=/nowhere.parquet"][..], 3),
+        (&["data.target=z"], 3),
+        (&["launch.device=cuda"], 2),
+        (&["memory.capacity=1000"], 5),
+    ] {
+        let (found, printed) = refused(toy.command("new", change));
+        assert_eq!(found, Some(code), "{change:?}: {printed}");
+        assert!(!toy.path("new").exists(), "{change:?}: {printed}");
+    }
+}
+
+#[test]
+fn the_status_of_a_run_that_is_over_is_told_from_its_directory() {
+    let toy = Toy::new(500);
+    toy.train("run", &SHORT);
+    let output = toy.path("run").display().to_string();
+    let (code, told) = refused(toy.cox(&["status", "--run", &output]));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("finished") && told.contains("6 of 6"), "{told}");
+    let (code, told) = refused(toy.cox(&["status", "--json", "--run", &output]));
+    assert_eq!(code, Some(0), "{told}");
+    let facts: serde_json::Value = serde_json::from_str(&told).expect("one JSON object");
+    assert_eq!((&facts["state"], &facts["steps"]), (&"finished".into(), &6.into()), "{facts:#}");
+    let (code, told) = refused(toy.cox(&["status", "--run", &toy.path("none").display().to_string()]));
+    assert_eq!(code, Some(8), "{told}");
+}
+
+#[test]
+fn a_signal_to_a_run_that_is_well_leaves_no_failure() {
+    let toy = Toy::new(500);
+    let held = toy.hold(0, "forward", 3);
+    let mut running = toy.start("run", &SHORT);
+    running.wait_until_held(&held);
+    signal(running.pid() as i32, Signal::SIGINT);
+    fs::remove_file(held).expect("it is held");
+    let (status, printed) = running.finish();
+    assert_eq!(status.code(), Some(130), "{printed}");
+    assert!(!toy.path("run/failure.json").exists(), "{printed}");
 }

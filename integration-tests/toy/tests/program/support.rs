@@ -82,6 +82,15 @@ impl Toy {
         command
     }
 
+    /// `cox-toy check` of the same.
+    pub fn check(&self, name: &str, overrides: &[&str]) -> Command {
+        let (table, output) = (self.path("table.parquet"), self.path(name));
+        let mut command = self.cox(&["check", "integration-tests/toy/table.yaml"]);
+        command.arg(format!("data.path={}", table.display()));
+        command.arg(format!("run.output_dir={}", output.display())).args(overrides);
+        command
+    }
+
     /// `cox-toy plan` of the table.
     pub fn plan(&self, flags: &[&str]) -> String {
         let mut command = self.cox(&["plan", "integration-tests/toy/table.yaml"]);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{run_spec::RunSpec, v1::RunPhase};
 
 use crate::{
     commands::ending,
@@ -43,8 +43,12 @@ impl Concluding<'_> {
             }
             exit => {
                 self.terminal.line(&report.failure_text(&self.spec.run.name));
-                if hosting {
+                // A signal ends a run that is well: it goes on when it is launched again.
+                let failed = !matches!(exit, Exit::Signal(_)) || report.run_end == Some(RunPhase::Failed);
+                if hosting && failed {
                     failure_file::write(Path::new(&self.spec.run.output_dir), report);
+                }
+                if hosting {
                     ending::leave_page(&self.spec.run.output_dir, self.terminal).await;
                 }
                 Err(Failed::silent(exit))

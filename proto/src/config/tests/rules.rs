@@ -100,3 +100,36 @@ fn a_world_needs_a_sample_for_every_worker() {
     assert!(error.starts_with("train.global_batch: 8 samples cannot be shared by 9 workers"), "{error}");
     spec.check_world(0).unwrap_err();
 }
+
+#[test]
+fn every_number_has_bounds_and_one_beyond_them_is_refused_at_its_place() {
+    assert_eq!(crate::config::engine_misfits(), Vec::<String>::new());
+    let of = |key: &str, value: &str| {
+        let given = format!("{key}={value}");
+        read(SMALL, &[&given]).expect_err(&given).to_string()
+    };
+    let told = of("head.width", "18446744073709551615");
+    assert!(
+        told.starts_with("override `head.width=18446744073709551615`: head.width: must be at most 65536"),
+        "{told}"
+    );
+    for (key, least, most) in crate::config::bounds::ENGINE {
+        // Every number is as good as any other, or the type has no larger one.
+        if *most >= u64::MAX as f64 || *least < 0.0 {
+            continue;
+        }
+        // Rules refuse what the type alone refuses, too, in their own words.
+        let beyond = match *most < 10.0 {
+            true => format!("{}", most + 1.5),
+            false => format!("{}", *most as u64 * 2),
+        };
+        let value = match *key {
+            "train.recompute" => format!("{{every: {beyond}}}"),
+            "optimizer.betas" => format!("[{beyond}, 0.9]"),
+            "data.holdout_episodes" | "train.skip_steps" => format!("[{beyond}]"),
+            _ => beyond,
+        };
+        let told = of(key, &value);
+        assert!(told.contains(key), "{key}={value}: {told}");
+    }
+}

@@ -1,6 +1,9 @@
 //! Everything known of a data set before a data file is read, and its digest.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use super::episodes::{Episodes, parquet_files};
 use super::info::{Info, Version};
@@ -43,8 +46,10 @@ pub struct Catalog {
     pub stats: Option<Stats>,
     /// Where statistics are, or should be.
     pub stats_path: PathBuf,
-    /// Bytes of all data files.
+    /// Bytes of all data files that are there.
     pub data_bytes: u64,
+    /// Data files that are not there: a part of the data set may have been downloaded.
+    pub missing: BTreeSet<u32>,
     /// Bytes of all videos that are there.
     pub video_bytes: u64,
     /// Digest of metadata and of the sizes of data files and videos.
@@ -52,8 +57,8 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Reads all metadata below `root` and checks that it agrees with itself and that every data file is
-    /// there. A video may be missing: its camera may not be asked for.
+    /// Reads all metadata below `root` and checks that it agrees with itself. Data files and videos may be
+    /// missing: their episodes or their camera may not be asked for.
     pub fn open(root: &Path) -> Result<Self, DataError> {
         place::enter(root)?;
         let info = Info::read(root)?;
@@ -63,9 +68,9 @@ impl Catalog {
                 let path = root.join("meta/stats.json");
                 (tasks::read_parquet(&root.join("meta/tasks.parquet"))?, Stats::read(&path)?, path)
             }
-            Version::V2_1 => {
-                let path = root.join("meta/episodes_stats.jsonl");
-                (tasks::read_jsonl(&root.join("meta/tasks.jsonl"))?, Stats::read_episodes(&path)?, path)
+            Version::V2_1 | Version::V2_0 => {
+                let (stats, path) = stats_of_v2(root, info.version)?;
+                (tasks::read_jsonl(&root.join("meta/tasks.jsonl"))?, stats, path)
             }
         };
         let cameras = info.features.iter().filter(|(_, feature)| feature.is_video());
@@ -73,7 +78,7 @@ impl Catalog {
             cameras.map(|(camera, _)| VideoTable::read(root, &info, &episodes, camera)).collect();
         let videos = videos?;
         let mut hash = metadata_hash(root, info.version)?;
-        let data_bytes = hash_data_sizes(&mut hash, root, &info, &episodes)?;
+        let (data_bytes, missing) = hash_data_sizes(&mut hash, root, &info, &episodes)?;
         let video_bytes = hash_video_sizes(&mut hash, root, &info, &videos)?;
         Ok(Self {
             root: root.to_path_buf(),
@@ -84,6 +89,7 @@ impl Catalog {
             stats,
             stats_path,
             data_bytes,
+            missing,
             video_bytes,
             fingerprint: Fingerprint(hash.finalize().into()),
         })
@@ -93,6 +99,19 @@ impl Catalog {
     pub fn data_path(&self, file: u32) -> Result<PathBuf, DataError> {
         let entry = self.episodes.files[file as usize];
         Ok(self.root.join(self.info.data_file(entry.chunk, entry.file)?))
+    }
+
+    /// The error of a run that needs data file `file`, which is not there.
+    pub fn missing_file(&self, file: u32) -> DataError {
+        let episodes = self.episodes.listed(file);
+        let found = format!("there is no such file, and episodes {episodes} are in it");
+        let remedy = format!(
+            "copy or download it, or leave its episodes out with `data.exclude_episodes: [{episodes}]`"
+        );
+        match self.data_path(file) {
+            Ok(path) => DataError::invalid(&path, "(file)", found, remedy),
+            Err(error) => error,
+        }
     }
 
     /// Where video `file` of `table` lies.
@@ -113,13 +132,28 @@ impl Catalog {
     }
 }
 
+/// Statistics, and where they are or should be: v2.0 has them of all episodes together, v2.1 of each. A set
+/// of v2.0 that was renamed to v2.1 keeps its own, which are read where there are no others.
+fn stats_of_v2(root: &Path, version: Version) -> Result<(Option<Stats>, PathBuf), DataError> {
+    let [of_all, of_each] = ["meta/stats.json", "meta/episodes_stats.jsonl"].map(|name| root.join(name));
+    if version == Version::V2_1
+        && let Some(stats) = Stats::read_episodes(&of_each)?
+    {
+        return Ok((Some(stats), of_each));
+    }
+    match Stats::read(&of_all)? {
+        None if version == Version::V2_1 => Ok((None, of_each)),
+        stats => Ok((stats, of_all)),
+    }
+}
+
 /// Hashes metadata files by content. Data files and videos are hashed by size: cheap, and any re-recording
 /// changes a size or a statistic.
 fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataError> {
     let mut hash = blake3::Hasher::new_derive_key("coxswain data set fingerprint v1");
     let mut metadata = match version {
         Version::V3_0 => parquet_files(&root.join("meta/episodes"))?,
-        Version::V2_1 => Vec::new(),
+        Version::V2_1 | Version::V2_0 => Vec::new(),
     };
     let names =
         ["info.json", "stats.json", "tasks.parquet", "episodes.jsonl", "episodes_stats.jsonl", "tasks.jsonl"];
@@ -138,22 +172,24 @@ fn metadata_hash(root: &Path, version: Version) -> Result<blake3::Hasher, DataEr
     Ok(hash)
 }
 
-/// Returns the bytes of all data files.
+/// Returns the bytes of all data files that are there, and which are not. One that is missing has a size of
+/// its own.
 fn hash_data_sizes(
     hash: &mut blake3::Hasher,
     root: &Path,
     info: &Info,
     episodes: &Episodes,
-) -> Result<u64, DataError> {
-    let mut total = 0;
-    for file in &episodes.files {
-        let path = root.join(info.data_file(file.chunk, file.file)?);
-        let missing = || DataError::io(&path, "read")(std::io::ErrorKind::NotFound.into());
-        let bytes = place::bytes(&path)?.ok_or_else(missing)?;
-        hash.update(&bytes.to_le_bytes());
-        total += bytes;
+) -> Result<(u64, BTreeSet<u32>), DataError> {
+    let (mut total, mut missing) = (0, BTreeSet::new());
+    for (number, file) in (0..).zip(&episodes.files) {
+        let bytes = place::bytes(&root.join(info.data_file(file.chunk, file.file)?))?;
+        hash.update(&bytes.unwrap_or(u64::MAX).to_le_bytes());
+        total += bytes.unwrap_or(0);
+        if bytes.is_none() {
+            missing.insert(number);
+        }
     }
-    Ok(total)
+    Ok((total, missing))
 }
 
 /// Returns the bytes of all videos that are there. One that is missing has a size of its own.

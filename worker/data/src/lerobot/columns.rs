@@ -1,6 +1,6 @@
 //! From a column's values and levels to flat numbers and encoded images, with every row's shape checked.
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 use parquet::{
     basic::{ConvertedType, LogicalType, Repetition, SortOrder},
@@ -9,15 +9,42 @@ use parquet::{
     schema::types::{ColumnDescriptor, Type},
 };
 
-use super::tables::{Column, Values, is_text};
+use super::tables::{Column, Values, is_decimal, is_text};
 
 /// A row that does not have the shape that `info.json` promises.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowFault {
     /// Row within the rows asked for.
     pub row: usize,
     /// What is wrong.
-    pub fault: String,
+    pub misfit: Misfit,
+}
+
+/// How a row's value differs from what `info.json` promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// A value, or all of them, is null.
+    Missing,
+    /// A list has another length.
+    Length {
+        /// Which of the value's axes it is.
+        axis: usize,
+        /// Its elements.
+        found: usize,
+        /// Those that it should have.
+        wanted: usize,
+    },
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("a value is missing (null)"),
+            Self::Length { axis, found, wanted } => {
+                write!(f, "axis {axis} has {found} elements, info.json says {wanted}")
+            }
+        }
+    }
 }
 
 /// Why a column cannot be had.
@@ -25,8 +52,8 @@ pub struct RowFault {
 pub enum ColumnFault {
     /// The file is broken.
     File(ParquetError),
-    /// A row is.
-    Row(RowFault),
+    /// The column holds something else, in every row asked for.
+    Column(String),
     /// These are too many bytes at once; so many rows fit.
     TooLarge {
         /// At least one.
@@ -40,21 +67,13 @@ impl From<ParquetError> for ColumnFault {
     }
 }
 
-impl From<RowFault> for ColumnFault {
-    fn from(fault: RowFault) -> Self {
-        Self::Row(fault)
-    }
-}
+/// What stands for an integer that is missing: no episode, frame or task has this number.
+pub const NO_INTEGER: i64 = i64::MIN;
 
-/// Of the column as a whole.
-fn wrong(fault: String) -> ColumnFault {
-    ColumnFault::Row(RowFault { row: 0, fault })
-}
-
-/// All rows of `column` as `rows * product(shape)` numbers. A feature of shape `[1]` may be stored without a
-/// list.
-pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<Vec<f32>, ColumnFault> {
-    let stored = stored(column.descriptor());
+/// All rows of `column` as `rows * product(shape)` numbers, NaN in those that have another shape, which are
+/// named. A feature of shape `[1]` may be stored without a list.
+pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<RowFault>), ColumnFault> {
+    let (stored, wrong) = (stored(column.descriptor()), ColumnFault::Column);
     let Some(lists) = Lists::of(column.root()) else {
         return Err(wrong(format!("stored as groups of {stored}, info.json says shape {shape:?}")));
     };
@@ -66,12 +85,14 @@ pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<Vec<f32>, ColumnF
     let Some(values) = floats(column)? else {
         return Err(wrong(format!("stored as {stored}, not numbers")));
     };
-    lists.check(&values, &shape[..depth])?;
     let (found, rows) = (values.present.len(), column.rows.count);
-    match found == rows * shape.iter().product::<usize>() {
-        true => Ok(values.present),
-        false => Err(wrong(format!("{found} numbers in {rows} rows, info.json says shape {shape:?}"))),
+    if lists.are_whole(&values, &shape[..depth]) {
+        return match found == rows * shape.iter().product::<usize>() {
+            true => Ok((values.present, Vec::new())),
+            false => Err(wrong(format!("{found} numbers in {rows} rows, info.json says shape {shape:?}"))),
+        };
     }
+    lists.row_by_row(&values, &shape[..depth])
 }
 
 /// All values as numbers, or `None` if they are none.
@@ -96,30 +117,17 @@ fn floats(column: &Column<'_>) -> Result<Option<Values<f32>>, ParquetError> {
     }))
 }
 
-/// All rows of an integer column.
-pub fn integers(column: &Column<'_>) -> Result<Vec<i64>, ColumnFault> {
+/// All rows of an integer column, [`NO_INTEGER`] in those that are null, which are named.
+pub fn integers(column: &Column<'_>) -> Result<(Vec<i64>, Vec<RowFault>), ColumnFault> {
     let descriptor = column.descriptor();
-    let not_integers = || wrong(format!("stored as {}, not integers", stored(descriptor)));
-    if descriptor.max_rep_level() > 0 || is_decimal(descriptor) {
-        return Err(not_integers());
+    let not_integers = || ColumnFault::Column(format!("stored as {}, not integers", stored(descriptor)));
+    let rows = column.integers()?.ok_or_else(not_integers)?;
+    let missing = rows.iter().enumerate().filter(|(_, value)| value.is_none());
+    let faults: Vec<_> = missing.map(|(row, _)| RowFault { row, misfit: Misfit::Missing }).collect();
+    match faults.len() == rows.len() {
+        true if !rows.is_empty() => Err(ColumnFault::Column(Misfit::Missing.to_string())),
+        _ => Ok((rows.into_iter().map(|value| value.unwrap_or(NO_INTEGER)).collect(), faults)),
     }
-    let unsigned = descriptor.sort_order() == SortOrder::UNSIGNED;
-    // A table that had a gap when pandas wrote it has its integers as floating point numbers.
-    let whole = |v: f64| v.is_finite().then_some(v as i64);
-    let rows = match column.reader()? {
-        ColumnReader::Int64ColumnReader(r) => column.by_row(r, Some)?,
-        ColumnReader::Int32ColumnReader(r) if unsigned => column.by_row(r, |v| Some(i64::from(v as u32)))?,
-        ColumnReader::Int32ColumnReader(r) => column.by_row(r, |v| Some(i64::from(v)))?,
-        ColumnReader::BoolColumnReader(r) => column.by_row(r, |v| Some(i64::from(v)))?,
-        ColumnReader::FloatColumnReader(r) => column.by_row(r, |v| whole(f64::from(v)))?,
-        ColumnReader::DoubleColumnReader(r) => column.by_row(r, whole)?,
-        _ => return Err(not_integers()),
-    };
-    let all: Option<Vec<i64>> = rows.iter().copied().collect();
-    all.ok_or_else(|| {
-        let row = rows.iter().position(Option::is_none).unwrap_or(0);
-        RowFault { row, fault: "missing (null)".into() }.into()
-    })
 }
 
 /// Encoded images, one after the other.
@@ -153,7 +161,7 @@ pub fn images(column: &Column<'_>, expected: u64) -> Result<Images, ColumnFault>
         }
         _ => {
             let stored = stored(descriptor);
-            return Err(wrong(format!(
+            return Err(ColumnFault::Column(format!(
                 "stored as {stored}, expected encoded image bytes; re-export the data set"
             )));
         }
@@ -194,11 +202,6 @@ fn is_half(descriptor: &ColumnDescriptor) -> bool {
     descriptor.logical_type_ref() == Some(&LogicalType::Float16) && descriptor.type_length() == 2
 }
 
-fn is_decimal(descriptor: &ColumnDescriptor) -> bool {
-    matches!(descriptor.logical_type_ref(), Some(LogicalType::Decimal(_)))
-        || descriptor.converted_type() == ConvertedType::DECIMAL
-}
-
 /// The lists that a column's values lie in.
 struct Lists {
     /// By list, the outermost first: the definition level from which on it has an item.
@@ -233,51 +236,83 @@ impl Lists {
     }
 
     /// Whether every row has a value in every place of `shape`, which has an axis for every list.
-    fn check<V>(&self, values: &Values<V>, shape: &[usize]) -> Result<(), RowFault> {
+    fn are_whole<V>(&self, values: &Values<V>, shape: &[usize]) -> bool {
         let per_row: usize = shape.iter().product();
         let complete = values.definition.iter().all(|level| *level == self.with_value);
         let row = begun_in_a_row(shape);
-        if complete && per_row > 0 && values.repetition.chunks(per_row).all(|levels| levels == row) {
-            return Ok(());
-        }
-        for axis in 0..shape.len() {
-            self.check_axis(values, shape, axis)?;
-        }
-        let item = self.with_item.last().copied().unwrap_or(0);
-        let mut places = values.definition.iter().filter(|level| **level >= item);
-        match places.position(|level| *level < self.with_value) {
-            Some(at) => Err(RowFault { row: at / per_row.max(1), fault: "a value is missing (null)".into() }),
-            None => Ok(()),
-        }
+        complete && per_row > 0 && values.repetition.chunks(per_row).all(|levels| levels == row)
     }
 
-    /// Whether all lists at depth `axis` have as many items as the shape says. Those around them do.
-    fn check_axis<V>(&self, values: &Values<V>, shape: &[usize], axis: usize) -> Result<(), RowFault> {
-        let per_row = shape[..axis].iter().product::<usize>().max(1);
-        let wanted = shape[axis];
-        let expect = |list: usize, found: usize| match found == wanted {
-            true => Ok(()),
-            false => Err(RowFault {
-                row: list / per_row,
-                fault: format!("axis {axis} has {found} elements, info.json says {wanted}"),
-            }),
+    /// The values of rows that have this shape, NaN in the place of the others, which are named. An error
+    /// where no row has it.
+    fn row_by_row(
+        &self,
+        values: &Values<f32>,
+        shape: &[usize],
+    ) -> Result<(Vec<f32>, Vec<RowFault>), ColumnFault> {
+        let mut rows = Vec::new();
+        let (mut level, mut value) = (0, 0);
+        while level < values.definition.len() {
+            let others = values.repetition.iter().skip(level + 1);
+            let more = others.take_while(|repetition| **repetition > 0).count();
+            let here = level..level + 1 + more;
+            let definition = &values.definition[here.clone()];
+            let there = definition.iter().filter(|level| **level == self.with_value).count();
+            let misfit = self.misfit(definition, values.repetition.get(here.clone()).unwrap_or(&[]), shape);
+            rows.push(misfit.map_or(Ok(value..value + there), Err));
+            (level, value) = (here.end, value + there);
+        }
+        let fault = |(row, found): (usize, &Result<_, Misfit>)| {
+            found.as_ref().err().map(|misfit| RowFault { row, misfit: *misfit })
         };
-        let around = axis.checked_sub(1).map_or(0, |outer| self.with_item[outer]);
-        let (mut lists, mut items) = (0usize, 0);
-        for (definition, repetition) in values.definition.iter().zip(&values.repetition) {
-            if usize::try_from(*repetition).is_ok_and(|level| level <= axis) && *definition >= around {
-                if lists > 0 {
-                    expect(lists - 1, items)?;
-                }
-                (lists, items) = (lists + 1, 0);
+        let faults: Vec<_> = rows.iter().enumerate().filter_map(fault).collect();
+        if let Some(first) = faults.first().filter(|_| faults.len() == rows.len()) {
+            return Err(ColumnFault::Column(first.misfit.to_string()));
+        }
+        let width = shape.iter().product::<usize>();
+        let mut numbers = Vec::with_capacity(rows.len() * width);
+        for row in rows {
+            match row {
+                Ok(here) => numbers.extend_from_slice(&values.present[here]),
+                Err(_) => numbers.resize(numbers.len() + width, f32::NAN),
             }
-            let begins = usize::try_from(*repetition).is_ok_and(|level| level <= axis + 1);
-            items += usize::from(begins && *definition >= self.with_item[axis]);
         }
-        match lists {
-            0 => Ok(()),
-            _ => expect(lists - 1, items),
+        Ok((numbers, faults))
+    }
+
+    /// What of a row's levels is not as the shape says.
+    fn misfit(&self, definition: &[i16], repetition: &[i16], shape: &[usize]) -> Option<Misfit> {
+        let axes = (0..shape.len()).find_map(|axis| self.other_length(definition, repetition, shape, axis));
+        let item = self.with_item.last().copied().unwrap_or(0);
+        let is_missing = |level: &i16| (item..self.with_value).contains(level);
+        axes.or_else(|| definition.iter().any(is_missing).then_some(Misfit::Missing))
+    }
+
+    /// A list of the row at depth `axis` that does not have as many items as the shape says. Those around
+    /// them do.
+    fn other_length(
+        &self,
+        definition: &[i16],
+        repetition: &[i16],
+        shape: &[usize],
+        axis: usize,
+    ) -> Option<Misfit> {
+        let wanted = shape[axis];
+        let other = |found: usize| (found != wanted).then_some(Misfit::Length { axis, found, wanted });
+        let around = axis.checked_sub(1).map_or(0, |outer| self.with_item[outer]);
+        let mut items: Option<usize> = None;
+        for (definition, repetition) in definition.iter().zip(repetition) {
+            let depth = usize::try_from(*repetition).unwrap_or(usize::MAX);
+            if depth <= axis && *definition >= around {
+                if let Some(misfit) = items.and_then(other) {
+                    return Some(misfit);
+                }
+                items = Some(0);
+            }
+            let is_item = depth <= axis + 1 && *definition >= self.with_item[axis];
+            items = items.map(|items| items + usize::from(is_item));
         }
+        items.and_then(other)
     }
 }
 
@@ -301,14 +336,22 @@ mod tests {
         Lists { with_item: (1..=depth).collect(), with_value: depth }
     }
 
-    fn values(definition: &[i16], repetition: &[i16]) -> Values<()> {
-        let (definition, repetition) = (definition.to_vec(), repetition.to_vec());
-        Values { present: Vec::new(), definition, repetition }
+    fn values(definition: &[i16], repetition: &[i16]) -> Values<f32> {
+        let present = definition.iter().filter(|level| **level == *definition.iter().max().unwrap());
+        let present = present.enumerate().map(|(at, _)| at as f32).collect();
+        Values { present, definition: definition.to_vec(), repetition: repetition.to_vec() }
     }
 
-    fn fault(values: &Values<()>, lists: &Lists, shape: &[usize]) -> (usize, String) {
-        let RowFault { row, fault } = lists.check(values, shape).unwrap_err();
-        (row, fault)
+    /// The rows that differ, and how.
+    fn faults(values: &Values<f32>, lists: &Lists, shape: &[usize]) -> Vec<(usize, String)> {
+        assert!(!lists.are_whole(values, shape));
+        let (numbers, faults) = lists.row_by_row(values, shape).unwrap();
+        let width = shape.iter().product::<usize>();
+        for (row, numbers) in numbers.chunks(width).enumerate() {
+            let is_odd = faults.iter().any(|fault| fault.row == row);
+            assert!(numbers.iter().all(|number| number.is_nan() == is_odd), "row {row}: {numbers:?}");
+        }
+        faults.into_iter().map(|RowFault { row, misfit }| (row, misfit.to_string())).collect()
     }
 
     #[test]
@@ -318,30 +361,42 @@ mod tests {
         assert_eq!(begun_in_a_row(&[2, 3]), [0, 2, 2, 1, 2, 2]);
         assert_eq!(begun_in_a_row(&[2, 1, 2]), [0, 3, 1, 3]);
         let two_rows = values(&[2; 8], &[0, 2, 1, 2, 0, 2, 1, 2]);
-        assert_eq!(lists(2).check(&two_rows, &[2, 2]), Ok(()));
+        assert!(lists(2).are_whole(&two_rows, &[2, 2]));
     }
 
     #[test]
-    fn a_row_of_another_shape_is_named() {
+    fn rows_of_another_shape_are_named_and_the_others_are_read() {
+        let length = |axis, found| format!("axis {axis} has {found} elements, info.json says 2");
         let short = values(&[2; 7], &[0, 2, 1, 2, 0, 2, 1]);
-        assert_eq!(fault(&short, &lists(2), &[2, 2]), (1, "axis 1 has 1 elements, info.json says 2".into()));
-        let long = values(&[2; 6], &[0, 2, 1, 2, 1, 2]);
-        assert_eq!(fault(&long, &lists(2), &[2, 2]), (0, "axis 0 has 3 elements, info.json says 2".into()));
-        let empty_inside = values(&[2, 2, 1], &[0, 2, 1]);
-        let says = "axis 1 has 0 elements, info.json says 2".into();
-        assert_eq!(fault(&empty_inside, &lists(2), &[2, 2]), (0, says));
-        let empty_row = values(&[1, 1, 0], &[0, 1, 0]);
-        assert_eq!(fault(&empty_row, &lists(1), &[2]), (1, "axis 0 has 0 elements, info.json says 2".into()));
+        assert_eq!(faults(&short, &lists(2), &[2, 2]), [(1, length(1, 1))]);
+        let long = values(&[2; 10], &[0, 2, 1, 2, 1, 2, 0, 2, 1, 2]);
+        assert_eq!(faults(&long, &lists(2), &[2, 2]), [(0, length(0, 3))]);
+        let empty_inside = values(&[2, 2, 1, 2, 2, 2, 2], &[0, 2, 1, 0, 2, 1, 2]);
+        assert_eq!(faults(&empty_inside, &lists(2), &[2, 2]), [(0, length(1, 0))]);
+        let empty_rows = values(&[0, 1, 1, 0, 1, 1], &[0, 0, 1, 0, 0, 1]);
+        assert_eq!(faults(&empty_rows, &lists(1), &[2]), [(0, length(0, 0)), (2, length(0, 0))]);
+        let (numbers, _) = lists(1).row_by_row(&empty_rows, &[2]).unwrap();
+        assert_eq!((&numbers[2..4], &numbers[6..]), (&[0.0, 1.0][..], &[2.0, 3.0][..]));
     }
 
     #[test]
     fn a_missing_value_is_named_by_its_row_and_a_missing_list_by_its_length() {
         let nullable = Lists { with_item: vec![2], with_value: 3 };
         let missing = (1, "a value is missing (null)".to_string());
-        assert_eq!(fault(&values(&[3, 3, 3, 2], &[0, 1, 0, 1]), &nullable, &[2]), missing);
+        assert_eq!(
+            faults(&values(&[3, 3, 3, 2], &[0, 1, 0, 1]), &nullable, &[2]),
+            std::slice::from_ref(&missing)
+        );
         let no_list = (1, "axis 0 has 0 elements, info.json says 2".to_string());
-        assert_eq!(fault(&values(&[3, 3, 0], &[0, 1, 0]), &nullable, &[2]), no_list);
+        assert_eq!(faults(&values(&[3, 3, 0], &[0, 1, 0]), &nullable, &[2]), [no_list]);
         let scalar = Lists { with_item: Vec::new(), with_value: 1 };
-        assert_eq!(fault(&values(&[1, 0], &[]), &scalar, &[]), missing);
+        assert_eq!(faults(&values(&[1, 0], &[]), &scalar, &[]), [missing]);
+    }
+
+    #[test]
+    fn a_column_of_which_no_row_has_the_shape_is_refused_as_a_whole() {
+        let short = values(&[1, 1], &[0, 0]);
+        let found = lists(1).row_by_row(&short, &[1 << 28]);
+        assert!(matches!(&found, Err(ColumnFault::Column(fault)) if fault.contains("has 1 elements")));
     }
 }

@@ -1,6 +1,6 @@
 //! The episode table: which rows of which data file belong to which episode.
 //!
-//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 reads
+//! v3.0 reads `meta/episodes/chunk-*/file-*.parquet` (four of its many columns), v2.1 and v2.0 read
 //! `meta/episodes.jsonl`. Either way a sample's number is its position in the concatenation of all episodes,
 //! and rows lie in a file in that order.
 //!
@@ -78,7 +78,7 @@ impl Episodes {
                 }
                 (dir, entries)
             }
-            Version::V2_1 => {
+            Version::V2_1 | Version::V2_0 => {
                 let path = root.join("meta/episodes.jsonl");
                 let entries = read_jsonl(&path, info.chunk_size)?;
                 (path, entries)
@@ -95,7 +95,8 @@ impl Episodes {
         for (position, entry) in entries.iter().enumerate() {
             if entry.index != position as u64 {
                 let found = format!("episode {} where {position} was expected", entry.index);
-                let remedy = "episodes count from 0 without gaps; restore the missing metadata";
+                let remedy = "episodes count from 0 without gaps: restore the missing metadata, or, if the episode \
+                              is lost, give those that follow new numbers with docs/guide/renumber_episodes.py";
                 return Err(DataError::invalid(path, "episode_index", found, remedy));
             }
             if entry.length == 0 {
@@ -138,6 +139,16 @@ impl Episodes {
     pub fn of_sample(&self, index: u64) -> Option<(u64, Episode)> {
         let number = self.episodes.partition_point(|e| e.end() <= index);
         self.episodes.get(number).map(|e| (number as u64, *e))
+    }
+
+    /// The episodes in file `file`, as `data.exclude_episodes` lists them: the first and the last.
+    pub fn listed(&self, file: u32) -> String {
+        let mut mine = (0u64..).zip(&self.episodes).filter(|(_, episode)| episode.file == file);
+        let first = mine.next().map_or(0, |(number, _)| number);
+        match mine.last() {
+            Some((last, _)) => format!("{first}-{last}"),
+            None => first.to_string(),
+        }
     }
 
     /// The sample in row `row` of file `file`.
@@ -183,7 +194,7 @@ fn read_parquet(path: &Path, out: &mut Vec<EpisodeEntry>) -> Result<(), DataErro
     let mut columns: [std::vec::IntoIter<u64>; 4] = Default::default();
     for (column, name) in columns.iter_mut().zip(COLUMNS) {
         let invalid = |found: String| DataError::invalid(path, name, found, "restore the metadata");
-        let bad = || invalid("missing, not int64, or null".into());
+        let bad = || invalid("missing, no whole number, or null".into());
         let numbers = table.integers(name)?.ok_or_else(bad)?;
         let number = |n: Option<i64>| {
             n.ok_or_else(bad).and_then(|n| u64::try_from(n).map_err(|_| invalid(n.to_string())))

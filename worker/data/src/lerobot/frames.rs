@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Source, Video, VideoIndex};
+use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Rotation, Source, Video, VideoIndex};
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
@@ -22,6 +22,8 @@ use super::info::Feature;
 use super::videos::{Span, VideoTable};
 use crate::{
     error::DataError,
+    orientation::Orientation,
+    pixels::Pixels,
     place::{self, Content},
 };
 
@@ -34,17 +36,6 @@ const TABLE_BYTES: usize = 64 << 20;
 const VIDEO_BYTES: usize = 1 << 10;
 /// Frames in 4:2:0 that a decoder keeps, with what it notes of each.
 const FRAMES_OF_DECODER: u64 = 12;
-
-/// A frame in colour.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pixels {
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-    /// Red, green and blue, `height * width * 3`.
-    pub rgb: Vec<u8>,
-}
 
 /// Reads frames of a data set's videos.
 pub struct FrameStore {
@@ -100,11 +91,24 @@ impl FrameStore {
         &catalog.videos[self.cameras[camera].table]
     }
 
-    /// Reads the table of video `file` of a camera and checks it against the episode table. Decodes nothing.
-    pub fn check_file(&self, catalog: &Catalog, camera: usize, file: u32) -> Result<(), DataError> {
+    /// How many cameras it reads.
+    pub fn cameras(&self) -> usize {
+        self.cameras.len()
+    }
+
+    /// Reads the table of video `file` of a camera and checks it against the episode table, as far as these
+    /// episodes are in it. Decodes nothing.
+    pub fn check_file(
+        &self,
+        catalog: &Catalog,
+        camera: usize,
+        file: u32,
+        is_read: &dyn Fn(u64) -> bool,
+    ) -> Result<(), DataError> {
         let video = self.video(catalog, camera, file)?;
         let table = self.table(catalog, camera);
-        table.episodes_of(file).try_for_each(|episode| self.first(catalog, &video, table, episode).map(drop))
+        let mut episodes = table.episodes_of(file).filter(|episode| is_read(*episode));
+        episodes.try_for_each(|episode| self.first(catalog, &video, table, episode).map(drop))
     }
 
     /// What decodes a camera's first video, and how many frames a keyframe has to serve there at most.
@@ -143,7 +147,7 @@ impl FrameStore {
             None => return Err(damaged("the decoder said nothing".into())),
         };
         let VideoIndex { height, width, .. } = *video.index();
-        Ok(Pixels { height, width, rgb })
+        Ok(orientation(video.index()).apply(Pixels { height, width, rgb }))
     }
 
     /// What its decoders have done so far.
@@ -179,7 +183,7 @@ impl FrameStore {
             Unusable::Place(error) => error,
             Unusable::Video(fault) => DataError::Video { path: path.clone(), camera: name.clone(), fault },
         })?;
-        let found = (video.index().height, video.index().width);
+        let found = orientation(video.index()).size(video.index().height, video.index().width);
         if found != size {
             let found = format!(
                 "{}x{} (height x width), the frames of {} are {}x{}",
@@ -214,9 +218,22 @@ impl FrameStore {
         let length = catalog.episodes.episodes[episode as usize].length as usize;
         let located = locate(video.index(), span_of(table, episode)?.from, length, catalog.info.fps);
         located.map_err(|found| {
-            let remedy = "metadata and video are of different recordings; restore either";
+            let remedy = format!(
+                "metadata and video are of different recordings: restore either, or leave the episode out with \
+                 `data.exclude_episodes: [{episode}]`"
+            );
             DataError::invalid(video.path(), format!("{}, episode {episode}", table.camera), found, remedy)
         })
+    }
+}
+
+/// Which way up a video's pictures are seen.
+fn orientation(index: &VideoIndex) -> Orientation {
+    match index.rotation {
+        Rotation::None => Orientation::UPRIGHT,
+        Rotation::Right => Orientation::RIGHT,
+        Rotation::Half => Orientation::HALF,
+        Rotation::Left => Orientation::LEFT,
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Unknown keys are ignored, as LeRobot does: later versions and forks add their own.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use coxswain_proto::limits::MAX_FEATURE_VALUES;
 use serde::{Deserialize, Serialize};
@@ -16,12 +19,25 @@ pub const BOOKKEEPING: [&str; 5] = ["timestamp", "frame_index", "episode_index",
 /// Layouts of a LeRobot data set on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Version {
-    /// One parquet file per episode, metadata in JSON lines.
+    /// One parquet file per episode, metadata in JSON lines, statistics of all episodes together.
+    #[serde(rename = "v2.0")]
+    V2_0,
+    /// The same with statistics of each episode.
     #[serde(rename = "v2.1")]
     V2_1,
     /// Many episodes per parquet file, metadata in parquet.
     #[serde(rename = "v3.0")]
     V3_0,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V2_0 => "v2.0",
+            Self::V2_1 => "v2.1",
+            Self::V3_0 => "v3.0",
+        })
+    }
 }
 
 /// One entry of `features`.
@@ -109,7 +125,7 @@ pub struct Info {
     pub episodes: u64,
     /// Frames of all episodes.
     pub frames: u64,
-    /// Episodes in one chunk directory (v2.1).
+    /// Episodes in one chunk directory (v2.1, v2.0).
     pub chunk_size: u64,
     /// Features in file order.
     pub features: Vec<(String, Feature)>,
@@ -146,19 +162,21 @@ impl Info {
                 &path,
                 "(file)",
                 "missing",
-                "data.path must name a LeRobot v3.0 or v2.1 directory",
+                "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0",
             ));
         }
+        refuse_other_storage(&path, read_json(&path)?)?;
         let raw: Raw = read_json(&path)?;
         let version = match raw.codebase_version.as_str() {
             "v3.0" => Version::V3_0,
             "v2.1" => Version::V2_1,
+            "v2.0" => Version::V2_0,
             other => {
                 return Err(DataError::invalid(
                     &path,
                     "codebase_version",
                     format!("{other:?}"),
-                    "v3.0 and v2.1 are read; convert the data set with lerobot's own scripts",
+                    "v3.0, v2.1 and v2.0 are read; convert the data set with lerobot's own scripts",
                 ));
             }
         };
@@ -249,7 +267,7 @@ impl Info {
         self.features.iter().filter(usable).map(|(n, _)| n.clone()).collect()
     }
 
-    /// Data file `file` of chunk `chunk`, relative to the data set; in v2.1 `file` is the episode.
+    /// Data file `file` of chunk `chunk`, relative to the data set; in v2.1 and v2.0 `file` is the episode.
     pub fn data_file(&self, chunk: u64, file: u64) -> Result<String, DataError> {
         expand(&self.data_path, |name| numbered(name, chunk, file)).ok_or_else(|| {
             DataError::invalid(
@@ -261,7 +279,8 @@ impl Info {
         })
     }
 
-    /// Video `file` of chunk `chunk` of a camera, relative to the data set; in v2.1 `file` is the episode.
+    /// Video `file` of chunk `chunk` of a camera, relative to the data set; in v2.1 and v2.0 `file` is the
+    /// episode.
     pub fn video_file(&self, camera: &str, chunk: u64, file: u64) -> Result<String, DataError> {
         let invalid = |found: String| {
             let remedy = "expected e.g. videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4";
@@ -274,6 +293,21 @@ impl Info {
         };
         expand(template, fill).ok_or_else(|| invalid(format!("{template:?}")))
     }
+}
+
+/// Where LeRobot says how rows and videos are stored, if not in files of their own.
+#[derive(Deserialize)]
+struct Storage {
+    #[serde(default)]
+    storage_format: Option<String>,
+}
+
+fn refuse_other_storage(path: &Path, Storage { storage_format }: Storage) -> Result<(), DataError> {
+    let other = storage_format.filter(|format| !matches!(format.as_str(), "parquet" | "default"));
+    let Some(other) = other else { return Ok(()) };
+    let found = format!("{other:?}: rows and videos in tables of another library");
+    let remedy = "parquet and mp4 are read: name the data set that it was converted from";
+    Err(DataError::invalid(path, "storage_format", found, remedy))
 }
 
 /// The candidate closest to `name`, if it is close at all.
@@ -370,6 +404,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn another_storage_format_is_named_whatever_else_the_file_lacks() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("meta")).unwrap();
+        let info = r#"{"codebase_version": "v3.0", "storage_format": "lance", "fps": 10}"#;
+        std::fs::write(dir.path().join("meta/info.json"), info).unwrap();
+        let error = Info::read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("storage_format: \"lance\"") && error.contains("parquet and mp4"), "{error}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use parquet::file::metadata::ParquetMetaData;
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
 use super::columns::{ColumnFault, Images, RowFault, images, integers, numbers};
+pub use super::columns::{Misfit, NO_INTEGER};
 use super::tables::{self, Chunks, Column, Rows};
 use crate::error::DataError;
 use crate::surviving::{DECODING, surviving};
@@ -82,11 +83,14 @@ pub struct Block {
     pub first_row: u64,
     /// Rows.
     pub rows: usize,
-    /// By feature, `rows * width` numbers; empty in a camera's block.
+    /// By feature, `rows * width` numbers; empty in a camera's block. NaN where a row has none of the
+    /// feature's shape.
     pub numbers: Vec<Vec<f32>>,
     /// `episode_index`, `frame_index` and `task_index` of each row; empty in a camera's block.
     pub keys: [Vec<i64>; 3],
     images: Images,
+    /// By column, the rows that have no value of its shape, in order.
+    misfits: Vec<(String, Vec<RowFault>)>,
 }
 
 impl Block {
@@ -100,10 +104,25 @@ impl Block {
         (self.first_row..self.first_row + self.rows as u64).contains(&row)
     }
 
+    /// What is wrong with the value of this column in row `row` of the file, if it has not the shape that
+    /// `info.json` promises.
+    pub fn misfit(&self, row: u64, column: &str) -> Option<Misfit> {
+        let (_, rows) = self.misfits.iter().find(|(name, _)| name == column)?;
+        let row = (row - self.first_row) as usize;
+        let at = rows.binary_search_by_key(&row, |fault| fault.row).ok()?;
+        Some(rows[at].misfit)
+    }
+
+    /// The first of LeRobot's own columns that has no value in row `row` of the file, and what is wrong.
+    pub fn missing_key(&self, row: u64) -> Option<(&'static str, Misfit)> {
+        KEYS.into_iter().find_map(|key| Some((key, self.misfit(row, key)?)))
+    }
+
     fn bytes(&self) -> usize {
         let numbers: usize = self.numbers.iter().map(|n| n.len() * 4).sum();
         let keys: usize = self.keys.iter().map(|k| k.len() * 8).sum();
-        numbers + keys + self.images.bytes()
+        let misfits: usize = self.misfits.iter().map(|(_, rows)| size_of_val(&rows[..])).sum();
+        numbers + keys + misfits + self.images.bytes()
     }
 }
 
@@ -167,8 +186,8 @@ impl RowStore {
                     continue;
                 }
                 Err((_, ColumnFault::File(error))) => return Err(DataError::parquet(&footer.path, error)),
-                Err((feature, ColumnFault::Row(RowFault { row, fault }))) => {
-                    return Err(catalog.row_error(file, window.first_row() + row as u64, &feature, fault));
+                Err((feature, ColumnFault::Column(fault))) => {
+                    return Err(catalog.row_error(file, row, &feature, fault));
                 }
             };
             lock(&self.blocks).put(key, block.clone(), block.bytes());
@@ -215,12 +234,12 @@ impl RowStore {
         let (found, expected) = (starts[starts.len() - 1], catalog.episodes.files[file as usize].rows);
         if found != expected {
             let found = format!("{found} rows, but the episode metadata puts {expected} there");
-            return Err(DataError::invalid(
-                &path,
-                "rows",
-                found,
-                "metadata and data are of different recordings",
-            ));
+            let remedy = format!(
+                "metadata and data are of different recordings: restore either, or leave episodes out with \
+                 `data.exclude_episodes: [{}]`",
+                catalog.episodes.listed(file)
+            );
+            return Err(DataError::invalid(&path, "rows", found, remedy));
         }
         let columns = metadata.file_metadata().schema().get_fields();
         for name in self.names() {
@@ -278,7 +297,7 @@ impl RowStore {
         }
     }
 
-    /// Failure names the feature, and the row within the window.
+    /// Failure names the feature.
     fn read(&self, window: &Window<'_>, source: &Arc<Chunks>) -> Result<Block, (String, ColumnFault)> {
         let mut block = Block {
             first_row: window.first_row(),
@@ -286,6 +305,12 @@ impl RowStore {
             numbers: Vec::new(),
             keys: Default::default(),
             images: Images::default(),
+            misfits: Vec::new(),
+        };
+        let mut misfits = |name: &str, rows: Vec<RowFault>| {
+            if !rows.is_empty() {
+                block.misfits.push((name.to_string(), rows));
+            }
         };
         let named = |name: &str, fault| (name.to_string(), fault);
         let column = |name| self.column(window, source, name);
@@ -293,10 +318,15 @@ impl RowStore {
             Part::Numbers => {
                 for (name, shape) in &self.columns.numbers {
                     let values = column(name).and_then(|column| numbers(&column, shape));
-                    block.numbers.push(values.map_err(|fault| named(name, fault))?);
+                    let (values, rows) = values.map_err(|fault| named(name, fault))?;
+                    block.numbers.push(values);
+                    misfits(name, rows);
                 }
                 for (keys, name) in block.keys.iter_mut().zip(KEYS) {
-                    *keys = column(name).and_then(|c| integers(&c)).map_err(|fault| named(name, fault))?;
+                    let values = column(name).and_then(|column| integers(&column));
+                    let (values, rows) = values.map_err(|fault| named(name, fault))?;
+                    *keys = values;
+                    misfits(name, rows);
                 }
             }
             Part::Camera(i) => {
@@ -319,7 +349,7 @@ impl RowStore {
         let is_mine = |path: &[String]| path[0] == name && self.belongs(path, window.part);
         let leaves = group.columns().iter().map(|c| c.column_path().parts());
         let mut mine = leaves.enumerate().filter(|(_, path)| is_mine(path)).map(|(leaf, _)| leaf);
-        let wrong = |fault: &str| Err(RowFault { row: 0, fault: fault.to_string() }.into());
+        let wrong = |fault: &str| Err(ColumnFault::Column(fault.to_string()));
         let rows = Rows { skip: window.skip as usize, count: window.rows };
         match (mine.next(), mine.next()) {
             (Some(leaf), None) => Ok(Column::new(source.clone(), group, leaf, rows)),

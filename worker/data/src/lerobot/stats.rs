@@ -1,5 +1,5 @@
-//! Statistics per feature: `meta/stats.json` (v3.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated over
-//! episodes.
+//! Statistics per feature: `meta/stats.json` (v3.0, v2.0), or `meta/episodes_stats.jsonl` (v2.1) aggregated
+//! over episodes.
 //!
 //! Aggregation is LeRobot's: counts add up, minima and maxima envelop, means are weighted by count, variances
 //! follow the parallel formula `var = sum n_i (var_i + (mean_i - mean)^2) / sum n_i`, and quantiles are
@@ -54,13 +54,14 @@ impl Stats {
         let mut sums: BTreeMap<String, Aggregate> = BTreeMap::new();
         for (number, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(DataError::io(path, "read"))?;
+            let line = if number == 0 { line.trim_start_matches('\u{feff}') } else { &line };
             if line.trim().is_empty() {
                 continue;
             }
             let at = |e: &str| {
                 DataError::invalid(path, format!("line {}", number + 1), e, "repair or restore the file")
             };
-            let value: Value = serde_json::from_str(&python_json(&line)).map_err(|e| at(&e.to_string()))?;
+            let value: Value = serde_json::from_str(&python_json(line)).map_err(|e| at(&e.to_string()))?;
             let features = value.get("stats").and_then(Value::as_object).ok_or_else(|| at("no `stats`"))?;
             for (name, stats) in parse(features).0 {
                 match sums.get_mut(&name) {

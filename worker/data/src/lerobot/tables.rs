@@ -13,9 +13,9 @@ use std::{
 use bytes::Bytes;
 
 use parquet::{
-    basic::{ConvertedType, LogicalType, Type as Physical},
+    basic::{Compression, ConvertedType, LogicalType, SortOrder, Type as Physical},
     column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader, get_typed_column_reader},
-    data_type::{ByteArrayType, DataType, DoubleType, FloatType, Int64Type},
+    data_type::{ByteArray, ByteArrayType, DataType, DoubleType, FloatType},
     errors::ParquetError,
     file::{
         metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData},
@@ -49,25 +49,27 @@ impl<'a> Table<'a> {
         self.metadata.file_metadata().schema().get_fields().iter().map(|field| field.name()).collect()
     }
 
-    /// All rows of the 64-bit integers called `name`; `None` if there are none.
+    /// All rows of the integers called `name`, as [`Column::integers`] has them; `None` if there are none.
     pub fn integers(&self, name: &str) -> Result<Option<Vec<Option<i64>>>, DataError> {
-        let leaf = self.leaf(|c| c.name() == name && c.physical_type() == Physical::INT64);
-        self.rows(leaf, |column| column.by_row(get_typed_column_reader::<Int64Type>(column.reader()?), Some))
+        self.rows(self.leaf(|c| c.name() == name), |column| column.integers())
     }
 
-    /// All rows of the floating point numbers called `name`; `None` if there are none.
+    /// All rows of the numbers called `name`; `None` if there are none.
     pub fn floats(&self, name: &str) -> Result<Option<Vec<Option<f64>>>, DataError> {
         let leaf = |kind| self.leaf(|c| c.name() == name && c.physical_type() == kind);
         if let Some(leaf) = leaf(Physical::DOUBLE) {
-            let double = |column: &Column<'_>| {
-                column.by_row(get_typed_column_reader::<DoubleType>(column.reader()?), Some)
-            };
-            return self.rows(Some(leaf), double);
+            return self.rows(Some(leaf), |column| {
+                column.by_row(get_typed_column_reader::<DoubleType>(column.reader()?), Some).map(Some)
+            });
         }
-        self.rows(leaf(Physical::FLOAT), |column| {
-            let reader = get_typed_column_reader::<FloatType>(column.reader()?);
-            column.by_row(reader, |number| Some(f64::from(number)))
-        })
+        if let Some(leaf) = leaf(Physical::FLOAT) {
+            return self.rows(Some(leaf), |column| {
+                let reader = get_typed_column_reader::<FloatType>(column.reader()?);
+                column.by_row(reader, |number| Some(f64::from(number))).map(Some)
+            });
+        }
+        let number = |number: Option<i64>| number.map(|number| number as f64);
+        Ok(self.integers(name)?.map(|rows| rows.into_iter().map(number).collect()))
     }
 
     /// All rows of the text called `name`, or of the first text that there is; `None` if there is none.
@@ -76,7 +78,8 @@ impl<'a> Table<'a> {
         self.rows(leaf, |column| {
             let reader = get_typed_column_reader::<ByteArrayType>(column.reader()?);
             let texts = column.by_row(reader, Some)?.into_iter();
-            texts.map(|text| text.map(|text| Ok(text.as_utf8()?.to_string())).transpose()).collect()
+            let text = |text: ByteArray| Ok(text.as_utf8()?.to_string());
+            texts.map(|one| one.map(text).transpose()).collect::<Result<_, _>>().map(Some)
         })
     }
 
@@ -86,10 +89,11 @@ impl<'a> Table<'a> {
         columns.iter().position(|c| c.path().parts().len() == 1 && c.max_rep_level() == 0 && fits(c))
     }
 
+    /// All rows of a leaf; none where `read` finds none of the kind that it reads.
     fn rows<V>(
         &self,
         leaf: Option<usize>,
-        read: impl Fn(&Column<'_>) -> Result<Vec<V>, ParquetError>,
+        read: impl Fn(&Column<'_>) -> Result<Option<Vec<V>>, ParquetError>,
     ) -> Result<Option<Vec<V>>, DataError> {
         let Some(leaf) = leaf else { return Ok(None) };
         let file = Chunks::open(self.path)?;
@@ -98,7 +102,8 @@ impl<'a> Table<'a> {
         for group in self.metadata.row_groups() {
             let all = Rows { skip: 0, count: group.num_rows().max(0) as usize };
             let column = Column::new(file.clone(), group, leaf, all);
-            rows.extend(parsing(self.path, || read(&column))?);
+            let Some(more) = parsing(self.path, || read(&column))? else { return Ok(None) };
+            rows.extend(more);
         }
         Ok(Some(rows))
     }
@@ -109,12 +114,31 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     let file = Chunks::open(path)?;
     let len = file.0.len();
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
-    parsing(path, || {
+    let metadata = parsing(path, || {
         if let Some(metadata) = in_footer(&file)? {
             thrift::sound(&mut &metadata[..], thrift::FOOTER)?;
         }
         ParquetMetaDataReader::new().parse_and_finish(&*file)
-    })
+    })?;
+    let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    match columns.map(|column| (column, column.compression())).find(|(_, codec)| !is_decoded(*codec)) {
+        Some((column, codec)) => {
+            let name = codec.to_string();
+            let name = name.split('(').next().unwrap_or(&name);
+            let found = format!("compressed with {name}, which is not read");
+            Err(DataError::invalid(path, format!("column {}", column.column_path().string()), found, TO_ZSTD))
+        }
+        None => Ok(metadata),
+    }
+}
+
+/// The file is whole: it has to be written in another way.
+const TO_ZSTD: &str = "rewrite the file, in Python: `import pyarrow.parquet as pq; \
+                       pq.write_table(pq.read_table(FILE), FILE, compression=\"zstd\")`";
+
+fn is_decoded(codec: Compression) -> bool {
+    use Compression::{GZIP, SNAPPY, UNCOMPRESSED, ZSTD};
+    matches!(codec, UNCOMPRESSED | SNAPPY | GZIP(_) | ZSTD(_))
 }
 
 /// What comes before a file's last eight bytes, which say how much that is; `None` without a footer.
@@ -242,6 +266,12 @@ pub(super) fn is_text(descriptor: &ColumnDescriptor) -> bool {
     descriptor.physical_type() == Physical::BYTE_ARRAY && text
 }
 
+/// Whether a column holds decimal fractions.
+pub(super) fn is_decimal(descriptor: &ColumnDescriptor) -> bool {
+    matches!(descriptor.logical_type_ref(), Some(LogicalType::Decimal(_)))
+        || descriptor.converted_type() == ConvertedType::DECIMAL
+}
+
 /// Some rows of one leaf column: where its values are to be read.
 pub struct Column<'a> {
     file: Arc<Chunks>,
@@ -321,6 +351,29 @@ impl<'a> Column<'a> {
         let mut present = present.into_iter();
         let value = |level: i16| if level == there { present.next().flatten() } else { None };
         Ok(definition.into_iter().map(value).collect())
+    }
+
+    /// By row, of a column without lists: its integer, of any width; `None` for null. None at all if the
+    /// column holds something else.
+    pub fn integers(&self) -> Result<Option<Vec<Option<i64>>>, ParquetError> {
+        let descriptor = self.descriptor();
+        if descriptor.max_rep_level() > 0 || is_decimal(descriptor) {
+            return Ok(None);
+        }
+        let unsigned = descriptor.sort_order() == SortOrder::UNSIGNED;
+        // A table that had a gap when pandas wrote it has its integers as floating point numbers.
+        let whole = |v: f64| v.is_finite().then_some(v as i64);
+        Ok(Some(match self.reader()? {
+            ColumnReader::Int64ColumnReader(r) => self.by_row(r, Some)?,
+            ColumnReader::Int32ColumnReader(r) if unsigned => {
+                self.by_row(r, |v| Some(i64::from(v as u32)))?
+            }
+            ColumnReader::Int32ColumnReader(r) => self.by_row(r, |v| Some(i64::from(v)))?,
+            ColumnReader::BoolColumnReader(r) => self.by_row(r, |v| Some(i64::from(v)))?,
+            ColumnReader::FloatColumnReader(r) => self.by_row(r, |v| whole(f64::from(v)))?,
+            ColumnReader::DoubleColumnReader(r) => self.by_row(r, whole)?,
+            _ => return Ok(None),
+        }))
     }
 
     /// One row after the other, of a column without lists: its value, or `None` if it is null, for as long as

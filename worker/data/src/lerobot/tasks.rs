@@ -1,4 +1,4 @@
-//! Task texts by `task_index`: `meta/tasks.parquet` (v3.0) or `meta/tasks.jsonl` (v2.1).
+//! Task texts by `task_index`: `meta/tasks.parquet` (v3.0) or `meta/tasks.jsonl` (v2.1, v2.0).
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -19,7 +19,7 @@ fn insert(tasks: &mut Tasks, index: i64, text: String, path: &Path) -> Result<()
     Ok(())
 }
 
-/// Reads v2.1's JSON lines.
+/// Reads the JSON lines of v2.1 and v2.0.
 pub fn read_jsonl(path: &Path) -> Result<Tasks, DataError> {
     #[derive(Deserialize)]
     struct Line {
@@ -47,7 +47,8 @@ pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
     let (texts, indices) = (table.texts("task")?, table.integers("task_index")?);
     let (Some(texts), Some(indices)) = (texts, indices) else {
         let found = format!("columns {:?}", table.names());
-        return Err(DataError::invalid(path, "columns", found, "expected task_index and the task text"));
+        let remedy = "expected task_index as integers, and the task as text";
+        return Err(DataError::invalid(path, "columns", found, remedy));
     };
     let mut tasks = Tasks::new();
     for (index, text) in indices.into_iter().zip(texts) {

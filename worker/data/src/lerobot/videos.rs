@@ -3,7 +3,7 @@
 //! ```text
 //! v3.0   videos/<camera>/{chunk_index, file_index, from_timestamp} of meta/episodes: videos have files of
 //!        their own
-//! v2.1   a video for each episode
+//! v2.x   a video for each episode
 //! ```
 //!
 //! A time only says where an episode begins. From there on frames are counted: frame 7 of the episode is the
@@ -31,7 +31,7 @@ pub struct VideoTable {
     by_file: Vec<u32>,
 }
 
-/// A video by chunk and file number (v2.1: by chunk and episode).
+/// A video by chunk and file number (v2.x: by chunk and episode).
 #[derive(Clone, Debug)]
 pub struct VideoFile {
     /// `chunk_index`.
@@ -69,7 +69,7 @@ impl VideoTable {
         let dir = root.join("meta/episodes");
         let mut entries = match info.version {
             Version::V3_0 => read_parquet(&dir, camera)?,
-            Version::V2_1 => (0..info.episodes)
+            Version::V2_1 | Version::V2_0 => (0..info.episodes)
                 .map(|episode| VideoEntry {
                     episode,
                     chunk: episode / info.chunk_size,
@@ -159,7 +159,7 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> 
         let table = Table::open(&path)?;
         let wrong = |name: &str, found: String| DataError::invalid(&path, name, found, RESTORE);
         let numbers = |name: &str| {
-            let bad = || wrong(name, "missing, not int64, or null".into());
+            let bad = || wrong(name, "missing, no whole number, or null".into());
             let numbers = table.integers(name)?.ok_or_else(bad)?.into_iter();
             let number = |number: Option<i64>| {
                 let number = number.ok_or_else(bad)?;
@@ -170,7 +170,7 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> 
         let (chunk, file, from) =
             (column(camera, "chunk_index"), column(camera, "file_index"), column(camera, "from_timestamp"));
         let (episodes, chunks, files) = (numbers("episode_index")?, numbers(&chunk)?, numbers(&file)?);
-        let bad = || wrong(&from, "missing, not floating point, or null".into());
+        let bad = || wrong(&from, "missing, no number, or null".into());
         for (row, seconds) in table.floats(&from)?.ok_or_else(bad)?.into_iter().enumerate() {
             let from_seconds = seconds.ok_or_else(bad)?;
             if !(from_seconds >= 0.0 && from_seconds.is_finite()) {

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use coxswain_data::{
     Role, inspect,
     lerobot::{Catalog, frames::FrameStore},
+    orientation::Orientation,
 };
+use serde_json::json;
 
-use crate::sets::{FRONT, Layout, V21, V30, clip, open, put, rgb_crcs};
+use crate::sets::{FRONT, Layout, V21, V30, clip, edit_info, open, put, rgb_crcs};
 
 /// Checks one camera of one sample; says what it decodes to.
 fn check(store: &FrameStore, catalog: &Catalog, layout: &Layout, crcs: &HashMap<&str, Vec<u32>>, index: u64) {
@@ -28,7 +30,9 @@ fn every_sample_shows_ffmpeg_s_frame_in_both_layouts() {
     for layout in [V30, V21] {
         let dir = layout.write();
         let (catalog, store) = open(dir.path());
-        store.files(&catalog).for_each(|(camera, file)| store.check_file(&catalog, camera, file).unwrap());
+        store
+            .files(&catalog)
+            .for_each(|(camera, file)| store.check_file(&catalog, camera, file, &|_| true).unwrap());
         let samples = catalog.episodes.frames();
         assert_eq!(samples, layout.samples().len() as u64);
         let crcs = crcs(&layout);
@@ -97,6 +101,41 @@ fn a_camera_that_is_not_asked_for_may_be_away() {
     std::fs::remove_dir_all(dir.path().join("videos/observation.images.wrist")).unwrap();
     let catalog = Catalog::open(dir.path()).unwrap();
     let store = FrameStore::new(&catalog, &[FRONT]).unwrap();
-    store.files(&catalog).for_each(|(camera, file)| store.check_file(&catalog, camera, file).unwrap());
+    store
+        .files(&catalog)
+        .for_each(|(camera, file)| store.check_file(&catalog, camera, file, &|_| true).unwrap());
     assert!(store.frame(&catalog, 0, 38).is_ok());
+}
+
+/// A clip that players rotate: the matrix of its track is this one.
+fn rotated(file: &str, matrix: [i32; 4]) -> Vec<u8> {
+    let mut bytes = std::fs::read(clip(file)).unwrap();
+    let head = bytes.windows(4).position(|kind| kind == b"tkhd").unwrap() + 4;
+    let [a, b, c, d] = matrix.map(|number| (number << 16).to_be_bytes());
+    for (at, number) in [(0, a), (1, b), (3, c), (4, d)] {
+        bytes[head + 40 + 4 * at..][..4].copy_from_slice(&number);
+    }
+    bytes
+}
+
+#[test]
+fn a_video_that_players_rotate_is_rotated() {
+    let video = V30.videos[1].0;
+    let dir = V30.write();
+    let (catalog, store) = open(dir.path());
+    let stored = store.frame(&catalog, 0, 30).unwrap();
+    put(dir.path(), video, &rotated("av1_g2.mp4", [-1, 0, 0, -1]));
+    let (catalog, store) = open(dir.path());
+    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::HALF.apply(stored.clone()));
+    put(dir.path(), video, &rotated("av1_g2.mp4", [0, 1, -1, 0]));
+    let (catalog, store) = open(dir.path());
+    let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
+    assert!(error.contains("96x128 (height x width)") && error.contains("are 128x96"), "{error}");
+    edit_info(dir.path(), |info| info["features"][FRONT]["shape"] = json!([128, 96, 3]));
+    let (catalog, store) = open(dir.path());
+    assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::RIGHT.apply(stored));
+    put(dir.path(), video, &rotated("av1_g2.mp4", [-1, 0, 0, 1]));
+    let (catalog, store) = open(dir.path());
+    let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
+    assert!(error.contains("shown mirrored") && error.contains("ffmpeg"), "{error}");
 }

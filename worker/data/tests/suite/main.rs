@@ -8,3 +8,4 @@ mod hostile;
 mod refused;
 mod sets;
 mod shards;
+mod types;

@@ -60,7 +60,7 @@ fn a_shard_ends_where_the_budget_does_and_can_be_published() {
     let namespace = Store::open(dir.path(), Some(20_000)).unwrap().namespace(&other(1)).unwrap();
     let mut writer = namespace.writer().unwrap();
     let (ids, values) = (ids(0, 4), values(0, 4));
-    let mut try_one = |i| writer.append(key(i), &Record { ids: &ids, grids: &[], values: &values });
+    let mut try_one = |i| writer.append(key(i), &Record { ids: &ids, shapes: &[], values: &values });
     let refused = (0..1000).map(&mut try_one).find_map(Result::err).unwrap();
     assert!(matches!(refused, StoreError::OverBudget { .. }), "{refused}");
     let stored = writer.publish().unwrap();

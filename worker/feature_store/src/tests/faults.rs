@@ -249,7 +249,7 @@ fn writes_against_a_limit() {
     writer.publish().unwrap();
     let mut writer = namespace.writer().unwrap();
     let (ids, values) = (ids(1, 2000), values(1, 2000));
-    let record = |i: u64| writer.append(key(i), &Record { ids: &ids, grids: &[], values: &values });
+    let record = |i: u64| writer.append(key(i), &Record { ids: &ids, shapes: &[], values: &values });
     let error = (1..1000).map(record).find_map(Result::err).expect("the limit is far below this");
     assert!(error.is_full(), "{error}");
     assert!(error.to_string().contains("nothing more is stored and training goes on"), "{error}");

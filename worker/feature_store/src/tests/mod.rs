@@ -57,7 +57,7 @@ fn ids(number: u64, tokens: usize) -> Vec<u32> {
 /// False if the namespace has it already.
 fn append(writer: &mut ShardWriter, number: u64, tokens: usize) -> bool {
     let (ids, values) = (ids(number, tokens), values(number, tokens));
-    let record = Record { ids: &ids, grids: &[[1, 2, number as u32]], values: &values };
+    let record = Record { ids: &ids, shapes: &[[1, 2, number as u32]], values: &values };
     writer.append(key(number), &record).unwrap()
 }
 
@@ -75,7 +75,7 @@ fn read(namespace: &Namespace, number: u64) -> Option<Vec<f32>> {
     let record = namespace.get(&key(number))?;
     let mut out = vec![f32::NAN; record.tokens() * record.width()];
     record.read_f32(&mut out).ok()?;
-    assert_eq!(record.grids(), [[1, 2, number as u32]]);
+    assert_eq!(record.shapes(), [[1, 2, number as u32]]);
     assert_eq!(record.ids(), ids(number, record.tokens()));
     Some(out)
 }

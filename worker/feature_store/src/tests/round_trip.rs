@@ -16,7 +16,7 @@ fn any_value() -> impl Strategy<Value = f32> {
     prop_oneof![1 => any::<u32>().prop_map(f32::from_bits), 4 => -8.0f32..8.0]
 }
 
-/// Tokens of width 24, ids and grids.
+/// Tokens of width 24, ids and shapes.
 fn any_record() -> impl Strategy<Value = (Vec<f32>, Vec<u32>, Vec<[u32; 3]>)> {
     let values =
         (0usize..6).prop_flat_map(|tokens| prop::collection::vec(any_value(), tokens * WIDTH as usize));
@@ -38,18 +38,18 @@ proptest! {
             let mut writer = namespace.writer().unwrap();
             let record = |i: usize| if same_counts { &records[0] } else { &records[i] };
             for i in 0..records.len() {
-                let (values, ids, grids) = record(i);
-                writer.append(key(i as u64), &Record { ids, grids, values }).unwrap();
+                let (values, ids, shapes) = record(i);
+                writer.append(key(i as u64), &Record { ids, shapes, values }).unwrap();
             }
             prop_assert_eq!(writer.publish().unwrap(), records.len());
             // By the namespace that wrote it, and by one that finds the file.
             for namespace in [namespace, open(dir.path(), dtype)] {
                 prop_assert_eq!(namespace.known(), records.len());
                 for i in 0..records.len() {
-                    let (values, ids, grids) = record(i);
+                    let (values, ids, shapes) = record(i);
                     let found = namespace.get(&key(i as u64)).expect("just stored");
                     prop_assert_eq!(found.ids(), &ids[..]);
-                    prop_assert_eq!(found.grids(), &grids[..]);
+                    prop_assert_eq!(found.shapes(), &shapes[..]);
                     let (mut expected, mut read) = (values.clone(), vec![0.0; values.len()]);
                     round_trip(dtype, WIDTH as usize, &mut expected);
                     found.read_f32(&mut read).unwrap();

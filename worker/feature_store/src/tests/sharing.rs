@@ -67,7 +67,7 @@ fn what_is_known_already_is_not_stored_again() {
     let namespace = filled(dir.path(), 0..3, 2);
     let mut writer = namespace.writer().unwrap();
     let (ids, values) = (ids(2, 2), values(2, 2));
-    let record = Record { ids: &ids, grids: &[], values: &values };
+    let record = Record { ids: &ids, shapes: &[], values: &values };
     assert!(!writer.append(key(2), &record).unwrap());
     assert!(writer.is_empty());
     assert!(append(&mut writer, 3, 2));

@@ -142,7 +142,7 @@ fn has_weights(module: &Module) -> bool {
 
 /// The token embedding, if its table is the LM head's as well.
 pub(super) fn tied_table(modules: &[Module]) -> Option<&Module> {
-    modules.iter().find(|module| module.kind == ModuleKind::Embedding { tied: true })
+    modules.iter().find(|module| matches!(module.kind, ModuleKind::Embedding { tied: true, .. }))
 }
 
 /// The module under whose name this one's weight is: of a tied head, the embedding.
@@ -157,7 +157,7 @@ fn holder<'a>(module: &'a Module, modules: &'a [Module]) -> &'a Module {
 pub(super) fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'static str> {
     let adapted = |name: &str| lora.is_some_and(|plan| plan.adapter(name).is_some());
     match module.kind {
-        ModuleKind::Embedding { tied: true } if adapted(HEAD) => Some(
+        ModuleKind::Embedding { tied: true, .. } if adapted(HEAD) => Some(
             "whose table is the LM head's weight, which has a LoRA adapter; take one of them out of lora.targets, or out of this key",
         ),
         _ if adapted(&module.name) => {
@@ -168,7 +168,7 @@ pub(super) fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'stat
 }
 
 fn nothing(modules: &[Module]) -> String {
-    let norms = modules.iter().find(|module| module.kind == ModuleKind::Norm);
+    let norms = modules.iter().find(|module| matches!(module.kind, ModuleKind::Norm { .. }));
     let example = norms.map_or("model.visual.merger.ln_q", |module| module.name.as_str());
     format!(
         "matches no module of the model that has weights; paths look like `{example}`, and a pattern must match a path's end from after a dot, or that of a module that holds it, such as `visual\\.merger`"
@@ -188,19 +188,19 @@ mod tests {
     }
 
     fn modules_of(tied: bool) -> Vec<Module> {
-        let linear = ModuleKind::Linear { inputs: 4, outputs: 4, head: false };
+        let linear = ModuleKind::Linear { inputs: 4, outputs: 4, bias: false, head: false };
         let named = [
             ("model.visual", ModuleKind::Other),
-            ("model.visual.patch_embed.proj", ModuleKind::Convolution),
-            ("model.visual.blocks.1.norm1", ModuleKind::Norm),
-            ("model.visual.blocks.12.norm1", ModuleKind::Norm),
+            ("model.visual.patch_embed.proj", ModuleKind::Convolution { shape: [4; 5] }),
+            ("model.visual.blocks.1.norm1", ModuleKind::Norm { width: 4 }),
+            ("model.visual.blocks.12.norm1", ModuleKind::Norm { width: 4 }),
             ("model.visual.merger", ModuleKind::Other),
-            ("model.visual.merger.ln_q", ModuleKind::Norm),
+            ("model.visual.merger.ln_q", ModuleKind::Norm { width: 4 }),
             ("model.visual.merger.mlp.0", linear),
             ("model.visual.merger.mlp.1", ModuleKind::Other),
-            ("model.language_model.embed_tokens", ModuleKind::Embedding { tied }),
+            ("model.language_model.embed_tokens", ModuleKind::Embedding { rows: 4, width: 4, tied }),
             ("model.language_model.layers.0.self_attn.q_proj", linear),
-            ("lm_head", ModuleKind::Linear { inputs: 4, outputs: 4, head: true }),
+            ("lm_head", ModuleKind::Linear { inputs: 4, outputs: 4, bias: false, head: true }),
         ];
         named.map(|(name, kind)| Module { name: name.into(), old_name: name.into(), kind }).into()
     }

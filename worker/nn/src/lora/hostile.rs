@@ -16,7 +16,7 @@ fn modules() -> Vec<Module> {
     let linear = |name: &str| Module {
         name: format!("model.{name}"),
         old_name: name.to_owned(),
-        kind: ModuleKind::Linear { inputs: 6, outputs: 4, head: name == "lm_head" },
+        kind: ModuleKind::Linear { inputs: 6, outputs: 4, bias: false, head: name == "lm_head" },
     };
     let names = ["layers.0.q_proj", "layers.0.v_proj", "layers.1.q_proj", "layers.1.v_proj", "lm_head"];
     names.map(linear).to_vec()

@@ -20,18 +20,30 @@ pub enum ModuleKind {
         inputs: usize,
         /// Output features.
         outputs: usize,
+        /// Whether it has a bias.
+        bias: bool,
         /// Whether it is the LM head, which `"all-linear"` leaves out.
         head: bool,
     },
     /// The patch embedding.
-    Convolution,
-    /// The token embedding.
+    Convolution {
+        /// Its weight's shape: outputs, channels, frames, height, width.
+        shape: [usize; 5],
+    },
+    /// A table whose rows are looked up: that of token embeddings, and T5's position biases.
     Embedding {
+        /// Rows of the table.
+        rows: usize,
+        /// Values of a row.
+        width: usize,
         /// Whether its table is the LM head's weight as well.
         tied: bool,
     },
     /// A norm, whose only tensor is its gain.
-    Norm,
+    Norm {
+        /// Length of the gain.
+        width: usize,
+    },
     /// A container or an activation.
     Other,
 }

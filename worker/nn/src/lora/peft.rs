@@ -42,6 +42,8 @@ const TRAINED_ABOVE: &str = "base_weights_dtype";
 
 /// PEFT adds the base model's own embedding or head to an adapter that targets them.
 const BASE_COPY: &str = ".base_layer.weight";
+/// What a saved module was before it trained, in what other programs write of a wrapped model.
+const ORIGINAL: &str = ".original_module.";
 
 /// An adapter read from disk.
 #[derive(Debug)]
@@ -165,6 +167,26 @@ impl PeftAdapter {
     }
 }
 
+/// A tensor's name without that of its adapter. PEFT leaves it out of what it writes, and other programs,
+/// which save a wrapped model's own names, do not: `lora_A.default.weight`.
+fn without_adapter_name(key: &str) -> String {
+    const SAVED: &str = ".modules_to_save.";
+    for part in [".lora_A.", ".lora_B."] {
+        if let Some((module, rest)) = key.rsplit_once(part)
+            && rest.strip_suffix(".weight").is_some_and(|name| !name.contains('.'))
+        {
+            return format!("{module}{part}weight");
+        }
+    }
+    if let Some((module, name)) = key.rsplit_once(".lora_magnitude_vector.")
+        && !name.trim_end_matches(".weight").contains('.')
+    {
+        return format!("{module}.lora_magnitude_vector");
+    }
+    let saved = key.split_once(SAVED).and_then(|(module, rest)| Some((module, rest.split_once('.')?.1)));
+    saved.map_or_else(|| key.to_owned(), |(module, tensor)| format!("{module}.{tensor}"))
+}
+
 struct Weights<'a> {
     path: &'a Path,
     file: SafeTensors<'a>,
@@ -181,8 +203,9 @@ impl Weights<'_> {
         // PEFT writes a head that is tied to a saved embedding once more, under its own name.
         let tied = tied_table(self.modules).filter(|table| saved.contains(&table.name));
         let tied_copy = tied.map(|_| saved_key(&format!("{HEAD}.weight")));
-        for (key, view) in self.file.tensors() {
-            if key.ends_with(BASE_COPY) {
+        for (stored, view) in self.file.tensors() {
+            let key = without_adapter_name(&stored);
+            if key.ends_with(BASE_COPY) || key.contains(ORIGINAL) {
                 tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
                 continue;
             }
@@ -194,7 +217,9 @@ impl Weights<'_> {
                 None => self.newer_spelling(&key, saved)?,
             };
             if found.insert(name, view).is_some() {
-                return Err(self.error(format!("tensor `{key}` is there in both spellings")));
+                return Err(
+                    self.error(format!("tensor `{stored}` is there a second time, in another spelling"))
+                );
             }
         }
         let mut tensors = BTreeMap::new();
@@ -385,4 +410,27 @@ pub fn publish(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&part);
     }
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_adapter_name;
+
+    #[test]
+    fn the_adapters_name_is_no_part_of_a_tensors() {
+        let q = "base_model.model.model.layers.0.self_attn.q_proj";
+        for (end, plain) in [
+            ("lora_A.default.weight", "lora_A.weight"),
+            ("lora_B.my-robot.weight", "lora_B.weight"),
+            ("lora_magnitude_vector.default", "lora_magnitude_vector"),
+            ("lora_magnitude_vector.default.weight", "lora_magnitude_vector"),
+            ("modules_to_save.default.weight", "weight"),
+        ] {
+            let plain = format!("{q}.{plain}");
+            assert_eq!(without_adapter_name(&format!("{q}.{end}")), plain);
+            assert_eq!(without_adapter_name(&plain), plain, "as PEFT writes it");
+        }
+        let other = format!("{q}.lora_A.two.parts.weight");
+        assert_eq!(without_adapter_name(&other), other);
+    }
 }

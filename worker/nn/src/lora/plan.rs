@@ -97,6 +97,7 @@ impl LoraPlan {
         }
         let names = Targets::new(&recipe.targets, field)?.select(&admitted)?;
         let patterns = RecipePatterns::new(&recipe)?;
+        patterns.warn_of_idle(&names)?;
         let adapters = names
             .into_iter()
             .map(|name| patterns.adapter(&recipe, &name).map(|spec| (name, spec)))
@@ -199,6 +200,23 @@ impl RecipePatterns {
             rank: PatternTable::new("rank_pattern", &recipe.rank_pattern)?,
             alpha: PatternTable::new("alpha_pattern", &recipe.alpha_pattern)?,
         })
+    }
+
+    /// PEFT accepts them, and warns of them as well.
+    fn warn_of_idle(&self, adapted: &[String]) -> Result<(), LoraError> {
+        for (field, idle) in [
+            ("lora.rank_pattern", self.rank.idle(adapted)?),
+            ("lora.alpha_pattern", self.alpha.idle(adapted)?),
+        ] {
+            for pattern in idle {
+                tracing::warn!(
+                    field,
+                    %pattern,
+                    "pattern matches no module that has an adapter, and changes nothing: it has to match the whole path, or its end from after a dot"
+                );
+            }
+        }
+        Ok(())
     }
 
     fn adapter(&self, recipe: &Recipe, name: &str) -> Result<AdapterSpec, LoraError> {

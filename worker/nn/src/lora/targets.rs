@@ -151,12 +151,12 @@ fn is_suffix(suffix: &str, name: &str) -> bool {
 fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
     match kind {
         ModuleKind::Linear { .. } => None,
-        ModuleKind::Convolution => Some((
+        ModuleKind::Convolution { .. } => Some((
             "the patch embedding, a convolution",
             "write \"attn.proj\" for the vision tower's attention output",
         )),
         ModuleKind::Embedding { .. } => Some(("the token embedding", "leave it out")),
-        ModuleKind::Norm | ModuleKind::Other => {
+        ModuleKind::Norm { .. } | ModuleKind::Other => {
             Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
         }
     }
@@ -188,6 +188,22 @@ impl<V: Copy> PatternTable<V> {
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { field, entries })
+    }
+
+    /// Keys that match none of these modules: usually typing errors.
+    pub fn idle(&self, modules: &[String]) -> Result<Vec<&str>, LoraError> {
+        let mut idle = Vec::new();
+        for (key, regex, _) in &self.entries {
+            let mut is_idle = true;
+            for module in modules {
+                is_idle &=
+                    !regex.is_match(module).map_err(|source| pattern_error(self.field, key, source))?;
+            }
+            if is_idle {
+                idle.push(key.as_str());
+            }
+        }
+        Ok(idle)
     }
 
     /// The value of the first key that matches.
@@ -235,5 +251,23 @@ impl LayerFilter {
             }
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_that_match_no_adapted_module_are_found() {
+        let keys = [("q_proj", 4), ("q_prjo", 4), ("^q_proj", 8), (r"layers\.1\..*", 2)];
+        let table = PatternTable::new("rank_pattern", &keys.map(|(key, rank)| (key.to_owned(), rank)));
+        let table = table.expect("they compile");
+        let modules =
+            ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"].map(str::to_owned);
+        assert_eq!(
+            table.idle(&modules).expect("they match in time"),
+            ["q_prjo", "^q_proj", r"layers\.1\..*"]
+        );
     }
 }

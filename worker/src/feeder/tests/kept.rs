@@ -40,7 +40,7 @@ fn store_features(dataset: &Dataset, kept: &KeptFeatures, index: u64) -> Vec<f32
     let sample = dataset.sample(index).expect("a sound sample");
     let values: Vec<f32> = (1..=2 * sample.input_ids.len()).map(|n| n as f32).collect();
     let mut shard = kept.namespace.as_ref().expect("there is one").writer().expect("there is room");
-    let record = Record { ids: &sample.input_ids, grids: &sample.image_grids, values: &values };
+    let record = Record { ids: &sample.input_ids, shapes: &sample.image_shapes, values: &values };
     shard.append(kept.keys.get(index).expect("readable"), &record).expect("written");
     shard.publish().expect("published");
     values

@@ -6,6 +6,7 @@ mod pipeline;
 use std::sync::Arc;
 
 use coxswain_feature_store::Store;
+use coxswain_models::families::shelf;
 use coxswain_task::{SampleKeys, Samples};
 use coxswain_tasks::vla_flow::{
     data::Dataset,
@@ -14,7 +15,7 @@ use coxswain_tasks::vla_flow::{
 
 /// The data set that ships with the repository.
 pub(super) fn dataset() -> Arc<Dataset> {
-    Arc::new(Dataset::open(&spec(&mini())).expect("the data set opens"))
+    Arc::new(Dataset::open(&spec(&mini()), shelf()).expect("the data set opens"))
 }
 
 /// The keys of its samples, with nothing remembered.

@@ -46,6 +46,12 @@ pub enum CheckpointError {
         /// Which checkpoint.
         step: u64,
     },
+    /// Training cannot go on from the state, so that it is no checkpoint.
+    #[error("the state after step {step} is not sound")]
+    Unsound {
+        /// Steps done.
+        step: u64,
+    },
     /// Memory ran out while this rank wrote its part.
     #[error("checkpoint of step {step} given up: {source}; the next one is tried as usual")]
     DoesNotFit {

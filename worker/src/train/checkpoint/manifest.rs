@@ -52,6 +52,9 @@ pub struct Manifest {
     /// reports are lost, nothing else says so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<Step, Skipped>,
+    /// Mean losses of the newest steps before this one that were not.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub losses: BTreeMap<Step, f64>,
     /// Every other file of the directory.
     pub files: BTreeMap<String, FileEntry>,
 }

@@ -17,6 +17,7 @@
 mod error;
 mod found;
 mod manifest;
+mod proof;
 mod remove;
 mod staging;
 mod store;

@@ -1,6 +1,7 @@
 //! The `checkpoints` directory: find, verify, prune. Knows files, not tensors.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -9,10 +10,11 @@ use coxswain_proto::{
     checkpoint::{self, MANIFEST, ManifestError},
     ids::Step,
     limits::MAX_WORLD,
+    report::Skipped,
 };
 
 use super::{
-    CheckpointError, Found, Manifest, Staging, io_error,
+    CheckpointError, Found, Manifest, Staging, io_error, proof,
     remove::{self, HIDDEN, step_of},
 };
 use coxswain_nn::pulse;
@@ -77,15 +79,30 @@ impl Store {
         steps.filter(|found| *found < step).max()
     }
 
-    /// Gives a damaged checkpoint a name under which it is none, for people to look at. What is not there any
-    /// more, or cannot be renamed, stays as it is: the next resume finds it damaged again.
-    pub fn set_aside(&self, step: Step) {
+    /// Gives a checkpoint that is not to be gone on from a name under which it is none, for people to look
+    /// at: `why` it is none, and a number. What is not there any more, or cannot be renamed, stays as it is:
+    /// the next resume finds the same.
+    pub fn set_aside(&self, step: Step, why: &str) {
         let path = self.path(step.0);
-        let aside = |number: u32| path.with_extension(format!("damaged-{number}"));
+        let aside = |number: u32| path.with_extension(format!("{why}-{number}"));
         let aside = (1..).map(aside).find(|aside| !aside.exists()).expect("some number is free");
         if let Err(error) = fs::rename(&path, &aside) {
-            tracing::warn!(path = %path.display(), %error, "a damaged checkpoint cannot be set aside");
+            tracing::warn!(path = %path.display(), %error, "a {why} checkpoint cannot be set aside");
         }
+    }
+
+    /// Sets all aside that are newer than the newest from which a later step was taken, in a run that has
+    /// come to `now` and has left these steps out. Returns the step of that one, if there is one.
+    pub fn retreat(
+        &self,
+        now: Step,
+        skipped: &BTreeMap<Step, Skipped>,
+    ) -> Result<Option<Step>, CheckpointError> {
+        let complete = self.complete()?;
+        let good = proof::newest(&complete, Some((now, skipped)));
+        let newer = complete.iter().map(|found| Step(found.manifest.step)).filter(|step| Some(*step) > good);
+        newer.for_each(|step| self.set_aside(step, "diverged"));
+        Ok(good)
     }
 
     /// The checkpoint of exactly this step.
@@ -128,15 +145,16 @@ impl Store {
         Staging::new(self.root.join(format!("{HIDDEN}{}", Step(step).checkpoint_dir())), self.path(step))
     }
 
-    /// Removes all but the newest `keep` checkpoints, and `best`, that of a step. One that cannot be removed
-    /// is said so and stays: nothing depends on it.
+    /// Removes all but the newest `keep` checkpoints, `best`, that of a step, and the newest from which a
+    /// later step was taken. One that cannot be removed is said so and stays: nothing depends on it.
     pub fn prune(&self, keep: usize, best: Option<u64>) {
         let complete = match self.complete() {
             Ok(complete) => complete,
             Err(error) => return tracing::warn!(%error, "old checkpoints stay"),
         };
         let old = &complete[..complete.len().saturating_sub(keep.max(1))];
-        for old in old.iter().filter(|old| Some(old.manifest.step) != best) {
+        let kept = [best.map(Step), proof::newest(&complete, None)];
+        for old in old.iter().filter(|old| !kept.contains(&Some(Step(old.manifest.step)))) {
             pulse::beat();
             if let Err(error) = remove::remove(&old.path) {
                 tracing::warn!(path = %old.path.display(), %error, "an old checkpoint stays");
@@ -186,6 +204,7 @@ mod tests {
             cache: None,
             cache_phase: None,
             skipped: Default::default(),
+            losses: Default::default(),
             files: Default::default(),
         }
     }
@@ -261,10 +280,10 @@ mod tests {
         let store = Store::new(dir.path());
         (1..=3).for_each(|step| drop(write(&store, step, b"x")));
         assert_eq!(store.before(Step(3)), Some(Step(2)));
-        store.set_aside(Step(3));
+        store.set_aside(Step(3), "damaged");
         assert_eq!(store.before(Step(9)), Some(Step(2)));
         write(&store, 3, b"again, and damaged again");
-        store.set_aside(Step(3));
+        store.set_aside(Step(3), "damaged");
         for number in 1..=2 {
             assert!(dir.path().join(format!("checkpoints/step-00000003.damaged-{number}/part")).exists());
         }
@@ -301,7 +320,7 @@ mod tests {
         store.prune(1, Some(3));
         assert_eq!(steps(&store), [3, 4], "the best one stays");
         store.prune(0, None);
-        assert_eq!(steps(&store), [4]);
+        assert_eq!(steps(&store), [3, 4], "no step has been taken from the newest");
     }
 
     #[test]

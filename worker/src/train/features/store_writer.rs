@@ -249,8 +249,8 @@ impl Storing {
                 Some(shard) => shard,
                 None => self.shard.insert(namespace.writer().inspect_err(|_| self.full = true)?),
             };
-            let MadeRow { key, inputs: Inputs { ids, grids }, place } = row;
-            let record = Record { ids, grids, values: &made.values[place.clone()] };
+            let MadeRow { key, inputs: Inputs { ids, shapes }, place } = row;
+            let record = Record { ids, shapes, values: &made.values[place.clone()] };
             match shard.append(*key, &record) {
                 Ok(new) => self.news(|news| news.kept += u64::from(new)),
                 Err(error) => {

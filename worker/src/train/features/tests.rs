@@ -52,8 +52,10 @@ fn train_watched(
     spec.cache.mode = CacheMode::Exact;
     spec.cache.dir = Some(store.display().to_string());
     change(&mut spec);
-    let mut trainer =
-        TaskTrainer::<Flex>::new(&VlaFlow, TrainerOptions { device: Default::default(), listener: None });
+    let mut trainer = TaskTrainer::<Flex>::new(
+        coxswain_tasks::leaked(VlaFlow::<Flex>::default()),
+        TrainerOptions { device: Default::default(), listener: None },
+    );
     let facts = trainer.open(&spec).expect("the recording is sound");
     assert_eq!(facts.training_samples, SAMPLES);
     let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");

@@ -105,6 +105,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         // that were left out come again, and count then.
         self.skips.in_a_row = 0;
         self.skips.newest.split_off(&self.next);
+        self.skips.losses.go_back(self.next);
         if !restored {
             self.skips.in_a_row = carried.skipped_in_a_row;
             self.feed.micro_batch = carried.micro_batch as usize;

@@ -49,7 +49,7 @@ pub(super) fn restore<B: Tape<Base = B>>(
             training.members.link.report(Report::Note(line))?;
         }
         if first {
-            training.store.set_aside(lost);
+            training.store.set_aside(lost, "damaged");
         }
     }
 }

@@ -32,7 +32,7 @@ fn spec(dir: &Path) -> RunSpec {
 /// A rank that is alone, with an average of the weights that is not the weights; and both.
 fn averaging(spec: &RunSpec) -> (Training<'_, Flex>, [Vec<f32>; 2]) {
     let options = TrainerOptions { device: Default::default(), listener: None };
-    let mut trainer = TaskTrainer::<Flex>::new(&VlaFlow, options);
+    let mut trainer = TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options);
     let mut training = trainer.prepare(spec, Box::new(SoloLink::new(Step(0)))).unwrap();
     let mut optimizer = training.learner.empty_optimizer(spec, &training.members);
     let weights = training.learner.trainables.to_vec();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use burn::backend::Flex;
 use coxswain_nn::{
     files::write_tensors,
     params::{Group, Init, TrainableLayout},
@@ -53,7 +54,7 @@ fn file(dir: &Path, tensors: &[(&str, &[usize], Group)]) -> String {
 
 fn started(init_from: InitFrom) -> Result<(Vec<f32>, Vec<String>), InitError> {
     let (layout, mut values) = (here(), vec![0.0; here().len()]);
-    take(&VlaFlow, &spec(init_from), &layout, &mut values).map(|lines| (values, lines))
+    take(&VlaFlow::<Flex>::default(), &spec(init_from), &layout, &mut values).map(|lines| (values, lines))
 }
 
 #[test]
@@ -99,7 +100,8 @@ fn what_does_not_train_is_brought_whole_or_refused_tensor_by_tensor() {
     here.add_constant("expert.in".into(), &[2, 3], EXPERT);
     here.add_constant("expert.out".into(), &[2], EXPERT);
     let brought = |path: &str, mut values: Vec<f32>| {
-        bring(&VlaFlow, &spec(InitFrom::All(path.to_owned())), &here, &mut values).map(|()| values)
+        bring(&VlaFlow::<Flex>::default(), &spec(InitFrom::All(path.to_owned())), &here, &mut values)
+            .map(|()| values)
     };
     let path = file(
         dir.path(),
@@ -109,7 +111,8 @@ fn what_does_not_train_is_brought_whole_or_refused_tensor_by_tensor() {
     let expected = [0.5, 0.5, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
     assert_eq!(brought(&path, vec![0.5; 3]).unwrap(), expected);
     let mut values = vec![0.0; here.whole_len()];
-    let lines = take(&VlaFlow, &spec(InitFrom::All(path.clone())), &here, &mut values).unwrap();
+    let lines =
+        take(&VlaFlow::<Flex>::default(), &spec(InitFrom::All(path.clone())), &here, &mut values).unwrap();
     assert_eq!(values[..3], [9.0, 10.0, 11.0]);
     assert_eq!(lines[1], format!("what does not train comes from {path}"));
 
@@ -131,7 +134,7 @@ fn a_group_that_stays_as_it_is_brought_is_looked_for_by_name() {
     for stays in ["expert.train=false", "optimizer.lr.expert=0"] {
         let checked = |init_from: InitFrom| {
             let brought = format!("train.init_from={}", serde_json::to_string(&init_from).unwrap());
-            check_brought(&VlaFlow, &loaded(&[brought, stays.into()]))
+            check_brought(&VlaFlow::<Flex>::default(), &loaded(&[brought, stays.into()]))
         };
         checked(InitFrom::All(expert.clone())).unwrap();
         checked(groups(&[("expert", &expert), ("sensor", &sensor)])).unwrap();
@@ -141,7 +144,7 @@ fn a_group_that_stays_as_it_is_brought_is_looked_for_by_name() {
         }
     }
     // One that trains may begin anew.
-    check_brought(&VlaFlow, &spec(InitFrom::All(sensor))).unwrap();
+    check_brought(&VlaFlow::<Flex>::default(), &spec(InitFrom::All(sensor))).unwrap();
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn of_the_pretrained_model_nothing_is_dropped_that_belongs_to_the_group() {
     let start = |group: &str| {
         let mut values = vec![0.0; here.len()];
         let init_from = InitFrom::Groups([(group.to_owned(), path.clone())].into());
-        take(&VlaFlow, &spec(init_from), &here, &mut values).map(|_| values)
+        take(&VlaFlow::<Flex>::default(), &spec(init_from), &here, &mut values).map(|_| values)
     };
     let error = start("base").unwrap_err().to_string();
     assert!(error.contains(layer) && error.contains("model.train") && !error.contains(adapter), "{error}");
@@ -186,7 +189,7 @@ fn a_place_without_weights_and_a_damaged_file_are_refused() {
 #[test]
 fn the_digest_is_that_of_the_content_and_workers_hold_what_they_read_against_it() {
     let dir = tempfile::tempdir().unwrap();
-    let digest = |spec: &RunSpec| content_digest(&VlaFlow, spec).unwrap().unwrap();
+    let digest = |spec: &RunSpec| content_digest(&VlaFlow::<Flex>::default(), spec).unwrap().unwrap();
     let path = file(dir.path(), &[("sensor.in", &[3], SENSOR)]);
     let mut spec = spec(InitFrom::All(path.clone()));
     let first = digest(&spec);
@@ -196,9 +199,9 @@ fn the_digest_is_that_of_the_content_and_workers_hold_what_they_read_against_it(
 
     spec.train.init_digest = Some(first.clone());
     let mut values = vec![0.0; here().len()];
-    take(&VlaFlow, &spec, &here(), &mut values).unwrap();
+    take(&VlaFlow::<Flex>::default(), &spec, &here(), &mut values).unwrap();
     file(dir.path(), &[("expert.out", &[2], EXPERT)]);
     assert_ne!(digest(&spec), first);
-    let error = take(&VlaFlow, &spec, &here(), &mut values).unwrap_err();
+    let error = take(&VlaFlow::<Flex>::default(), &spec, &here(), &mut values).unwrap_err();
     assert!(matches!(&error, InitError::Changed { launched, .. } if *launched == first), "{error}");
 }

@@ -139,12 +139,17 @@ fn files_that_are_cut_off_or_missing_or_in_excess_are_named_and_the_others_are_r
     fs::remove_file(file(1)).unwrap();
     fs::remove_file(file(2)).unwrap();
     let report = check(dir.path(), Frames::Few);
-    let missing: Vec<_> =
-        report.findings.iter().map(|finding| (finding.kind, finding.file.as_str())).collect();
+    let found: Vec<_> = report.findings.iter().map(|finding| (finding.kind, finding.file.as_str())).collect();
     assert_eq!(
-        missing,
-        [("missing", "data/chunk-000/file-001.parquet"), ("missing", "data/chunk-000/file-002.parquet")]
+        found,
+        [
+            ("missing", "data/chunk-000/file-001.parquet"),
+            ("missing", "data/chunk-000/file-002.parquet"),
+            ("not used", "data/chunk-000/file-007.parquet"),
+        ]
     );
+    assert_eq!(report.decoded, 3, "of the episode that is left");
+    assert!(report.findings[0].remedy.contains("data.exclude_episodes: [1]"), "{:?}", report.findings[0]);
     let none = tempfile::tempdir().unwrap();
     says(only(&check(none.path(), Frames::Few)), ("meta/info.json", None, None), &["missing", "LeRobot"]);
 }

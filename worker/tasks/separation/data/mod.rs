@@ -1,6 +1,7 @@
 //! Tracks on disk as samples: segments of a mixture and of its stems.
 
 mod batch;
+mod header;
 mod tracks;
 mod wav;
 

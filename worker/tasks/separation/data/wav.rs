@@ -12,9 +12,11 @@ use coxswain_data::{
     DataError,
     shards::{MemberId, Shards},
 };
-use hound::{SampleFormat, WavReader};
 
-use super::batch::CHANNELS;
+use super::{
+    batch::CHANNELS,
+    header::{HeaderFault, WavHeader},
+};
 
 /// Bytes of a block by which a file's content is named.
 const BLOCK: u64 = 64 << 10;
@@ -75,52 +77,38 @@ impl fmt::Display for WavPlace {
 impl Wav {
     /// Reads the header; says samples a second, too.
     pub fn of_any_rate(place: WavPlace) -> Result<(Self, u32), DataError> {
-        let rate = reader(&place)?.spec().sample_rate;
+        let rate = header(&place)?.1.rate;
         Self::open(place, rate).map(|wav| (wav, rate))
     }
 
     /// Reads the header; another rate than `rate` and another number of channels than two are refused.
     pub fn open(place: WavPlace, rate: u32) -> Result<Self, DataError> {
-        let reader = reader(&place)?;
-        let spec = reader.spec();
+        let (_, header) = header(&place)?;
         let refuse = |field: &str, found: String, remedy: &str| Err(place.invalid(field, found, remedy));
-        if spec.sample_rate != rate {
-            let found = format!("is {} Hz, and data.sample_rate is {rate}", spec.sample_rate);
+        if header.rate != rate {
+            let found = format!("is {} Hz, and data.sample_rate is {rate}", header.rate);
             return refuse("sample rate", found, "resample it, or train at the rate that all files have");
         }
-        if usize::from(spec.channels) != CHANNELS {
-            let found = format!("{}, and separation is of stereo", spec.channels);
+        if usize::from(header.channels) != CHANNELS {
+            let found = format!("{}, and separation is of stereo", header.channels);
             return refuse("channels", found, "write it with two channels (a mono file's one twice)");
         }
-        if spec.sample_format == SampleFormat::Int && !matches!(spec.bits_per_sample, 8 | 16 | 24 | 32) {
-            let found = format!("is {}", spec.bits_per_sample);
-            return refuse("bits of a sample", found, "write it with 16, 24 or 32 bits, or as 32-bit floats");
-        }
-        let frames = u64::from(reader.duration());
-        Ok(Self { place, frames })
+        Ok(Self { place, frames: header.frames() })
     }
 
     /// `frames` frames from `start` on, `[channels, frames]`, full scale at 1. Says in words what is wrong.
     pub fn read(&self, start: u64, frames: usize) -> Result<Vec<f32>, String> {
-        let mut reader = reader(&self.place).map_err(|error| error.to_string())?;
-        let start = u32::try_from(start).map_err(|_| "is longer than WAV files can be".to_owned())?;
+        let (mut file, header) = header(&self.place).map_err(|error| error.to_string())?;
         let short = |what: String| format!("ends early ({what}); copy or write the file again");
-        reader.seek(start).map_err(|error| short(error.to_string()))?;
-        let spec = reader.spec();
-        let wanted = CHANNELS * frames;
-        let mut interleaved = Vec::with_capacity(wanted);
-        let read: Result<(), hound::Error> = match spec.sample_format {
-            SampleFormat::Float => {
-                let mut samples = reader.samples::<f32>().take(wanted);
-                samples.try_for_each(|sample| sample.map(|sample| interleaved.push(sample)))
-            }
-            SampleFormat::Int => {
-                let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
-                let mut samples = reader.samples::<i32>().take(wanted);
-                samples.try_for_each(|sample| sample.map(|sample| interleaved.push(sample as f32 * scale)))
-            }
-        };
+        let frame = header.frame_bytes() as u64;
+        let begin = header.samples.start.saturating_add(start.saturating_mul(frame)).min(header.samples.end);
+        let there = (header.samples.end - begin).min(frame * frames as u64);
+        let mut bytes = Vec::new();
+        let read = file.seek(SeekFrom::Start(begin)).and_then(|_| file.take(there).read_to_end(&mut bytes));
         read.map_err(|error| short(error.to_string()))?;
+        let sample = bytes.chunks_exact(header.frame_bytes() / usize::from(header.channels));
+        let interleaved: Vec<f32> = sample.map(|bytes| header.format.value(bytes)).collect();
+        let wanted = CHANNELS * frames;
         if interleaved.len() < wanted {
             return Err(short(format!("{} of {wanted} values are there", interleaved.len())));
         }
@@ -155,16 +143,18 @@ impl Wav {
     }
 }
 
-fn reader(place: &WavPlace) -> Result<WavReader<BufReader<Box<dyn Readable>>>, DataError> {
-    WavReader::new(BufReader::new(place.open()?))
-        .map_err(|error| place.invalid("header", error.to_string(), "write it as WAV with 16, 24 or 32 bits"))
+fn header(place: &WavPlace) -> Result<(BufReader<Box<dyn Readable>>, WavHeader), DataError> {
+    let mut file = BufReader::new(place.open()?);
+    let header = WavHeader::read(&mut file);
+    let invalid = |HeaderFault { field, found, remedy }| place.invalid(field, found, remedy);
+    header.map(|header| (file, header)).map_err(invalid)
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use hound::{WavSpec, WavWriter};
+    use hound::{SampleFormat, WavSpec, WavWriter};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! A pair as training sees it, and pairs side by side: plain host memory. Rows are padded on the right.
 
-use coxswain_models::t5::context::Texts;
+use coxswain_models::text_to_text::Texts;
 use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};

@@ -6,16 +6,14 @@
 use std::path::Path;
 
 use coxswain_data::DataError;
-use coxswain_models::{directory, t5::tokenizer::TextTokenizer};
+use coxswain_models::{Shelf, pretrained::directory, text_to_text::TextTokenizer};
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{
-    pairs,
-    table::{Pair, Table},
-};
+use super::table::{Pair, Table};
 use crate::{
     seq2seq::config::{PairData, Seq2SeqSettings},
-    settings::checked,
+    settings::{checked, unread},
     tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
 };
 
@@ -34,22 +32,23 @@ pub struct PairOutline {
 
 impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
-    pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
         let model = &directory::outline(&model.path)?;
         let table = Table::open(Path::new(&spec.data.path), [&data.source, &data.target])?;
-        let bytes = TextTokenizer::file(model).and_then(|file| std::fs::metadata(file).ok());
+        let family = models.text_to_text.of(model).map_err(unread)?;
+        let bytes = family.tokenizer_file(model).and_then(|file| std::fs::metadata(file).ok());
         let Some(tokenizer_bytes) = bytes.map(|file| file.len()) else {
             let (source, target) = (data.max_source_tokens, data.max_target_tokens);
             return Ok(Self { source, target, estimated: true, tokenizer_bytes: 0 });
         };
         let small = tokenizer_bytes <= SMALL_TOKENIZER;
-        let tokenizer = small.then(|| TextTokenizer::open(model, &pairs::config(model)?)).transpose()?;
+        let tokenizer = small.then(|| family.tokenizer(model)).transpose()?;
         let looked_at = looked_at(table.len());
         let estimated = tokenizer.is_none() || (looked_at.len() as u64) < table.len();
         let mut outline = Self { tokenizer_bytes, estimated, ..Self::default() };
         for index in looked_at {
-            let lengths = lengths(&table.pair(index)?, &data, tokenizer.as_ref());
+            let lengths = lengths(&table.pair(index)?, &data, tokenizer.as_deref());
             let [source, target] = lengths.map_err(|fault| table.fault(index, fault))?;
             outline.source = outline.source.max(source);
             outline.target = outline.target.max(target);
@@ -59,7 +58,11 @@ impl PairOutline {
 }
 
 /// Tokens of source and target.
-fn lengths(pair: &Pair, data: &PairData, tokenizer: Option<&TextTokenizer>) -> Result<[usize; 2], String> {
+fn lengths(
+    pair: &Pair,
+    data: &PairData,
+    tokenizer: Option<&dyn TextTokenizer>,
+) -> Result<[usize; 2], String> {
     let source = format!("{}{}", data.source_prefix, pair.source);
     let of = |text: &str, most: usize| match tokenizer {
         Some(tokenizer) => tokenizer.ids(text, most).map(|ids| ids.len()),

@@ -7,10 +7,8 @@
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
-use coxswain_models::{
-    directory,
-    t5::{T5Config, tokenizer::TextTokenizer},
-};
+use coxswain_models::{Shelf, pretrained::directory, text_to_text::TextTokenizer};
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
@@ -21,13 +19,13 @@ use super::{
 use crate::{
     holdout::Holdout,
     seq2seq::config::{PairData, Seq2SeqSettings},
-    settings::checked,
+    settings::{checked, unread},
 };
 
 /// An opened file of pairs. Shared between threads.
 pub struct Pairs {
     table: Table,
-    tokenizer: TextTokenizer,
+    tokenizer: Box<dyn TextTokenizer>,
     data: PairData,
     /// Pad and the decoder's start.
     special: [u32; 2],
@@ -36,14 +34,15 @@ pub struct Pairs {
 
 impl Pairs {
     /// Opens the run's file, and what samples are made with.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&model.path)?);
         let table = Table::open(path, [&data.source, &data.target])?;
         let holdout = Holdout::of(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
-        let config = config(model)?;
-        let tokenizer = TextTokenizer::open(model, &config)?;
-        let special = [config.special.pad, config.special.decoder_start];
+        let family = models.text_to_text.of(model).map_err(unread)?;
+        let outline = family.outline(model).map_err(unread)?;
+        let tokenizer = family.tokenizer(model)?;
+        let special = [outline.special.pad, outline.special.decoder_start];
         Ok(Self { table, tokenizer, data, special, holdout })
     }
 
@@ -63,8 +62,8 @@ impl Pairs {
     }
 
     /// What makes ids of texts.
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        &self.tokenizer
+    pub fn tokenizer(&self) -> &dyn TextTokenizer {
+        &*self.tokenizer
     }
 
     /// Pair `index`, as training sees it.
@@ -83,16 +82,6 @@ impl Pairs {
             target: self.tokenizer.ids(&pair.target, data.max_target_tokens)?,
         })
     }
-}
-
-/// Sizes and special tokens of the run's model.
-pub(in crate::seq2seq) fn config(model: &Path) -> Result<T5Config, DataError> {
-    T5Config::read(model).map_err(|error| DataError::Invalid {
-        path: model.into(),
-        field: "model.path".into(),
-        found: error.to_string(),
-        remedy: "name the Hugging Face directory of a T5 or mT5 checkpoint".into(),
-    })
 }
 
 impl Samples for Pairs {

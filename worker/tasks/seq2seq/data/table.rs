@@ -214,7 +214,7 @@ fn field(record: &Value, column: &str) -> Result<String, String> {
 /// The fields of a record that is no JSON.
 fn fields(kind: FileKind, text: &str) -> Result<Vec<String>, String> {
     let text = text.strip_suffix('\n').unwrap_or(text);
-    let text = text.strip_suffix('\r').unwrap_or(text).trim_start_matches('\u{feff}');
+    let text = text.strip_suffix('\r').unwrap_or(text);
     match kind {
         FileKind::Comma => comma_separated(text),
         FileKind::Json | FileKind::Tab => Ok(text.split('\t').map(str::to_owned).collect()),

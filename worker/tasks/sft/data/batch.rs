@@ -10,7 +10,10 @@
 
 use std::sync::Arc;
 
-use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
+use coxswain_models::pretrained::{
+    pictures::ImageShape,
+    prompts::{Prompts, Rows},
+};
 use coxswain_nn::next_token::TokenTargets;
 use coxswain_proto::ids::Step;
 use coxswain_task::{Batch, Sample};
@@ -27,7 +30,9 @@ pub struct ChatSample {
     /// Patches of all images, in order: `[patches, patch values]`, row-major. Batches share them.
     pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
-    pub image_grids: Vec<[u32; 3]>,
+    pub image_shapes: Vec<ImageShape>,
+    /// Tokens at its end that were cut off.
+    pub cut: usize,
 }
 
 /// Chats of one forward pass.
@@ -46,7 +51,7 @@ pub struct ChatBatch {
     /// `[patches, patch values]` of all images of each chat.
     pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// One per image, in order of chats.
-    pub image_grids: Vec<[u32; 3]>,
+    pub image_shapes: Vec<ImageShape>,
     /// Images of each chat.
     pub images_per_chat: Vec<u32>,
 }
@@ -61,18 +66,18 @@ impl ChatBatch {
             batch.learned.extend_from_slice(&sample.learned);
             batch.ends.push(batch.input_ids.len() as u32);
             batch.pixel_values.push(sample.pixel_values.clone());
-            batch.image_grids.extend_from_slice(&sample.image_grids);
-            batch.images_per_chat.push(sample.image_grids.len() as u32);
+            batch.image_shapes.extend_from_slice(&sample.image_shapes);
+            batch.images_per_chat.push(sample.image_shapes.len() as u32);
         }
         batch
     }
 
     /// What [`ChatBatch::of`] was given.
     pub fn apart(&self) -> Vec<ChatSample> {
-        let mut grids = &self.image_grids[..];
+        let mut grids = &self.image_shapes[..];
         let mut samples = Vec::with_capacity(self.indices.len());
         for (chat, &index) in self.indices.iter().enumerate() {
-            let (image_grids, other_grids) = grids.split_at(self.images_per_chat[chat] as usize);
+            let (image_shapes, other_grids) = grids.split_at(self.images_per_chat[chat] as usize);
             grids = other_grids;
             let tokens = self.ends[chat] as usize..self.ends[chat + 1] as usize;
             samples.push(ChatSample {
@@ -80,7 +85,8 @@ impl ChatBatch {
                 input_ids: self.input_ids[tokens.clone()].to_vec(),
                 learned: self.learned[tokens].to_vec(),
                 pixel_values: self.pixel_values[chat].clone(),
-                image_grids: image_grids.to_vec(),
+                image_shapes: image_shapes.to_vec(),
+                cut: 0,
             });
         }
         samples
@@ -109,7 +115,7 @@ impl ChatBatch {
         Prompts {
             input_ids: &self.input_ids,
             rows: Rows::SideBySide(&self.ends),
-            image_grids: &self.image_grids,
+            images: &self.image_shapes,
             pixel_values: &self.pixel_values,
         }
     }
@@ -156,7 +162,8 @@ mod tests {
             input_ids: ids.into(),
             learned: learned.into(),
             pixel_values,
-            image_grids: vec![[1, 2, 2]; images],
+            image_shapes: vec![[1, 2, 2]; images],
+            cut: 0,
         }
     }
 

@@ -7,17 +7,30 @@
 use std::{path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
+use coxswain_models::{
+    Shelf,
+    vision_language::{EncodedChat, Piece},
+};
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, Sample, Samples};
 
 use super::{
     batch::{ChatBatch, ChatSample},
     opening::open_checked,
+    outline::HEADER,
     reader::ChatReader,
     source::ChatSource,
     spelling::Chat,
 };
 use crate::{holdout::Holdout, settings::checked, sft::config::SftSettings};
+
+/// What helps chats that are too long.
+const TOO_LONG: &str = "raise data.max_tokens, or lower data.max_pixels";
+/// Tokens around a turn, around an image, and of a system turn that the template adds: more than there are.
+const TURN_TOKENS: usize = 16;
+const IMAGE_TOKENS: usize = 4;
+const SYSTEM_TOKENS: usize = 256;
 
 /// Opened chats. Shared between threads.
 pub struct Chats {
@@ -26,18 +39,37 @@ pub struct Chats {
     reader: ChatReader,
     max_tokens: usize,
     holdout: Holdout,
+    /// Chats that are left out: the whole of their first answer lies beyond `max_tokens`.
+    too_long: Vec<u64>,
 }
 
 impl Chats {
     /// Opens the run's chats, and what samples are made with.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let path = Path::new(&spec.data.path);
-        let (source, fingerprint) = open_checked(path, &settings.data)?;
+        let reader = ChatReader::open(&settings, models)?;
+        let (max_tokens, image_tokens) = (settings.data.max_tokens, reader.image_tokens());
+        let mut long = Vec::new();
+        let mut see = |index, chat: &Chat| {
+            if reach(chat, image_tokens) > max_tokens {
+                long.push(index);
+            }
+        };
+        let (source, fingerprint) = open_checked(path, &settings.data, &mut see)?;
         let (count, every) = (source.len(), settings.data.holdout_every);
         let holdout = Holdout::of(path, "chat", source.remedy(), count, every)?;
-        let reader = ChatReader::open(&settings)?;
-        Ok(Self { source, fingerprint, reader, max_tokens: settings.data.max_tokens, holdout })
+        let mut chats = Self { source, fingerprint, reader, max_tokens, holdout, too_long: Vec::new() };
+        long.retain(|index| !chats.fits(*index));
+        chats.holdout = chats.holdout.without(&long);
+        if chats.training().is_empty() {
+            let found = format!(
+                "{count} chats, and none to train on has an answer within data.max_tokens ({max_tokens})"
+            );
+            return Err(DataError::invalid(path, "(samples)", found, TOO_LONG));
+        }
+        chats.too_long = long;
+        Ok(chats)
     }
 
     /// Chats, held-out ones included.
@@ -81,27 +113,67 @@ impl Chats {
         self.cut(self.reader.chat(index, chat, &|image| self.image(index, image))?)
     }
 
-    /// A chat that is too long, without its end; refused if an image or the whole answer would go with it.
+    /// A chat that is too long, without its end: it ends before the turn whose image does not fit, or in the
+    /// middle of a text. Refused if nothing is left of it to learn.
     fn cut(&self, mut sample: ChatSample) -> Result<ChatSample, String> {
         let (len, most) = (sample.input_ids.len(), self.max_tokens);
-        if len > most {
-            let image = self.reader.encoder().image_token();
-            if sample.input_ids[most..].contains(&image) {
-                return Err(format!(
-                    "has {len} tokens, and an image lies beyond data.max_tokens ({most}); raise it, or lower data.max_pixels"
-                ));
-            }
-            sample.input_ids.truncate(most);
-            sample.learned.truncate(most);
-        }
-        // The first token is predicted from nothing.
-        match sample.learned.iter().skip(1).any(|learned| *learned) {
-            true => Ok(sample),
-            false => Err(format!(
+        let Some(end) = self.end_of(&sample.input_ids, &sample.learned) else {
+            return Err(format!(
                 "has no answer within its first {most} tokens (it has {len}); raise data.max_tokens or remove the chat"
-            )),
+            ));
+        };
+        if end < len {
+            self.reader.keep_images(&mut sample, end);
+            sample.input_ids.truncate(end);
+            sample.learned.truncate(end);
+            sample.cut = len - end;
         }
+        Ok(sample)
     }
+
+    /// How many of a chat's tokens are kept; none where nothing of them is learned.
+    fn end_of(&self, ids: &[u32], learned: &[bool]) -> Option<usize> {
+        let encoder = self.reader.encoder();
+        let is_image = |id: &u32| *id == encoder.image_token();
+        let most = self.max_tokens.min(ids.len());
+        let beyond = ids[most..].iter().position(is_image).map(|at| most + at);
+        let end = match beyond {
+            // Its first token may well lie within what is kept.
+            Some(image) => {
+                let begin = ids[..image].iter().rposition(|id| !is_image(id)).map_or(0, |before| before + 1);
+                ids[..begin].iter().rposition(|id| *id == encoder.begin()).unwrap_or(0).min(most)
+            }
+            None => most,
+        };
+        // The first token is predicted from nothing.
+        learned[..end].iter().skip(1).any(|learned| *learned).then_some(end)
+    }
+
+    /// Whether the first answer that is learned lies within `data.max_tokens`, or it cannot be known: of a
+    /// chat that may be too long its texts are encoded and its images' sizes read.
+    fn fits(&self, index: u64) -> bool {
+        let head = |image: &str| self.source.image(index, image, HEADER);
+        let outline = self.source.chat(index).ok().and_then(|chat| self.reader.outline(&chat, &head).ok());
+        outline.is_none_or(|(EncodedChat { ids, learned }, _)| self.end_of(&ids, &learned).is_some())
+    }
+}
+
+/// At most so many tokens come before a chat's first answer that is learned, and the first of its own: a
+/// token has one byte at least.
+fn reach(chat: &Chat, image_tokens: usize) -> usize {
+    let mut tokens = SYSTEM_TOKENS;
+    for message in &chat.messages {
+        tokens += TURN_TOKENS;
+        if message.learned {
+            break;
+        }
+        let pieces = message.pieces.iter().map(|piece| match piece {
+            Piece::Text(text) => text.len(),
+            Piece::Image => image_tokens + IMAGE_TOKENS,
+        });
+        tokens += pieces.sum::<usize>();
+    }
+    tokens
 }
 
 impl Samples for Chats {
@@ -122,20 +194,13 @@ impl Samples for Chats {
     }
 
     fn doubts(&self, sample: &dyn Sample) -> Vec<(&'static str, DataError)> {
-        let sample: &ChatSample = sample.content();
-        // Whether it was cut shows only where it has as many tokens as a chat may have.
-        let whole = || {
-            let chat = self.source.chat(sample.index).ok()?;
-            let image = |name: &str| self.source.image(sample.index, name, u64::MAX);
-            Some(self.reader.chat(sample.index, &chat, &image).ok()?.input_ids.len())
-        };
-        let len = sample.input_ids.len();
-        let whole = if len == self.max_tokens { whole() } else { None };
-        let cut = whole.filter(|whole| *whole > len).map(|whole| {
-            let what = format!("{whole} tokens, of which {} are cut off; raise data.max_tokens", whole - len);
-            ("cut", self.source.fault(sample.index, what))
-        });
-        cut.into_iter().collect()
+        let ChatSample { index, input_ids, cut, .. } = sample.content();
+        if *cut == 0 {
+            return Vec::new();
+        }
+        let whole = input_ids.len() + cut;
+        let what = format!("{whole} tokens, of which {cut} are cut off; raise data.max_tokens");
+        vec![("cut", self.source.fault(*index, what))]
     }
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
@@ -155,18 +220,36 @@ impl Samples for Chats {
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
         let mut told = vec![(
             "chats",
-            format!("{} chats{}, {}", self.len(), self.source.describe(), self.holdout.describe()),
+            format!(
+                "{} chats{}, {}{}",
+                self.len(),
+                self.source.describe(),
+                self.holdout.describe(),
+                match self.too_long.len() {
+                    0 => String::new(),
+                    lost => format!(", {lost} left out (no answer within data.max_tokens)"),
+                }
+            ),
         )];
         if let Some(first) = self.training().get(0) {
-            let ChatSample { input_ids, learned, image_grids, .. } = self.sample(first)?;
+            let ChatSample { input_ids, learned, image_shapes, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
-            let (tokens, images) = (input_ids.len(), image_grids.len());
+            let (tokens, images) = (input_ids.len(), image_shapes.len());
             told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
         }
         Ok(told)
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.source.warnings()
+        let (lost, most) = (self.too_long.len(), self.max_tokens);
+        let line = self.too_long.first().map(|first| {
+            let what = format!(
+                "has no answer within data.max_tokens ({most}), and neither have {} others of {} chats: they are left out; {TOO_LONG}",
+                lost - 1,
+                self.len()
+            );
+            self.source.fault(*first, what).to_string()
+        });
+        self.source.warnings().into_iter().chain(line).collect()
     }
 }

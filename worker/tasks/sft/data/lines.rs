@@ -27,18 +27,24 @@ impl ChatLines {
         Ok(Self { lines: Lines::scan(path, |_, _| Ok(()))?, beside: beside(path, data) })
     }
 
-    /// Opens the file, reads every chat and looks for its images. Names the content, too.
-    pub fn checked(path: &Path, data: &ChatData) -> Result<(Self, Fingerprint), DataError> {
-        Self::scan(path, data, &mut Err)
+    /// Opens the file, reads every chat, which `see` gets with its place, and looks for its images. Names the
+    /// content, too.
+    pub fn checked(
+        path: &Path,
+        data: &ChatData,
+        see: &mut dyn FnMut(u64, &Chat),
+    ) -> Result<(Self, Fingerprint), DataError> {
+        Self::scan(path, data, &mut Err, see)
     }
 
     /// Every line that this refuses.
     pub fn faults(path: &Path, data: &ChatData) -> Vec<DataError> {
         let mut faults = Vec::new();
-        let ended = Self::scan(path, data, &mut |fault| {
+        let note = &mut |fault: DataError| -> Result<(), DataError> {
             faults.push(fault);
             Ok(())
-        });
+        };
+        let ended = Self::scan(path, data, note, &mut |_, _| ());
         let ended = ended.err();
         faults.extend(ended);
         faults
@@ -48,22 +54,27 @@ impl ChatLines {
         path: &Path,
         data: &ChatData,
         at_fault: &mut AtFault<'_>,
+        see: &mut dyn FnMut(u64, &Chat),
     ) -> Result<(Self, Fingerprint), DataError> {
         let beside = beside(path, data);
-        let mut sizes = Vec::new();
+        let (mut sizes, mut index) = (Vec::new(), 0);
         let lines = Lines::scan(path, |number, text| {
             let refuse = |fault| DataError::Line { path: path.into(), line: number, fault };
-            image_sizes(&beside, text, &mut sizes).map_err(refuse).or_else(&mut *at_fault)
+            let chat = image_sizes(&beside, text, &mut sizes);
+            chat.map(|chat| see(index, &chat)).map_err(refuse).or_else(&mut *at_fault)?;
+            index += 1;
+            Ok(())
         })?;
         let fingerprint = fingerprint(&lines, &sizes);
         Ok((Self { lines, beside }, fingerprint))
     }
 }
 
-/// Notes the bytes of a chat's images; or says what is wrong with the chat.
-fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<(), String> {
-    for image in Chat::parse(text)?.images {
-        let image = beside.join(image);
+/// A chat, the bytes of whose images are noted; or what is wrong with it.
+fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<Chat, String> {
+    let chat = Chat::parse(text)?;
+    for image in &chat.images {
+        let image = beside.join(&image.path);
         let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
         let file = file.ok_or_else(|| {
             let remedy = "correct the path, or set data.images to where paths begin";
@@ -71,7 +82,7 @@ fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<(), St
         })?;
         sizes.push(file.len());
     }
-    Ok(())
+    Ok(chat)
 }
 
 impl ChatSource for ChatLines {

@@ -1,7 +1,7 @@
 //! Chats: one JSON object a line and images by path, or both in tar shards.
 //!
 //! ```text
-//! spelling  JSON as a chat: `messages`, `conversations`, `<image>`
+//! spelling  JSON as a chat: `messages`, `conversations`, `<image>`       images  their places and sizes
 //! source    where chats and their images lie, as a trait
 //! lines     a file of lines, and images by path
 //! shards    tar shards of both
@@ -14,6 +14,7 @@
 
 mod batch;
 mod chats;
+mod images;
 mod lines;
 mod opening;
 mod outline;
@@ -24,6 +25,7 @@ mod spelling;
 
 pub use batch::{ChatBatch, ChatSample};
 pub use chats::Chats;
+pub(super) use images::ChatImage;
 pub(super) use lines::read_file;
 pub(super) use opening::faults;
 pub use outline::ChatOutline;

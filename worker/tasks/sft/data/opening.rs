@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coxswain_data::{DataError, Fingerprint, shards::names_shards};
 
-use super::{lines::ChatLines, shards::ChatShards, source::ChatSource};
+use super::{lines::ChatLines, shards::ChatShards, source::ChatSource, spelling::Chat};
 use crate::sft::config::ChatData;
 
 /// The chats at `data.path`, none of them read.
@@ -16,15 +16,20 @@ pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataErr
     })
 }
 
-/// The same, each chat read and its images looked for; and what names their content.
-pub fn open_checked(path: &Path, data: &ChatData) -> Result<(Box<dyn ChatSource>, Fingerprint), DataError> {
+/// The same, each chat read, which `see` gets with its place, and its images looked for; and what names
+/// their content.
+pub fn open_checked(
+    path: &Path,
+    data: &ChatData,
+    see: &mut dyn FnMut(u64, &Chat),
+) -> Result<(Box<dyn ChatSource>, Fingerprint), DataError> {
     refuse_folder(path)?;
     if names_shards(path) {
         let shards = ChatShards::open(path, data)?;
-        let fingerprint = shards.check()?;
+        let fingerprint = shards.check(see)?;
         return Ok((Box::new(shards), fingerprint));
     }
-    let (lines, fingerprint) = ChatLines::checked(path, data)?;
+    let (lines, fingerprint) = ChatLines::checked(path, data, see)?;
     Ok((Box::new(lines), fingerprint))
 }
 

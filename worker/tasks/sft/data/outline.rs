@@ -7,14 +7,19 @@ use std::{collections::HashMap, path::Path};
 
 use coxswain_data::DataError;
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ChatEncoder, ImageProcessor, Message, ModelFacts, Piece, image_size},
+    Shelf,
+    pretrained::{
+        directory,
+        pictures::{ImageProcessor, ImageShape, image_size},
+    },
+    vision_language::{Message, Piece},
 };
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::run_spec::RunSpec;
 
-use super::{opening::open, reader, source::ChatSource};
+use super::{images::ChatImage, opening::open, reader, source::ChatSource};
 use crate::{
-    settings::checked,
+    settings::{checked, unread},
     sft::config::SftSettings,
     tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
 };
@@ -24,7 +29,7 @@ const TURN_TOKENS: usize = 6;
 /// Tokens around one image.
 const IMAGE_TOKENS: usize = 2;
 /// Bytes of an image's file that hold its size.
-const HEADER: u64 = 256 << 10;
+pub(super) const HEADER: u64 = 256 << 10;
 
 /// Sizes of a run's samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,8 +38,10 @@ pub struct ChatOutline {
     pub tokens: usize,
     /// Most tokens of a chat that are learned.
     pub learned: usize,
-    /// Of the images of the chat with most patches, `(t, h, w)`.
-    pub grids: Vec<[u32; 3]>,
+    /// Of the images of the chat with most patches.
+    pub images: Vec<ImageShape>,
+    /// Most patches of a chat.
+    pub patches: usize,
     /// Whether tokens are an estimate.
     pub estimated: bool,
     /// Chats.
@@ -44,56 +51,58 @@ pub struct ChatOutline {
 }
 
 impl ChatOutline {
-    /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on.
-    pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+    /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on. A chat
+    /// of which an image cannot be read does not count, unless there is no other.
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(SftSettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.model.path)?);
         let source = open(path, &settings.data)?;
-        let facts = ModelFacts::read(model)?;
+        let family = models.vision_language.of(model).map_err(unread)?;
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
         let small = (1..=SMALL_TOKENIZER).contains(&tokenizer_bytes);
-        let encoder = small.then(|| ChatEncoder::open(model, facts)).transpose()?;
-        let images = ImageProcessor::open(model, facts.patches, reader::bounds(&settings.data))?;
-        let mut sizes = ImageSizes { source: &*source, images, known: HashMap::new() };
+        let encoder = small.then(|| family.chats(model)).transpose()?;
+        let processor = family.images(model, reader::bounds(&settings.data))?;
+        let patches = processor.patches();
+        let mut sizes = ImageSizes { source: &*source, processor, known: HashMap::new() };
         let mut outline =
             Self { chats: source.len(), tokenizer_bytes, estimated: encoder.is_none(), ..Self::default() };
         let looked_at = looked_at(outline.chats);
         outline.estimated |= (looked_at.len() as u64) < outline.chats;
+        let mut unusable = None;
         for index in looked_at {
             let refuse = |fault| source.fault(index, fault);
             let chat = source.chat(index)?;
-            let grids =
-                chat.images.iter().map(|image| sizes.grid(index, image)).collect::<Result<Vec<_>, _>>();
-            let grids = grids.map_err(refuse)?;
+            let images =
+                chat.images.iter().map(|image| sizes.shape(index, image)).collect::<Result<Vec<_>, _>>();
+            // A run leaves such a chat out, as long as they are few.
+            let images = match images {
+                Ok(images) => images,
+                Err(fault) => {
+                    unusable.get_or_insert(refuse(fault));
+                    continue;
+                }
+            };
             let (tokens, learned) = match &encoder {
                 Some(encoder) => {
-                    let encoded = encoder.encode(&chat.messages, &grids).map_err(refuse)?;
+                    let encoded = encoder.encode(&chat.messages, &images).map_err(refuse)?;
                     (encoded.ids.len(), encoded.learned.iter().filter(|learned| **learned).count())
                 }
                 None => {
-                    let images = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS);
-                    let tokens = images.sum::<usize>() + in_texts(&chat.messages);
+                    let seen = images.iter().map(|shape| patches.tokens(*shape) + IMAGE_TOKENS);
+                    let tokens = seen.sum::<usize>() + in_texts(&chat.messages);
                     (tokens, tokens)
                 }
             };
             let most = settings.data.max_tokens;
             outline.tokens = outline.tokens.max(tokens.min(most));
             outline.learned = outline.learned.max(learned.min(most));
-            if patches(&grids) > outline.patches() {
-                outline.grids = grids;
+            let seen = images.iter().map(|shape| patches.count(*shape)).sum();
+            if seen > outline.patches {
+                (outline.images, outline.patches) = (images, seen);
             }
         }
-        Ok(outline)
+        unusable.filter(|_| outline.tokens == 0).map_or(Ok(outline), Err)
     }
-
-    /// Most patches of a chat.
-    pub fn patches(&self) -> usize {
-        patches(&self.grids)
-    }
-}
-
-fn patches(grids: &[[u32; 3]]) -> usize {
-    grids.iter().map(|grid| grid.iter().map(|&side| side as usize).product::<usize>()).sum()
 }
 
 /// Tokens of a chat's text, estimated.
@@ -108,26 +117,26 @@ fn in_texts(messages: &[Message]) -> usize {
     messages.iter().map(|message| TURN_TOKENS + estimated(bytes(message))).sum()
 }
 
-/// Grids of images, each file's header read once.
+/// Shapes of images, each file's header read once.
 struct ImageSizes<'a> {
     source: &'a dyn ChatSource,
-    images: ImageProcessor,
-    /// By what tells an image from those of all chats.
-    known: HashMap<String, [u32; 3]>,
+    processor: Box<dyn ImageProcessor>,
+    /// Height and width, by what tells an image from those of all chats.
+    known: HashMap<String, (usize, usize)>,
 }
 
 impl ImageSizes<'_> {
-    fn grid(&mut self, index: u64, image: &str) -> Result<[u32; 3], String> {
-        let key = self.source.image_key(index, image);
-        if let Some(grid) = self.known.get(&key) {
-            return Ok(*grid);
-        }
-        let header = self.source.image(index, image, HEADER)?;
-        let size = image_size(&header);
-        let (height, width) =
-            size.ok_or_else(|| format!("{image}: is neither PNG nor JPEG; convert the image"))?;
-        let grid = self.images.grid(height, width).map_err(|fault| format!("{image}: {fault}"))?;
-        self.known.insert(key, grid);
-        Ok(grid)
+    fn shape(&mut self, index: u64, ChatImage { path, size }: &ChatImage) -> Result<ImageShape, String> {
+        let key = self.source.image_key(index, path);
+        let stored = match self.known.get(&key) {
+            Some(stored) => *stored,
+            None => {
+                let header = self.source.image(index, path, HEADER)?;
+                let stored = image_size(&header);
+                stored.ok_or_else(|| format!("{path}: is neither PNG nor JPEG; convert the image"))?
+            }
+        };
+        self.known.insert(key, stored);
+        size.shape(&*self.processor, stored).map_err(|fault| format!("{path}: {fault}"))
     }
 }

@@ -7,9 +7,10 @@ use std::path::Path;
 use coxswain_data::{
     DataError, Fingerprint,
     shards::{MemberId, Shards},
+    text::{NotText, decode},
 };
 
-use super::{source::ChatSource, spelling::Chat};
+use super::{images::ChatImage, source::ChatSource, spelling::Chat};
 use crate::sft::config::ChatData;
 
 /// What stands behind the last dot of an image's name.
@@ -32,16 +33,18 @@ impl ChatShards {
         Ok(Self { shards: Shards::open(path)? })
     }
 
-    /// Reads every chat and finds its images. Names the texts, and names and sizes of everything else.
-    pub fn check(&self) -> Result<Fingerprint, DataError> {
+    /// Reads every chat, which `see` gets with its place, and finds its images. Names the texts, and names
+    /// and sizes of everything else.
+    pub fn check(&self, see: &mut dyn FnMut(u64, &Chat)) -> Result<Fingerprint, DataError> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.shards.fingerprint().0);
         for index in 0..self.len() {
             let (text, is_caption) = self.written(index)?;
             hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
             let refuse = |fault| self.fault(index, fault);
-            let images = self.parsed(index, &text, is_caption).map_err(refuse)?.images;
-            self.found(index, &images).map_err(refuse)?;
+            let chat = self.parsed(index, &text, is_caption).map_err(refuse)?;
+            self.found(index, &chat.images).map_err(refuse)?;
+            see(index, &chat);
         }
         Ok(Fingerprint(*hasher.finalize().as_bytes()))
     }
@@ -66,8 +69,8 @@ impl ChatShards {
             let remedy = "keep images beside the chat, not in it";
             return Err(self.shards.fault(member, "is longer than 64 MiB", remedy));
         }
-        let text = String::from_utf8(self.shards.read(member)?);
-        text.map_err(|_| self.shards.fault(member, "is not UTF-8", "write the text as UTF-8"))
+        let text = decode(self.shards.read(member)?);
+        text.map_err(|NotText { found, remedy }| self.shards.fault(member, found, remedy))
     }
 
     fn parsed(&self, index: u64, text: &str, is_caption: bool) -> Result<Chat, String> {
@@ -95,13 +98,13 @@ impl ChatShards {
     }
 
     /// The members of these images; two names of one are refused.
-    fn found(&self, index: u64, images: &[String]) -> Result<(), String> {
-        let members = images.iter().map(|name| self.image_named(index, name));
+    fn found(&self, index: u64, images: &[ChatImage]) -> Result<(), String> {
+        let names = images.iter().map(|image| &image.path);
+        let members = names.clone().map(|name| self.image_named(index, name));
         let members = members.collect::<Result<Vec<_>, _>>()?;
-        for (at, (member, name)) in members.iter().zip(images).enumerate() {
-            let same =
-                members[..at].iter().zip(images).find(|(other, named)| *other == member && *named != name);
-            if let Some((_, other)) = same {
+        for (at, (member, name)) in members.iter().zip(names.clone()).enumerate() {
+            let mut before = members[..at].iter().zip(names.clone());
+            if let Some((_, other)) = before.find(|(other, named)| *other == member && *named != name) {
                 return Err(format!(
                     "{other} and {name} are both the sample's .{}; name its images .0.jpg, .1.jpg and so on",
                     self.shards.ending(*member)

@@ -7,10 +7,14 @@
 //! | LLaVA | the same | the same, paths in `image` |
 //!
 //! `<image>` may stand in any text. Paths without a place for them come first in the first turn of the user.
-//! Nothing else of a text is changed: a line break behind `<image>` stays.
+//! Nothing else of a text is changed: a line break behind `<image>` stays. `system` beside the turns is the
+//! first of them; a turn of the assistant with `loss: false` or `weight: 0` is shown and not learned; an
+//! image may have a size (`images`). What else would change what is learned, and is not read, is refused.
 
-use coxswain_models::qwen2_5_vl::processor::{Message, Piece, Role};
+use coxswain_models::vision_language::{Message, Piece, Role};
 use serde_json::{Map, Value};
+
+use super::images::{ChatImage, Images};
 
 /// Stands for an image in a text.
 const PLACE: &str = "<image>";
@@ -20,8 +24,8 @@ const PLACE: &str = "<image>";
 pub struct Chat {
     /// The turns.
     pub messages: Vec<Message>,
-    /// Paths of images, in the order of their pieces.
-    pub images: Vec<String>,
+    /// Images, in the order of their pieces.
+    pub images: Vec<ChatImage>,
 }
 
 impl Chat {
@@ -39,11 +43,12 @@ impl Chat {
                 }
                 false => format!("is not JSON ({}); repair or remove the line", reason(&error)),
             })?;
+        refuse_unread(&value, &UNREAD)?;
         let Value::Object(fields) = value else {
             return Err("is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`".into());
         };
         let mut images = Images::of(&fields, beside)?;
-        let messages = match (fields.get("messages"), fields.get("conversations")) {
+        let mut messages = match (fields.get("messages"), fields.get("conversations")) {
             (Some(list), None) => messages_of(list, "messages", ["role", "content"], &mut images)?,
             (None, Some(list)) => messages_of(list, "conversations", ["from", "value"], &mut images)?,
             (None, None) => {
@@ -55,13 +60,15 @@ impl Chat {
                 return Err("has both `messages` and `conversations`; remove one of them".into());
             }
         };
-        if !messages.iter().any(|message| message.role == Role::Assistant) {
+        if !messages.iter().any(|message| message.learned) {
             return Err(
-                "has no turn of the assistant, so there is nothing to learn; add one or remove the line"
+                "has no turn of the assistant that is learned, so there is nothing to learn; add one or remove the line"
                     .into(),
             );
         }
-        images.placed(messages)
+        system_of(&fields, &mut messages)?;
+        let images = images.placed(&mut messages)?;
+        Ok(Self { messages, images })
     }
 
     /// Images of the user, and what the assistant says of them.
@@ -71,90 +78,96 @@ impl Chat {
                 "is a text without an image, or an image without a text; write the chat as .json".into()
             );
         }
-        let user = Message { role: Role::User, pieces: images.iter().map(|_| Piece::Image).collect() };
-        let answer = Message { role: Role::Assistant, pieces: vec![Piece::Text(text.to_owned())] };
-        Ok(Self { messages: vec![user, answer], images })
+        let user = Message::of(Role::User, images.iter().map(|_| Piece::Image).collect());
+        let answer = Message::of(Role::Assistant, vec![Piece::Text(text.to_owned())]);
+        Ok(Self { messages: vec![user, answer], images: images.into_iter().map(ChatImage::from).collect() })
     }
 
     /// A question to the assistant, whose text is spelled as in a line; or what is wrong with it.
     pub fn question(text: &str, images: Vec<String>) -> Result<Self, String> {
         let mut images = Images::from(images);
         let pieces = pieces_of(text, &mut images)?;
-        images.placed(vec![Message { role: Role::User, pieces }])
+        let mut messages = vec![Message::of(Role::User, pieces)];
+        let images = images.placed(&mut messages)?;
+        Ok(Self { messages, images })
     }
 }
 
-/// The paths of a line's images, as they find their places.
-struct Images {
-    /// Of the line's own list, those that have no place yet, first to last.
-    open: std::vec::IntoIter<String>,
-    listed: usize,
-    /// Whether the list stands for one that the chat does not have: paths of its pieces replace it.
-    assumed: bool,
-    /// Those that have one.
-    placed: Vec<String>,
-}
+/// Keys of a line that say what is shown or learned and that are not read, each with what to do.
+const UNREAD: [(&str, &str); 10] = [
+    ("videos", "give some of their frames as `images`, or remove the line"),
+    ("video", "give some of its frames as `images`, or remove the line"),
+    ("audios", "write what is said into the text, or remove the line"),
+    ("audio", "write what is said into the text, or remove the line"),
+    ("objects", "write their names and boxes into the text, where the model is to read or say them"),
+    ("tools", "write them into the turn of the system, as the model's template does"),
+    ("rejected_response", "preferences are not trained on: remove it, and the answer alone is learned"),
+    ("rejected", "preferences are not trained on: remove it, and the chat alone is learned"),
+    ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
+    ("channel", "losses by channel are not kept apart: remove it"),
+];
+/// The same of a turn.
+const UNREAD_OF_TURN: [(&str, &str); 3] = [
+    ("tool_calls", "write the calls into the content, as the model's template does"),
+    ("function_call", "write the call into the content, as the model's template does"),
+    ("reasoning_content", "write the reasoning into the content, where it is to be learned"),
+];
 
-impl From<Vec<String>> for Images {
-    fn from(listed: Vec<String>) -> Self {
-        Self { listed: listed.len(), open: listed.into_iter(), assumed: false, placed: Vec::new() }
+/// Refuses what is not read, unless there is nothing in it.
+fn refuse_unread(fields: &Value, unread: &[(&str, &str)]) -> Result<(), String> {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => matches!(text.trim(), "" | "[]" | "{}" | "null"),
+        Value::Array(list) => list.iter().all(Value::is_null),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    let there = |(key, _): &&(&str, &str)| fields.get(key).is_some_and(|value| !is_empty(value));
+    match unread.iter().find(there) {
+        Some((key, remedy)) => Err(format!("has `{key}`, which is not read; {remedy}")),
+        None => Ok(()),
     }
 }
 
-impl Images {
-    fn of(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
-        if !["images", "image"].iter().any(|key| fields.get(*key).is_some_and(|list| !list.is_null())) {
-            return Ok(Self { assumed: true, ..Self::from(beside) });
-        }
-        let mut listed = Vec::new();
-        for key in ["images", "image"] {
-            match fields.get(key) {
-                None | Some(Value::Null) => {}
-                Some(Value::Array(list)) => {
-                    for entry in list {
-                        listed.push(path_of(entry, key)?);
-                    }
-                }
-                Some(one) => listed.push(path_of(one, key)?),
+/// The system's text that stands beside the turns, as a turn before them.
+fn system_of(fields: &Map<String, Value>, messages: &mut Vec<Message>) -> Result<(), String> {
+    let text = match fields.get("system") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::String(text)) if text.is_empty() => return Ok(()),
+        Some(Value::String(text)) => text,
+        Some(_) => return Err("`system` is not a text; write it as one".into()),
+    };
+    if messages.first().is_some_and(|message| message.role == Role::System) {
+        return Err("has `system` and a turn of the system; remove one of them".into());
+    }
+    let pieces = vec![Piece::Text(text.clone())];
+    messages.insert(0, Message { role: Role::System, pieces, learned: false });
+    Ok(())
+}
+
+/// Whether a turn is learned: the assistant's are, unless `loss` or `weight` switches one off.
+fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
+    let mut learned = role == Role::Assistant;
+    for key in ["loss", "weight"] {
+        let given = match message.get(key) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Bool(given)) => *given,
+            Some(number) if number.as_f64() == Some(0.0) => false,
+            Some(number) if number.as_f64() == Some(1.0) => true,
+            Some(other) => {
+                return Err(format!(
+                    "`{key}` is {other}, and a turn is learned or not; write true or false, or 1 or 0"
+                ));
             }
-        }
-        Ok(Self::from(listed))
-    }
-
-    /// The next of the line's list takes a place.
-    fn place_next(&mut self) -> Result<(), String> {
-        let listed = self.listed;
-        let path = self.open.next().ok_or_else(|| {
-            format!("has more places for images than the {listed} paths of `images`; give a path for each")
-        })?;
-        self.placed.push(path);
-        Ok(())
-    }
-
-    /// The chat, with images that have no place at all before the first text of the user.
-    fn placed(mut self, mut messages: Vec<Message>) -> Result<Chat, String> {
-        let open: Vec<String> = self.open.collect();
-        let has_own = self.placed.len() > self.listed - open.len();
-        if open.is_empty() || (self.assumed && has_own) {
-            return Ok(Chat { messages, images: self.placed });
-        }
-        if open.len() != self.listed {
+        };
+        if given && role != Role::Assistant {
             return Err(format!(
-                "lists {} images, and has places for {}; write `<image>` once for each",
-                self.listed,
-                self.listed - open.len()
+                "`{key}` asks for a turn to be learned that is not the assistant's; remove it"
             ));
         }
-        let first = messages.iter().position(|message| message.role == Role::User);
-        let first = first
-            .ok_or("has images and no turn of the user to show them in; write `<image>` where they belong")?;
-        // Pieces that bring their own paths before that turn keep their order.
-        let before = messages[..first].iter().flat_map(|message| &message.pieces);
-        let before = before.filter(|piece| **piece == Piece::Image).count();
-        messages[first].pieces.splice(0..0, open.iter().map(|_| Piece::Image));
-        self.placed.splice(before..before, open);
-        Ok(Chat { messages, images: self.placed })
+        learned &= given;
     }
+    Ok(learned)
 }
 
 fn messages_of(
@@ -184,7 +197,8 @@ fn messages_of(
             }
             _ => Err(format!("`{content}` is neither a text nor a list of pieces; write it as one of them")),
         };
-        Ok(Message { role, pieces: pieces.map_err(at)? })
+        let learned = refuse_unread(given, &UNREAD_OF_TURN).and_then(|()| is_learned(given, role));
+        Ok(Message { role, pieces: pieces.map_err(at)?, learned: learned.map_err(at)? })
     };
     list.iter().enumerate().map(message).collect()
 }
@@ -204,7 +218,7 @@ fn pieces_of(text: &str, images: &mut Images) -> Result<Vec<Piece>, String> {
     let mut pieces = Vec::new();
     for (number, part) in text.split(PLACE).enumerate() {
         if number > 0 {
-            images.place_next()?;
+            images.place_next(None)?;
             pieces.push(Piece::Image);
         }
         if !part.is_empty() {
@@ -229,8 +243,8 @@ fn piece_of(piece: &Value, images: &mut Images) -> Result<Vec<Piece>, String> {
         Some(kind @ ("image" | "image_url")) => {
             let own = ["image", "path", "url", "image_url"].iter().find_map(|key| piece.get(*key));
             match own {
-                None | Some(Value::Null) => images.place_next()?,
-                Some(own) => images.placed.push(path_of(own, kind)?),
+                None | Some(Value::Null) => images.place_next(Some(piece))?,
+                Some(own) => images.place(own, piece, kind)?,
             }
             Ok(vec![Piece::Image])
         }
@@ -239,21 +253,6 @@ fn piece_of(piece: &Value, images: &mut Images) -> Result<Vec<Piece>, String> {
             kind.map_or("(none)".to_owned(), |kind| format!("`{kind}`"))
         )),
     }
-}
-
-/// The path that a piece or a list's entry gives: as text, or under `url` or `path`.
-fn path_of(value: &Value, key: &str) -> Result<String, String> {
-    let nested = || ["path", "url"].iter().find_map(|field| value.get(*field));
-    let text = value.as_str().or_else(|| nested().and_then(Value::as_str));
-    let text = text.ok_or_else(|| format!("`{key}` gives no path of an image; write the path as text"))?;
-    let path = text.strip_prefix("file://").unwrap_or(text);
-    if path.contains("://") || path.starts_with("data:") {
-        let shown: String = path.chars().take(40).collect();
-        return Err(format!(
-            "`{key}` is {shown:?}, and images are read from files; store it, and give its path"
-        ));
-    }
-    Ok(path.to_owned())
 }
 
 /// What a parser says, without the line number, which is always 1.
@@ -273,8 +272,9 @@ mod tests {
     }
 
     fn chat(messages: &[(Role, Vec<Piece>)], images: &[&str]) -> Chat {
-        let messages = messages.iter().map(|(role, pieces)| Message { role: *role, pieces: pieces.clone() });
-        Chat { messages: messages.collect(), images: images.iter().map(|path| (*path).to_owned()).collect() }
+        let messages = messages.iter().map(|(role, pieces)| Message::of(*role, pieces.clone()));
+        let images = images.iter().map(|path| ChatImage::from((*path).to_owned()));
+        Chat { messages: messages.collect(), images: images.collect() }
     }
 
     #[test]
@@ -296,6 +296,74 @@ mod tests {
         for line in lines {
             assert_eq!(Chat::parse(line), Ok(wanted.clone()), "{line}");
         }
+    }
+
+    #[test]
+    fn a_system_beside_the_turns_is_the_first_of_them() {
+        let messages = r#"[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]"#;
+        let wanted = [
+            (Role::System, vec![text("You are a pirate.")]),
+            (Role::User, vec![text("Who?")]),
+            (Role::Assistant, vec![text("A cat.")]),
+        ];
+        let line = format!(r#"{{"system": "You are a pirate.", "tools": "[]", "messages": {messages}}}"#);
+        assert_eq!(Chat::parse(&line), Ok(chat(&wanted, &[])));
+        for nothing in ["null", r#""""#] {
+            let line = format!(r#"{{"system": {nothing}, "messages": {messages}}}"#);
+            assert_eq!(Chat::parse(&line), Ok(chat(&wanted[1..], &[])), "{line}");
+        }
+        let both = r#"{"system": "x", "messages": [{"role": "system", "content": "y"}, {"role": "assistant", "content": "z"}]}"#;
+        assert!(Chat::parse(both).unwrap_err().contains("`system` and a turn of the system"));
+    }
+
+    #[test]
+    fn turns_that_are_switched_off_are_shown_and_not_learned() {
+        let line = |first: &str, second: &str| {
+            format!(
+                r#"{{"messages": [{{"role": "user", "content": "a"{first}}}, {{"role": "assistant", "content": "b"{second}}}, {{"role": "assistant", "content": "c"}}]}}"#
+            )
+        };
+        let learned = |text: &str| -> Vec<bool> {
+            Chat::parse(text).expect(text).messages.iter().map(|message| message.learned).collect()
+        };
+        for off in [r#", "loss": false"#, r#", "weight": 0"#, r#", "weight": 0.0"#] {
+            assert_eq!(learned(&line("", off)), [false, false, true], "{off}");
+        }
+        for on in ["", r#", "loss": true"#, r#", "weight": 1"#, r#", "loss": null"#] {
+            assert_eq!(learned(&line(r#", "weight": 0"#, on)), [false, true, true], "{on}");
+        }
+        for (first, second, wanted) in [
+            ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5, and a turn is learned or not"),
+            (r#", "loss": true"#, "", "messages[0]: `loss` asks for a turn to be learned that is not"),
+        ] {
+            let found = Chat::parse(&line(first, second)).unwrap_err();
+            assert!(found.contains(wanted), "{found}");
+        }
+    }
+
+    #[test]
+    fn what_would_change_what_is_learned_and_is_not_read_is_refused_by_its_key() {
+        let messages = |more: &str| {
+            format!(r#"[{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b"{more}}}]"#)
+        };
+        for (key, value) in [
+            ("videos", r#"["v.mp4"]"#),
+            ("audios", r#"["a.wav"]"#),
+            ("objects", r#"{"ref": ["cube"], "bbox": [[1, 2, 3, 4]]}"#),
+            ("tools", r#"[{"name": "weather"}]"#),
+            ("rejected_response", r#""No.""#),
+        ] {
+            let found =
+                Chat::parse(&format!(r#"{{"messages": {}, "{key}": {value}}}"#, messages(""))).unwrap_err();
+            assert!(found.contains(&format!("has `{key}`, which is not read; ")), "{found}");
+            for nothing in ["null", "[]", "{}", r#""""#] {
+                let line = format!(r#"{{"messages": {}, "{key}": {nothing}}}"#, messages(""));
+                assert!(Chat::parse(&line).is_ok(), "{line}");
+            }
+        }
+        let called = format!(r#"{{"messages": {}}}"#, messages(r#", "tool_calls": [{"name": "weather"}]"#));
+        let found = Chat::parse(&called).unwrap_err();
+        assert!(found.contains("messages[1]: has `tool_calls`"), "{found}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Files of chats, sound and broken.
 
 use super::*;
+use coxswain_models::families::shelf;
 
 const ANSWER: &str = r#"{"role": "assistant", "content": "Yes."}"#;
 
@@ -20,7 +21,7 @@ fn file(lines: &[String]) -> (tempfile::TempDir, PathBuf) {
 
 fn refused(lines: &[String]) -> String {
     let (_dir, path) = file(lines);
-    let error = Chats::open(&spec(&path, &[])).err().expect("it is refused");
+    let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused");
     let text = error.to_string();
     assert!(text.contains("chats.jsonl"), "{text}");
     text
@@ -46,11 +47,13 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
         assert!(found.contains(wanted), "{found}");
     }
     let (_dir, path) = file(&[sound()]);
-    fs::write(&path, b"\xff\xfe").expect("a file");
-    let found = Chats::open(&spec(&path, &[])).err().expect("it is refused").to_string();
-    assert!(found.contains("chats.jsonl:1: is not UTF-8"), "{found}");
+    for (bytes, wanted) in [(&b"\xff\xfe"[..], "is UTF-16; convert it"), (b"caf\xe9", "is not UTF-8")] {
+        fs::write(&path, bytes).expect("a file");
+        let found = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
+        assert!(found.contains(&format!("chats.jsonl:1: {wanted}")), "{found}");
+    }
     let folder = path.parent().expect("it has one");
-    let found = Chats::open(&spec(folder, &[])).err().expect("it is refused").to_string();
+    let found = Chats::open(&spec(folder, &[]), shelf()).err().expect("it is refused").to_string();
     assert!(found.contains("is a folder; name the file of lines in it, or its tar shards"), "{found}");
 }
 
@@ -58,7 +61,7 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
 fn the_fingerprint_covers_lines_and_sizes_of_images_wherever_they_lie() {
     let lines =
         [format!(r#"{{"image": "a.png", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)];
-    let of = |path: &Path| Chats::open(&spec(path, &[])).expect("sound").fingerprint();
+    let of = |path: &Path| Chats::open(&spec(path, &[]), shelf()).expect("sound").fingerprint();
     let ((dir, path), (_other, elsewhere)) = (file(&lines), file(&lines));
     let found = of(&path);
     assert_eq!(found, of(&elsewhere));
@@ -71,55 +74,155 @@ fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
     let with_image = |path: &str| {
         format!(r#"{{"image": "{path}", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)
     };
-    let long = chat(&"word ".repeat(400));
     let placeholder = chat("<|image_pad|>");
-    let lines = [chat("Sound?"), with_image("broken.png"), long, placeholder, with_image("a.png")];
+    let lines = [chat("Sound?"), with_image("broken.png"), placeholder, with_image("a.png")];
     let (_dir, path) = file(&lines);
-    let chats =
-        Chats::open(&spec(&path, &[("data.max_tokens", json!(64))])).expect("known before training: nothing");
-    for (index, wanted) in [
-        (1, "chats.jsonl:2: "),
-        (1, "does not decode"),
-        (2, "chats.jsonl:3: has no answer within its first 64 tokens"),
-        (3, "remove <|image_pad|>"),
-    ] {
+    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf())
+        .expect("known before training: nothing");
+    for (index, wanted) in [(1, "chats.jsonl:2: "), (1, "does not decode"), (2, "remove <|image_pad|>")] {
         let error = chats.read(index).expect_err("it is at fault");
         assert!(matches!(error, DataError::Line { .. }), "{error:?}");
         assert!(error.to_string().contains(wanted), "{error}");
         let row = chats.damaged_row(index, &error);
         assert_eq!((row.row, row.begin, row.end), (index, index, index + 1));
     }
-    assert!(chats.read(0).is_ok() && chats.read(4).is_ok());
+    assert!(chats.read(0).is_ok() && chats.read(3).is_ok());
 }
 
 #[test]
 fn a_chat_that_is_too_long_loses_its_end() {
     let (_dir, path) = file(&[chat("Sound?")]);
-    let whole = Chats::open(&spec(&path, &[])).expect("sound").sample(0).expect("sound");
+    let whole = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound");
     let tokens = whole.input_ids.len();
-    let cut = Chats::open(&spec(&path, &[("data.max_tokens", json!(tokens - 2))])).expect("sound").sample(0);
+    let cut = Chats::open(&spec(&path, &[("data.max_tokens", json!(tokens - 2))]), shelf())
+        .expect("sound")
+        .sample(0);
     let cut = cut.expect("a part of the answer is left");
     assert_eq!(cut.input_ids, whole.input_ids[..tokens - 2]);
     assert_eq!(cut.learned, whole.learned[..tokens - 2]);
+}
+
+/// A chat of these turns of the user, each of so many pictures and a question, and answers.
+fn asked(pictures: &[usize]) -> String {
+    let message = |count: &usize| {
+        let question = "<image>".repeat(*count) + "Which?";
+        format!(r#"{{"role": "user", "content": "{question}"}}, {ANSWER}"#)
+    };
+    let messages: Vec<_> = pictures.iter().map(message).collect();
+    let images = vec![r#""a.png""#; pictures.iter().sum()].join(", ");
+    format!(r#"{{"images": [{images}], "messages": [{}]}}"#, messages.join(", "))
+}
+
+#[test]
+fn a_chat_whose_later_pictures_do_not_fit_ends_before_their_turn() {
+    let (_dir, path) = file(&[asked(&[1, 4]), asked(&[1])]);
+    let first = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(1).expect("sound");
+    let most = first.input_ids.len() + 9;
+    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(most))]), shelf()).expect("sound");
+    let cut = chats.sample(0).expect("its first turn fits");
+    assert_eq!((&cut.input_ids, &cut.learned), (&first.input_ids, &first.learned));
+    assert_eq!((cut.image_shapes.len(), &cut.pixel_values), (1, &first.pixel_values));
+    let doubts = chats.doubts(&cut);
+    assert!(doubts[0].1.to_string().contains(&format!("of which {} are cut off", cut.cut)), "{doubts:?}");
+    assert!(cut.cut > 0 && chats.doubts(&chats.sample(1).expect("sound")).is_empty());
+    assert_eq!(chats.warnings(), Vec::<String>::new());
+}
+
+#[test]
+fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_counted() {
+    let long = chat(&"word ".repeat(400));
+    let lines = [chat("Sound?"), asked(&[16]), long, chat("Sound as well?")];
+    let (_dir, path) = file(&lines);
+    let open = |holdout: u64| {
+        let keys = [("data.max_tokens", json!(64)), ("data.holdout_every", json!(holdout))];
+        Chats::open(&spec(&path, &keys), shelf())
+    };
+    let chats = open(0).expect("two of them fit");
+    let trained: Vec<_> =
+        (0..chats.training().len()).filter_map(|number| chats.training().get(number)).collect();
+    assert_eq!(trained, [0, 3]);
+    assert!(trained.iter().all(|index| chats.read(*index).is_ok()));
+    let told = chats.describe().expect("the first can be read");
+    assert!(told[0].1.contains("4 chats, none held out, 2 left out"), "{told:?}");
+    let [warning] = &chats.warnings()[..] else { panic!("{:?}", chats.warnings()) };
+    for part in
+        ["chats.jsonl:2: has no answer within data.max_tokens (64)", "1 others of 4", "data.max_pixels"]
+    {
+        assert!(warning.contains(part), "{part:?} is not in: {warning}");
+    }
+    assert_eq!(
+        open(3).expect("one trains").holdout(),
+        [0u64; 0],
+        "the third is neither trained on nor held out"
+    );
+    let (_dir, path) = file(&lines[1..3]);
+    let error =
+        Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).err().expect("none fits");
+    assert!(error.to_string().contains("raise data.max_tokens"), "{error}");
+}
+
+#[test]
+fn a_turn_that_is_switched_off_is_read_and_not_learned() {
+    let messages = |off: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "a?"}}, {{"role": "assistant", "content": "No."{off}}}, {{"role": "user", "content": "b?"}}, {ANSWER}]}}"#
+        )
+    };
+    let (_dir, path) = file(&[messages(""), messages(r#", "loss": false"#), messages(r#", "weight": 0"#)]);
+    let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
+    let [both, second, other] = [0, 1, 2].map(|index| chats.sample(index).expect("sound"));
+    assert_eq!((&second.input_ids, &second.learned), (&both.input_ids, &other.learned));
+    let first = both.learned.iter().position(|learned| *learned).expect("two answers");
+    assert!(!second.learned[first]);
+    let last = both.learned.len() - 1;
+    let of_last = |sample: &ChatSample| sample.learned.iter().rposition(|learned| *learned);
+    assert!(of_last(&second) == of_last(&both) && last > first);
+}
+
+#[test]
+fn the_size_that_a_chat_asks_for_an_image_is_obeyed_within_the_bounds_of_the_run() {
+    let with = |size: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": [{{"type": "image", "image": "a.png"{size}}}]}}, {ANSWER}]}}"#
+        )
+    };
+    let cell = 28 * 28;
+    let lines = [
+        with(""),
+        with(&format!(r#", "max_pixels": {cell}"#)),
+        with(r#", "resized_height": 56, "resized_width": 84"#),
+        with(r#", "resized_height": 560000, "resized_width": 840000"#),
+    ];
+    let (_dir, path) = file(&lines);
+    let bounds = [("data.min_pixels", json!(cell)), ("data.max_pixels", json!(8 * cell))];
+    let chats = Chats::open(&spec(&path, &bounds), shelf()).expect("sound");
+    let shapes: Vec<_> = (0..4).map(|index| chats.sample(index).expect("sound").image_shapes[0]).collect();
+    assert_ne!(shapes[0], [1, 2, 2]);
+    assert_eq!((shapes[1], shapes[2]), ([1, 2, 2], [1, 4, 6]));
+    assert!(shapes[3][1] * shapes[3][2] <= 4 * 8, "{shapes:?}");
+    let outline = ChatOutline::read(&spec(&path, &bounds), shelf()).expect("sound");
+    assert!(shapes.contains(&outline.images[0]), "{:?}", outline.images);
+    let error = refused(&[with(r#", "resized_height": 56"#)]);
+    assert!(error.contains("one of `resized_height` and `resized_width`; give both"), "{error}");
 }
 
 #[test]
 fn one_chat_of_so_many_is_held_out_and_the_fingerprint_is_the_files() {
     let lines: Vec<_> = (0..7).map(|number| chat(&format!("Number {number}?"))).collect();
     let (_dir, path) = file(&lines);
-    let chats = Chats::open(&spec(&path, &[("data.holdout_every", json!(3))])).expect("sound");
+    let chats = Chats::open(&spec(&path, &[("data.holdout_every", json!(3))]), shelf()).expect("sound");
     assert_eq!(chats.holdout(), [2, 5]);
     assert_eq!((chats.len(), chats.training().len()), (7, 5));
     let (_dir, copy) = file(&lines);
-    let same = Chats::open(&spec(&copy, &[])).expect("sound");
+    let same = Chats::open(&spec(&copy, &[]), shelf()).expect("sound");
     assert_eq!(same.fingerprint(), chats.fingerprint());
     let (_dir, other) = file(&lines[1..]);
-    assert_ne!(Chats::open(&spec(&other, &[])).expect("sound").fingerprint(), chats.fingerprint());
+    assert_ne!(Chats::open(&spec(&other, &[]), shelf()).expect("sound").fingerprint(), chats.fingerprint());
 }
 
 #[test]
 fn chats_come_apart_as_the_engine_put_them_together() {
-    let chats = Chats::open(&spec(&assets().join("shapes/chats.jsonl"), &[])).expect("they ship");
+    let chats = Chats::open(&spec(&assets().join("shapes/chats.jsonl"), &[]), shelf()).expect("they ship");
     let read: Vec<Box<dyn Sample>> = (0..6).map(|index| chats.read(index).expect("sound")).collect();
     let batch = (&chats as &dyn Samples).batch(Step(1), &read);
     let apart = chats.take_apart(&*batch);

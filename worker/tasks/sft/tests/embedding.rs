@@ -1,7 +1,9 @@
 //! The token embedding in full. In the model that ships it is the LM head as well, so that both of its
 //! gradients meet in one table.
 
-use coxswain_models::qwen2_5_vl::{checkpoint::Checkpoint, config::QwenConfig};
+use coxswain_models::families::shelf;
+use coxswain_models::pretrained::checkpoint::Checkpoint;
+use coxswain_nn::kernels::sizes::Sizes;
 
 use super::*;
 
@@ -58,8 +60,8 @@ fn a_batch_in_parts_has_the_same_gradients_up_to_rounding() {
 fn an_adapter_on_a_head_that_is_the_table_is_refused() {
     let changes = [("model.train", json!(["embed_tokens"])), ("lora.targets", json!(["q_proj", "lm_head"]))];
     let spec = spec(&assets().join("shapes/chats.jsonl"), &changes);
-    let samples = Chats::open(&spec).expect("they ship");
-    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("embed_tokens") && message.contains("has a LoRA adapter"), "{message}");
 }
@@ -67,8 +69,8 @@ fn an_adapter_on_a_head_that_is_the_table_is_refused() {
 #[test]
 fn in_host_memory_it_cannot_be_the_heads_weight_as_well() {
     let spec = spec(&assets().join("shapes/chats.jsonl"), &[("memory.offload", json!("embedding"))]);
-    let samples = Chats::open(&spec).expect("they ship");
-    let built = TaskOn::<Flex>::build(&Sft, &spec, &samples, &Default::default());
+    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("memory.offload") && message.contains("the head's weight"), "{message}");
 }
@@ -88,24 +90,27 @@ fn it_goes_out_merged_and_as_peft_has_it_and_another_run_starts_from_it() {
     let table = layout.get(layout.find(TABLE).expect("it trains"));
     let here = spec(&assets().join("shapes/chats.jsonl"), &[("model.train", json!(["embed_tokens"]))]);
     for place in [dir.path(), &adapter] {
-        let read = Sft.read_weights(&here, place).expect("the same run");
+        let read = Sft::<Flex>::default().read_weights(&here, place).expect("the same run");
         let again: Vec<_> = read.iter().filter(|tensor| tensor.name == TABLE).collect();
         assert!(!again.is_empty(), "{}", place.display());
         assert!(again.iter().all(|tensor| tensor.values == donor.values[table.range()]));
         assert!(read.iter().all(|tensor| layout.find(&tensor.name).is_some()), "no copy of the head");
     }
     let without = spec(&assets().join("shapes/chats.jsonl"), &[]);
-    let message = Sft.read_weights(&without, &adapter).expect_err("it would be lost").to_string();
+    let message =
+        Sft::<Flex>::default().read_weights(&without, &adapter).expect_err("it would be lost").to_string();
     assert!(message.contains("embed_tokens") && message.contains("add it to model.train"), "{message}");
 
     let written = donor.objective.export_merged(&merged, layout, &donor.values);
     written.expect("something trained").expect("it has space");
+    let family = shelf::<Sizes>().vision_language.of(&assets().join("tiny-vla")).expect("it is read");
+    let outline = family.outline(&assets().join("tiny-vla")).expect("it ships");
     let read = |dir: &Path| {
-        let checkpoint = Checkpoint::open(dir).expect("a checkpoint");
+        let checkpoint = Checkpoint::open(dir, outline.rules).expect("a checkpoint");
         let stored = checkpoint.matrix(TABLE, &table.shape, &[table.len()], Default::default());
         stored.expect("it has the table").as_slice::<f32>().expect("float32").to_vec()
     };
-    assert!(QwenConfig::read(&merged).expect("copied").tie_word_embeddings);
+    assert!(family.outline(&merged).expect("copied").tied_to_head().is_some());
     // The file's own type is bfloat16.
     assert!(relative_error(&read(&merged), &donor.values[table.range()]) < 4e-3);
     assert!(relative_error(&read(&assets().join("tiny-vla")), &donor.values[table.range()]) > 1e-2);

@@ -9,9 +9,13 @@ use std::{path::Path, sync::Arc};
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, shards::Shards, surviving::surviving};
 use coxswain_feature_store::{Digest, SampleKey, Store, StoreError};
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PatchShape, PixelBounds},
+    Shelf,
+    pretrained::{
+        directory,
+        pictures::{ImageProcessor, ImageShape, PatchShape, PixelBounds, decode},
+    },
 };
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_nn::pulse;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
 use coxswain_task::{Batch, InputIngredients, Inputs, Sample, SampleKeys, Samples};
@@ -20,13 +24,17 @@ use super::{
     batch::{ImageBatch, ImageSample},
     listing::{ImagePlace, Listing, list},
 };
-use crate::{holdout::Holdout, settings::checked, trajectory::config::TrajectorySettings};
+use crate::{
+    holdout::Holdout,
+    settings::{checked, unread},
+    trajectory::config::TrajectorySettings,
+};
 
 /// Red, green and blue.
 const CHANNELS: usize = 3;
 
 /// The grid of patches of every image, `(t, h, w)`: fits the tower, and has a patch for each position.
-pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<[u32; 3], DataError> {
+pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<ImageShape, DataError> {
     let (side, positions) = (settings.data.image_size, settings.extractor.spatial_resolution);
     let path = Path::new(&settings.extractor.path).join("config.json");
     let cell = shape.patch * shape.merge;
@@ -57,8 +65,8 @@ pub struct ImageFolder {
     images: Vec<Image>,
     shards: Option<Arc<Shards>>,
     domains: Vec<(String, u64)>,
-    processor: ImageProcessor,
-    grid: [u32; 3],
+    processor: Box<dyn ImageProcessor>,
+    grid: ImageShape,
     positions: usize,
     settings: TrajectorySettings,
     holdout: Holdout,
@@ -67,11 +75,11 @@ pub struct ImageFolder {
 
 impl ImageFolder {
     /// Lists the run's images, and reads each once for its name.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(TrajectorySettings::of(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.extractor.path)?);
-        let patches = ModelFacts::read(model)?.patches;
-        let grid = grid_of(patches, &settings)?;
+        let family = models.vision_language.of(model).map_err(unread)?;
+        let grid = grid_of(family.patches(model)?, &settings)?;
         let Listing { places, domains, shards } = list(path, &settings.data)?;
         let (mut images, mut all) = (Vec::with_capacity(places.len()), blake3::Hasher::new());
         for place in places {
@@ -91,7 +99,7 @@ impl ImageFolder {
             images,
             shards,
             domains,
-            processor: ImageProcessor::open(model, patches, PixelBounds::default())?,
+            processor: family.images(model, PixelBounds::default())?,
             grid,
             positions: settings.extractor.spatial_resolution.pow(2),
             settings,
@@ -108,12 +116,13 @@ impl ImageFolder {
         if Digest::of_image(&bytes) != image.digest {
             return Err(refuse("is no longer the image that was there when the run began".into()));
         }
-        let patches = surviving(|| self.processor.process_to(&bytes, self.grid).map_err(refuse), refuse)?;
-        Ok(ImageSample { index, pixel_values: Arc::new(patches.pixel_values) })
+        let input =
+            surviving(|| Ok(self.processor.process_to(decode(&bytes).map_err(refuse)?, self.grid)), refuse)?;
+        Ok(ImageSample { index, pixel_values: Arc::new(input.pixel_values) })
     }
 
     /// Patches of every image, `(t, h, w)`.
-    pub fn grid(&self) -> [u32; 3] {
+    pub fn grid(&self) -> ImageShape {
         self.grid
     }
 

@@ -92,7 +92,7 @@ fn modules(settings: &NetworkSettings, shape: &TrajectoryShape) -> Vec<Module> {
         let (name, &[outputs, inputs]) = (param.name.strip_suffix(".weight")?, &*param.shape) else {
             return None;
         };
-        let kind = ModuleKind::Linear { inputs, outputs, head: false };
+        let kind = ModuleKind::Linear { inputs, outputs, bias: false, head: false };
         Some(Module { name: name.into(), old_name: name.into(), kind })
     });
     linears.collect()

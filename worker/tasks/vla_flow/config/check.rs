@@ -6,7 +6,7 @@ use super::{
     ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings,
     observation::check_features, sets,
 };
-use coxswain_models::qwen2_5_vl::settings::check_blocks;
+use coxswain_models::pretrained::settings::check_blocks;
 use coxswain_proto::{
     config::Findings,
     run_spec::{CacheMode, InitFrom, RunSpec},

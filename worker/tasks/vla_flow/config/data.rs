@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use coxswain_data::NormMode;
-use coxswain_models::qwen2_5_vl::processor::Fit;
+use coxswain_models::pretrained::pictures::Fit;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -18,6 +18,9 @@ pub struct Data {
     /// Episodes that are trained on, as far as they are not held out; all if empty.
     #[serde(default)]
     pub episodes: Vec<EpisodeRange>,
+    /// Episodes that are left out, whatever else names them: nothing of them is read.
+    #[serde(default)]
+    pub exclude_episodes: Vec<EpisodeRange>,
     /// Image features, in prompt order.
     pub cameras: Vec<String>,
     /// Proprioceptive state features; none for a policy that sees images alone.
@@ -128,6 +131,9 @@ pub struct DataSet {
     /// Episodes of this set that are trained on, as far as they are not held out; all if empty.
     #[serde(default)]
     pub episodes: Vec<EpisodeRange>,
+    /// Episodes of this set that are left out, whatever else names them.
+    #[serde(default)]
+    pub exclude_episodes: Vec<EpisodeRange>,
     /// Episodes of this set that are kept out of training.
     #[serde(default)]
     pub holdout_episodes: Vec<usize>,

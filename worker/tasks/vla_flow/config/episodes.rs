@@ -1,4 +1,4 @@
-//! Episodes by their numbers: the key `data.episodes`.
+//! Episodes by their numbers: the keys `data.episodes` and `data.exclude_episodes`.
 
 use std::fmt;
 
@@ -11,6 +11,13 @@ pub struct EpisodeRange {
     pub first: u64,
     /// The last, which belongs to it.
     pub last: u64,
+}
+
+impl EpisodeRange {
+    /// Whether an episode is in it.
+    pub fn contains(&self, episode: u64) -> bool {
+        (self.first..=self.last).contains(&episode)
+    }
 }
 
 impl fmt::Display for EpisodeRange {

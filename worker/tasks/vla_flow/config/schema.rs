@@ -2,7 +2,10 @@
 //! rules.
 
 use coxswain_proto::{
-    config::{Findings, TaskSchema, TaskSettings},
+    config::{
+        Findings, TaskSchema, TaskSettings,
+        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+    },
     identity::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
@@ -54,6 +57,7 @@ impl TaskSettings for VlaSettings {
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.episodes", LearnedSince("[]")),
+        ("data.exclude_episodes", LearnedSince("[]")),
         ("data.cameras", Learned),
         ("data.state", Learned),
         ("data.sensor", Learned),
@@ -81,6 +85,36 @@ impl TaskSettings for VlaSettings {
         ("serve.sensor", Outside("names on the wire")),
         ("serve.prompt", Outside("names on the wire")),
         ("serve.set", Outside("whose statistics a policy acts by, not what it has learned")),
+    ];
+
+    const BOUNDS: &'static Bounds = &[
+        ("lora.rank", 1.0, 16_384.0),
+        ("lora.alpha", 0.0, 1e9),
+        ("lora.rank_pattern", 1.0, 16_384.0),
+        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.dropout", 0.0, 1.0),
+        ("lora.layers_to_transform", 0.0, SIZE),
+        ("expert.width", 1.0, SIZE),
+        ("expert.layers", 1.0, 4096.0),
+        ("expert.heads", 1.0, SIZE),
+        ("expert.repeated_noise", 1.0, 4096.0),
+        ("expert.sampling_steps", 1.0, SIZE),
+        ("expert.ends_width", 1.0, SIZE),
+        ("expert.future_tokens", 0.0, SIZE),
+        ("expert.dropout", 0.0, 1.0),
+        ("sensor.width", 1.0, SIZE),
+        ("sensor.tokens", 1.0, SIZE),
+        ("data.episodes", 0.0, COUNT),
+        ("data.sensor", 1.0, SIZE),
+        ("data.horizon", 1.0, SIZE),
+        ("data.action_stride", 1.0, SIZE),
+        ("data.min_pixels", 1.0, 2_147_483_648.0),
+        ("data.max_pixels", 1.0, 2_147_483_648.0),
+        ("observation.max_text_tokens", 1.0, 1e6),
+        ("optimizer.lr.lora", 0.0, NO_MOST),
+        ("optimizer.lr.base", 0.0, NO_MOST),
+        ("optimizer.lr.expert", 0.0, NO_MOST),
+        ("optimizer.lr.sensor", 0.0, NO_MOST),
     ];
 
     fn check(&self, spec: &RunSpec, findings: &mut Findings) {

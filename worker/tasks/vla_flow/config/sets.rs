@@ -40,6 +40,7 @@ impl VlaSettings {
         own.serve.set = None;
         own.data.sets = Vec::new();
         own.data.episodes.clone_from(&set.episodes);
+        own.data.exclude_episodes.clone_from(&set.exclude_episodes);
         let DataSet { state, sensor, action, prompt, normalization, .. } = set.clone();
         own.data.state = state.unwrap_or(own.data.state);
         own.data.sensor = sensor.or(own.data.sensor);
@@ -78,12 +79,14 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
         "does not say of which of `data.sets` the episodes are",
         "give each set its own `holdout_episodes`",
     );
-    f.require(
-        data.episodes.is_empty(),
-        "data.episodes",
-        "does not say of which of `data.sets` the episodes are",
-        "give each set its own `episodes`",
-    );
+    for (key, listed) in [("episodes", &data.episodes), ("exclude_episodes", &data.exclude_episodes)] {
+        f.require(
+            listed.is_empty(),
+            &format!("data.{key}"),
+            "does not say of which of `data.sets` the episodes are",
+            &format!("give each set its own `{key}`"),
+        );
+    }
     for camera in &data.cameras {
         f.require(
             data.sets.iter().any(|set| set.has(camera)),

@@ -1,6 +1,6 @@
 //! The keys with their types.
 
-use coxswain_models::qwen2_5_vl::settings::Model;
+use coxswain_models::pretrained::settings::Model;
 use coxswain_nn::lora::Lora;
 use coxswain_proto::{config::SettingsError, run_spec::RunSpec};
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use coxswain_models::qwen2_5_vl::prompts::{Prompts, Rows};
+use coxswain_models::pretrained::{
+    pictures::ImageShape,
+    prompts::{Prompts, Rows},
+};
 use coxswain_proto::ids::Step;
 use coxswain_task::CachedFeatures;
 
@@ -23,7 +26,7 @@ pub struct Sample {
     /// Patches of all images, in prompt order: `[patches, 1176]`, row-major. Micro-batches share them.
     pub pixel_values: Arc<Vec<f32>>,
     /// `(t, h, w)` in patches, one per image.
-    pub image_grids: Vec<[u32; 3]>,
+    pub image_shapes: Vec<ImageShape>,
     /// Normalised proprioceptive state, `[state]`: that of each frame of its history, the oldest first.
     pub state: Vec<f32>,
     /// Normalised sensor window, `[window, channels]` row-major; empty without a sensor.
@@ -101,7 +104,7 @@ pub struct MicroBatch {
     /// `[patches, 1176]` of all images of each row; empty where features come in their place.
     pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// One per image, in order of rows, then prompt order.
-    pub image_grids: Vec<[u32; 3]>,
+    pub image_shapes: Vec<ImageShape>,
     /// Images of each row.
     pub images_per_row: Vec<u32>,
     /// `[b, state]`.
@@ -135,7 +138,7 @@ impl MicroBatch {
         Prompts {
             input_ids: &self.input_ids,
             rows: Rows::Padded(&self.valid),
-            image_grids: &self.image_grids,
+            images: &self.image_shapes,
             pixel_values: &self.pixel_values,
         }
     }

@@ -19,8 +19,8 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
         valid: Vec::with_capacity(samples().len()),
         seq_len,
         pixel_values: samples().map(|s| s.pixel_values.clone()).collect(),
-        image_grids: Vec::with_capacity(total(|s| s.image_grids.len())),
-        images_per_row: samples().map(|s| s.image_grids.len() as u32).collect(),
+        image_shapes: Vec::with_capacity(total(|s| s.image_shapes.len())),
+        images_per_row: samples().map(|s| s.image_shapes.len() as u32).collect(),
         state: Vec::with_capacity(total(|s| s.state.len())),
         sensor: Vec::with_capacity(total(|s| s.sensor.len())),
         actions: Vec::with_capacity(total(|s| s.actions.len())),
@@ -33,7 +33,7 @@ pub fn collate(step: Step, samples: &[impl Borrow<Sample>], pad: u32) -> MicroBa
         batch.input_ids.extend(std::iter::repeat_n(pad, padding));
         batch.input_ids.extend_from_slice(&sample.input_ids);
         batch.valid.push(padding as u32..seq_len as u32);
-        batch.image_grids.extend_from_slice(&sample.image_grids);
+        batch.image_shapes.extend_from_slice(&sample.image_shapes);
         batch.state.extend_from_slice(&sample.state);
         batch.sensor.extend_from_slice(&sample.sensor);
         batch.actions.extend_from_slice(&sample.actions);
@@ -50,9 +50,9 @@ pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
         let each = values.len() / rows;
         values[row * each..][..each].to_vec()
     };
-    let mut grids = &batch.image_grids[..];
+    let mut grids = &batch.image_shapes[..];
     let mut sample = |row: usize| {
-        let (image_grids, others) = grids.split_at(batch.images_per_row[row] as usize);
+        let (image_shapes, others) = grids.split_at(batch.images_per_row[row] as usize);
         grids = others;
         let valid = &batch.valid[row];
         let ids = &batch.input_ids[row * batch.seq_len..][valid.start as usize..valid.end as usize];
@@ -60,7 +60,7 @@ pub fn take_apart(batch: &MicroBatch) -> Vec<Sample> {
             index: batch.sample_indices[row],
             input_ids: ids.to_vec(),
             pixel_values: batch.pixel_values.get(row).cloned().unwrap_or_default(),
-            image_grids: image_grids.to_vec(),
+            image_shapes: image_shapes.to_vec(),
             state: own(&batch.state, row),
             sensor: own(&batch.sensor, row),
             actions: own(&batch.actions, row),
@@ -85,7 +85,7 @@ mod tests {
             frame: index,
             input_ids: ids.into(),
             pixel_values: vec![index as f32; 2].into(),
-            image_grids: vec![[1, 2, 2]],
+            image_shapes: vec![[1, 2, 2]],
             state: vec![1.0],
             sensor: Vec::new(),
             actions: vec![0.5; pad.len()],
@@ -121,16 +121,16 @@ mod tests {
         let row = (ids, proptest::collection::vec(grid, 0..3), proptest::collection::vec(any::<bool>(), 4));
         (proptest::collection::vec(row, 1..9), any::<bool>()).prop_map(|(rows, seen)| {
             let one =
-                |(at, (input_ids, image_grids, action_is_pad)): (usize, (Vec<u32>, Vec<[u32; 3]>, _))| {
+                |(at, (input_ids, image_shapes, action_is_pad)): (usize, (Vec<u32>, Vec<[u32; 3]>, _))| {
                     let values = |len: usize| (0..len).map(|n| (at * 1000 + n) as f32).collect::<Vec<_>>();
-                    let pixels = if seen { 3 * image_grids.len() } else { 0 };
+                    let pixels = if seen { 3 * image_shapes.len() } else { 0 };
                     Sample {
                         index: at as u64 * 7,
                         episode: 0,
                         frame: 0,
                         input_ids,
                         pixel_values: values(pixels).into(),
-                        image_grids,
+                        image_shapes,
                         state: values(2),
                         sensor: values(if seen { 6 } else { 0 }),
                         actions: values(8),

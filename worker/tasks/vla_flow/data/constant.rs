@@ -1,7 +1,7 @@
-//! Numbers that never change in the data set: they tell a model nothing, and normalization divides by their
-//! spread.
+//! Numbers that normalization makes something odd of: those that never change in the data set, which tell a
+//! model nothing and whose spread is 0, and those that are far outside the range that they are divided by.
 
-use coxswain_data::{NormMode, lerobot::stats::FeatureStats};
+use coxswain_data::{FarValue, NormMode, lerobot::stats::FeatureStats};
 
 use super::Dataset;
 
@@ -9,22 +9,24 @@ use super::Dataset;
 const NAMED: usize = 16;
 
 impl Dataset {
-    /// A line for each feature that the model sees and that has dimensions which never change, by the data
-    /// set's statistics; none where there are no statistics.
-    pub(super) fn constant_features(&self) -> Vec<String> {
+    /// A line for each feature that the model sees and that has dimensions which never change, and one for
+    /// each that has values far outside of its range, by the data set's statistics; none where there are no
+    /// statistics.
+    pub(super) fn odd_features(&self) -> Vec<String> {
         let modes = &self.settings.data.normalization;
         let features = [
-            (!self.state.is_none()).then_some((&self.state.name, modes.state)),
-            self.sensor.as_ref().map(|sensor| (&sensor.name, modes.sensor)),
-            Some((&self.action.name, modes.action)),
+            (!self.state.is_none()).then_some(("state", &self.state.name, modes.state)),
+            self.sensor.as_ref().map(|sensor| ("sensor", &sensor.name, modes.sensor)),
+            Some(("action", &self.action.name, modes.action)),
         ];
         let stats = self.stats();
-        let line = |(name, mode): (&String, NormMode)| {
+        let lines = |(key, name, mode): (&str, &String, NormMode)| {
             let stats = stats.0.get(name)?;
             let dims = constant_dims(stats);
-            (!dims.is_empty()).then(|| told(name, &dims, mode))
+            let constant = (!dims.is_empty()).then(|| told(name, &dims, mode));
+            Some(constant.into_iter().chain(mode.far_value(stats).map(|far| far_told(name, key, mode, &far))))
         };
-        features.into_iter().flatten().filter_map(line).collect()
+        features.into_iter().flatten().filter_map(lines).flatten().collect()
     }
 }
 
@@ -54,6 +56,16 @@ fn told(name: &str, dims: &[usize], mode: NormMode) -> String {
     format!(
         "{name}: {of} {}{more} never change{s} in the data set: {consequence}; record what moves, or leave it out of the feature",
         named.join(", ")
+    )
+}
+
+fn far_told(name: &str, key: &str, mode: NormMode, far: &FarValue) -> String {
+    let FarValue { dim, recorded, normalized, range } = far;
+    let other = if mode == NormMode::MeanStd { "min_max" } else { "mean_std` or `min_max" };
+    format!(
+        "{name}: dimension {dim} is {recorded} somewhere, which normalization by `{}` ({range}) makes {normalized:.1e}: \
+         such values outweigh all others in the loss; use `{other}` in data.normalization.{key}, or repair what is recorded",
+        mode.name()
     )
 }
 

@@ -5,11 +5,11 @@
 //! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
 //! rows that contradict the metadata.
 
-use std::{collections::BTreeSet, path::Path, slice, sync::Arc};
+use std::{path::Path, slice, sync::Arc};
 
 use crate::{
-    settings::checked,
-    vla_flow::config::{EpisodeRange, VlaSettings},
+    settings::{checked, unread},
+    vla_flow::config::VlaSettings,
 };
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
@@ -26,9 +26,14 @@ use coxswain_data::{
     },
 };
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder},
+    Shelf,
+    pretrained::{
+        directory,
+        pictures::{ImageProcessor, ImageShape},
+    },
+    vision_language::PromptEncoder,
 };
+use coxswain_nn::kernels::sizes::Sizes;
 
 use super::{
     batch::SampleDims,
@@ -36,12 +41,13 @@ use super::{
     numeric::Numeric,
     opening::check_files,
     recipe::Recipe,
+    selection::Selection,
     sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
 };
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
 /// file per episode) the others are checked on first use.
-const FILES_CHECKED_AT_OPEN: u32 = 64;
+const FILES_CHECKED_AT_OPEN: usize = 64;
 
 pub(super) struct Camera {
     pub(super) name: String,
@@ -69,25 +75,30 @@ pub struct Dataset {
     pub(super) action: Numeric,
     pub(super) recipe: Recipe,
     pub(super) cameras: Vec<Camera>,
-    pub(super) images: ImageProcessor,
-    pub(super) prompt: PromptEncoder,
+    pub(super) images: Box<dyn ImageProcessor>,
+    pub(super) prompt: Box<dyn PromptEncoder>,
     pub(super) dims: SampleDims,
     pub(super) training: Arc<TrainingSamples>,
     pub(super) settings: VlaSettings,
-    holdout: BTreeSet<u64>,
+    pub(super) selection: Selection,
     seed: u64,
 }
 
 impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
     /// statistics.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        Self::open_beside(spec, 1, None)
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        Self::open_beside(spec, models, 1, None)
     }
 
     /// The same as one of so many sets, which share what memory there is for rows, and a tokenizer: that of
     /// a set of the same model that is open already.
-    pub(super) fn open_beside(spec: &RunSpec, sets: usize, other: Option<&Self>) -> Result<Self, DataError> {
+    pub(super) fn open_beside(
+        spec: &RunSpec,
+        models: Shelf<Sizes>,
+        sets: usize,
+        other: Option<&Self>,
+    ) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
@@ -105,7 +116,7 @@ impl Dataset {
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         check_reach(&catalog, &vla)?;
         let model = &directory::outline(&vla.model.path)?;
-        let facts = ModelFacts::read(model)?;
+        let family = models.vision_language.of(model).map_err(unread)?;
         let dims = SampleDims {
             state: state.width * vla.observation.frames(),
             sensor_window,
@@ -113,12 +124,12 @@ impl Dataset {
             horizon: data.horizon,
             action: action.width,
         };
-        let holdout: BTreeSet<u64> = spec.data.holdout_episodes.iter().map(|e| *e as u64).collect();
-        let training = Arc::new(training_samples(&catalog, &data.episodes, &holdout)?);
+        let selection = Selection::of(&catalog, data, &spec.data.holdout_episodes)?;
+        let training = Arc::new(selection.training(&catalog));
         let form = prompt_form(&vla);
         let prompt = match other {
             Some(other) => other.prompt.like(&form),
-            None => PromptEncoder::open(model, facts, &form)?,
+            None => family.prompts(model, &form)?,
         };
         let limits = Limits::default();
         let limits = Limits { cache_bytes: limits.cache_bytes / sets.max(1), ..limits };
@@ -130,11 +141,11 @@ impl Dataset {
             sensor,
             action,
             cameras,
-            images: ImageProcessor::open(model, facts.patches, pixel_bounds(data))?,
+            images: family.images(model, pixel_bounds(data))?,
             prompt,
             dims,
             training,
-            holdout,
+            selection,
             seed: spec.run.seed,
             catalog,
             settings: vla,
@@ -161,7 +172,7 @@ impl Dataset {
     /// opened.
     fn check(&self) -> Result<(), DataError> {
         let path = &self.catalog.info.path;
-        let grids = self.image_grids()?;
+        let shapes = self.image_shapes()?;
         if self.catalog.tasks.is_empty() {
             let found = "no task text at all";
             return Err(DataError::invalid(
@@ -172,11 +183,11 @@ impl Dataset {
             ));
         }
         for task in self.catalog.tasks.values().take(1) {
-            self.prompt.encode(task, &grids).map_err(|e| {
+            self.prompt.encode(task, &shapes).map_err(|e| {
                 DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
             })?;
         }
-        check_files(&self.catalog, &self.rows, &self.frames, FILES_CHECKED_AT_OPEN)?;
+        check_files(&self.catalog, &self.rows, &self.frames, &self.selection, FILES_CHECKED_AT_OPEN)?;
         let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
             Stored::Images(column) => self.check_images(camera, column),
             Stored::Video(_) => Ok(()),
@@ -191,10 +202,10 @@ impl Dataset {
     /// differ is the metadata wrong.
     fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
         let Camera { name, size, .. } = camera;
-        let last = self.len() - 1;
+        let last = self.training_len() - 1;
         // Lazily: the first one is at the beginning of its file, and others may be a file away in a bucket.
         let mut others = None;
-        for index in [0, last / 2, last] {
+        for index in [0, last / 2, last].into_iter().filter_map(|rank| self.training_sample(rank)) {
             match self.stored_size(index, name, column) {
                 Some(seen) if seen == *size => return Ok(()),
                 seen => others = others.or(seen),
@@ -221,15 +232,15 @@ impl Dataset {
         self.dims
     }
 
-    /// Patch grids of one sample's images, in prompt order, from the image sizes in `info.json`.
-    pub fn image_grids(&self) -> Result<Vec<[u32; 3]>, DataError> {
-        let grid = |camera: &Camera| {
-            self.images.grid(camera.size.0, camera.size.1).map_err(|e| {
+    /// Shapes of one sample's images, in prompt order, from the image sizes in `info.json`.
+    pub fn image_shapes(&self) -> Result<Vec<ImageShape>, DataError> {
+        let shape = |camera: &Camera| {
+            self.images.shape(camera.size.0, camera.size.1).map_err(|e| {
                 let field = format!("features.{}", camera.name);
                 DataError::invalid(&self.catalog.info.path, field, e, "use a camera of another shape")
             })
         };
-        let of_a_frame = self.cameras.iter().map(grid).collect::<Result<Vec<_>, _>>()?;
+        let of_a_frame = self.cameras.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
         Ok(of_a_frame.repeat(self.settings.observation.frames()))
     }
 
@@ -263,12 +274,12 @@ impl Dataset {
 
     /// Samples of held-out episodes, in order.
     pub fn holdout(&self) -> impl Iterator<Item = u64> + '_ {
-        self.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())
+        self.selection.holdout.iter().filter_map(|e| self.episode(*e).ok()).flat_map(|e| e.start..e.end())
     }
 
     /// Held-out episodes, in order.
     pub fn holdout_episodes(&self) -> impl Iterator<Item = u64> + '_ {
-        self.holdout.iter().copied()
+        self.selection.holdout.iter().copied()
     }
 
     /// The samples of one episode.
@@ -376,32 +387,4 @@ impl<'a> Cameras<'a> {
         }
         Ok(of)
     }
-}
-
-fn training_samples(
-    catalog: &Catalog,
-    listed: &[EpisodeRange],
-    holdout: &BTreeSet<u64>,
-) -> Result<TrainingSamples, DataError> {
-    let episodes = &catalog.episodes.episodes;
-    if let Some(missing) = holdout.iter().find(|e| **e >= episodes.len() as u64) {
-        let found = format!("no episode {missing}; there are {}", episodes.len());
-        let remedy = "correct data.holdout_episodes";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    if let Some(beyond) = listed.iter().find(|range| range.last >= episodes.len() as u64) {
-        let found = format!("no episodes {beyond}; there are {}, counted from 0", episodes.len());
-        let remedy = "correct data.episodes";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    let is_listed = |n: &u64| listed.is_empty() || listed.iter().any(|r| (r.first..=r.last).contains(n));
-    let numbered = (0..).zip(episodes);
-    let kept = numbered.filter(|(number, _)| is_listed(number) && !holdout.contains(number));
-    let samples = TrainingSamples::new(kept.map(|(_, e)| e.start..e.end()));
-    if samples.is_empty() {
-        let found = "data.holdout_episodes holds out every episode, or every one of data.episodes";
-        let remedy = "leave at least one episode to train on";
-        return Err(DataError::invalid(&catalog.info.path, "total_episodes", found, remedy));
-    }
-    Ok(samples)
 }

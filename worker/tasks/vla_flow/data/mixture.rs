@@ -20,7 +20,8 @@ use std::{
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, Weighted, taken};
 use coxswain_feature_store::{SampleKey, Store, StoreError};
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::{Shelf, pretrained::pictures::Rgb};
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::{
     ids::Step,
     order::{DamagedRow, SetShare},
@@ -60,14 +61,14 @@ struct Member {
 
 impl Mixture {
     /// Opens all data sets of a run, each checked against what the run says of it.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let settings = checked(VlaSettings::of(spec))?;
         let sets = &settings.data.sets;
         let mut members: Vec<Member> = Vec::new();
         let (mut first, mut first_number) = (0, 0);
         for (at, set) in sets.iter().enumerate() {
             let other = members.first().map(|member| &member.dataset);
-            let dataset = Dataset::open_beside(&settings.spec_of_set(spec, set), sets.len(), other)
+            let dataset = Dataset::open_beside(&settings.spec_of_set(spec, set), models, sets.len(), other)
                 .map_err(|source| of_set(at, set, source))?;
             if let Some(twin) =
                 members.iter().find(|member| member.dataset.fingerprint() == dataset.fingerprint())
@@ -92,16 +93,16 @@ impl Mixture {
     }
 
     /// The one data set that is looked at: that of `serve.set` where a run has several.
-    pub fn one_of(spec: &RunSpec) -> Result<Dataset, DataError> {
+    pub fn one_of(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Dataset, DataError> {
         let settings = checked(VlaSettings::of(spec))?;
         if settings.data.sets.is_empty() {
-            return Dataset::open(spec);
+            return Dataset::open(spec, models);
         }
         let set = settings.data.set(settings.serve.set.as_deref().unwrap_or_default()).map_err(|names| {
             let remedy = format!("say which is meant: serve.set with one of {names}");
             DataError::invalid(Path::new(&spec.data.path), "data.sets", "several data sets", remedy)
         })?;
-        Dataset::open(&settings.spec_of_set(spec, set))
+        Dataset::open(&settings.spec_of_set(spec, set), models)
     }
 
     /// The set that a sample is of, and its number there.
@@ -189,8 +190,8 @@ impl Samples for Mixture {
 
     fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
         let (member, own) = self.member(index)?;
-        let Inputs { ids: input_ids, grids: image_grids } = inputs;
-        let sample = Sample { input_ids, image_grids, ..member.dataset.sample_unseen(own)? };
+        let Inputs { ids: input_ids, shapes: image_shapes } = inputs;
+        let sample = Sample { input_ids, image_shapes, ..member.dataset.sample_unseen(own)? };
         Ok(Box::new(self.padded(member, sample)))
     }
 
@@ -269,7 +270,8 @@ impl Samples for Mixture {
                 Some(index) => dataset.sample(index)?.input_ids.len(),
                 None => 0,
             };
-            let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens");
+            let left_out = dataset.selection.describe().map_or(String::new(), |told| format!(", {told}"));
+            let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens{left_out}");
             Ok(("data_set", text))
         };
         self.members.iter().zip(&self.shares).map(of).collect()

@@ -37,6 +37,7 @@ mod recipe;
 mod run_data;
 mod sample_file;
 mod samples;
+mod selection;
 mod sizes;
 #[cfg(test)]
 mod tests;

@@ -18,16 +18,17 @@ use coxswain_data::{
     },
 };
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder},
+    Shelf,
+    pretrained::{directory, pictures::ImageShape},
 };
+use coxswain_nn::kernels::sizes::Sizes;
 
 use super::batch::SampleDims;
 use super::mixture;
 use super::numeric::Numeric;
 use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
 use crate::{
-    settings::checked,
+    settings::{checked, unread},
     tokens::outline::{SMALL_TOKENIZER, estimated},
     vla_flow::config::VlaSettings,
 };
@@ -51,8 +52,10 @@ pub enum PromptLength {
 pub struct Outline {
     /// Sizes that all samples share.
     pub dims: SampleDims,
-    /// Patch grids of one sample's images, `(t, h, w)`, in prompt order.
-    pub grids: Vec<[u32; 3]>,
+    /// Shapes of one sample's images, in prompt order.
+    pub images: Vec<ImageShape>,
+    /// Patches of one sample's images.
+    pub patches: u64,
     /// Tokens of the longest prompt, images included.
     pub prompt_tokens: usize,
     /// How that is known.
@@ -69,21 +72,22 @@ pub struct Outline {
 
 impl Outline {
     /// Reads the metadata of the run's data sets, and of its checkpoint what images and prompts depend on.
-    pub fn read(spec: &RunSpec) -> Result<Self, DataError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let outline = |(at, set)| {
-            Self::of_one(&vla.spec_of_set(spec, set)).map_err(|source| mixture::of_set(at, set, source))
+            Self::of_one(&vla.spec_of_set(spec, set), models)
+                .map_err(|source| mixture::of_set(at, set, source))
         };
         let sets = vla.data.sets.iter().enumerate().map(outline);
         match sets.reduce(|one, other| Ok(one?.beside(other?))) {
             Some(of_all) => of_all,
-            None => Self::of_one(spec),
+            None => Self::of_one(spec, models),
         }
     }
 
     /// That of two data sets: the longest sample of either, and the files of both.
     fn beside(self, other: Self) -> Self {
-        let (more, fewer) = if self.patches() >= other.patches() { (self, other) } else { (other, self) };
+        let (more, fewer) = if self.patches >= other.patches { (self, other) } else { (other, self) };
         Self {
             dims: more.dims.widest(fewer.dims),
             prompt_tokens: more.prompt_tokens.max(fewer.prompt_tokens),
@@ -95,7 +99,7 @@ impl Outline {
     }
 
     /// Of a run on one data set.
-    fn of_one(spec: &RunSpec) -> Result<Self, DataError> {
+    fn of_one(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
         let (data, model) = (&vla.data, &directory::outline(&vla.model.path)?);
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
@@ -109,11 +113,11 @@ impl Outline {
             horizon: data.horizon,
             action: Numeric::width(info, "action", data.action.names())?,
         };
-        let facts = ModelFacts::read(model)?;
-        let images = ImageProcessor::open(model, facts.patches, pixel_bounds(data))?;
-        let grid = |name: &String| {
+        let family = models.vision_language.of(model).map_err(unread)?;
+        let processor = family.images(model, pixel_bounds(data))?;
+        let shape = |name: &String| {
             let (height, width) = camera_size(info, name)?;
-            images.grid(height, width).map_err(|fault| {
+            processor.shape(height, width).map_err(|fault| {
                 DataError::invalid(
                     &info.path,
                     format!("features.{name}"),
@@ -122,22 +126,24 @@ impl Outline {
                 )
             })
         };
-        let grids = data.cameras.iter().map(grid).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
+        let images =
+            data.cameras.iter().map(shape).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
+        let patches = processor.patches();
         let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
         let texts: Vec<&str> = catalog.tasks.values().map(String::as_str).collect();
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
-                let encoder = PromptEncoder::open(model, facts, &prompt_form(&vla))?;
-                let tokens = |text: &&str| encoder.encode(text, &grids).map_or(0, |ids| ids.len());
+                let encoder = family.prompts(model, &prompt_form(&vla))?;
+                let tokens = |text: &&str| encoder.encode(text, &images).map_or(0, |ids| ids.len());
                 (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
             }
             _ => {
-                let images: usize = grids.iter().map(|grid| facts.patches.tokens(*grid) + IMAGE_TOKENS).sum();
+                let seen: usize = images.iter().map(|shape| patches.tokens(*shape) + IMAGE_TOKENS).sum();
                 let text = |text: &&str| data.prompt.replace("{task}", text).len();
                 let longest = texts.iter().map(text).max().unwrap_or(0);
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
-                let tokens = FRAME_TOKENS + images + kept;
+                let tokens = FRAME_TOKENS + seen + kept;
                 (tokens, PromptLength::Estimated)
             }
         };
@@ -145,7 +151,8 @@ impl Outline {
             (info.frames, catalog.data_bytes, video_bytes(info, &data.cameras)?);
         Ok(Self {
             dims,
-            grids,
+            patches: images.iter().map(|shape| patches.count(*shape) as u64).sum(),
+            images,
             prompt_tokens,
             prompt_length,
             frames,
@@ -153,11 +160,6 @@ impl Outline {
             video_bytes,
             tokenizer_bytes,
         })
-    }
-
-    /// Patches of one sample's images.
-    pub fn patches(&self) -> u64 {
-        self.grids.iter().map(|grid| grid.iter().map(|&side| u64::from(side)).product::<u64>()).sum()
     }
 }
 

@@ -2,7 +2,7 @@
 //! neither the run file nor the data set is needed.
 
 use coxswain_data::NormMode;
-use coxswain_models::qwen2_5_vl::processor::Fit;
+use coxswain_models::pretrained::pictures::Fit;
 use serde::{Deserialize, Serialize};
 
 use super::{

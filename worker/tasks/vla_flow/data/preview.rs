@@ -3,10 +3,10 @@
 
 use coxswain_data::{
     DataError,
-    lerobot::frames::Pixels,
+    pixels::Pixels,
     preview::{Plot, Preview, Strip, spread},
 };
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, Rgb};
+use coxswain_models::pretrained::pictures::{ImageProcessor, ImageShape, Rgb};
 
 use super::{Dataset, Sample, dataset::Camera};
 
@@ -24,7 +24,7 @@ impl Dataset {
             seen.flat_map(|back| self.cameras.iter().map(move |camera| strip(camera, back))).collect();
         for frame in &frames {
             let sample = self.sample_in_epoch(samples.start + frame, 0)?;
-            for (strip, picture) in strips.iter_mut().zip(pictures(&self.images, &sample)) {
+            for (strip, picture) in strips.iter_mut().zip(pictures(&*self.images, &sample)) {
                 let Rgb { height, width, pixels } = picture;
                 strip.pictures.push(Pixels { height, width, rgb: pixels });
             }
@@ -57,13 +57,12 @@ impl Dataset {
 }
 
 /// What each camera shows in a sample, as it enters the model; the oldest frame of its history first.
-pub(super) fn pictures(images: &ImageProcessor, sample: &Sample) -> Vec<Rgb> {
+pub(super) fn pictures(images: &dyn ImageProcessor, sample: &Sample) -> Vec<Rgb> {
     let mut rest = &sample.pixel_values[..];
-    let picture = |grid: &[u32; 3]| {
-        let patches = grid.iter().product::<u32>() as usize * images.columns();
-        let (mine, others) = rest.split_at(patches);
+    let picture = |shape: &ImageShape| {
+        let (mine, others) = rest.split_at(images.patches().values(*shape));
         rest = others;
-        images.picture(mine, *grid)
+        images.picture(mine, *shape)
     };
-    sample.image_grids.iter().map(picture).collect()
+    sample.image_shapes.iter().map(picture).collect()
 }

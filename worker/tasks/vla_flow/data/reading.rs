@@ -14,12 +14,15 @@ use coxswain_data::{
     DataError,
     lerobot::{
         episodes::Episode,
-        frames::Pixels,
         rows::{Block, Part},
     },
+    pixels::Pixels,
     surviving::{DECODING, surviving},
 };
-use coxswain_models::qwen2_5_vl::processor::{Rgb, decode_sized, image_size};
+use coxswain_models::pretrained::pictures::{Rgb, decode_sized, image_size};
+
+/// What helps where a row lacks a number.
+const REPAIR: &str = "repair the recording or delete the episode";
 
 impl Dataset {
     /// Sample `index`, its images as they were recorded: what is evaluated and served.
@@ -86,18 +89,18 @@ impl<'a> At<'a> {
                 if let Some((augmenter, epoch)) = dataset.recipe.augmenter.as_ref().zip(epoch) {
                     image = augmenter.apply(View { epoch, sample: self.index, camera: number }, &image);
                 }
-                let patches = dataset.images.process_decoded(image);
-                let patches = patches.map_err(|fault| frame.error(&camera.name, fault))?;
-                sample.image_grids.push(patches.grid);
+                let input = dataset.images.process(image);
+                let input = input.map_err(|fault| frame.error(&camera.name, fault))?;
+                sample.image_shapes.push(input.shape);
                 match pixels.is_empty() {
-                    true => pixels = patches.pixel_values,
-                    false => pixels.extend_from_slice(&patches.pixel_values),
+                    true => pixels = input.pixel_values,
+                    false => pixels.extend_from_slice(&input.pixel_values),
                 }
             }
         }
         sample.pixel_values = pixels.into();
         sample.input_ids =
-            dataset.prompt.encode(task, &sample.image_grids).map_err(|fault| self.error("task", fault))?;
+            dataset.prompt.encode(task, &sample.image_shapes).map_err(|fault| self.error("task", fault))?;
         Ok(sample)
     }
 
@@ -171,7 +174,12 @@ impl<'a> At<'a> {
     }
 
     /// Checks that the row is the frame that the metadata promises, and returns its task.
-    fn keys(&self, [episode, frame, task]: &[i64; 3]) -> Result<&'a str, DataError> {
+    fn keys(&self, block: &Block) -> Result<&'a str, DataError> {
+        let row = self.row();
+        if let Some((key, misfit)) = block.missing_key(row) {
+            return Err(self.error(key, format!("{misfit}; {REPAIR}")));
+        }
+        let [episode, frame, task] = &block.keys.each_ref().map(|key| key[(row - block.first_row) as usize]);
         let wanted = (self.number as i64, (self.index - self.episode.start) as i64);
         if (*episode, *frame) != wanted {
             let fault = format!(
@@ -195,8 +203,7 @@ impl<'a> At<'a> {
     fn unseen(&self) -> Result<(Sample, &'a str), DataError> {
         let dataset = self.dataset;
         let numbers = self.block(self.row(), Part::Numbers)?;
-        let first = numbers.first_row;
-        let task = self.keys(&numbers.keys.each_ref().map(|k| k[(self.row() - first) as usize]))?;
+        let task = self.keys(&numbers)?;
         let mut state = Vec::with_capacity(dataset.dims.state);
         if !dataset.state.is_none() {
             self.append_rows(&dataset.state, &numbers, self.frames().map(|at| at.row()), &mut state)?;
@@ -211,7 +218,7 @@ impl<'a> At<'a> {
             frame: self.index - self.episode.start,
             input_ids: Vec::new(),
             pixel_values: Arc::default(),
-            image_grids: Vec::with_capacity(dataset.cameras.len()),
+            image_shapes: Vec::with_capacity(dataset.cameras.len()),
             state,
             sensor,
             actions,
@@ -268,8 +275,9 @@ impl<'a> At<'a> {
                 block = self.block(row, Part::Numbers)?;
             }
             if let Some((feature, element, value)) = numeric.append(&block, row, out) {
-                let fault =
-                    format!("element {element} is {value}; repair the recording or delete the episode");
+                let misfit = block.misfit(row, feature).map(|misfit| misfit.to_string());
+                let found = misfit.unwrap_or_else(|| format!("element {element} is {value}"));
+                let fault = format!("{found}; {REPAIR}");
                 return Err(self.dataset.catalog.row_error(self.episode.file, row, feature, fault));
             }
         }

@@ -1,6 +1,6 @@
 //! What a policy is measured by, of one data set or several.
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::pretrained::pictures::Rgb;
 
 use super::batch::SampleDims;
 

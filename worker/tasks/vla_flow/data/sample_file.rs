@@ -20,31 +20,33 @@ use safetensors::tensor::{Dtype, TensorView};
 use super::{dataset::Dataset, mixture::Mixture, run_data::RunData};
 use crate::{settings::checked, vla_flow::config::VlaSettings};
 use coxswain_data::DataError;
+use coxswain_models::Shelf;
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_task::Samples;
 
 /// Writes sample `index` of the run's data to `out`; nothing is left behind on failure.
-pub fn write_sample(spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
+pub fn write_sample(spec: &RunSpec, models: Shelf<Sizes>, index: u64, out: &Path) -> Result<(), DataError> {
     let settings = checked(VlaSettings::of(spec))?;
     let several = !settings.data.sets.is_empty();
     let (sample, dims, fingerprint) = if several {
-        let sets = Mixture::open(spec)?;
+        let sets = Mixture::open(spec, models)?;
         (sets.sample(index)?, sets.dims(), Samples::fingerprint(&sets))
     } else {
-        let dataset = Dataset::open(spec)?;
+        let dataset = Dataset::open(spec, models)?;
         (dataset.sample(index)?, dataset.dims(), dataset.fingerprint())
     };
     let ids: Vec<i64> = sample.input_ids.iter().map(|id| i64::from(*id)).collect();
-    let grids: Vec<i64> = sample.image_grids.iter().flatten().map(|g| i64::from(*g)).collect();
+    let shapes: Vec<i64> = sample.image_shapes.iter().flatten().map(|g| i64::from(*g)).collect();
     let is_pad: Vec<u8> = sample.action_is_pad.iter().map(|p| u8::from(*p)).collect();
-    let (seq, images) = (ids.len(), sample.image_grids.len());
-    let patches: usize = sample.image_grids.iter().map(|g| g.iter().product::<u32>() as usize).sum();
+    let (seq, images) = (ids.len(), sample.image_shapes.len());
+    let patches: usize = sample.image_shapes.iter().map(|g| g.iter().product::<u32>() as usize).sum();
     let columns = sample.pixel_values.len() / patches.max(1);
     let ones = vec![1i64; seq];
     let mut tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])> = vec![
         ("input_ids", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ids)),
         ("attention_mask", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ones)),
         ("pixel_values", Dtype::F32, vec![patches, columns], bytemuck::cast_slice(&sample.pixel_values[..])),
-        ("image_grid_thw", Dtype::I64, vec![images, 3], bytemuck::cast_slice(&grids)),
+        ("image_grid_thw", Dtype::I64, vec![images, 3], bytemuck::cast_slice(&shapes)),
         ("state", Dtype::F32, vec![dims.state], bytemuck::cast_slice(&sample.state)),
         ("actions", Dtype::F32, vec![dims.horizon, dims.action], bytemuck::cast_slice(&sample.actions)),
         ("action_is_pad", Dtype::BOOL, vec![dims.horizon], &is_pad),

@@ -4,7 +4,7 @@ use std::{io, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, place};
 use coxswain_feature_store::{Digest, Store, StoreError};
-use coxswain_models::{directory, qwen2_5_vl::processor::Rgb};
+use coxswain_models::pretrained::{directory, pictures::Rgb};
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
@@ -19,13 +19,13 @@ impl coxswain_task::Sample for Sample {
     }
 
     fn inputs(&self) -> Inputs {
-        Inputs { ids: self.input_ids.clone(), grids: self.image_grids.clone() }
+        Inputs { ids: self.input_ids.clone(), shapes: self.image_shapes.clone() }
     }
 
     fn take_seen(&mut self) -> Box<dyn coxswain_task::Sample> {
         Box::new(Self {
             input_ids: self.input_ids.clone(),
-            image_grids: self.image_grids.clone(),
+            image_shapes: self.image_shapes.clone(),
             pixel_values: std::mem::take(&mut self.pixel_values),
             ..self.without_content()
         })
@@ -105,7 +105,7 @@ impl RunData for Dataset {
 
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
         let task = self.at(index).and_then(|at| at.task().map(str::to_owned)).unwrap_or_default();
-        let pictures = self.sample(index).map(|sample| pictures(&self.images, &sample)).unwrap_or_default();
+        let pictures = self.sample(index).map(|sample| pictures(&*self.images, &sample)).unwrap_or_default();
         // What it sees now comes last.
         let past = pictures.len().saturating_sub(self.cameras.len());
         let names = self.cameras.iter().map(|camera| camera.name.clone());
@@ -149,8 +149,8 @@ impl Samples for Dataset {
     }
 
     fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
-        let Inputs { ids: input_ids, grids: image_grids } = inputs;
-        Ok(Box::new(Sample { input_ids, image_grids, ..self.sample_unseen(index)? }))
+        let Inputs { ids: input_ids, shapes: image_shapes } = inputs;
+        Ok(Box::new(Sample { input_ids, image_shapes, ..self.sample_unseen(index)? }))
     }
 
     fn collate(&self, step: Step, samples: &[&dyn coxswain_task::Sample]) -> Box<dyn Batch> {
@@ -193,10 +193,14 @@ impl Samples for Dataset {
             Some(index) => self.sample(index)?.input_ids.len(),
             None => 0,
         };
-        Ok(vec![("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
+        let left_out = self.selection.describe().map(|told| ("left_out", told));
+        Ok(left_out
+            .into_iter()
+            .chain([("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
+            .collect())
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.constant_features().into_iter().chain(texts_cut(self)).collect()
+        self.odd_features().into_iter().chain(texts_cut(self)).collect()
     }
 }

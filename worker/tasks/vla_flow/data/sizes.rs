@@ -7,7 +7,7 @@ use coxswain_data::{
         info::{Feature, Info},
     },
 };
-use coxswain_models::qwen2_5_vl::processor::{PixelBounds, PromptForm};
+use coxswain_models::{pretrained::pictures::PixelBounds, vision_language::PromptForm};
 
 use crate::vla_flow::config::{Data, SensorFeature, VlaSettings};
 

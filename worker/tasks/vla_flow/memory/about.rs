@@ -1,21 +1,27 @@
 //! What is predicted about: a run, and what its model and data are.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use coxswain_data::DataError;
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{
-        Trains,
+    Shelf,
+    pretrained::{
         blocks::InMemory,
         checkpoint::Checkpoint,
-        config::QwenConfig,
+        directory,
         error::ModelError,
-        modules::{FrozenBytes, FrozenTensor, frozen_tensors, modules},
+        frozen::{FrozenBytes, FrozenTensor},
+        rules::Rules,
+        trains::Trains,
     },
+    vision_language::{ModelOutline, Tap},
 };
 use coxswain_nn::{
     dtypes::{FrozenDtype, WeightsDtype},
+    kernels::sizes::Sizes,
     lora::{LoraPlan, TrainedModules},
 };
 use coxswain_proto::{
@@ -32,7 +38,7 @@ use crate::vla_flow::{
     adapters::Split,
     config::VlaSettings,
     data::Outline,
-    policy::{PolicyError, StepError, Tap},
+    policy::{PolicyError, StepError},
 };
 
 /// A run that cannot be predicted because something it names cannot be read.
@@ -71,8 +77,10 @@ pub struct Subject {
     pub spec: RunSpec,
     /// The task's keys of it.
     pub vla: VlaSettings,
-    /// Sizes of the model.
-    pub config: QwenConfig,
+    /// The models that are read.
+    pub(super) models: Shelf<Sizes>,
+    /// The model as its configuration has it.
+    pub model: Arc<ModelOutline>,
     /// Its adapters.
     pub lora: Option<LoraPlan>,
     /// What of it trains in full.
@@ -96,17 +104,17 @@ pub(crate) struct Frozen {
 
 impl Subject {
     /// Reads configuration and metadata of everything the run names.
-    pub fn read(spec: &RunSpec) -> Result<Self, PredictionError> {
+    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
         let vla = VlaSettings::of(spec)?;
         let dir = &directory::outline(&vla.model.path).map_err(ModelError::from)?;
-        let config = QwenConfig::read(dir)?;
-        let outline = Outline::read(spec)?;
-        let frozen = Frozen::read(dir, &frozen_tensors(&config))?;
+        let model = Arc::new(models.vision_language.of(dir)?.outline(dir)?);
+        let outline = Outline::read(spec, models)?;
+        let frozen = Frozen::read(dir, model.rules, &model.tensors())?;
         let (spec, counts) = (spec.clone(), Counts::default());
         let passes = Passes::default();
         let (lora, full) = (None, TrainedModules::default());
-        let subject =
-            Self { spec, vla, config, lora, full, outline, counts, frozen, passes }.changed(|_| {})?;
+        let subject = Self { spec, vla, models, model, lora, full, outline, counts, frozen, passes };
+        let subject = subject.changed(|_| {})?;
         subject.try_pass()?;
         Ok(subject)
     }
@@ -116,26 +124,26 @@ impl Subject {
         let mut subject = self.clone();
         change(&mut subject.spec);
         subject.vla = VlaSettings::of(&subject.spec)?;
-        let modules = modules(&subject.config);
-        let split = Split::of(&subject.vla, &modules).map_err(ModelError::from)?;
-        let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, &modules));
+        let modules = &subject.model.modules;
+        let split = Split::of(&subject.vla, modules).map_err(ModelError::from)?;
+        let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
-        let full = TrainedModules::resolve(&subject.vla.model.train, &modules, subject.lora.as_ref());
+        let full = TrainedModules::resolve(&subject.vla.model.train, modules, subject.lora.as_ref());
         let full = full.map_err(ModelError::from)?;
         subject.full = full;
         if subject.frozen_names() != self.frozen_names() {
-            let mut tensors = frozen_tensors(&subject.config);
+            let mut tensors = subject.model.tensors();
             tensors.retain(|tensor| subject.trains().group(&tensor.name).is_none());
             let dir = directory::outline(&subject.vla.model.path).map_err(ModelError::from)?;
-            subject.frozen = Frozen::read(&dir, &tensors)?;
+            subject.frozen = Frozen::read(&dir, subject.model.rules, &tensors)?;
         }
-        subject.counts = Counts::of(&subject.config, subject.trains(), &subject.vla, subject.outline.dims);
+        subject.counts = Counts::of(&subject.model, subject.trains(), &subject.vla, subject.outline.dims);
         Ok(subject)
     }
 
     /// Tensors of the model that do not train.
     fn frozen_names(&self) -> Vec<String> {
-        let tensors = frozen_tensors(&self.config).into_iter().map(|tensor| tensor.name);
+        let tensors = self.model.tensors().into_iter().map(|tensor| tensor.name);
         tensors.filter(|name| self.trains().group(name).is_none()).collect()
     }
 
@@ -181,8 +189,8 @@ impl Subject {
 impl Frozen {
     /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
     /// published.
-    pub fn read(dir: &Path, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
-        let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir)).transpose()?;
+    pub fn read(dir: &Path, rules: Rules, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
+        let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir, rules)).transpose()?;
         let copied = |dtype| {
             FrozenBytes::of(tensors, |tensor| {
                 let kept = tensor.dense_dtype(dtype);

@@ -21,8 +21,9 @@ use coxswain_proto::{
 };
 
 use super::{Ask, Subject, Suggestion};
-use crate::vla_flow::policy::{Adapted, Tap};
+use crate::vla_flow::policy::{Adapted, resolve_tap};
 use coxswain_feature_store::{SampleKey, index_bytes};
+use coxswain_models::vision_language::Tap;
 use coxswain_task::Pass;
 
 /// What a cache would be and do.
@@ -45,7 +46,7 @@ pub struct CacheOutlook {
 impl Subject {
     /// Where the run takes features; none without a cache, or where the run file asks for what is not sound.
     pub fn tap(&self) -> Option<Tap> {
-        Tap::resolve(&self.spec.cache, &Adapted::new(&self.config, self.trains())).ok().flatten()
+        resolve_tap(&self.spec.cache, &Adapted::new(&self.model, self.trains())).ok().flatten()
     }
 
     /// What the run's cache does; none if it has none.
@@ -94,14 +95,11 @@ impl Subject {
 
     /// Values of one sample's features, of its longest sample.
     pub(super) fn feature_values(&self, tap: Tap) -> u64 {
-        self.feature_tokens(tap) * self.config.text.hidden_size as u64
+        self.feature_tokens(tap) * self.model.hidden_size as u64
     }
 
     fn feature_tokens(&self, tap: Tap) -> u64 {
-        match tap {
-            Tap::Vision => self.outline.patches() / self.config.vision.merge_unit() as u64,
-            Tap::Layer(_) | Tap::Final => self.outline.prompt_tokens as u64,
-        }
+        self.model.rows_at(tap, self.outline.prompt_tokens, &self.outline.images) as u64
     }
 
     fn stored_bytes(&self, tap: Tap) -> u64 {
@@ -155,6 +153,7 @@ mod tests {
     use super::*;
     use crate::vla_flow::config::VlaSpec;
     use crate::vla_flow::memory::Place;
+    use coxswain_models::families::shelf;
     use coxswain_proto::memory::Category;
 
     const ASK: Ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 2 } };
@@ -167,7 +166,7 @@ mod tests {
         spec.vla_mut().model.path = model;
         spec.data.path = root.join(&spec.data.path).display().to_string();
         change(&mut spec);
-        Subject::read(&spec).expect("its model and data are in the repository")
+        Subject::read(&spec, shelf()).expect("its model and data are in the repository")
     }
 
     fn exact(targets: &str) -> Subject {

@@ -6,11 +6,7 @@
 
 use crate::vla_flow::config::VlaSettings;
 
-use coxswain_models::qwen2_5_vl::{
-    Trains,
-    config::QwenConfig,
-    modules::{frozen_tensors, head_tensor, modules},
-};
+use coxswain_models::{pretrained::trains::Trains, vision_language::ModelOutline};
 use coxswain_nn::{
     lora::{LoraPlan, ModuleKind, TrainedModules},
     params::TrainableLayout,
@@ -63,12 +59,12 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a policy for samples of these sizes.
-    pub fn of(config: &QwenConfig, trains: Trains<'_>, vla: &VlaSettings, dims: SampleDims) -> Self {
-        let mut counts = Self::frozen(config);
-        counts.lora = trains.lora.map_or(0, |plan| adapters(config, plan));
-        counts.base = trains.full.map_or(0, |full| in_full(config, full));
+    pub fn of(model: &ModelOutline, trains: Trains<'_>, vla: &VlaSettings, dims: SampleDims) -> Self {
+        let mut counts = Self::frozen(model);
+        counts.lora = trains.lora.map_or(0, |plan| adapters(model, plan));
+        counts.base = trains.full.map_or(0, |full| in_full(model, full));
         let mut layout = TrainableLayout::default();
-        register(&mut layout, config, vla, dims);
+        register(&mut layout, model, vla, dims);
         for param in layout.params() {
             let group = match param.group {
                 SENSOR => &mut counts.sensor,
@@ -82,16 +78,14 @@ impl Counts {
     }
 
     /// Counts the pretrained model alone.
-    pub fn frozen(config: &QwenConfig) -> Self {
+    pub fn frozen(model: &ModelOutline) -> Self {
         let mut counts = Self::default();
-        for tensor in frozen_tensors(config) {
+        for tensor in model.tensors() {
             let part = if tensor.of_vision() { &mut counts.vision } else { &mut counts.language };
             let elements = if tensor.is_matrix { &mut part.matrices } else { &mut part.vectors };
             *elements += tensor.elements as u64;
         }
-        if !config.tie_word_embeddings {
-            counts.head.matrices = (config.text.hidden_size * config.text.vocab_size) as u64;
-        }
+        counts.head.matrices = model.head().map_or(0, |head| head.elements as u64);
         counts
     }
 
@@ -115,26 +109,26 @@ impl Counts {
 }
 
 /// Elements of a model's adapters, and of biases that train beside them.
-pub(crate) fn adapters(config: &QwenConfig, plan: &LoraPlan) -> u64 {
-    let elements = modules(config).into_iter().filter_map(|module| match module.kind {
+pub(crate) fn adapters(model: &ModelOutline, plan: &LoraPlan) -> u64 {
+    let elements = model.modules.iter().filter_map(|module| match module.kind {
         ModuleKind::Linear { inputs, outputs, .. } => plan
             .adapter(&module.name)
             .map(|adapter| adapter.rank * (inputs + outputs) + if adapter.dora { outputs } else { 0 }),
         _ => None,
     });
-    let tensors = frozen_tensors(config).into_iter().filter(|tensor| plan.trains_bias(&tensor.name));
+    let tensors = model.tensors().into_iter().filter(|tensor| plan.trains_bias(&tensor.name));
     (elements.sum::<usize>() + tensors.map(|tensor| tensor.elements).sum::<usize>()) as u64
 }
 
 /// Elements of what trains of a model in full.
-pub(crate) fn in_full(config: &QwenConfig, full: &TrainedModules) -> u64 {
-    let tensors = frozen_tensors(config).into_iter().chain(head_tensor(config));
+pub(crate) fn in_full(model: &ModelOutline, full: &TrainedModules) -> u64 {
+    let tensors = model.tensors().into_iter().chain(model.head());
     let trained = tensors.filter(|tensor| full.trains(&tensor.name));
     trained.map(|tensor| tensor.elements as u64).sum()
 }
 
 /// Sensor encoder and expert, in the order in which a policy registers them.
-fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings, dims: SampleDims) {
+fn register(layout: &mut TrainableLayout, model: &ModelOutline, vla: &VlaSettings, dims: SampleDims) {
     if dims.sensor_window > 0 {
         let shape = SensorShape {
             window: dims.sensor_window,
@@ -145,9 +139,9 @@ fn register(layout: &mut TrainableLayout, config: &QwenConfig, vla: &VlaSettings
         };
         SensorEncoder::register(layout, shape);
     }
-    let shape = ExpertShape::of(vla, config.text.hidden_size, dims);
+    let shape = ExpertShape::of(vla, model.hidden_size, dims);
     // Targets that mean nothing were refused before anything is counted.
-    let split = Split::of(vla, &modules(config)).unwrap_or_default();
+    let split = Split::of(vla, &model.modules).unwrap_or_default();
     let learning = Learning::of(vla.expert.train, split.expert.as_ref());
     ActionExpert::register(layout, shape, learning);
 }

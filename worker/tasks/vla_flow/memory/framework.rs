@@ -28,10 +28,10 @@ pub(super) fn input_bytes(subject: &Subject, ask: Ask) -> u64 {
 
 /// One sample as the data threads hand it over.
 fn sample_bytes(subject: &Subject) -> u64 {
-    let (outline, vision) = (&subject.outline, &subject.config.vision);
+    let outline = &subject.outline;
     let dims = outline.dims;
     let numbers = dims.state + dims.sensor_window * dims.sensor_channels + dims.horizon * (dims.action + 1);
-    let pixels = outline.patches() * vision.patch_values() as u64;
+    let pixels = outline.patches * subject.model.patches.columns() as u64;
     // Rows whose features are kept bring these instead; the first epoch still brings pixels.
     let features = subject.tap().map_or(0, |tap| subject.feature_values(tap));
     4 * (pixels.max(features) + outline.prompt_tokens as u64 + numbers as u64)

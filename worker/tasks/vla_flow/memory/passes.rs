@@ -1,5 +1,6 @@
 //! What the policy's own passes hold and compute, run on the backend that knows sizes alone.
 
+use coxswain_models::vision_language::Tap;
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
     params::Trainables,
@@ -11,11 +12,7 @@ use coxswain_proto::{
 use coxswain_task::{CachedFeatures, dry_run::PassCost, memory::Place};
 
 use super::about::{Kind, PredictionError, Subject};
-use crate::vla_flow::{
-    config::VlaSettings,
-    data::MicroBatch,
-    policy::{Policy, Tap},
-};
+use crate::vla_flow::{config::VlaSettings, data::MicroBatch, policy::Policy};
 
 impl Subject {
     /// A training pass over so many of the longest samples that begins with kept features at `entry`, or with
@@ -48,7 +45,7 @@ impl Subject {
         let account = place.account();
         let (policy, trainables) = self.policy(&account)?;
         let features = entry.map(|tap| CachedFeatures {
-            width: self.config.text.hidden_size,
+            width: self.model.hidden_size,
             values: vec![0.0; (rows * self.feature_values(tap)) as usize],
         });
         let batch = MicroBatch { features, ..self.longest(rows as usize) };
@@ -70,23 +67,14 @@ impl Subject {
     /// The policy, its frozen weights held: what of streamed ones is in memory is counted with the weights.
     fn policy(&self, account: &Account) -> Result<(Policy<Sizes>, Trainables<Sizes>), PredictionError> {
         let held = held(&self.spec, &self.vla);
-        let (policy, layout, values) = Policy::load(&held, self.outline.dims, account.device())?;
+        let (policy, layout, values) = Policy::load(&held, self.models, self.outline.dims, account.device())?;
         Ok((policy, Trainables::new(layout, values, account.device())))
     }
 
     /// So many samples as long as the longest.
     fn longest(&self, rows: usize) -> MicroBatch {
-        let (outline, tokens) = (&self.outline, &self.config.tokens);
-        let (dims, length) = (outline.dims, outline.prompt_tokens);
-        let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];
-        let word = (0..).find(|id| !special.contains(id)).unwrap_or_default();
-        let mut ids = Vec::with_capacity(length);
-        for &grid in &outline.grids {
-            ids.push(tokens.vision_start);
-            ids.resize(ids.len() + self.config.vision.image_tokens(grid), tokens.image);
-            ids.push(tokens.vision_end);
-        }
-        ids.resize(length.max(ids.len()), word);
+        let (outline, dims) = (&self.outline, self.outline.dims);
+        let ids = self.model.prompt(&outline.images, outline.prompt_tokens);
         let floats = |each: usize| vec![0.0; rows * each];
         MicroBatch {
             step: Step(1),
@@ -96,8 +84,8 @@ impl Subject {
             input_ids: ids.repeat(rows),
             // Megabytes a sample, which nothing here reads.
             pixel_values: Vec::new(),
-            image_grids: outline.grids.repeat(rows),
-            images_per_row: vec![outline.grids.len() as u32; rows],
+            image_shapes: outline.images.repeat(rows),
+            images_per_row: vec![outline.images.len() as u32; rows],
             state: floats(dims.state),
             sensor: floats(dims.sensor_window * dims.sensor_channels),
             actions: floats(dims.horizon * dims.action),

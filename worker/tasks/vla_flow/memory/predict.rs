@@ -1,6 +1,6 @@
 //! What one rank will hold and compute, at one micro-batch.
 
-use coxswain_models::qwen2_5_vl::{modules::FrozenBytes, pass::streamed_during};
+use coxswain_models::{pretrained::frozen::FrozenBytes, vision_language::streamed_during};
 use coxswain_proto::{memory::Category, run_spec::CacheMode};
 use coxswain_task::memory::{Ask, Place, Prediction};
 

@@ -20,7 +20,7 @@ impl memory::Subject for Subject {
     }
 
     fn model(&self) -> String {
-        format!("{:?}", self.config)
+        self.model.sizes.clone()
     }
 
     fn predict(&self, ask: Ask) -> Prediction {
@@ -82,10 +82,7 @@ impl memory::Subject for Subject {
                 "sample",
                 format!(
                     "{} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
-                    outline.prompt_tokens,
-                    outline.patches(),
-                    vla.expert.repeated_noise,
-                    outline.dims.horizon
+                    outline.prompt_tokens, outline.patches, vla.expert.repeated_noise, outline.dims.horizon
                 ),
             ),
         ]
@@ -114,7 +111,7 @@ impl memory::Subject for Subject {
             "sample": {
                 "prompt_tokens": outline.prompt_tokens,
                 "estimated": outline.prompt_length == PromptLength::Estimated,
-                "patches": outline.patches(),
+                "patches": outline.patches,
             },
         })
     }

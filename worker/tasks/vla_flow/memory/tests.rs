@@ -1,6 +1,8 @@
 //! Counts are exact, and a prediction changes the way the thing it predicts does.
 
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
+use coxswain_nn::lora::ModuleKind;
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
@@ -33,7 +35,7 @@ fn spec(name: &str) -> RunSpec {
 }
 
 fn subject(name: &str) -> Subject {
-    Subject::read(&spec(name)).expect("its model and data are in the repository")
+    Subject::read(&spec(name), shelf()).expect("its model and data are in the repository")
 }
 
 fn gpu(micro_batch: u64, world: u64) -> Ask {
@@ -80,8 +82,8 @@ fn trainables_are_counted_as_the_layout_has_them() {
     for change in changes {
         let mut spec = original.spec.clone();
         change(&mut spec);
-        let subject = Subject::read(&spec).expect("a run that can be read");
-        let (_, layout, _) = Policy::<Flex>::load(&spec, subject.outline.dims, &Default::default())
+        let subject = Subject::read(&spec, shelf()).expect("a run that can be read");
+        let (_, layout, _) = Policy::<Flex>::load(&spec, shelf(), subject.outline.dims, &Default::default())
             .expect("a run that can be loaded");
         assert_eq!(subject.counts.trainable(), layout.len() as u64);
     }
@@ -90,12 +92,12 @@ fn trainables_are_counted_as_the_layout_has_them() {
 #[test]
 fn the_longest_prompt_is_the_data_sets_own() {
     let spec = spec("quickstart.yaml");
-    let outline = Outline::read(&spec).expect("metadata of the repository's data set");
-    let dataset = crate::vla_flow::data::Dataset::open(&spec).expect("the repository's data set");
+    let outline = Outline::read(&spec, shelf()).expect("metadata of the repository's data set");
+    let dataset = crate::vla_flow::data::Dataset::open(&spec, shelf()).expect("the repository's data set");
     let longest =
         (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
     assert_eq!(Some(outline.prompt_tokens), longest);
-    assert_eq!(outline.grids, dataset.image_grids().expect("legal shapes"));
+    assert_eq!(outline.images, dataset.image_shapes().expect("legal shapes"));
     assert_eq!(outline.dims, dataset.dims());
     assert_eq!(outline.prompt_length, crate::vla_flow::data::PromptLength::Encoded);
 }
@@ -103,9 +105,9 @@ fn the_longest_prompt_is_the_data_sets_own() {
 #[test]
 fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
     let mut spec = spec("quickstart.yaml");
-    let encoded = Outline::read(&spec).expect("metadata").prompt_tokens;
+    let encoded = Outline::read(&spec, shelf()).expect("metadata").prompt_tokens;
     spec.vla_mut().model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
-    let estimated = Outline::read(&spec).expect("metadata needs no tokenizer");
+    let estimated = Outline::read(&spec, shelf()).expect("metadata needs no tokenizer");
     assert_eq!(estimated.prompt_length, crate::vla_flow::data::PromptLength::Estimated);
     assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
 }
@@ -225,16 +227,26 @@ fn more_recompute_never_needs_more_activations_and_more_samples_always_do() {
     assert!(peak(Recompute::Full, 2) < peak(Recompute::Full, 4));
 }
 
+/// Inputs and outputs of a linear of the first decoder layer.
+fn features(subject: &Subject, name: &str) -> [usize; 2] {
+    let name = format!("model.language_model.layers.0.{name}");
+    let module = subject.model.modules.iter().find(|module| module.name == name).expect("every layer has it");
+    match module.kind {
+        ModuleKind::Linear { inputs, outputs, .. } => [inputs, outputs],
+        _ => panic!("{name} is a linear"),
+    }
+}
+
 #[test]
 fn of_streamed_blocks_two_neighbours_are_in_memory_and_the_rest_of_the_model() {
     let base = subject("qwen2.5-vl-3b.yaml");
     let streamed = base.changed(|spec| spec.memory.offload = Offload::Layers).expect("no new names");
-    let (text, bytes) = (&base.config.text, |subject: &Subject| subject.predict(gpu(1, 1)));
+    let bytes = |subject: &Subject| subject.predict(gpu(1, 1));
     let [held, left] = [&base, &streamed].map(|subject| bytes(subject).of(Category::FrozenWeights));
     // bf16: q and o, k and v, three of the MLP; fp32: two gains and three biases.
-    let (d, f, kv) = (text.hidden_size, text.intermediate_size, text.num_kv_heads * text.head_dim);
+    let [[d, f], [_, kv]] = ["mlp.up_proj", "self_attn.k_proj"].map(|name| features(&base, name));
     let layer = (2 * (2 * d * d + 2 * d * kv + 3 * d * f) + 4 * (3 * d + 2 * kv)) as u64;
-    let table = 2 * (text.vocab_size * d) as u64;
+    let table = 2 * (base.model.vocab_size * d) as u64;
     assert!(left > table + 2 * layer && left < table + 2 * layer + (100 << 20), "{left}, {table}, {layer}");
     assert!(held > left + 30 * layer, "{held} {left}");
     for category in [Category::Trainables, Category::Input, Category::Framework] {
@@ -256,9 +268,9 @@ fn a_gpu_holds_few_bits_and_widens_the_weights_of_one_product() {
         let subject = base.changed(|spec| spec.vla_mut().model.weights_dtype = dtype);
         subject.expect("no new names").predict(gpu(4, 1))
     });
-    let text = &base.config.text;
+    let [width, inner] = features(&base, "mlp.up_proj");
     // Gate and up are joined, and the largest.
-    let (layers, most) = (text.num_layers as u64, 2 * (2 * text.intermediate_size * text.hidden_size) as u64);
+    let (layers, most) = (base.model.layers as u64, 2 * (2 * inner * width) as u64);
     for (few, bits) in [(nf4, 4.2), (int8, 8.1)] {
         let saved = half.of(Category::FrozenWeights) - few.of(Category::FrozenWeights);
         let gate_and_up = (layers * most) as f64 * (1.0 - bits / 16.0);
@@ -351,7 +363,7 @@ fn a_table_in_host_memory_is_not_on_the_gpu_and_takes_memory_where_it_is_not_the
         let dtype = |spec: &mut RunSpec| spec.vla_mut().model.weights_dtype = dtype;
         let here = subject("qwen2.5-vl-3b.yaml").changed(dtype).expect("no new names");
         let there = here.changed(|spec| spec.memory.offload = Offload::Embedding).expect("no new names");
-        let elements = (here.config.text.vocab_size * here.config.text.hidden_size) as u64;
+        let elements = (here.model.vocab_size * here.model.hidden_size) as u64;
         let less = here.predict(gpu(1, 1)).peak() - there.predict(gpu(1, 1)).peak();
         assert_eq!(less, element * elements);
         let offered = here.suggestions(gpu(1, 1));

@@ -2,9 +2,9 @@
 
 use coxswain_proto::{config::SettingsError, ids::Step};
 
-use coxswain_models::qwen2_5_vl::{
-    error::{ModelError, TokenError, UnreadableWeights},
-    pass::Broken,
+use coxswain_models::{
+    pretrained::error::{ModelError, TokenError, UnreadableWeights},
+    vision_language::Broken,
 };
 
 use crate::vla_flow::data::batch::MicroBatch;

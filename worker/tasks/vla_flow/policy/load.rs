@@ -7,7 +7,7 @@ use coxswain_proto::run_spec::RunSpec;
 use super::{
     error::PolicyError,
     parts::{Policy, Settings, Source},
-    tap::{Adapted, Tap},
+    tap::{Adapted, resolve},
 };
 use crate::{
     pretrained,
@@ -18,13 +18,15 @@ use crate::{
         sensor::{SensorEncoder, SensorShape},
     },
 };
-use coxswain_models::qwen2_5_vl::{
-    LoadOptions, QwenVl,
-    adapters::{Adapters, HeadAdapter, Tuned},
-    blocks::{BlockWeights, TablePlace},
-    config::QwenConfig,
-    error::ModelError,
-    modules::modules,
+use coxswain_models::{
+    Shelf,
+    pretrained::{
+        adapters::{Adapters, HeadAdapter, Tuned},
+        blocks::{BlockWeights, TablePlace},
+        checkpoint::CheckpointDir,
+        error::ModelError,
+    },
+    vision_language::LoadOptions,
 };
 use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
 
@@ -37,21 +39,22 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// of everything that trains and the values it starts from; both are the same on every rank.
     pub fn load(
         spec: &RunSpec,
+        models: Shelf<B>,
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
         let vla = VlaSettings::of(spec)?;
         check(&vla, dims)?;
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
-        let config = QwenConfig::read(dir)?;
-        let modules = modules(&config);
-        let split = Split::of(&vla, &modules).map_err(ModelError::from)?;
-        let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
+        let family = models.vision_language.of(dir)?;
+        let outline = family.outline(dir)?;
+        let split = Split::of(&vla, &outline.modules).map_err(ModelError::from)?;
+        let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
-        let tap = Tap::resolve(&spec.cache, &Adapted::new(&config, tuned.trains()))?;
+        let tap = resolve(&spec.cache, &Adapted::new(&outline, tuned.trains()))?;
         let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
         let options = LoadOptions { blocks, table, ..vla.model.weights_dtype.into() };
-        let model = QwenVl::load(dir, options, tuned.trains(), &mut layout, device)?;
+        let model = family.load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
             let shape = SensorShape {
                 window: dims.sensor_window,
@@ -62,10 +65,15 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             SensorEncoder::register(&mut layout, shape)
         });
-        let shape = ExpertShape::of(&vla, model.config.text.hidden_size, dims);
+        let shape = ExpertShape::of(&vla, outline.hidden_size, dims);
         let learning = Learning::of(vla.expert.train, split.expert.as_ref());
         let expert = ActionExpert::register(&mut layout, shape, learning);
-        let values = tuned.initial_values::<B>(spec.run.seed, &layout, dir, vla.model.weights_dtype)?;
+        let values = tuned.initial_values::<B>(
+            spec.run.seed,
+            &layout,
+            CheckpointDir { path: dir, rules: outline.rules },
+            vla.model.weights_dtype,
+        )?;
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -101,10 +109,12 @@ impl<B: Tape<Base = B>> Policy<B> {
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
         let vla = VlaSettings::of(spec)?;
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
-        let modules = modules(&QwenConfig::read(dir)?);
-        let lora = Split::of(&vla, &modules).map_err(ModelError::from)?.model;
-        let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, &modules, HEAD_IS_UNUSED)?;
-        Ok(tuned.initial_values::<B>(spec.run.seed, layout, dir, vla.model.weights_dtype)?)
+        let outline = self.model.outline();
+        let modules = &outline.modules;
+        let lora = Split::of(&vla, modules).map_err(ModelError::from)?.model;
+        let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, modules, HEAD_IS_UNUSED)?;
+        let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
+        Ok(tuned.initial_values::<B>(spec.run.seed, layout, checkpoint, vla.model.weights_dtype)?)
     }
 }
 

@@ -33,5 +33,5 @@ mod tests;
 pub use self::{
     error::{PolicyError, StepError},
     parts::{Policy, VlFeatures},
-    tap::{Adapted, Tap},
+    tap::{Adapted, resolve as resolve_tap},
 };

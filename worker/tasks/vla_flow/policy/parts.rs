@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_models::qwen2_5_vl::QwenVl;
+use coxswain_models::vision_language::{Tap, VisionLanguage};
 use coxswain_nn::{
     dtypes::FrozenDtype,
     kernels::{AttentionMask, Tape},
@@ -12,7 +12,6 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::CacheMode;
 
-use super::tap::Tap;
 use crate::vla_flow::{
     config::FlowConvention,
     data::{MicroBatch, SampleDims},
@@ -22,7 +21,7 @@ use crate::vla_flow::{
 
 /// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
 pub struct Policy<B: Tape<Base = B>> {
-    pub(super) model: QwenVl<B>,
+    pub(super) model: Box<dyn VisionLanguage<B>>,
     pub(super) lora: Option<LoraPlan>,
     pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
@@ -65,8 +64,8 @@ pub struct VlFeatures<B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// The vision-language model.
-    pub fn model(&self) -> &QwenVl<B> {
-        &self.model
+    pub fn model(&self) -> &dyn VisionLanguage<B> {
+        &*self.model
     }
 
     /// Its adapters, if it has any.

@@ -1,9 +1,9 @@
 //! What a policy does with a micro-batch: train on it, tell its loss, sample from it.
 
 use burn::tensor::Tensor;
-use coxswain_models::qwen2_5_vl::{
-    dropout::{ModelRows, RowsOf},
-    pass::{VlContext, VlRun},
+use coxswain_models::{
+    pretrained::prompts::DropoutKeys,
+    vision_language::{Tap, VlPass},
 };
 use coxswain_nn::{
     kernels::{DropoutRows, Tape, dropout::row_word},
@@ -46,19 +46,18 @@ impl<B: Tape<Base = B>> Policy<B> {
             return Ok(MicroLoss::default());
         }
         clock.enter(Pass::Forward);
-        let entry = self.entry(batch)?;
-        let context =
-            VlContext::new(&self.model, batch.prompts(), &entry).map_err(|broken| failed(batch, broken))?;
-        let vl = VlRun {
-            model: &self.model,
-            context: &context,
+        let pass = VlPass {
+            prompts: batch.prompts(),
+            kept: self.kept(batch)?,
             trainables,
             retention: self.settings.retention,
             dropout: self.dropout(batch),
         };
-        let (hidden_nd, vl_trace) = vl
-            .forward(batch.prompts(), entry, &mut |stage| clock.lap(stage))
+        let vl = self.model.run(pass).map_err(|broken| failed(batch, broken))?;
+        let (read, vl_trace) = vl
+            .forward(&[Tap::Final], &mut |stage| clock.lap(stage))
             .map_err(|broken| failed(batch, broken))?;
+        let [hidden_nd] = only(read);
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
@@ -92,7 +91,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         }
         clock.lap(EXPERT_STAGE);
         if let Some(dhidden_nd) = gradient.hidden {
-            vl.backward(batch.prompts(), vl_trace, dhidden_nd, grads, &mut |stage| clock.lap(stage))
+            vl_trace
+                .backward(vec![dhidden_nd], grads, &mut |stage| clock.lap(stage))
                 .map_err(|broken| failed(batch, broken))?;
         }
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
@@ -178,11 +178,12 @@ impl<B: Tape<Base = B>> Policy<B> {
         })
     }
 
-    /// The rows that the adapters of a training pass drop from; none where they drop nothing.
-    fn dropout(&self, batch: &MicroBatch) -> Option<ModelRows<B>> {
-        let (samples, images_per_row) = (&batch.sample_indices, &batch.images_per_row);
-        let of = RowsOf { seed: self.settings.seed, step: batch.step.0, samples, images_per_row };
-        ModelRows::of_training(self.lora.as_ref(), &self.model.config, of, batch.prompts(), &self.device)
+    /// What keys the draws of the adapters' dropout; none where they drop nothing.
+    fn dropout<'b>(&self, batch: &'b MicroBatch) -> Option<DropoutKeys<'b>> {
+        let drops = self.lora.as_ref().is_some_and(|plan| plan.recipe().dropout > 0.0);
+        let (samples, images_per_row) = (&batch.sample_indices[..], &batch.images_per_row[..]);
+        let keys = DropoutKeys { seed: self.settings.seed, step: batch.step.0, samples, images_per_row };
+        drops.then_some(keys)
     }
 
     /// The rows of the expert's tokens in a training pass, if its blocks drop some of what they add.
@@ -231,6 +232,11 @@ impl<B: Tape<Base = B>> Policy<B> {
     fn padding<'b>(&self, batch: &'b MicroBatch) -> Padding<'b> {
         Padding { action: self.dims.action, widths: &batch.action_widths }
     }
+}
+
+/// The one tensor that was read.
+fn only<B: Tape<Base = B>>(read: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 1] {
+    read.try_into().expect("a run gives a tensor for each tap that it is asked for")
 }
 
 fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use coxswain_nn::dtypes::FrozenDtype;
 
 use super::Policy;
-use coxswain_models::qwen2_5_vl::{
-    Trains,
-    modules::{FrozenPart, frozen_parts, frozen_tensors},
+use coxswain_models::pretrained::{
+    frozen::{FrozenPart, frozen_parts},
+    trains::Trains,
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -15,7 +15,10 @@ use coxswain_nn::{
 };
 use coxswain_task::Module;
 
-use crate::vla_flow::{EXPERT, SENSOR};
+use crate::{
+    pretrained::part_of,
+    vla_flow::{EXPERT, SENSOR},
+};
 
 /// Tensors, elements and bytes of a part.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +44,8 @@ impl Tally {
 impl<B: Tape<Base = B>> Policy<B> {
     /// Rows of the start-up table: frozen parts first, then what trains.
     pub fn trainable_report(&self, layout: &TrainableLayout, frozen: FrozenDtype) -> Vec<Module> {
-        let mut tensors = frozen_tensors(&self.model.config);
+        let outline = self.model.outline();
+        let mut tensors = outline.tensors();
         let trains = Trains { lora: self.lora(), full: Some(&self.full) };
         tensors.retain(|tensor| trains.group(&tensor.name).is_none());
         let parts = frozen_parts(&tensors, frozen, self.model.in_memory(), self.model.table_place());
@@ -60,7 +64,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let place = |group| order.iter().position(|known| *known == group);
         let mut groups: BTreeMap<(Option<usize>, &str), (Group, Tally)> = BTreeMap::new();
         for param in layout.params() {
-            let key = (place(param.group), part(&param.name));
+            let key = (place(param.group), part_of(outline.rules, &param.name));
             let (_, tally) = groups.entry(key).or_insert((param.group, Tally::default()));
             tally.add(param.len(), 4 * param.len() as u64);
         }
@@ -69,16 +73,5 @@ impl<B: Tape<Base = B>> Policy<B> {
             tally.row(module, true, "float32")
         }));
         rows
-    }
-}
-
-/// The frozen part that a trainable belongs to; empty for parts of its own.
-fn part(name: &str) -> &'static str {
-    if name.contains(".visual.") {
-        "vision"
-    } else if name.contains(".language_model.") {
-        "language"
-    } else {
-        ""
     }
 }

@@ -11,28 +11,17 @@
 //! `Layer(0)` holds the image features and the embedded text; `Vision` holds the first alone, which is less
 //! to keep for the same, so `auto` never chooses `Layer(0)`.
 //!
-//! What this file does not do: compute features (`vl`), keep them (`vl_cache`), or decide which steps use
-//! them (`train`).
-
-use std::fmt;
+//! What this file does not do: compute features (`features`), or keep them and decide which steps use them
+//! (the engine).
 
 use crate::vla_flow::config as vla_flow;
 use coxswain_proto::run_spec::{Cache, CacheMode};
 
 use super::PolicyError;
-use coxswain_models::qwen2_5_vl::{Trains, config::QwenConfig, modules::modules};
-use coxswain_nn::lora::{Module, ModuleKind};
-
-/// Where in the model features are taken. Ordered by depth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tap {
-    /// The image features after the merger, `[image tokens, d]`.
-    Vision,
-    /// The input of this decoder layer, before its norm, `[tokens, d]`.
-    Layer(usize),
-    /// The hidden states after the final norm, `[tokens, d]`: what the expert attends to.
-    Final,
-}
+use coxswain_models::{
+    pretrained::{rules::Place, trains::Trains},
+    vision_language::{ModelOutline, Tap},
+};
 
 /// Which parts of the vision-language model train.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,30 +42,25 @@ pub struct Adapted {
 
 impl Adapted {
     /// From what trains of a model.
-    pub fn new(config: &QwenConfig, trains: Trains<'_>) -> Self {
-        let modules = modules(config);
-        let trained = |module: &&Module| match module.kind {
-            ModuleKind::Linear { .. } => trains.touches(&module.name),
-            _ => trains.full.is_some_and(|full| full.contains(&module.name)),
-        };
-        let touched: Vec<&str> = modules.iter().filter(trained).map(|module| &*module.name).collect();
-        let last = config.text.num_layers.saturating_sub(1);
-        let layer = |name: &str| {
-            let rest = name.strip_prefix("model.language_model.")?;
-            match rest.strip_prefix("layers.") {
-                Some(rest) => rest.split('.').next()?.parse().ok(),
-                None => (rest == "norm").then_some(last),
+    pub fn new(model: &ModelOutline, trains: Trains<'_>) -> Self {
+        let touched = model.modules.iter().filter(|module| trains.touches(module));
+        let (mut vision, mut embedding, mut layers) = (None, false, Vec::new());
+        for module in touched {
+            match model.place(&module.name) {
+                Place::Vision(_) => {
+                    vision.get_or_insert_with(|| module.name.clone());
+                }
+                Place::Table => embedding = true,
+                Place::Layer(layer) => layers.push(layer),
+                Place::FinalNorm => layers.push(model.layers.saturating_sub(1)),
+                Place::Head | Place::Other => {}
             }
-        };
-        let mut layers: Vec<usize> = touched.iter().filter_map(|name| layer(name)).collect();
+        }
         layers.sort_unstable();
         layers.dedup();
-        let vision = touched.iter().find(|name| name.starts_with("model.visual."));
-        let vision = vision.map(|name| (*name).to_owned());
-        let embedding = touched.iter().any(|name| name.ends_with(".embed_tokens"));
         let in_full = trains.full.is_some_and(|full| !full.is_empty());
         let adapted = trains.lora.is_some_and(|plan| plan.adapters().next().is_some());
-        Self { vision, embedding, layers, adapted, in_full, of_layers: config.text.num_layers }
+        Self { vision, embedding, layers, adapted, in_full, of_layers: model.layers }
     }
 
     /// In words: what of the vision-language model trains.
@@ -106,103 +90,80 @@ impl Adapted {
     }
 }
 
-impl Tap {
-    /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps
-    /// that use it.
-    pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Self>, PolicyError> {
-        if cache.mode == CacheMode::Off {
-            return Ok(None);
-        }
-        let given = match vla_flow::TapSetting::try_from(&cache.tap) {
-            Ok(given) => given,
-            Err(error) => return refuse("cache.tap", error.to_string()),
-        };
-        let deepest = match (cache.mode, adapted.layers.first()) {
-            (CacheMode::Periodic, _) => Self::Final,
-            (_, Some(0)) => Self::Vision,
-            _ if adapted.embedding => Self::Vision,
-            (_, None) => Self::Final,
-            (_, Some(&layer)) => Self::Layer(layer),
-        };
-        if let (CacheMode::Exact, Some(module)) = (cache.mode, &adapted.vision) {
-            return refuse(
-                "cache.mode",
-                format!(
-                    "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets and model.train, or use `periodic` or `off`"
-                ),
-            );
-        }
-        let named = match given {
-            vla_flow::TapSetting::Auto => return Ok(Some(deepest)),
-            vla_flow::TapSetting::Vision => Self::Vision,
-            vla_flow::TapSetting::Final => Self::Final,
-            vla_flow::TapSetting::Layer(layer) => Self::Layer(layer),
-        };
-        named.check(cache.mode, adapted, deepest)?;
-        Ok(Some(named))
+/// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps
+/// that use it.
+pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Tap>, PolicyError> {
+    if cache.mode == CacheMode::Off {
+        return Ok(None);
     }
-
-    fn check(self, mode: CacheMode, adapted: &Adapted, deepest: Self) -> Result<(), PolicyError> {
-        if let Self::Layer(layer) = self
-            && layer >= adapted.of_layers
-        {
-            let last = adapted.of_layers.saturating_sub(1);
-            let problem = format!("names decoder layer {layer}; the model's last one is {last}");
-            return refuse("cache.tap", problem);
-        }
-        if mode == CacheMode::Periodic && self != Self::Final {
-            let problem = format!("is {self}; `periodic` takes the final hidden states: use `auto`");
-            return refuse("cache.tap", problem);
-        }
-        let trained_below = match (self, adapted.layers.first()) {
-            (Self::Layer(_) | Self::Final, _) if adapted.embedding => Some("the token embedding".to_owned()),
-            (Self::Layer(layer), Some(&first)) if first < layer => Some(format!("decoder layer {first}")),
-            (Self::Final, Some(&first)) => Some(format!("decoder layer {first}")),
-            _ => None,
-        };
-        match trained_below {
-            Some(first) if mode == CacheMode::Exact => refuse(
-                "cache.tap",
-                format!(
-                    "is {self}, but {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
-                ),
+    let given = match vla_flow::TapSetting::try_from(&cache.tap) {
+        Ok(given) => given,
+        Err(error) => return refuse("cache.tap", error.to_string()),
+    };
+    let deepest = match (cache.mode, adapted.layers.first()) {
+        (CacheMode::Periodic, _) => Tap::Final,
+        (_, Some(0)) => Tap::Vision,
+        _ if adapted.embedding => Tap::Vision,
+        (_, None) => Tap::Final,
+        (_, Some(&layer)) => Tap::Layer(layer),
+    };
+    if let (CacheMode::Exact, Some(module)) = (cache.mode, &adapted.vision) {
+        return refuse(
+            "cache.mode",
+            format!(
+                "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets and model.train, or use `periodic` or `off`"
             ),
-            _ => Ok(()),
-        }
+        );
     }
+    let named = match given {
+        vla_flow::TapSetting::Auto => return Ok(Some(deepest)),
+        vla_flow::TapSetting::Vision => Tap::Vision,
+        vla_flow::TapSetting::Final => Tap::Final,
+        vla_flow::TapSetting::Layer(layer) => Tap::Layer(layer),
+    };
+    check(named, cache.mode, adapted, deepest)?;
+    Ok(Some(named))
+}
 
-    /// What a step need not compute where features are kept.
-    pub fn skips(self) -> String {
-        match self {
-            Self::Vision => "the vision tower and its merger".into(),
-            Self::Layer(0) => "the vision tower, its merger and the embedding".into(),
-            Self::Layer(1) => "the vision tower, the embedding and decoder layer 0".into(),
-            Self::Layer(k) => format!("the vision tower, the embedding and decoder layers 0 to {}", k - 1),
-            Self::Final => "the whole vision-language model".into(),
-        }
+fn check(tap: Tap, mode: CacheMode, adapted: &Adapted, deepest: Tap) -> Result<(), PolicyError> {
+    if let Tap::Layer(layer) = tap
+        && layer >= adapted.of_layers
+    {
+        let last = adapted.of_layers.saturating_sub(1);
+        let problem = format!("names decoder layer {layer}; the model's last one is {last}");
+        return refuse("cache.tap", problem);
     }
-
-    /// For the log: where features are taken, what is skipped, and what trains in which steps. One line each.
-    pub fn describe(self, mode: CacheMode, adapted: &Adapted) -> [String; 3] {
-        let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
-        let steps = match mode {
-            CacheMode::Periodic => format!(
-                "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA rests (weights and moments)"
+    if mode == CacheMode::Periodic && tap != Tap::Final {
+        let problem = format!("is {tap}; `periodic` takes the final hidden states: use `auto`");
+        return refuse("cache.tap", problem);
+    }
+    let trained_below = match (tap, adapted.layers.first()) {
+        (Tap::Layer(_) | Tap::Final, _) if adapted.embedding => Some("the token embedding".to_owned()),
+        (Tap::Layer(layer), Some(&first)) if first < layer => Some(format!("decoder layer {first}")),
+        (Tap::Final, Some(&first)) => Some(format!("decoder layer {first}")),
+        _ => None,
+    };
+    match trained_below {
+        Some(first) if mode == CacheMode::Exact => refuse(
+            "cache.tap",
+            format!(
+                "is {tap}, but {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
             ),
-            CacheMode::Exact | CacheMode::Off => format!("every step: {trains}, as without a cache"),
-        };
-        [format!("features: {self}"), format!("skipped where they are kept: {}", self.skips()), steps]
+        ),
+        _ => Ok(()),
     }
 }
 
-impl fmt::Display for Tap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Vision => f.write_str("the image features after the merger"),
-            Self::Layer(k) => write!(f, "the input of decoder layer {k} (pre-norm)"),
-            Self::Final => f.write_str("the final hidden states (post-norm)"),
-        }
-    }
+/// For the log: where features are taken, what is skipped, and what trains in which steps. One line each.
+pub fn describe(tap: Tap, mode: CacheMode, adapted: &Adapted) -> [String; 3] {
+    let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
+    let steps = match mode {
+        CacheMode::Periodic => format!(
+            "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA rests (weights and moments)"
+        ),
+        CacheMode::Exact | CacheMode::Off => format!("every step: {trains}, as without a cache"),
+    };
+    [format!("features: {tap}"), format!("skipped where they are kept: {}", tap.skips()), steps]
 }
 
 fn refuse<T>(field: &'static str, problem: String) -> Result<T, PolicyError> {
@@ -229,7 +190,7 @@ mod tests {
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
-        Tap::resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
+        resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -238,7 +199,7 @@ mod tests {
         assert_eq!(exact(vla_flow::TapSetting::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
         assert_eq!(exact(vla_flow::TapSetting::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
         let off = cache(CacheMode::Off, vla_flow::TapSetting::Final);
-        assert_eq!(Tap::resolve(&off, &adapted(&[0])).ok(), Some(None));
+        assert_eq!(resolve(&off, &adapted(&[0])).ok(), Some(None));
     }
 
     #[test]
@@ -263,22 +224,21 @@ mod tests {
     fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
         let adapted = Adapted { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
         for tap in [vla_flow::TapSetting::Auto, vla_flow::TapSetting::Vision] {
-            let error =
-                Tap::resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
+            let error = resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
             assert!(
                 error.contains("model.visual.blocks.0.attn.qkv") && error.contains("lora.targets"),
                 "{error}"
             );
         }
         let periodic = cache(CacheMode::Periodic, vla_flow::TapSetting::Auto);
-        assert_eq!(Tap::resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
+        assert_eq!(resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
     }
 
     #[test]
     fn a_token_embedding_that_trains_leaves_the_image_features() {
         for layers in [&[][..], &[4]] {
             let adapted = Adapted { embedding: true, ..adapted(layers) };
-            let resolve = |tap| Tap::resolve(&cache(CacheMode::Exact, tap), &adapted);
+            let resolve = |tap| resolve(&cache(CacheMode::Exact, tap), &adapted);
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
                 let message = resolve(tap).expect_err("it changes").to_string();
@@ -292,16 +252,16 @@ mod tests {
 
     #[test]
     fn the_log_says_what_trains_when() {
-        let [tap, skipped, steps] = Tap::Layer(4).describe(CacheMode::Exact, &adapted(&[4, 5]));
+        let [tap, skipped, steps] = describe(Tap::Layer(4), CacheMode::Exact, &adapted(&[4, 5]));
         assert_eq!(tap, "features: the input of decoder layer 4 (pre-norm)");
         assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
         assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
         for (is_adapted, what) in [(true, "LoRA and whole modules"), (false, "whole modules")] {
             let whole = Adapted { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
-            let [_, _, steps] = Tap::Layer(4).describe(CacheMode::Exact, &whole);
+            let [_, _, steps] = describe(Tap::Layer(4), CacheMode::Exact, &whole);
             assert!(steps.starts_with(&format!("every step: {what} in decoder layer 4")), "{steps}");
         }
-        let [_, _, steps] = Tap::Final.describe(CacheMode::Periodic, &adapted(&[1, 4]));
+        let [_, _, steps] = describe(Tap::Final, CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
         assert!(
             steps.contains("cached steps: the expert and the sensor encoder train, LoRA rests"),

@@ -1,9 +1,10 @@
 //! The policy on the small checkpoint that ships with the repository.
 
 use burn::backend::Flex;
-use coxswain_models::qwen2_5_vl::{
-    checkpoint::Checkpoint,
-    pass::{Entry, VlContext, VlRun},
+use coxswain_models::families::shelf;
+use coxswain_models::{
+    pretrained::checkpoint::Checkpoint,
+    vision_language::{Tap, VlPass},
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -174,7 +175,7 @@ fn not_a_number_in_the_data_is_named_by_step_and_sample() {
 fn tokens_that_do_not_fit_the_images_are_named() {
     let fixture = load(&spec(&[]));
     let mut broken = batch(&[0, 1]);
-    broken.image_grids[0] = [1, 2, 2];
+    broken.image_shapes[0] = [1, 2, 2];
     let mut grads = FlatGrads::new(fixture.trainables.layout().len());
     let error = fixture
         .policy
@@ -201,17 +202,47 @@ fn features_are_those_the_training_pass_sees() {
     let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
     let batch = batch(&[0, 1]);
     let features = fixture.policy.vl_features(&fixture.trainables, &batch).expect("sound");
-    let context = VlContext::new(fixture.policy.model(), batch.prompts(), &Entry::Pixels).expect("sound");
-    let run = VlRun {
-        model: fixture.policy.model(),
-        context: &context,
+    let run = fixture.policy.model().run(pass(&fixture, &batch)).expect("sound");
+    let (mut read, trace) = run.forward(&[Tap::Final], &mut |_| {}).expect("sound");
+    assert!(trace.trains());
+    let hidden_nd = read.pop().expect("one was asked for");
+    assert!(relative_error(&download(features.hidden_nd), &download(hidden_nd)) < 1e-5);
+}
+
+fn pass<'a>(fixture: &'a Fixture, batch: &'a MicroBatch) -> VlPass<'a, Flex> {
+    VlPass {
+        prompts: batch.prompts(),
+        kept: None,
         trainables: &fixture.trainables,
         retention: Retention::in_float32(Recompute::Selective),
         dropout: None,
+    }
+}
+
+#[test]
+fn gradients_of_several_taps_add_up_in_one_pass() {
+    let fixture = shaken(&spec(&[("lora", json!({"rank": 2, "targets": EVERYWHERE}))]));
+    let (batch, model) = (batch(&[0, 1]), fixture.policy.model());
+    let taps = [Tap::Layer(0), Tap::Layer(2), Tap::Layer(5), Tap::Final];
+    // What is read, and the gradients of all trainables, given that of each tap: its own values, times this.
+    let through = |taps: &[Tap], factors: &[f32]| {
+        let run = model.run(pass(&fixture, &batch)).expect("sound");
+        let (read, trace) = run.forward(taps, &mut |_| {}).expect("sound");
+        let values: Vec<_> = read.iter().map(|read| download(read.clone())).collect();
+        let given = read.into_iter().zip(factors).map(|(read, factor)| read * *factor).collect();
+        let mut grads = FlatGrads::new(fixture.trainables.layout().len());
+        trace.backward(given, &mut grads, &mut |_| {}).expect("sound");
+        (values, grads.values().to_vec())
     };
-    let (hidden_nd, trace) = run.forward(batch.prompts(), Entry::Pixels, &mut |_| {}).expect("sound");
-    assert!(trace.trains());
-    assert!(relative_error(&download(features.hidden_nd), &download(hidden_nd)) < 1e-5);
+    let (values, of_all) = through(&taps, &[1.0; 4]);
+    let mut sum = vec![0.0; of_all.len()];
+    for (tap, value) in taps.iter().zip(&values) {
+        let (alone, of_one) = through(std::slice::from_ref(tap), &[1.0]);
+        assert!(&alone[0] == value, "{tap}: what is read does not depend on what else is");
+        sum.iter_mut().zip(of_one).for_each(|(sum, one)| *sum += one);
+    }
+    assert!(of_all.iter().any(|gradient| *gradient != 0.0));
+    assert!(relative_error(&sum, &of_all) < 1e-5);
 }
 
 #[test]
@@ -219,7 +250,8 @@ fn the_report_counts_every_weight_of_the_checkpoint() {
     let fixture = load(&spec(&[]));
     let layout = fixture.trainables.layout();
     let report = fixture.policy.trainable_report(layout, Default::default());
-    let header = Checkpoint::open(std::path::Path::new(MODEL)).expect("sound").stored_bytes();
+    let header = Checkpoint::open(std::path::Path::new(MODEL), fixture.policy.model().outline().rules);
+    let header = header.expect("sound").stored_bytes();
     let frozen: usize = report.iter().filter(|row| !row.trains).map(|row| row.parameters).sum();
     assert_eq!(2 * frozen as u64, header, "the checkpoint is bfloat16 with a tied head");
     let trained: usize = report.iter().filter(|row| row.trains).map(|row| row.parameters).sum();
@@ -231,7 +263,7 @@ fn the_report_counts_every_weight_of_the_checkpoint() {
 #[test]
 fn settings_that_do_not_fit_are_refused_by_name() {
     let refused = |changes: &[(&str, Value)]| {
-        let error = Policy::<Flex>::load(&spec(changes), DIMS, &Default::default());
+        let error = Policy::<Flex>::load(&spec(changes), shelf(), DIMS, &Default::default());
         error.err().expect("refused").to_string()
     };
     let message = refused(&[("expert", json!({"width": 32, "heads": 5}))]);
@@ -272,7 +304,7 @@ fn training_starts_from_an_adapter_directory() {
     assert_eq!(heir.trainables.to_vec()[..end], values[..end]);
 
     from_dir["rank"] = json!(3);
-    let error = Policy::<Flex>::load(&spec(&[("lora", from_dir)]), DIMS, &Default::default());
+    let error = Policy::<Flex>::load(&spec(&[("lora", from_dir)]), shelf(), DIMS, &Default::default());
     let message = error.err().expect("the ranks differ").to_string();
     assert!(message.contains("lora.init_from") && message.contains("rank"), "{message}");
 }

@@ -20,9 +20,14 @@ use std::path::{Path, PathBuf};
 
 use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::processor::{ImageProcessor, ModelFacts, PromptEncoder, PromptForm, Rgb},
+    Shelf,
+    pretrained::{
+        directory,
+        pictures::{ImageProcessor, Rgb},
+    },
+    vision_language::{PromptEncoder, PromptForm},
 };
+use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Value, answers::SEED};
 use serde_json::json;
@@ -31,13 +36,16 @@ use super::{
     observed::Observed,
     values::{as_numbers, channels_last, check_finite, kind, shape_of},
 };
-use crate::vla_flow::{
-    config::{Serve, VlaSettings},
-    data::{
-        CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample,
-        SampleDims, path_of, pixel_bounds, widened,
+use crate::{
+    settings::unread,
+    vla_flow::{
+        config::{Serve, VlaSettings},
+        data::{
+            CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample,
+            SampleDims, path_of, pixel_bounds, widened,
+        },
+        flow,
     },
-    flow,
 };
 
 /// Noise instead of a seed.
@@ -56,8 +64,8 @@ pub(super) struct ObservationReader {
     file: PolicyFile,
     /// Where the values of an observation are found.
     names: Serve,
-    images: ImageProcessor,
-    prompt: PromptEncoder,
+    images: Box<dyn ImageProcessor>,
+    prompt: Box<dyn PromptEncoder>,
     state: Option<Normalizer>,
     sensor: Option<Normalizer>,
     action: Normalizer,
@@ -67,7 +75,12 @@ pub(super) struct ObservationReader {
 impl ObservationReader {
     /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
     /// what it is for the robot of `serve.set`.
-    pub fn open(spec: &RunSpec, settings: &VlaSettings, dir: &Path) -> Result<Self, DataError> {
+    pub fn open(
+        spec: &RunSpec,
+        models: Shelf<Sizes>,
+        settings: &VlaSettings,
+        dir: &Path,
+    ) -> Result<Self, DataError> {
         let (settings, dir) = of_set(settings, dir)?;
         let path = dir.join(PolicyFile::PATH);
         if !path.exists() {
@@ -93,7 +106,7 @@ impl ObservationReader {
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
         };
         let model = &directory::outline(&settings.model.path)?;
-        let facts = ModelFacts::read(model)?;
+        let family = models.vision_language.of(model).map_err(unread)?;
         let bounds = pixel_bounds(&settings.data);
         let form = PromptForm {
             template: &settings.data.prompt,
@@ -103,8 +116,8 @@ impl ObservationReader {
         Ok(Self {
             run: spec.run.name.clone(),
             names: settings.serve.of(&settings.data),
-            images: ImageProcessor::open(model, facts.patches, bounds)?,
-            prompt: PromptEncoder::open(model, facts, &form)?,
+            images: family.images(model, bounds)?,
+            prompt: family.prompts(model, &form)?,
             state: file.state.as_ref().map(normalizer).transpose()?,
             sensor: file.sensor.as_ref().map(normalizer).transpose()?,
             action: normalizer(&file.action)?,
@@ -176,10 +189,10 @@ impl ObservationReader {
                 let CameraInput { height, width, .. } = *camera;
                 let of_frame = height * width * 3;
                 let pixels = pixels[frame * of_frame..][..of_frame].to_vec();
-                let patches = self.images.process_decoded(Rgb { height, width, pixels });
-                let patches = patches.map_err(|fault| BadRequest::new(name, fault))?;
-                seen.extend_from_slice(&patches.pixel_values);
-                sample.image_grids.push(patches.grid);
+                let input = self.images.process(Rgb { height, width, pixels });
+                let input = input.map_err(|fault| BadRequest::new(name, fault))?;
+                seen.extend_from_slice(&input.pixel_values);
+                sample.image_shapes.push(input.shape);
             }
         }
         sample.pixel_values = seen.into();
@@ -415,7 +428,7 @@ impl RequestReader for ObservationReader {
         self.see(request, &mut sample)?;
         sample.input_ids = self
             .prompt
-            .encode(instruction, &sample.image_grids)
+            .encode(instruction, &sample.image_shapes)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
         Ok(Box::new(Observed { sample, offset }))
     }

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use coxswain_models::Shelves;
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{Fault, Named, RequestReader, Responder, Sample as AnySample, TaskError};
@@ -26,12 +27,18 @@ pub struct PolicyResponder<B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> PolicyResponder<B> {
     /// Loads the pretrained model, and what a run has left in `dir`.
-    pub fn open(spec: &RunSpec, dir: &Path, device: &B::Device) -> Result<Self, TaskError> {
+    pub fn open(
+        spec: &RunSpec,
+        models: Shelves<B>,
+        dir: &Path,
+        device: &B::Device,
+    ) -> Result<Self, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
-        let reader = ObservationReader::open(spec, &settings, dir).map_err(TaskError::bad_input)?;
-        let spec = weights::with_adapter_of(spec, settings, dir)?;
+        let reader =
+            ObservationReader::open(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
+        let spec = weights::with_adapter_of(spec, models.sizes, settings, dir)?;
         let (policy, layout, mut values) =
-            Policy::<B>::load(&spec, reader.dims(), device).map_err(TaskError::bad_input)?;
+            Policy::<B>::load(&spec, models.device, reader.dims(), device).map_err(TaskError::bad_input)?;
         weights::fill(dir, &layout, &mut values)?;
         Ok(Self { policy, trainables: Trainables::new(layout, values, device), reader: Arc::new(reader) })
     }

@@ -3,10 +3,13 @@
 mod mixture;
 mod observed;
 
+use coxswain_models::Shelves;
+use coxswain_models::families::shelf;
+use coxswain_nn::kernels::sizes::Sizes;
 use std::path::Path;
 
 use burn::backend::Flex;
-use coxswain_models::qwen2_5_vl::synthetic::SyntheticCheckpoint;
+use coxswain_models::pretrained::synthetic::SyntheticCheckpoint;
 use coxswain_nn::{
     dtypes::WeightsDtype,
     params::{TrainableLayout, Trainables},
@@ -90,15 +93,17 @@ impl Run {
         let (data, dir) = (recording.write(), tempfile::tempdir().unwrap());
         let (like, model) = (assets().join("tiny-vla"), dir.path().join("model"));
         let dtype = WeightsDtype::Float32;
-        SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 }.write().unwrap();
+        let checkpoint = SyntheticCheckpoint { like: &like, tokenizer: None, out: &model, dtype, seed: 3 };
+        let family = shelf::<Sizes>().vision_language.of(&like).unwrap();
+        family.make_checkpoint(&checkpoint).unwrap();
         let mut spec = recording.spec(data.path());
         spec.vla_mut().model.path = model.display().to_string();
         change(&mut spec.vla_mut());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
-        let dataset = Dataset::open(&spec).unwrap();
+        let dataset = Dataset::open(&spec, shelf()).unwrap();
         let Built { objective, layout, initial } =
-            TaskOn::<Flex>::build(&VlaFlow, &spec, &dataset, &Default::default()).unwrap();
+            TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &Default::default()).unwrap();
         let drifted = |(at, value): (usize, &f32)| value + 0.05 * (at as f32).sin();
         let values: Vec<f32> = initial.iter().enumerate().map(drifted).collect();
         objective.export(dir.path(), &layout, &values).unwrap();
@@ -112,7 +117,7 @@ impl Run {
     }
 
     fn responder(&self) -> PolicyResponder<Flex> {
-        PolicyResponder::open(&self.spec, self.dir.path(), &Default::default())
+        PolicyResponder::open(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
@@ -181,7 +186,7 @@ fn an_expert_with_adapters_answers_from_what_a_run_has_left() {
 /// What evaluation samples of these frames.
 fn expected(run: &Run) -> Vec<Vec<f32>> {
     let device = Default::default();
-    let (policy, ..) = Policy::<Flex>::load(&run.spec, run.dataset.dims(), &device).unwrap();
+    let (policy, ..) = Policy::<Flex>::load(&run.spec, shelf(), run.dataset.dims(), &device).unwrap();
     let trainables = Trainables::new(run.layout.clone(), run.values.clone(), &device);
     let samples: Vec<_> = FRAMES.map(|frame| Samples::read(&run.dataset, frame as u64).unwrap()).into();
     let samples_dyn: &dyn Samples = &run.dataset;
@@ -211,8 +216,8 @@ fn images_are_fitted_as_in_training_by_what_the_run_has_left() {
         let file = std::fs::read(run.dir.path().join(PolicyFile::PATH)).unwrap();
         let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
         assert_eq!((&file["format"], &file["resize"]), (&json!(2), &json!(rule)));
-        let grids = run.dataset.image_grids().unwrap();
-        assert_eq!(run.dataset.sample(0).unwrap().image_grids, grids);
+        let grids = run.dataset.image_shapes().unwrap();
+        assert_eq!(run.dataset.sample(0).unwrap().image_shapes, grids);
         assert_eq!(grids[0] == grids[1], rule.starts_with("letterbox"), "{grids:?}");
     }
 }
@@ -394,7 +399,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
 fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
     let mut run = Run::new();
     let file = |spec: &RunSpec| {
-        let files = Samples::files(&Dataset::open(spec).unwrap());
+        let files = Samples::files(&Dataset::open(spec, shelf()).unwrap());
         let policy = files.into_iter().find(|file| file.path == PolicyFile::PATH).unwrap();
         serde_json::from_str::<serde_json::Value>(&policy.text).unwrap()
     };
@@ -410,7 +415,9 @@ fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
 #[test]
 fn what_a_run_has_not_left_is_named() {
     let run = Run::new();
-    let open = |dir: &Path| PolicyResponder::<Flex>::open(&run.spec, dir, &Default::default()).err();
+    let open = |dir: &Path| {
+        PolicyResponder::<Flex>::open(&run.spec, Shelves::default(), dir, &Default::default()).err()
+    };
     let refused = |dir: &Path| open(dir).expect("something is missing").to_string();
     let elsewhere = tempfile::tempdir().unwrap();
     assert!(refused(elsewhere.path()).contains(PolicyFile::PATH));
@@ -429,10 +436,14 @@ fn answers_alike_merged(run: &Run) {
     merged.vla_mut().model.path = run.dir.path().join("merged").display().to_string();
     merged.vla_mut().lora = None;
     merged.vla_mut().model.train = Vec::new();
-    let responder = PolicyResponder::<Flex>::open(&merged, run.dir.path(), &Default::default()).unwrap();
+    let responder =
+        PolicyResponder::<Flex>::open(&merged, Shelves::default(), run.dir.path(), &Default::default())
+            .unwrap();
     assert_near(&answers(&responder, &FRAMES.map(observation)), &expected, 1e-4);
     // And it is the merge that does it.
     merged.vla_mut().model.path = run.dir.path().join("model").display().to_string();
-    let plain = PolicyResponder::<Flex>::open(&merged, run.dir.path(), &Default::default()).unwrap();
+    let plain =
+        PolicyResponder::<Flex>::open(&merged, Shelves::default(), run.dir.path(), &Default::default())
+            .unwrap();
     assert_ne!(answers(&plain, &FRAMES.map(observation)), expected);
 }

@@ -3,10 +3,13 @@
 use std::{fs, path::Path};
 
 use coxswain_models::{
-    directory,
-    qwen2_5_vl::{config::QwenConfig, modules::modules},
+    Shelf,
+    pretrained::{directory, error::ModelError},
 };
-use coxswain_nn::params::{Group, TrainableLayout};
+use coxswain_nn::{
+    kernels::sizes::Sizes,
+    params::{Group, TrainableLayout},
+};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 use safetensors::{Dtype, SafeTensors};
@@ -18,12 +21,18 @@ use crate::{
 
 /// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all
 /// of it, adapters merged.
-pub fn with_adapter_of(spec: &RunSpec, mut settings: VlaSettings, dir: &Path) -> Result<RunSpec, TaskError> {
+pub fn with_adapter_of(
+    spec: &RunSpec,
+    models: Shelf<Sizes>,
+    mut settings: VlaSettings,
+    dir: &Path,
+) -> Result<RunSpec, TaskError> {
     let mut spec = spec.clone();
     if !settings.expert.train {
-        let model = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-        let config = QwenConfig::read(&model).map_err(TaskError::bad_input)?;
-        settings.lora = Split::of(&settings, &modules(&config)).map_err(TaskError::bad_input)?.model;
+        let base = directory::outline(&settings.model.path).map_err(ModelError::from);
+        let model = base.and_then(|base| models.vision_language.of(&base)?.outline(&base));
+        let model = model.map_err(TaskError::bad_input)?;
+        settings.lora = Split::of(&settings, &model.modules).map_err(TaskError::bad_input)?.model;
         settings.expert.train = true;
     }
     if let Some(lora) = &mut settings.lora {

@@ -1,5 +1,6 @@
 //! Two small data sets that differ in all that sets of a mixture may.
 
+use coxswain_models::families::shelf;
 use std::collections::BTreeMap;
 
 use coxswain_proto::run_spec::RunSpec;
@@ -52,13 +53,13 @@ impl TwoSets {
 
     /// Both.
     pub fn open(&self) -> Mixture {
-        Mixture::open(&self.spec).unwrap_or_else(|error| panic!("{error}"))
+        Mixture::open(&self.spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// One set, as a run on it alone sees it.
     pub fn alone(&self, at: usize) -> Dataset {
         let vla = self.spec.vla();
         let spec = vla.spec_of_set(&self.spec, &vla.data.sets[at]);
-        Dataset::open(&spec).unwrap_or_else(|error| panic!("{error}"))
+        Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
     }
 }

@@ -1,5 +1,6 @@
 //! A policy on the small checkpoint that ships with the repository.
 
+use coxswain_models::families::shelf;
 use std::sync::Arc;
 
 use burn::backend::Flex;
@@ -55,7 +56,7 @@ pub struct Fixture {
 /// As a run begins.
 pub fn load(spec: &RunSpec) -> Fixture {
     let (policy, layout, values) =
-        Policy::<Flex>::load(spec, DIMS, &Default::default()).expect("the checkpoint is sound");
+        Policy::<Flex>::load(spec, shelf(), DIMS, &Default::default()).expect("the checkpoint is sound");
     Fixture { policy, trainables: Trainables::new(layout, values, &Default::default()) }
 }
 
@@ -99,7 +100,7 @@ pub fn batch(rows: &[usize]) -> MicroBatch {
         valid: vec![],
         seq_len,
         pixel_values: vec![],
-        image_grids: vec![],
+        image_shapes: vec![],
         images_per_row: vec![],
         state: vec![],
         sensor: vec![],
@@ -117,7 +118,7 @@ pub fn batch(rows: &[usize]) -> MicroBatch {
             normal((grid[1] * grid[2]) as usize * 1176, stream + image as u64)
         };
         batch.pixel_values.push(Arc::new(grids[row].iter().enumerate().flat_map(image).collect()));
-        batch.image_grids.extend(grids[row]);
+        batch.image_shapes.extend(grids[row]);
         batch.images_per_row.push(grids[row].len() as u32);
         batch.state.extend(normal(DIMS.state, stream + 5));
         batch.sensor.extend(normal(DIMS.sensor_window * DIMS.sensor_channels, stream + 6));

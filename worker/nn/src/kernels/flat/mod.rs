@@ -10,6 +10,7 @@
 //! tensors   what `on_device` does, in burn's own operations, for backends that have nothing better (GPUs
 //!           have kernels: `kernels::cube`)
 //! adamw     the optimizer's arithmetic (host), and its coefficients
+//! largest   the largest magnitude (host)
 //! rows      gradients of a table whose rows are looked up
 //! squares   the sum of squares (host)
 //! ```
@@ -27,6 +28,7 @@ pub mod adamw;
 mod buffer;
 mod device;
 mod host;
+mod largest;
 mod offloaded;
 mod on_device;
 mod rows;
@@ -39,6 +41,7 @@ pub use self::{
     adamw::{Coefficients, Part, Run},
     buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
     device::{HalvesOnDevice, OnDevice, SLACK},
+    largest::largest,
     on_device::WAITING,
     rows::{Lookups, RowGradients},
 };

@@ -35,7 +35,7 @@ fn made(samples: Range<u8>) -> Made {
     let mut all = Made::default();
     for sample in samples {
         let values = vec![f32::from(sample); TOKENS * WIDTH];
-        let inputs = Inputs { ids: vec![1; TOKENS], grids: Vec::new() };
+        let inputs = Inputs { ids: vec![1; TOKENS], shapes: Vec::new() };
         let row = MadeRow { key: key(sample), inputs, place: 0..values.len() };
         all.append(Made { rows: vec![row], values });
     }

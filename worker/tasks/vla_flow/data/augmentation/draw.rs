@@ -4,7 +4,7 @@
 //! Everything is a function of (seed, epoch, sample, camera). So a retry, another micro-batch, another world
 //! size and a resume see the same picture, and every epoch another one.
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::pretrained::pictures::Rgb;
 use coxswain_nn::rng::{Draws, Key, Purpose};
 
 use super::{

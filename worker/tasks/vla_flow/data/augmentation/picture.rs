@@ -1,6 +1,6 @@
 //! An image while it is changed: values from 0 to 1, as LeRobot hands images to torchvision.
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::pretrained::pictures::Rgb;
 
 /// An RGB image of floats.
 #[derive(Clone, Debug, PartialEq)]

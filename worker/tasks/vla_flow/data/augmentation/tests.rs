@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::pretrained::pictures::Rgb;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 

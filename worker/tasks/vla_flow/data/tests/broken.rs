@@ -1,6 +1,7 @@
 //! Bad input: every fault of a data set is refused with the file, the field or sample, and a remedy.
 
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
 use std::path::Path;
 
 use coxswain_data::NormMode;
@@ -20,7 +21,7 @@ fn open_spoiled(
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spoil(dir.path(), &mut spec);
-    let opened = Dataset::open(&spec);
+    let opened = Dataset::open(&spec, shelf());
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     opened
@@ -169,6 +170,28 @@ fn a_dimension_that_never_changes_is_no_fault_and_a_warning() {
 }
 
 #[test]
+fn values_that_normalization_makes_far_too_large_are_a_warning() {
+    // A gripper that closes in one of two hundred frames: both quantiles are those of the open one.
+    let opened = open_spoiled(&Recording::default(), |d, s| {
+        s.vla_mut().data.normalization.action = NormMode::Quantiles;
+        edit(d, "meta/stats.json", |v| {
+            for (name, value) in [("min", 0.0), ("max", 1.0), ("q01", 0.0), ("q99", 0.0)] {
+                v["action"][name] = json!([value, value]);
+            }
+            v["action"]["q99"][0] = json!(1.0);
+        });
+    });
+    let told = opened.expect("it can be trained on").warnings();
+    let parts = [
+        "action: dimension 1 is 1 somewhere",
+        "`quantiles` (q01 0 and q99 0)",
+        "2.0e8",
+        "data.normalization.action",
+    ];
+    assert!(told.len() == 1 && parts.iter().all(|part| told[0].contains(part)), "{told:?}");
+}
+
+#[test]
 fn truncated_and_missing_data_files_are_named_at_open() {
     let file = "data/chunk-000/file-001.parquet";
     let cut = |keep: fn(u64) -> u64| {
@@ -179,7 +202,10 @@ fn truncated_and_missing_data_files_are_named_at_open() {
     };
     refused_at_open(cut(|n| n - 9), &[file, "cannot be read as parquet", "download"]);
     refused_at_open(cut(|_| 0), &[file, "cannot be read as parquet"]);
-    refused_at_open(|d, _| std::fs::remove_file(d.join(file)).unwrap(), &[file, "cannot read"]);
+    refused_at_open(
+        |d, _| std::fs::remove_file(d.join(file)).unwrap(),
+        &[file, "there is no such file", "data.exclude_episodes: [2]"],
+    );
 }
 
 #[test]

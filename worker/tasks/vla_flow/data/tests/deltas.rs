@@ -1,6 +1,7 @@
 //! Actions as differences from the state, and chunks whose actions are several rows apart.
 
 use coxswain_data::NormMode;
+use coxswain_models::families::shelf;
 use proptest::prelude::*;
 
 use super::recording::{Recording, action, state};
@@ -19,7 +20,7 @@ fn open(mask: &[bool], stride: usize, mode: NormMode) -> (tempfile::TempDir, Dat
         (vla.data.delta_actions, vla.data.action_stride) = (mask.to_vec(), stride);
         (vla.data.normalization.state, vla.data.normalization.action) = (NormMode::Identity, mode);
     }
-    let dataset = Dataset::open(&spec).unwrap_or_else(|error| panic!("{error}"));
+    let dataset = Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
     (dir, dataset)
 }
 
@@ -96,7 +97,7 @@ fn what_cannot_be_a_difference_is_refused_by_name() {
         let dir = recording.write();
         let mut spec = recording.spec(dir.path());
         (spec.vla_mut().data.delta_actions, spec.vla_mut().data.action_stride) = (mask.to_vec(), stride);
-        Dataset::open(&spec).err().map(|error| error.to_string()).unwrap_or_default()
+        Dataset::open(&spec, shelf()).err().map(|error| error.to_string()).unwrap_or_default()
     };
     let error = refused(&[true, false, true], 1);
     assert!(error.contains("data.delta_actions") && error.contains("3 values"), "{error}");
@@ -138,12 +139,17 @@ proptest! {
 
 #[test]
 fn statistics_are_without_an_episode_that_cannot_be_read_and_are_found_once_for_a_run() {
-    let recording = Recording { missing: Some(("action", 8)), ..Recording::default() };
+    let recording = Recording::default();
     let (data, run) = (recording.write(), tempfile::tempdir().unwrap());
+    let file = data.path().join("data/chunk-000/file-001.parquet");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[8..middle].fill(0xa5);
+    std::fs::write(&file, bytes).unwrap();
     let mut spec = recording.spec(data.path());
     spec.run.output_dir = run.path().display().to_string();
     spec.vla_mut().data.delta_actions = vec![true];
-    let open = || Dataset::open(&spec).unwrap_or_else(|error| panic!("{error}"));
+    let open = || Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
     let stats = open().stats().0["action"].clone();
     // Of the episodes of 5, 1, 7 and 4 frames the third is lost: there are two whole chunks of 4 in the first
     // and one in the last.

@@ -2,6 +2,7 @@
 //! cache sizes.
 
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
 use std::sync::Arc;
 
 use coxswain_data::NormMode;
@@ -21,7 +22,7 @@ fn identity(recording: &Recording) -> (tempfile::TempDir, Dataset) {
     spec.vla_mut().data.normalization.state = NormMode::Identity;
     spec.vla_mut().data.normalization.action = NormMode::Identity;
     spec.vla_mut().data.normalization.sensor = NormMode::Identity;
-    let dataset = Dataset::open(&spec).unwrap();
+    let dataset = Dataset::open(&spec, shelf()).unwrap();
     (dir, dataset)
 }
 
@@ -38,7 +39,7 @@ fn check_all(dataset: &Dataset, recording: &Recording) {
             assert_eq!(sample.actions, want);
             assert_eq!(sample.action_is_pad, [0, 1, 2, 3].map(|h| frame + h >= *length));
             // 30x40 pixels become 56x84, 28x28 become 56x56: at least four tokens each.
-            assert_eq!(sample.image_grids, [[1, 4, 6], [1, 4, 4]]);
+            assert_eq!(sample.image_shapes, [[1, 4, 6], [1, 4, 4]]);
             let shade = |camera: u64| ((index * 10 + camera) as f32 / 255.0 - 0.48145466) / 0.26862954;
             for (camera, first) in [(0, 0), (1, 4 * 6 * 1176)] {
                 let got = sample.pixel_values[first];
@@ -170,7 +171,7 @@ fn held_out_episodes_are_not_trained_on_and_are_listed() {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spec.data.holdout_episodes = vec![3, 1];
-    let dataset = Dataset::open(&spec).unwrap();
+    let dataset = Dataset::open(&spec, shelf()).unwrap();
     assert_eq!(dataset.training_len(), 12);
     assert_eq!(dataset.holdout().collect::<Vec<_>>(), [5, 13, 14, 15, 16]);
     let order = dataset.order();
@@ -211,7 +212,7 @@ fn normalisation_is_lerobot_s_formula_in_every_mode() {
     ];
     for (mode, want) in cases {
         spec.vla_mut().data.normalization.action = mode;
-        let dataset = Dataset::open(&spec).unwrap();
+        let dataset = Dataset::open(&spec, shelf()).unwrap();
         let mut actions = dataset.sample(7).unwrap().actions;
         assert_eq!(actions[0], want, "{mode:?}");
         dataset.denormalize_actions(&mut actions);
@@ -233,7 +234,7 @@ fn a_feature_that_never_moves_is_normalised_without_infinities() {
     for mode in [NormMode::MeanStd, NormMode::MinMax, NormMode::Quantiles, NormMode::Quantile10] {
         let mut spec = recording.spec(dir.path());
         spec.vla_mut().data.normalization.action = mode;
-        let sample = Dataset::open(&spec).unwrap().sample(7).unwrap();
+        let sample = Dataset::open(&spec, shelf()).unwrap().sample(7).unwrap();
         assert!(sample.actions.iter().all(|a| a.is_finite()), "{mode:?}: {:?}", sample.actions);
     }
 }

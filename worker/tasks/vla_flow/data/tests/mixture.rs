@@ -1,5 +1,6 @@
 //! Two data sets as one: numbers, padding, cameras that are missing, what cannot be mixed.
 
+use coxswain_models::families::shelf;
 use std::collections::BTreeMap;
 
 use coxswain_data::DataError;
@@ -14,7 +15,7 @@ use crate::vla_flow::{
 };
 
 fn refused_pair(change: impl FnOnce(&mut Vec<DataSet>), says: &[&str]) {
-    refused(Mixture::open(&TwoSets::new(change).spec), says);
+    refused(Mixture::open(&TwoSets::new(change).spec, shelf()), says);
 }
 
 #[test]
@@ -37,7 +38,7 @@ fn samples_are_those_of_each_set_padded_to_the_widest() {
         }
         let rest = |sample: &Sample| Sample { index: 0, state: vec![], actions: vec![], ..sample.clone() };
         assert_eq!(rest(&ours), rest(&theirs));
-        assert_eq!(ours.image_grids.len(), if set == 0 { 2 } else { 1 });
+        assert_eq!(ours.image_shapes.len(), if set == 0 { 2 } else { 1 });
     }
     assert!(matches!(mixture.sample(26), Err(DataError::OutOfRange { index: 26, len: 26, .. })));
 }
@@ -133,11 +134,11 @@ fn the_longest_sample_of_any_set_is_what_memory_is_predicted_for() {
     let pair = TwoSets::new(|_| {});
     let [lab, field] = [0, 1].map(|at| {
         let vla = pair.spec.vla();
-        Outline::read(&vla.spec_of_set(&pair.spec, &vla.data.sets[at])).unwrap()
+        Outline::read(&vla.spec_of_set(&pair.spec, &vla.data.sets[at]), shelf()).unwrap()
     });
-    let both = Outline::read(&pair.spec).unwrap();
+    let both = Outline::read(&pair.spec, shelf()).unwrap();
     assert_eq!((both.dims.state, both.dims.action, both.frames), (3, 3, 26));
-    assert_eq!((both.grids, both.prompt_tokens), (lab.grids, lab.prompt_tokens.max(field.prompt_tokens)));
+    assert_eq!((both.images, both.prompt_tokens), (lab.images, lab.prompt_tokens.max(field.prompt_tokens)));
     assert_eq!(both.data_bytes, lab.data_bytes + field.data_bytes);
 }
 
@@ -160,5 +161,8 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
         &["features.observation.sensor.shape", "[3, 2] in `lab`", "cannot be padded"],
     );
     let twin = TwoSets::of(Recording::default(), |_| {});
-    refused(Mixture::open(&twin.spec), &["data.sets.1 (`field`)", "the same data set as `lab`", "`weight`"]);
+    refused(
+        Mixture::open(&twin.spec, shelf()),
+        &["data.sets.1 (`field`)", "the same data set as `lab`", "`weight`"],
+    );
 }

@@ -13,6 +13,7 @@ mod mixture;
 mod observed;
 mod preview;
 mod real;
+mod rows;
 mod video;
 
 use crate::vla_flow::testing::{assets, mini, recording, spec};

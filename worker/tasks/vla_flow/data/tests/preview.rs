@@ -1,6 +1,7 @@
 //! What `cox data preview` shows is what the model gets.
 
-use coxswain_models::qwen2_5_vl::processor::Rgb;
+use coxswain_models::families::shelf;
+use coxswain_models::pretrained::pictures::Rgb;
 
 use super::{mini, spec};
 use crate::vla_flow::data::Dataset;
@@ -9,7 +10,7 @@ use crate::vla_flow::data::Dataset;
 fn pictures_and_numbers_are_those_of_samples() {
     let mut spec = spec(&mini());
     spec.data.holdout_episodes = vec![3];
-    let dataset = Dataset::open(&spec).unwrap();
+    let dataset = Dataset::open(&spec, shelf()).unwrap();
     let preview = dataset.preview(3, 4).unwrap();
     let samples = dataset.episode_samples(3).unwrap();
     assert!(preview.title.starts_with("episode 3, held out: "), "{}", preview.title);
@@ -19,8 +20,8 @@ fn pictures_and_numbers_are_those_of_samples() {
         let sample = dataset.sample(samples.start + frame).unwrap();
         // Resized as it is: cut again it gives the same patches, bit for bit.
         let image = Rgb { height: picture.height, width: picture.width, pixels: picture.rgb.clone() };
-        let again = dataset.images.process_decoded(image).unwrap();
-        assert_eq!((again.grid, again.pixel_values), (sample.image_grids[0], sample.pixel_values.to_vec()));
+        let again = dataset.images.process(image).unwrap();
+        assert_eq!((again.shape, again.pixel_values), (sample.image_shapes[0], sample.pixel_values.to_vec()));
     }
     let [state, action] = &preview.plots[..] else { panic!("state and action") };
     for (frame, index) in samples.enumerate() {

@@ -1,10 +1,12 @@
 //! Samples of a data set whose cameras are videos: what `worker/data` reads of it, as the model takes it.
 
+use coxswain_models::families::shelf;
+use coxswain_nn::kernels::sizes::Sizes;
 use std::path::{Path, PathBuf};
 
 use coxswain_data::lerobot::{Catalog, frames::FrameStore};
 use coxswain_feature_store::{SampleKey, Store};
-use coxswain_models::qwen2_5_vl::processor::{ImageProcessor, ModelFacts, Rgb};
+use coxswain_models::pretrained::pictures::Rgb;
 use coxswain_proto::run_spec::RunSpec;
 use tempfile::TempDir;
 
@@ -58,7 +60,7 @@ fn run(dir: &Path) -> RunSpec {
 }
 
 fn keys(dir: &Path, store: &Path) -> (Vec<Option<SampleKey>>, u64) {
-    let dataset = Dataset::open(&run(dir)).unwrap();
+    let dataset = Dataset::open(&run(dir), shelf()).unwrap();
     let keys = dataset.sample_keys(&Store::open(store, None).unwrap()).unwrap();
     ((0..dataset.len()).map(|index| keys.get(index)).collect(), keys.inputs_read)
 }
@@ -66,25 +68,25 @@ fn keys(dir: &Path, store: &Path) -> (Vec<Option<SampleKey>>, u64) {
 #[test]
 fn a_sample_holds_the_frames_of_all_cameras_as_the_processor_cuts_them() {
     let dir = recorded();
-    let dataset = Dataset::open(&run(dir.path())).unwrap();
+    let dataset = Dataset::open(&run(dir.path()), shelf()).unwrap();
     let catalog = Catalog::open(dir.path()).unwrap();
     let frames = FrameStore::new(&catalog, &CAMERAS).unwrap();
-    let facts = ModelFacts::read(&assets().join("tiny-vla")).unwrap();
-    let processor =
-        ImageProcessor::open(&assets().join("tiny-vla"), facts.patches, Default::default()).unwrap();
+    let model = assets().join("tiny-vla");
+    let family = shelf::<Sizes>().vision_language.of(&model).unwrap();
+    let processor = family.images(&model, Default::default()).unwrap();
     for index in [38, 0, 12, 11, 29] {
         let sample = dataset.sample(index).unwrap();
         let mut values = Vec::new();
         for camera in 0..CAMERAS.len() {
             let pixels = frames.frame(&catalog, camera, index).unwrap();
             let image = Rgb { height: pixels.height, width: pixels.width, pixels: pixels.rgb };
-            let patches = processor.process_decoded(image).unwrap();
-            assert_eq!(sample.image_grids[camera], patches.grid);
+            let patches = processor.process(image).unwrap();
+            assert_eq!(sample.image_shapes[camera], patches.shape);
             values.extend(patches.pixel_values);
         }
         assert_eq!(*sample.pixel_values, values, "sample {index}");
     }
-    assert_eq!(dataset.image_grids().unwrap(), Outline::read(&run(dir.path())).unwrap().grids);
+    assert_eq!(dataset.image_shapes().unwrap(), Outline::read(&run(dir.path()), shelf()).unwrap().images);
 }
 
 #[test]
@@ -92,9 +94,10 @@ fn cameras_come_in_the_order_that_the_run_names_them() {
     let dir = recorded();
     let mut swapped = run(dir.path());
     swapped.vla_mut().data.cameras.reverse();
-    let (one, other) = (Dataset::open(&run(dir.path())).unwrap(), Dataset::open(&swapped).unwrap());
+    let (one, other) =
+        (Dataset::open(&run(dir.path()), shelf()).unwrap(), Dataset::open(&swapped, shelf()).unwrap());
     let (one, other) = (one.sample(20).unwrap(), other.sample(20).unwrap());
-    let front = one.image_grids[0].iter().product::<u32>() as usize * 1176;
+    let front = one.image_shapes[0].iter().product::<u32>() as usize * 1176;
     assert_eq!(one.pixel_values[..front], other.pixel_values[other.pixel_values.len() - front..]);
 }
 
@@ -105,7 +108,7 @@ fn keys_follow_the_video_s_bytes_and_not_where_it_lies() {
     assert_eq!((first.len(), hashed), (39, 3));
     assert!(first.iter().all(Option::is_some));
     assert_eq!(first.iter().collect::<std::collections::HashSet<_>>().len(), 39);
-    let single = Dataset::open(&run(dir.path())).unwrap();
+    let single = Dataset::open(&run(dir.path()), shelf()).unwrap();
     for index in [0, 11, 12, 38] {
         assert_eq!(Some(single.sample_key(index).unwrap()), first[index as usize]);
     }
@@ -124,13 +127,13 @@ fn a_run_whose_video_is_cut_off_is_refused_before_it_begins() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let parts = ["file-000.mp4: observation.images.front: not a whole mp4 file", "copy or download it again"];
-    super::broken::refused(Dataset::open(&run(dir.path())), &parts);
+    super::broken::refused(Dataset::open(&run(dir.path()), shelf()), &parts);
 }
 
 #[test]
 fn memory_for_decoders_is_foreseen_only_with_video() {
     let dir = recorded();
-    let outline = |spec: &RunSpec| Outline::read(spec).unwrap().video_bytes;
+    let outline = |spec: &RunSpec| Outline::read(spec, shelf()).unwrap().video_bytes;
     assert_eq!(outline(&super::spec(&super::mini())), 0);
     let pixels = 96 * 128 + 120 * 160;
     assert_eq!(outline(&run(dir.path())), 32 * 39 * 2 + 3 * 12 * pixels * 3 / 2);

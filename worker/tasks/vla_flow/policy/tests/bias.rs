@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
 
 fn lora(bias: &str, dora: bool) -> (&'static str, Value) {
     let lora = json!({"rank": 2, "alpha": 4.0, "targets": EVERYWHERE, "bias": bias, "use_dora": dora});
@@ -26,7 +27,9 @@ fn biases_of_adapted_modules_or_all_of_them_train() {
     assert!(of_adapted.iter().any(|name| name == "model.visual.merger.mlp.0.bias"));
     assert!(of_adapted.iter().all(|name| !name.contains("k_proj") && !name.contains("mlp.2")));
     let all = biases(&load(&spec(&[lora("all", false)])));
-    let checkpoint = Checkpoint::open(std::path::Path::new(MODEL)).expect("part of the repository");
+    let checkpoint =
+        Checkpoint::open(std::path::Path::new(MODEL), load(&spec(&[])).policy.model().outline().rules)
+            .expect("part of the repository");
     assert!(all.iter().all(|name| checkpoint.stored(name).is_ok()));
     assert!(of_adapted.iter().all(|name| all.contains(name)));
     assert!(all.iter().any(|name| name == "model.visual.merger.mlp.2.bias"));
@@ -93,8 +96,9 @@ fn they_go_out_to_peft_and_come_back() {
             params.flat_map(|param| values[param.range()].to_vec()).collect::<Vec<_>>()
         };
         assert_eq!(of_adapters(&again), of_adapters(&donor), "{bias}");
-        let refused =
-            Policy::<Flex>::load(&from("none"), DIMS, &Default::default()).err().expect("another adapter");
+        let refused = Policy::<Flex>::load(&from("none"), shelf(), DIMS, &Default::default())
+            .err()
+            .expect("another adapter");
         assert!(refused.to_string().contains(&format!("bias: none against {bias}")), "{refused}");
     }
 }
@@ -107,6 +111,6 @@ fn where_all_biases_train_nothing_stays_the_same_that_could_be_kept() {
     };
     assert_eq!(load(&upper("lora_only")).policy.tap(), Some(Tap::Layer(3)));
     let refused =
-        Policy::<Flex>::load(&upper("all"), DIMS, &Default::default()).err().expect("a vision bias");
+        Policy::<Flex>::load(&upper("all"), shelf(), DIMS, &Default::default()).err().expect("a vision bias");
     assert!(refused.to_string().contains("`model.visual.blocks.0.attn.qkv` trains"), "{refused}");
 }

@@ -1,6 +1,7 @@
 //! Kept features: the same bits in whichever batch they are computed, and the same losses and gradients from
 //! them.
 
+use coxswain_models::families::shelf;
 use proptest::prelude::*;
 
 use super::*;
@@ -54,7 +55,7 @@ fn prompts(rows: &[(usize, Prompt)], extra_padding: usize) -> MicroBatch {
     let grids: Vec<_> = rows.iter().map(|(_, prompt)| prompt.image.map(|[h, w]| [1, 2 * h, 2 * w])).collect();
     batch.sample_indices = rows.iter().map(|&(number, _)| number as u64).collect();
     batch.images_per_row = grids.iter().map(|grid| u32::from(grid.is_some())).collect();
-    batch.image_grids = grids.iter().flatten().copied().collect();
+    batch.image_shapes = grids.iter().flatten().copied().collect();
     batch.pixel_values = rows
         .iter()
         .zip(&grids)
@@ -241,7 +242,7 @@ fn features_that_do_not_fit_are_refused() {
 #[test]
 fn a_run_that_trains_its_vision_tower_cannot_be_exact() {
     let changes = [("lora", lora(EVERYWHERE)), exact(json!("auto"))];
-    let error = Policy::<Flex>::load(&spec(&changes), DIMS, &Default::default());
+    let error = Policy::<Flex>::load(&spec(&changes), shelf(), DIMS, &Default::default());
     let message = error.err().expect("refused").to_string();
     assert!(message.starts_with("cache.mode: is `exact`, but `model.visual."), "{message}");
 }

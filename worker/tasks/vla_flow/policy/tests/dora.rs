@@ -1,6 +1,7 @@
 //! Adapters whose magnitudes train apart (`lora.use_dora`). Their gradients, whose norms are constants, are
 //! held against PEFT's by the golden cases.
 
+use coxswain_models::families::shelf;
 use std::path::Path;
 
 use coxswain_task::Task;
@@ -83,7 +84,7 @@ fn magnitudes_go_out_to_peft_and_come_back() {
     };
     // Where a run starts from it (`train.init_from`), the same: A and B without their magnitudes, or beside
     // drawn ones, would be another function.
-    let task: &dyn Task = &VlaFlow;
+    let task: &dyn Task = &VlaFlow::<Flex>::default();
     let taken = task.read_weights(&spec(&[lora(true, 0.0)]), dir.path()).expect("the same adapter");
     assert_eq!(taken.len(), layout.params().iter().filter(|param| param.group == Group::LORA).count());
     let other =
@@ -105,7 +106,8 @@ fn magnitudes_go_out_to_peft_and_come_back() {
         params.flat_map(|param| values[param.range()].to_vec()).collect::<Vec<_>>()
     };
     assert_eq!(of_adapters(&again), of_adapters(&donor));
-    let refused =
-        Policy::<Flex>::load(&from(false), DIMS, &Default::default()).err().expect("another adapter");
+    let refused = Policy::<Flex>::load(&from(false), shelf(), DIMS, &Default::default())
+        .err()
+        .expect("another adapter");
     assert!(refused.to_string().contains("DoRA"), "{refused}");
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::vla_flow::config::VlaSpec;
+use coxswain_models::families::shelf;
 
 /// Something of every kind: patch embedding, norms, linears with and without a bias, the merger, the token
 /// embedding, a whole decoder layer, the final norm.
@@ -29,7 +30,7 @@ fn recompute(mode: Value) -> (&'static str, Value) {
 }
 
 fn refused(spec: &RunSpec) -> String {
-    let loaded = Policy::<Flex>::load(spec, DIMS, &Default::default());
+    let loaded = Policy::<Flex>::load(spec, shelf(), DIMS, &Default::default());
     loaded.err().expect("it cannot be").to_string()
 }
 
@@ -86,7 +87,9 @@ fn a_run_begins_with_the_checkpoints_values() {
     let taken_over = Trainables::new(layout, values, &Default::default());
     let loss = |fixture: &Fixture, trainables| fixture.policy.loss(trainables, &batch(&[0, 1, 2]));
     assert_eq!(loss(&trained, &taken_over), loss(&frozen, &frozen.trainables));
-    let checkpoint = Checkpoint::open(std::path::Path::new(MODEL)).expect("part of the repository");
+    let checkpoint =
+        Checkpoint::open(std::path::Path::new(MODEL), load(&spec(&[])).policy.model().outline().rules)
+            .expect("part of the repository");
     let values = trained.trainables.to_vec();
     for param in trained.trainables.layout().params().iter().filter(|param| param.group == Group::BASE) {
         let stored = checkpoint
@@ -153,7 +156,7 @@ fn image_features_are_kept_below_an_embedding_that_trains() {
     let sums = grads.values()[table.range()].chunks(table.shape[1]);
     let reached = sums.enumerate().filter(|(_, row)| row.iter().any(|gradient| *gradient != 0.0));
     let reached: Vec<u32> = reached.map(|(row, _)| row as u32).collect();
-    let image = fixture.policy.model().config.tokens.image;
+    let image = fixture.policy.model().outline().tokens.image;
     assert!(!reached.is_empty() && reached.iter().all(|row| batch.input_ids.contains(row) && *row != image));
     // No action asks for logits. In this model the head is the table; in another it would be refused.
     let [by_head, by_name] =
@@ -207,7 +210,7 @@ fn what_trains_in_full_goes_out_to_peft_and_comes_back() {
     let message = refused(&fewer(lora));
     assert!(message.contains("input_layernorm") && message.contains("add it to model.train"), "{message}");
     // The other door, `train.init_from`.
-    let task: &dyn coxswain_task::Task = &crate::vla_flow::VlaFlow;
+    let task: &dyn coxswain_task::Task = &crate::vla_flow::VlaFlow::<Flex>::default();
     let taken = task.read_weights(&training(&train, &[]), dir.path()).expect("the same modules");
     assert_eq!(taken.iter().filter(|tensor| task.group_of(&tensor.name) == Some(Group::BASE)).count(), 7);
     let plain = json!({"rank": 2, "targets": BESIDE});

@@ -1,7 +1,7 @@
 //! Frozen linears of few bits (`model.weights_dtype: nf4 | int8`). Values and gradients are held against
 //! bitsandbytes and PEFT by the golden cases.
 
-use coxswain_models::qwen2_5_vl::modules::{frozen_tensors, packs};
+use coxswain_models::families::shelf;
 use coxswain_nn::{
     dtypes::FrozenDtype,
     lora::{AdapterOrigin, write_adapter},
@@ -61,12 +61,13 @@ fn what_trains_in_full_begins_with_the_values_of_the_file() {
 #[test]
 fn the_linears_of_the_language_model_are_quantized_and_nothing_else() {
     let fixture = load(&spec(&[model("nf4")]));
-    let tensors = frozen_tensors(&fixture.policy.model().config);
+    let outline = fixture.policy.model().outline();
+    let tensors = outline.tensors();
     let packed = |name: &str| name.ends_with("_proj.weight") && name.contains("language_model");
     for tensor in &tensors {
         assert_eq!(tensor.packs.is_some(), packed(&tensor.name), "{}", tensor.name);
         let linear = tensor.name.trim_end_matches(".weight");
-        assert!(tensor.packs.is_none() || packs(linear), "{}", tensor.name);
+        assert!(tensor.packs.is_none() || (outline.rules.packs)(linear), "{}", tensor.name);
     }
     let of = |dtype: FrozenDtype| {
         let rows = fixture.policy.trainable_report(fixture.trainables.layout(), dtype);
@@ -100,10 +101,11 @@ fn an_adapter_is_refused_above_weights_of_other_bits() {
     let heir = |dtype: &str| {
         let mut lora = lora.clone();
         lora["init_from"] = json!(dir.path());
-        let loaded = Policy::<Flex>::load(&spec(&[("lora", lora), model(dtype)]), DIMS, &Default::default());
+        let loaded =
+            Policy::<Flex>::load(&spec(&[("lora", lora), model(dtype)]), shelf(), DIMS, &Default::default());
         loaded.map(|_| ()).map_err(|error| error.to_string())
     };
-    let task: &dyn Task = &VlaFlow;
+    let task: &dyn Task = &VlaFlow::<Flex>::default();
     let started = |dtype: &str| {
         let read = task.read_weights(&spec(&[("lora", lora.clone()), model(dtype)]), dir.path());
         read.map(|_| ()).map_err(|error| error.to_string())

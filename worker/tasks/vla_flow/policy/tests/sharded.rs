@@ -10,10 +10,7 @@ use std::{
 };
 
 use super::*;
-use coxswain_models::qwen2_5_vl::{
-    blocks::InMemory,
-    modules::{FrozenBytes, frozen_tensors},
-};
+use coxswain_models::pretrained::{blocks::InMemory, frozen::FrozenBytes};
 use coxswain_nn::sharded::{Cut, HeldParts, NoPeers, Peers, Wanted};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
@@ -165,7 +162,7 @@ fn parts_add_up_to_the_blocks_and_two_blocks_are_gathered_at_most() {
         let ranks: Vec<_> = (0..size).map(|_| sharded(&changes)).collect();
         world_of(&ranks);
         let model = ranks[0].policy.model();
-        let bytes = FrozenBytes::of(&frozen_tensors(&model.config), |tensor| 4 * tensor.elements as u64);
+        let bytes = FrozenBytes::of(&model.outline().tensors(), |tensor| 4 * tensor.elements as u64);
         let part = |rank: usize| -> u64 {
             let parts = (0..).map_while(|block| held(&ranks[rank]).part(block, Cut { rank, world: size }));
             parts.map(|part| (*part).as_ref().len() as u64).sum()
@@ -196,9 +193,8 @@ fn the_report_says_what_a_rank_holds_of_shared_blocks() {
     world_of(&ranks);
     let rows = ranks[1].policy.trainable_report(ranks[1].trainables.layout(), Default::default());
     assert_eq!(rows[2].module, "sharded");
-    let bytes = FrozenBytes::of(&frozen_tensors(&ranks[1].policy.model().config), |tensor| {
-        4 * tensor.elements as u64
-    });
+    let bytes =
+        FrozenBytes::of(&ranks[1].policy.model().outline().tensors(), |tensor| 4 * tensor.elements as u64);
     let frozen: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
     assert_eq!(frozen, bytes.in_memory(InMemory::Part(Cut { rank: 1, world: 2 })));
 }

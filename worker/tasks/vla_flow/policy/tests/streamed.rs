@@ -4,10 +4,7 @@
 use std::{cell::Cell, fs, path::Path};
 
 use super::*;
-use coxswain_models::qwen2_5_vl::{
-    blocks::InMemory,
-    modules::{FrozenBytes, frozen_tensors},
-};
+use coxswain_models::pretrained::{blocks::InMemory, frozen::FrozenBytes};
 use coxswain_task::{FrozenWeights, Module};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
@@ -101,7 +98,7 @@ fn the_report_says_what_is_streamed_and_how_much_of_it_is_in_memory() {
     assert_eq!(rows[2].module, "streamed");
     let parameters = |row: &Module| row.parameters as u64;
     assert_eq!(sum(&rows, parameters), sum(&held, parameters));
-    let tensors = frozen_tensors(&streamed.policy.model().config);
+    let tensors = streamed.policy.model().outline().tensors();
     let bytes = FrozenBytes::of(&tensors, |tensor| 4 * tensor.elements as u64);
     assert_eq!(sum(&rows, |row| row.bytes), bytes.in_memory(InMemory::TwoBlocks));
     assert_eq!(sum(&held, |row| row.bytes), bytes.in_memory(InMemory::All));

@@ -2,7 +2,8 @@
 //! is where the model is.
 
 use super::*;
-use coxswain_models::qwen2_5_vl::blocks::TablePlace;
+use coxswain_models::families::shelf;
+use coxswain_models::pretrained::blocks::TablePlace;
 
 const HOST: &str = "embedding";
 
@@ -52,7 +53,7 @@ fn the_report_shows_the_table_by_itself() {
 fn a_table_that_trains_is_refused_there() {
     let train = ("model", json!({"path": MODEL, "train": ["embed_tokens"]}));
     let changes = [("memory", json!({"offload": HOST})), train];
-    let loaded = Policy::<Flex>::load(&spec(&changes), DIMS, &Default::default());
+    let loaded = Policy::<Flex>::load(&spec(&changes), shelf(), DIMS, &Default::default());
     let message = loaded.err().expect("its gradient is where the model is").to_string();
     assert!(message.contains("memory.offload") && message.contains("trains"), "{message}");
 }

@@ -6,6 +6,8 @@ use crate::vla_flow::{
     flow::starting_noise,
     testing::pair::{FRONT, TwoSets},
 };
+use coxswain_models::Shelves;
+use coxswain_models::families::shelf;
 
 /// Values of an action to which those of both sets are padded.
 const WIDEST: usize = 3;
@@ -29,7 +31,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
     pair.spec.vla_mut().lora = None;
     let (mixture, device) = (pair.open(), Default::default());
     let Built { objective, layout, initial } =
-        TaskOn::<Flex>::build(&VlaFlow, &pair.spec, &mixture, &device).unwrap();
+        TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &pair.spec, &mixture, &device).unwrap();
     let values: Vec<f32> = (0..).zip(&initial).map(|(at, value)| value + 0.05 * (at as f32).sin()).collect();
     objective.export(dir.path(), &layout, &values).unwrap();
     for file in Samples::files(&mixture) {
@@ -37,7 +39,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, file.text).unwrap();
     }
-    let open = |spec: &RunSpec| PolicyResponder::<Flex>::open(spec, dir.path(), &device);
+    let open = |spec: &RunSpec| PolicyResponder::<Flex>::open(spec, Shelves::default(), dir.path(), &device);
     let Err(error) = open(&pair.spec) else { panic!("it says for whom") };
     assert!(error.to_string().contains("cox serve --set with one of lab, field"), "{error}");
 
@@ -69,7 +71,8 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         else {
             panic!("actions are numbers")
         };
-        let (policy, ..) = Policy::<Flex>::load(&pair.spec, RunData::dims(&mixture), &device).unwrap();
+        let (policy, ..) =
+            Policy::<Flex>::load(&pair.spec, shelf(), RunData::dims(&mixture), &device).unwrap();
         let trainables = Trainables::new(layout.clone(), values.clone(), &device);
         let padded =
             noise.chunks(own).flat_map(|step| (0..WIDEST).map(|at| step.get(at).copied().unwrap_or(0.0)));

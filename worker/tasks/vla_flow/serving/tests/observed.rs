@@ -2,6 +2,7 @@
 
 use super::{super::observed::Observed, *};
 use crate::vla_flow::data::{Sample, collate};
+use coxswain_models::families::shelf;
 
 const CAMERAS: [&str; 2] = ["observation.images.front", "observation.images.wrist"];
 const STATE: &str = "observation.state";
@@ -20,7 +21,7 @@ fn refusal(run: &Run, named: &Named) -> String {
 #[track_caller]
 fn is_sample(run: &Run, named: &Named, index: u64) {
     let (asked, trained) = (asked(run, named), run.dataset.sample(index).unwrap());
-    assert_eq!((&asked.input_ids, &asked.image_grids), (&trained.input_ids, &trained.image_grids));
+    assert_eq!((&asked.input_ids, &asked.image_shapes), (&trained.input_ids, &trained.image_shapes));
     assert!(asked.pixel_values == trained.pixel_values, "images differ");
     assert_eq!((asked.state, asked.sensor), (trained.state, trained.sensor));
 }
@@ -58,7 +59,8 @@ fn a_policy_of_images_alone_answers_without_a_state_and_looks_at_none() {
     let responder = run.responder();
     assert!(responder.reader().describe()["inputs"].get(STATE).is_none());
     let found = answers(&responder, &[without]).remove(0);
-    let (policy, ..) = Policy::<Flex>::load(&run.spec, run.dataset.dims(), &Default::default()).unwrap();
+    let (policy, ..) =
+        Policy::<Flex>::load(&run.spec, shelf(), run.dataset.dims(), &Default::default()).unwrap();
     let trainables = Trainables::new(run.layout.clone(), run.values.clone(), &Default::default());
     let batch = collate(Step(0), &[run.dataset.sample(2).unwrap()], 0);
     let mut expected = policy.sample_actions(&trainables, &batch, run.spec.run.seed).unwrap();

@@ -1,0 +1,347 @@
+//! `config.json` of a Qwen2.5-VL checkpoint, as checked sizes.
+//!
+//! Two layouts are read. *Flat*, as published: text fields at the top level, `rope_scaling`, `in_chans`,
+//! `torch_dtype`. *Nested*, as Transformers 5 writes: `text_config`, `rope_parameters`, `in_channels`,
+//! `dtype`. Files that carry both must agree with themselves. Sizes have no defaults; the rest takes
+//! Transformers' own. What the model code cannot honour (sliding windows, scaled rotary embeddings, other
+//! activations) is refused here, by field, rather than computed wrongly later.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::rules::{RULES, TABLE};
+use crate::pretrained::{checkpoint::Checkpoint, config_file, error::ModelError, fields::Fields};
+
+/// Sizes of the language model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextConfig {
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Model width.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Rotary frequencies per axis (time, height, width); sums to `head_dim / 2`.
+    pub mrope_section: [usize; 3],
+}
+
+/// Sizes of the vision tower.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// Blocks.
+    pub depth: usize,
+    /// Model width.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Colour channels.
+    pub in_channels: usize,
+    /// Side of a patch in pixels.
+    pub patch_size: usize,
+    /// Frames of a patch; a single image is repeated.
+    pub temporal_patch_size: usize,
+    /// Side of the square of patches that becomes one token.
+    pub spatial_merge_size: usize,
+    /// Side of an attention window in pixels.
+    pub window_size: usize,
+    /// Width of the features handed to the language model.
+    pub out_hidden_size: usize,
+    /// Blocks that attend over a whole frame instead of windows.
+    pub full_attention_blocks: Vec<usize>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+}
+
+impl VisionConfig {
+    /// Values of one patch: `channels * frames * side * side`.
+    pub fn patch_values(&self) -> usize {
+        self.in_channels * self.temporal_patch_size * self.patch_size * self.patch_size
+    }
+
+    /// Patches of one token.
+    pub fn merge_unit(&self) -> usize {
+        self.spatial_merge_size * self.spatial_merge_size
+    }
+
+    /// Side of an attention window in tokens.
+    pub fn window_tokens(&self) -> usize {
+        self.window_size / self.spatial_merge_size / self.patch_size
+    }
+
+    /// Tokens that an image of this grid becomes.
+    pub fn image_tokens(&self, grid: [u32; 3]) -> usize {
+        grid.iter().map(|&side| side as usize).product::<usize>() / self.merge_unit()
+    }
+}
+
+/// Token ids with a meaning to the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Replaced by image features.
+    pub image: u32,
+    /// Would be replaced by video features; refused in prompts.
+    pub video: u32,
+    /// Precedes an image.
+    pub vision_start: u32,
+    /// Follows an image.
+    pub vision_end: u32,
+}
+
+/// `config.json`, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QwenConfig {
+    /// The language model.
+    pub text: TextConfig,
+    /// The vision tower.
+    pub vision: VisionConfig,
+    /// Token ids.
+    pub tokens: SpecialTokens,
+    /// Whether the LM head is the embedding table.
+    pub tie_word_embeddings: bool,
+}
+
+impl QwenConfig {
+    /// Reads `config.json` of a model directory.
+    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+        let (path, json) = config_file::read(dir)?;
+        let config = Self::from_json(&path, &json)?;
+        let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir);
+        Ok(Self { tie_word_embeddings, ..config })
+    }
+
+    /// Checks a parsed `config.json`; `path` appears in errors.
+    pub fn from_json(path: &Path, json: &Value) -> Result<Self, ModelError> {
+        let root = Fields::new(path, json)?;
+        root.expect_pretrained("a Qwen2.5-VL checkpoint")?;
+        root.expect_str("model_type", "qwen2_5_vl")?;
+        let text_fields = match root.object("text_config")? {
+            Some(nested) => {
+                root.agree(
+                    &nested,
+                    &["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"],
+                )?;
+                root.agree(&nested, &["num_attention_heads", "num_key_value_heads", "rms_norm_eps"])?;
+                nested
+            }
+            None => root.clone(),
+        };
+        let text = read_text(&text_fields)?;
+        let vision_fields = root
+            .object("vision_config")?
+            .ok_or_else(|| root.error("vision_config", "missing; text-only checkpoints are not supported"))?;
+        let vision = read_vision(&vision_fields)?;
+        if vision.out_hidden_size != text.hidden_size {
+            let problem = format!(
+                "{} contradicts the text model's hidden_size {}",
+                vision.out_hidden_size, text.hidden_size
+            );
+            return Err(vision_fields.error("out_hidden_size", problem));
+        }
+        root.same_if_both("torch_dtype", "dtype")?;
+        let tie_word_embeddings = root.bool("tie_word_embeddings")?.unwrap_or(false)
+            || text_fields.bool("tie_word_embeddings")?.unwrap_or(false);
+        let tokens = read_tokens(&root, text.vocab_size)?;
+        Ok(Self { text, vision, tokens, tie_word_embeddings })
+    }
+}
+
+/// Whether the weights have a head of other values than the table, which Transformers then takes, whatever
+/// `config.json` says. Weights that are missing or broken are told of when they are read.
+fn has_own_head(dir: &Path) -> bool {
+    let Ok(weights) = Checkpoint::open(dir, RULES) else { return false };
+    let [head, table] = ["lm_head.weight", TABLE].map(|tensor| weights.stored(tensor));
+    matches!((head, table), (Ok(head), Ok(table)) if head != table)
+}
+
+fn read_tokens(root: &Fields<'_>, vocab: usize) -> Result<SpecialTokens, ModelError> {
+    let id = |field: &str, default: usize| -> Result<u32, ModelError> {
+        let id = root.uint(field)?.unwrap_or(default);
+        if id >= vocab {
+            return Err(
+                root.error(field, format!("{id} lies outside the vocabulary of {vocab} (vocab_size)"))
+            );
+        }
+        Ok(id as u32)
+    };
+    let tokens = SpecialTokens {
+        image: id("image_token_id", 151_655)?,
+        video: id("video_token_id", 151_656)?,
+        vision_start: id("vision_start_token_id", 151_652)?,
+        vision_end: id("vision_end_token_id", 151_653)?,
+    };
+    if tokens.image == tokens.video {
+        return Err(root.error("video_token_id", format!("{} is the image token, too", tokens.video)));
+    }
+    Ok(tokens)
+}
+
+fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
+    f.expect_str("hidden_act", "silu")?;
+    let num_layers = f.size("num_hidden_layers")?;
+    refuse_sliding_window(f, num_layers)?;
+    let hidden_size = f.size("hidden_size")?;
+    let num_heads = f.size("num_attention_heads")?;
+    let num_kv_heads = f.uint("num_key_value_heads")?.unwrap_or(num_heads);
+    f.divides("num_attention_heads", num_heads, "hidden_size", hidden_size)?;
+    f.divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)?;
+    let head_dim = hidden_size / num_heads;
+    if let Some(found) = f.uint("head_dim")?
+        && found != head_dim
+    {
+        return Err(
+            f.error("head_dim", format!("{found}, but hidden_size / num_attention_heads is {head_dim}"))
+        );
+    }
+    if !head_dim.is_multiple_of(2) {
+        return Err(
+            f.error("num_attention_heads", format!("heads of odd width {head_dim} cannot be rotated"))
+        );
+    }
+    let (rope_theta, mrope_section) = read_text_rope(f, head_dim)?;
+    Ok(TextConfig {
+        vocab_size: f.size("vocab_size")?,
+        hidden_size,
+        intermediate_size: f.size("intermediate_size")?,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rms_norm_eps: f.positive("rms_norm_eps")?.unwrap_or(1e-5),
+        rope_theta,
+        mrope_section,
+    })
+}
+
+/// Transformers 5 applies a sliding window only to layers at or above `max_window_layers`, and only when
+/// asked to.
+fn refuse_sliding_window(f: &Fields<'_>, num_layers: usize) -> Result<(), ModelError> {
+    const REMEDY: &str =
+        "sliding-window attention is not supported; published Qwen2.5-VL checkpoints do not use it";
+    if f.bool("use_sliding_window")?.unwrap_or(false)
+        && f.uint("max_window_layers")?.unwrap_or(80) < num_layers
+    {
+        return Err(f.error("use_sliding_window", REMEDY));
+    }
+    if let Some(Value::Array(kinds)) = f.get("layer_types") {
+        if kinds.len() != num_layers {
+            let problem = format!("{} entries, but num_hidden_layers is {num_layers}", kinds.len());
+            return Err(f.error("layer_types", problem));
+        }
+        if kinds.iter().any(|kind| kind != "full_attention") {
+            return Err(f.error("layer_types", REMEDY));
+        }
+    }
+    Ok(())
+}
+
+fn read_text_rope(f: &Fields<'_>, head_dim: usize) -> Result<(f64, [usize; 3]), ModelError> {
+    let parameters = f.object("rope_parameters")?;
+    let scaling = f.object("rope_scaling")?;
+    if let (Some(new), Some(old)) = (&parameters, &scaling) {
+        new.agree(old, &["mrope_section", "rope_theta"])?;
+    }
+    let mut theta = f.positive("rope_theta")?;
+    let mut section = None;
+    for rope in [&parameters, &scaling].into_iter().flatten() {
+        for kind in ["rope_type", "type"] {
+            if let Some(found) = rope.str(kind)?
+                && !["default", "mrope"].contains(&found)
+            {
+                let problem = format!(
+                    "{found:?}; expected \"default\" or \"mrope\": scaled rotary embeddings are not supported"
+                );
+                return Err(rope.error(kind, problem));
+            }
+        }
+        if let Some(nested) = rope.positive("rope_theta")? {
+            if theta.is_some_and(|outer| outer != nested) {
+                return Err(
+                    rope.error("rope_theta", format!("{nested} contradicts rope_theta at the outer level"))
+                );
+            }
+            theta = Some(nested);
+        }
+        section = section.or(rope.uints("mrope_section")?.map(|values| (rope.clone(), values)));
+    }
+    let (rope, values) = section.unwrap_or_else(|| (f.clone(), vec![16, 24, 24]));
+    let section: [usize; 3] = values
+        .try_into()
+        .map_err(|values| rope.error("mrope_section", format!("{values:?}; expected three numbers")))?;
+    if section.iter().sum::<usize>() != head_dim / 2 {
+        let problem = format!("{section:?} does not sum to half the head width, {}", head_dim / 2);
+        return Err(rope.error("mrope_section", problem));
+    }
+    Ok((theta.unwrap_or(1e6), section))
+}
+
+fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
+    f.expect_str("hidden_act", "silu")?;
+    f.same_if_both("in_channels", "in_chans")?;
+    f.same_if_both("patch_size", "spatial_patch_size")?;
+    let hidden_size = f.size("hidden_size")?;
+    let num_heads = f.size("num_heads")?;
+    f.divides("num_heads", num_heads, "hidden_size", hidden_size)?;
+    let head_dim = hidden_size / num_heads;
+    if !head_dim.is_multiple_of(4) {
+        let problem = format!(
+            "heads of width {head_dim} cannot be rotated along two axes; the width must be divisible by 4"
+        );
+        return Err(f.error("num_heads", problem));
+    }
+    let depth = f.size("depth")?;
+    let full_attention_blocks = f.uints("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
+    if let Some(beyond) = full_attention_blocks.iter().find(|&&block| block >= depth) {
+        return Err(f.error("fullatt_block_indexes", format!("block {beyond}, but depth is {depth}")));
+    }
+    let config = VisionConfig {
+        depth,
+        hidden_size,
+        intermediate_size: f.size("intermediate_size")?,
+        num_heads,
+        head_dim,
+        in_channels: f.uint("in_channels")?.or(f.uint("in_chans")?).unwrap_or(3),
+        patch_size: f.side("patch_size")?.unwrap_or(14),
+        temporal_patch_size: f.side("temporal_patch_size")?.unwrap_or(2),
+        spatial_merge_size: f.uint("spatial_merge_size")?.unwrap_or(2),
+        window_size: f.uint("window_size")?.unwrap_or(112),
+        out_hidden_size: f.size("out_hidden_size")?,
+        full_attention_blocks,
+        rope_theta: read_vision_rope(f)?,
+    };
+    if config.patch_values() == 0 || config.spatial_merge_size == 0 {
+        return Err(f.error("patch_size", "sizes of patches, channels and merged squares must be positive"));
+    }
+    let token = config.patch_size * config.spatial_merge_size;
+    if config.window_size < token {
+        let problem = format!("{} pixels is less than one token of {token}", config.window_size);
+        return Err(f.error("window_size", problem));
+    }
+    Ok(config)
+}
+
+fn read_vision_rope(f: &Fields<'_>) -> Result<f64, ModelError> {
+    let Some(rope) = f.object("rope_parameters")? else { return Ok(1e4) };
+    if let Some(found) = rope.str("rope_type")?
+        && found != "axial"
+    {
+        return Err(rope.error("rope_type", format!("{found:?}; expected \"axial\"")));
+    }
+    Ok(rope.positive("rope_theta")?.unwrap_or(1e4))
+}

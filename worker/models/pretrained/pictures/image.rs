@@ -1,0 +1,71 @@
+//! What an image is to a model, and what makes it so.
+
+use coxswain_data::{pictures, pixels::Pixels};
+
+use super::{
+    fit::Fit,
+    resize::Rgb,
+    shape::{ImageShape, PatchShape},
+};
+
+/// An image as a model reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageInput {
+    /// `[patches, values of a patch]`, row-major.
+    pub pixel_values: Vec<f32>,
+    /// How it lies in the model's input.
+    pub shape: ImageShape,
+}
+
+/// What the run says of the size of images, where it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PixelBounds {
+    /// `data.min_pixels`.
+    pub min: Option<usize>,
+    /// `data.max_pixels`.
+    pub max: Option<usize>,
+    /// `data.resize`.
+    pub fit: Fit,
+}
+
+/// Turns images into a model's input. Errors say what is wrong with the image.
+pub trait ImageProcessor: Send + Sync {
+    /// Sizes of its patches.
+    fn patches(&self) -> PatchShape;
+
+    /// Fewest and most pixels of an image after resizing.
+    fn pixel_bounds(&self) -> [usize; 2];
+
+    /// Everything that decides what an image becomes, in words; a change of any of it changes the text.
+    fn describe(&self) -> String;
+
+    /// The shape of what an image of so many pixels becomes.
+    fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String>;
+
+    /// An image of any size.
+    fn process(&self, image: Rgb) -> Result<ImageInput, String>;
+
+    /// An image that is resized to this shape, whatever its aspect.
+    fn process_to(&self, image: Rgb, shape: ImageShape) -> ImageInput;
+
+    /// The picture that an input shows: the inverse of what was done to it after resizing.
+    fn picture(&self, pixel_values: &[f32], shape: ImageShape) -> Rgb;
+}
+
+/// PNG or JPEG as pixels.
+pub fn decode(encoded: &[u8]) -> Result<Rgb, String> {
+    let Pixels { height, width, rgb } = pictures::decode(encoded)?;
+    Ok(Rgb { height, width, pixels: rgb })
+}
+
+/// One image. `expected` is its size (height, width) according to the data set.
+pub fn decode_sized(encoded: &[u8], expected: (usize, usize)) -> Result<Rgb, String> {
+    let image = decode(encoded)?;
+    if (image.height, image.width) != expected {
+        return Err(format!(
+            "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
+            image.height, image.width, expected.0, expected.1
+        ));
+    }
+    Ok(image)
+}

@@ -1,0 +1,67 @@
+//! A family of vision-language models.
+
+use std::path::Path;
+
+use coxswain_data::DataError;
+use coxswain_nn::{kernels::Tape, params::TrainableLayout};
+
+use super::{
+    model::{LoadOptions, VisionLanguage, VisionTrunk},
+    outline::ModelOutline,
+    text::{ChatEncoder, PromptEncoder, PromptForm},
+};
+use crate::pretrained::{
+    error::ModelError,
+    family::Named,
+    job::ForwardJob,
+    pictures::{ImageProcessor, PatchShape, PixelBounds},
+    synthetic::{Made, SyntheticCheckpoint},
+    trains::Trains,
+};
+
+/// A family of models, as far as no device is needed. Directories are Hugging Face's.
+pub trait VlFamily: Named {
+    /// What `config.json` of a model says.
+    fn outline(&self, dir: &Path) -> Result<ModelOutline, ModelError>;
+
+    /// Sizes of the patches that a model's images are cut into.
+    fn patches(&self, dir: &Path) -> Result<PatchShape, DataError>;
+
+    /// What makes a model's input of images, with the settings of the checkpoint; the run's bounds win over
+    /// its.
+    fn images(&self, dir: &Path, bounds: PixelBounds) -> Result<Box<dyn ImageProcessor>, DataError>;
+
+    /// What makes token ids of a robot's tasks.
+    fn prompts(&self, dir: &Path, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError>;
+
+    /// What makes token ids of chats.
+    fn chats(&self, dir: &Path) -> Result<Box<dyn ChatEncoder>, DataError>;
+
+    /// Makes a checkpoint of random weights.
+    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<Made, ModelError>;
+}
+
+/// A family on one kind of device.
+pub trait VlFamilyOn<B: Tape<Base = B>>: VlFamily {
+    /// Reads a model. What trains is registered in `layout`, in the order of its modules.
+    fn load(
+        &self,
+        dir: &Path,
+        options: LoadOptions,
+        trains: Trains<'_>,
+        layout: &mut TrainableLayout,
+        device: &B::Device,
+    ) -> Result<Box<dyn VisionLanguage<B>>, ModelError>;
+
+    /// Reads the first `depth` blocks of a model's vision tower, frozen, and nothing else of it.
+    fn trunk(
+        &self,
+        dir: &Path,
+        options: LoadOptions,
+        depth: usize,
+        device: &B::Device,
+    ) -> Result<Box<dyn VisionTrunk<B>>, ModelError>;
+
+    /// One forward pass from file to file, for comparison with other implementations.
+    fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Result<(), ModelError>;
+}
