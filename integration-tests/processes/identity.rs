@@ -251,7 +251,7 @@ fn plaintext_between_machines_is_asked_for_on_both_sides() {
     running.wait_for("2/100000");
     let shown = [("COX_TOKEN", token.secret())];
     let output = tiny.output().display().to_string();
-    // No file says so for the user: whoever may write in the run's directory would have the token.
+    // No file says so for the user: the token would go to anybody who can write in the directory of the run.
     for place in [["--endpoint", &endpoint], ["--run", &output]] {
         let told = ask(&[&["status"], &place[..]].concat(), &shown);
         refused(told, "does not speak TLS: its coordinator was started with --plaintext");

@@ -220,7 +220,9 @@ fn the_status_of_a_run_that_is_over_is_told_from_its_directory() {
 fn a_signal_to_a_run_that_is_well_leaves_no_failure() {
     let toy = Toy::new(500);
     let held = toy.hold(0, "forward", 3);
-    let mut running = toy.start("run", &SHORT);
+    // Longer than the signal takes.
+    let mut running =
+        toy.start("run", &[&SHORT[..], &["train.steps=10000000", "train.checkpoint_every=0"]].concat());
     running.wait_until_held(&held);
     signal(running.pid() as i32, Signal::SIGINT);
     fs::remove_file(held).expect("it is held");
