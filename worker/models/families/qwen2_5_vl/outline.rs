@@ -19,6 +19,7 @@ pub(super) fn outline(config: &QwenConfig) -> ModelOutline {
         modules: modules(config),
         hidden_size: text.hidden_size,
         layers: text.num_layers,
+        streams: 0,
         vocab_size: text.vocab_size,
         patches: PatchShape {
             patch: vision.patch_size,
