@@ -10,14 +10,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{outline::outline, rules::RULES};
+use super::rules::RULES;
 use crate::{
-    pretrained::{config_file, error::ModelError, fields::Fields, rules::Rules},
+    pretrained::{config_file, error::ModelError, fields::Fields},
     two_towers::{
         embed::has_own_head,
-        sizes::{SpecialTokens, TextSizes, TowersConfig, TowersSizes},
+        sizes::{SpecialTokens, TextSizes},
     },
-    vision_language::ModelOutline,
 };
 
 /// Sizes of the language model.
@@ -153,34 +152,6 @@ impl QwenConfig {
             || text_fields.bool("tie_word_embeddings")?.unwrap_or(false);
         let tokens = SpecialTokens::read(&root, text.vocab_size)?;
         Ok(Self { text, vision, tokens, tie_word_embeddings })
-    }
-}
-
-impl TowersConfig for QwenConfig {
-    type Vision = VisionConfig;
-
-    const RULES: Rules = RULES;
-
-    fn read(dir: &Path) -> Result<Self, ModelError> {
-        Self::read(dir)
-    }
-
-    fn sizes(&self) -> TowersSizes {
-        TowersSizes {
-            text: self.text.sizes(),
-            tokens: self.tokens,
-            merge: self.vision.spatial_merge_size,
-            patch_values: self.vision.patch_values(),
-            tied: self.tie_word_embeddings,
-        }
-    }
-
-    fn vision(&self) -> &VisionConfig {
-        &self.vision
-    }
-
-    fn outline(&self) -> ModelOutline {
-        outline(self)
     }
 }
 

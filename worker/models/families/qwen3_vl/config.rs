@@ -10,14 +10,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{outline::outline, rules::RULES};
+use super::rules::RULES;
 use crate::{
-    pretrained::{config_file, error::ModelError, fields::Fields, rules::Rules},
+    pretrained::{config_file, error::ModelError, fields::Fields},
     two_towers::{
         embed::has_own_head,
-        sizes::{SpecialTokens, TextSizes, TowersConfig, TowersSizes},
+        sizes::{SpecialTokens, TextSizes},
     },
-    vision_language::ModelOutline,
 };
 
 /// Rotary frequencies per axis (time, height, width) where the configuration does not say.
@@ -79,38 +78,15 @@ pub struct Qwen3VlConfig {
     pub tie_word_embeddings: bool,
 }
 
-impl TowersConfig for Qwen3VlConfig {
-    type Vision = VisionConfig;
-
-    const RULES: Rules = RULES;
-
-    fn read(dir: &Path) -> Result<Self, ModelError> {
+impl Qwen3VlConfig {
+    /// Reads `config.json` of a model directory.
+    pub fn read(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let config = Self::from_json(&path, &json)?;
         let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir, RULES);
         Ok(Self { tie_word_embeddings, ..config })
     }
 
-    fn sizes(&self) -> TowersSizes {
-        TowersSizes {
-            text: self.text.clone(),
-            tokens: self.tokens,
-            merge: self.vision.spatial_merge_size,
-            patch_values: self.vision.patch_values(),
-            tied: self.tie_word_embeddings,
-        }
-    }
-
-    fn vision(&self) -> &VisionConfig {
-        &self.vision
-    }
-
-    fn outline(&self) -> ModelOutline {
-        outline(self)
-    }
-}
-
-impl Qwen3VlConfig {
     /// Checks a parsed `config.json`; `path` appears in errors.
     pub fn from_json(path: &Path, json: &Value) -> Result<Self, ModelError> {
         let root = Fields::new(path, json)?;

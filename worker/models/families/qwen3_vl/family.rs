@@ -22,7 +22,7 @@ use crate::{
         tokens::TokenIds,
         trains::Trains,
     },
-    two_towers::{forward, sizes::TowersConfig, trunk::TowerTrunk},
+    two_towers::{forward, trunk::TowerTrunk},
     vision_language::{
         ChatEncoder, LoadOptions, ModelOutline, PromptEncoder, PromptForm, VisionLanguage, VisionTrunk,
         VlFamily, VlFamilyOn,

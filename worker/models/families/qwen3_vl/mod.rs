@@ -16,6 +16,8 @@ mod merger;
 pub mod modules;
 mod outline;
 mod positions;
+#[cfg(test)]
+mod reading_tests;
 mod rules;
 #[cfg(test)]
 mod synthetic_tests;

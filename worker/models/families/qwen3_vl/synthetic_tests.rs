@@ -12,7 +12,6 @@ use crate::{
         frozen::frozen_tensors,
         synthetic::{DrawnTensor, SyntheticCheckpoint, entries},
     },
-    two_towers::sizes::TowersConfig,
     vision_language::VlFamily,
 };
 
