@@ -151,6 +151,39 @@ fn a_pass_from_kept_features_has_the_bits_of_a_whole_one_at_every_tap() {
 }
 
 #[test]
+fn features_depend_on_their_own_sample_alone() {
+    let fixture = Fixture::new(CASE, None);
+    let Fixture { model, inputs, .. } = &fixture;
+    let rows = Rows::Padded(&inputs.valid);
+    let width = model.sizes.text.hidden_size;
+    let images = model.rope_index(&inputs.input_ids, rows, &inputs.grids).unwrap().images_per_row;
+    for tap in [Tap::Vision, Tap::Layer(0), Tap::Layer(2), Tap::Final] {
+        let together = fixture.features(tap);
+        let (mut rest, mut grids, mut pixels) = (&together[..], &inputs.grids[..], &inputs.pixel_values[..]);
+        for (cells, count) in rows.cells(inputs.input_ids.len()).into_iter().zip(&images) {
+            let (own_grids, other_grids) = grids.split_at(*count);
+            let patches: u32 = own_grids.iter().map(|grid| grid.iter().product::<u32>()).sum();
+            let (own_pixels, other_pixels) = pixels.split_at(patches as usize * model.sizes.patch_values);
+            (grids, pixels) = (other_grids, other_pixels);
+            let valid: Vec<_> = std::iter::once(0..cells.len() as u32).collect();
+            let prompts = Prompts {
+                input_ids: &inputs.input_ids[cells.clone()],
+                rows: Rows::Padded(&valid),
+                images: own_grids,
+                pixel_values: &[Arc::new(own_pixels.to_vec())],
+            };
+            let pass = VlPass { prompts, ..fixture.pass(Recompute::None, None) };
+            let alone = model.run(pass).unwrap().features(tap).unwrap();
+            let (own, others) = rest.split_at(alone.len());
+            assert_eq!(alone.len(), model.outline.rows_at(tap, cells.len(), own_grids) * width, "{tap}");
+            assert!(bits(own) == bits(&alone), "{tap}");
+            rest = others;
+        }
+        assert!(rest.is_empty(), "{tap}");
+    }
+}
+
+#[test]
 fn gradients_above_a_tap_are_those_of_a_whole_pass() {
     let fixture = Fixture::new(CASE, Some(r".*layers\.[23]\..*_proj"));
     let whole = fixture.gradient(Recompute::Full, None, None);
