@@ -4,7 +4,8 @@
 //! pretrained        checkpoints, loading, adapters, streamed blocks, images: whatever the family
 //! vision_language   what tasks ask of a vision-language model
 //! text_to_text      what tasks ask of an encoder and a decoder of text
-//! two_towers        what families of a vision tower and decoder layers share;  chatml  their prompts and chats
+//! two_towers        what families of a vision tower and decoder layers share
+//! chatml            their prompts and chats
 //! families          Qwen2.5-VL; Qwen3-VL; T5 and mT5
 //! shelf             the families of a program, by device
 //! ```

@@ -7,7 +7,9 @@
 //!                        ^^^^^^^^^^^^^^ learned
 //! ```
 //!
-//! Turns of tools may be the user's, which depends on the family ([`ToolTurns`]). The whole chat is encoded at once, as Transformers does: what a tokenizer makes of an answer depends on
+//! Turns of tools may be the user's, which depends on the family ([`ToolTurns`]).
+//!
+//! The whole chat is encoded at once, as Transformers does: what a tokenizer makes of an answer depends on
 //! the line break before it. An answer is a turn of the assistant that is not switched off. A token is
 //! learned if any of its characters belongs to an answer or to the `<|im_end|>` behind it, which is what
 //! `return_assistant_tokens_mask` gives for a template that marks them.

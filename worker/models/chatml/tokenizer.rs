@@ -1,5 +1,5 @@
-//! The checkpoint's tokenizer with ChatML's special tokens and Qwen's for images, and what of its chat template is
-//! theirs.
+//! The checkpoint's tokenizer with ChatML's special tokens and Qwen's for images, and what of its chat
+//! template is theirs.
 //!
 //! Templates are not executed: a template of another shape gets Qwen's and a warning, since a model is
 //! trained and run with the same prompt either way. Text is encoded first and the single `<|image_pad|>` per

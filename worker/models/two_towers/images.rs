@@ -95,7 +95,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
             let above = tracked || trains(&tower.layers);
             let (y_pd, blocks) = tower.forward(x_pd, tracked)?;
             (tracked, x_pd) = (above, y_pd);
-            let merger = Merger { pass: self, place };
+            let merger = MergerSegment { pass: self, place };
             let merger = if tracked || self.vision.merger_trains(place) {
                 let input = Input { value: x_pd.clone(), tracked };
                 let rows = self.dropout.map(|rows| rows.merged.clone());
@@ -121,7 +121,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
         let (mut x_pd, mut merged) = (stem.embed(&params, x_pi, self.context), Vec::new());
         for (place, range) in self.parts() {
             x_pd = self.tower(range).run(x_pd)?;
-            merged.push(Merger { pass: self, place }.run(&params, std::slice::from_ref(&x_pd)));
+            merged.push(MergerSegment { pass: self, place }.run(&params, std::slice::from_ref(&x_pd)));
         }
         Ok(features(merged))
     }
@@ -190,12 +190,12 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> Segment<B> for PatchEmbedding<'_, '_,
     }
 }
 
-struct Merger<'p, 'a, B: Tape<Base = B>, V: VisionTower<B>> {
+struct MergerSegment<'p, 'a, B: Tape<Base = B>, V: VisionTower<B>> {
     pass: &'p ImagePass<'a, B, V>,
     place: MergerPlace,
 }
 
-impl<B: Tape<Base = B>, V: VisionTower<B>> Segment<B> for Merger<'_, '_, B, V> {
+impl<B: Tape<Base = B>, V: VisionTower<B>> Segment<B> for MergerSegment<'_, '_, B, V> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         self.pass.vision.merge(params, inputs[0].clone(), self.place, self.pass.context)
     }

@@ -5,13 +5,13 @@ use coxswain_nn::lora::{Module, ModuleKind};
 use super::sizes::TextSizes;
 
 /// A list of modules that grows.
-pub struct ModuleList {
+pub struct TowersModules {
     modules: Vec<Module>,
     /// The path that a module had before Transformers 4.52.
     old_name: fn(&str) -> String,
 }
 
-impl ModuleList {
+impl TowersModules {
     /// An empty one.
     pub fn new(old_name: fn(&str) -> String) -> Self {
         Self { modules: Vec::new(), old_name }

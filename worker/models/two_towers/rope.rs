@@ -5,7 +5,8 @@
 //! (arXiv 2409.12191, section 2.1). Angles are formed and evaluated in float32, as Transformers does, so that
 //! tables agree to the last bits.
 //!
-//! Not here: videos (refused), and the scaling variants of rotary embeddings (refused by families' configurations).
+//! Not here: videos (refused), and the scaling variants of rotary embeddings (refused by families'
+//! configurations).
 
 use burn::tensor::{Tensor, TensorData};
 

@@ -3,18 +3,18 @@
 use coxswain_nn::lora::{Module, ModuleKind};
 
 use super::config::QwenConfig;
-use crate::two_towers::modules::ModuleList;
+use crate::two_towers::modules::TowersModules;
 
 /// All named modules of `Qwen2_5_VLForConditionalGeneration`, in its order.
 pub fn modules(config: &QwenConfig) -> Vec<Module> {
-    let mut list = ModuleList::new(old_name);
+    let mut list = TowersModules::new(old_name);
     list.other("model");
     vision(config, &mut list);
     list.language_model(&config.text.sizes(), config.tie_word_embeddings);
     list.into_modules()
 }
 
-fn vision(config: &QwenConfig, list: &mut ModuleList) {
+fn vision(config: &QwenConfig, list: &mut TowersModules) {
     let vision = &config.vision;
     let (d, f) = (vision.hidden_size, vision.intermediate_size);
     let side = vision.patch_size;

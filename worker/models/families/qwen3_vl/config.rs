@@ -24,7 +24,7 @@ const MROPE_SECTION: [usize; 3] = [24, 20, 20];
 
 /// Sizes of the vision tower.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VisionConfig {
+pub struct DeepStackConfig {
     /// Blocks.
     pub depth: usize,
     /// Model width.
@@ -53,7 +53,7 @@ pub struct VisionConfig {
     pub rope_theta: f64,
 }
 
-impl VisionConfig {
+impl DeepStackConfig {
     /// Values of one patch: `channels * frames * side * side`.
     pub fn patch_values(&self) -> usize {
         self.in_channels * self.temporal_patch_size * self.patch_size * self.patch_size
@@ -71,7 +71,7 @@ pub struct Qwen3VlConfig {
     /// The language model.
     pub text: TextSizes,
     /// The vision tower.
-    pub vision: VisionConfig,
+    pub vision: DeepStackConfig,
     /// Token ids.
     pub tokens: SpecialTokens,
     /// Whether the LM head is the embedding table.
@@ -212,7 +212,7 @@ fn interleaved(section: [usize; 3]) -> Vec<usize> {
     (0..section.iter().sum()).map(axis).collect()
 }
 
-fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
+fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     f.expect_str("hidden_act", "gelu_pytorch_tanh")?;
     f.same_if_both("in_channels", "in_chans")?;
     let hidden_size = f.size("hidden_size")?;
@@ -243,7 +243,7 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
     if position_side * position_side != positions {
         return Err(f.error("num_position_embeddings", format!("{positions} is no square")));
     }
-    let config = VisionConfig {
+    let config = DeepStackConfig {
         depth,
         hidden_size,
         intermediate_size: f.size("intermediate_size")?,

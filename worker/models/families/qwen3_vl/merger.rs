@@ -7,7 +7,7 @@ use coxswain_nn::{
     params::{BaseWeight, ParamScope},
 };
 
-use super::config::VisionConfig;
+use super::config::DeepStackConfig;
 use crate::pretrained::{error::ModelError, loader::Loader, stack::Norms};
 
 /// Of every norm of the tower; not configurable in Transformers either.
@@ -63,7 +63,7 @@ impl<B: ModelBackend> Merger<B> {
     /// Loads the one at `at`: the tower's own, which norms patches, or that of a stream, which norms tokens.
     pub fn load(
         loader: &mut Loader<'_, B>,
-        config: &VisionConfig,
+        config: &DeepStackConfig,
         at: &str,
         norms_patches: bool,
     ) -> Result<Self, ModelError> {

@@ -3,19 +3,19 @@
 use coxswain_nn::lora::{Module, ModuleKind};
 
 use super::config::Qwen3VlConfig;
-use crate::two_towers::modules::ModuleList;
+use crate::two_towers::modules::TowersModules;
 
 /// All named modules of `Qwen3VLForConditionalGeneration`, in its order.
 pub fn modules(config: &Qwen3VlConfig) -> Vec<Module> {
     // The family is younger than the change of names in Transformers 4.52.
-    let mut list = ModuleList::new(str::to_owned);
+    let mut list = TowersModules::new(str::to_owned);
     list.other("model");
     vision(config, &mut list);
     list.language_model(&config.text, config.tie_word_embeddings);
     list.into_modules()
 }
 
-fn vision(config: &Qwen3VlConfig, list: &mut ModuleList) {
+fn vision(config: &Qwen3VlConfig, list: &mut TowersModules) {
     let vision = &config.vision;
     let (d, f, side) = (vision.hidden_size, vision.intermediate_size, vision.patch_size);
     let shape = [d, vision.in_channels, vision.temporal_patch_size, side, side];

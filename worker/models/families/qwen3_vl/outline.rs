@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{
-    config::{Qwen3VlConfig, VisionConfig},
+    config::{DeepStackConfig, Qwen3VlConfig},
     modules::modules,
     rules::RULES,
 };
@@ -48,7 +48,7 @@ pub(super) fn outline(config: &Qwen3VlConfig) -> ModelOutline {
 }
 
 impl TowersConfig for Qwen3VlConfig {
-    type Vision = VisionConfig;
+    type Vision = DeepStackConfig;
 
     const RULES: Rules = RULES;
 
@@ -66,7 +66,7 @@ impl TowersConfig for Qwen3VlConfig {
         }
     }
 
-    fn vision(&self) -> &VisionConfig {
+    fn vision(&self) -> &DeepStackConfig {
         &self.vision
     }
 

@@ -95,7 +95,7 @@ impl Fixture {
         let (read, trace) = run.forward(&reads, &mut |_| ()).unwrap();
         let weights = also.map(|(_, weight)| weight).into_iter().chain([1.0]);
         let gradients = read.iter().zip(weights).map(|(x_nd, weight)| self.valid(x_nd.dims()) * weight);
-        let place = <Flex as FlatOps>::Flat::place(&FlexDevice);
+        let place = <<Flex as FlatOps>::Flat as FlatOn<Flex>>::place(&FlexDevice);
         let mut grads = FlatGrads::<<Flex as FlatOps>::Flat>::at(&place, self.trainables.layout().len());
         trace.backward(gradients.collect(), &mut grads, &mut |_| ()).unwrap();
         grads.values().read(0..self.trainables.layout().len()).into_owned()

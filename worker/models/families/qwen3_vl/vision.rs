@@ -18,7 +18,7 @@ use coxswain_nn::{
 };
 
 use super::{
-    config::{Qwen3VlConfig, VisionConfig},
+    config::{DeepStackConfig, Qwen3VlConfig},
     merger::{LayerNorm, Merger},
     positions::ResampledPositions,
 };
@@ -42,7 +42,7 @@ pub type Qwen3VlModel<B> = TwoTowers<B, DeepStackTower<B>>;
 
 /// What all vision blocks share within one micro-batch.
 #[derive(Clone)]
-pub struct VisionContext<B: ModelBackend> {
+pub struct DeepStackContext<B: ModelBackend> {
     learned: ResampledPositions,
     /// Rotary tables, `[1, patches, k]`.
     tables: RotaryTables<B>,
@@ -53,23 +53,23 @@ pub struct VisionContext<B: ModelBackend> {
 
 /// The patch embedding and the blocks.
 pub struct DeepStackStem<B: ModelBackend> {
-    config: VisionConfig,
+    config: DeepStackConfig,
     patch_embed: LoraLinear<B>,
     /// Learned positions, `[side * side, d]`.
     positions_ed: BaseWeight<B, 2>,
-    blocks: Stack<B, VisionBlock<B>>,
+    blocks: Stack<B, DeepStackBlock<B>>,
     device: B::Device,
 }
 
 impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
-    type Sizes = VisionConfig;
-    type Block = VisionBlock<B>;
+    type Sizes = DeepStackConfig;
+    type Block = DeepStackBlock<B>;
 
-    fn cut(config: &VisionConfig, depth: usize) -> VisionConfig {
-        VisionConfig { depth: depth.min(config.depth), ..config.clone() }
+    fn cut(config: &DeepStackConfig, depth: usize) -> DeepStackConfig {
+        DeepStackConfig { depth: depth.min(config.depth), ..config.clone() }
     }
 
-    fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
+    fn load(loader: &mut Loader<'_, B>, config: &DeepStackConfig) -> Result<Self, ModelError> {
         let (d, side) = (config.hidden_size, config.patch_size);
         // A convolution whose stride is its kernel is a linear map of the flattened patch.
         let name = "model.visual.patch_embed.proj.weight";
@@ -93,12 +93,13 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
         })
     }
 
-    fn sizes(&self) -> &VisionConfig {
+    fn sizes(&self) -> &DeepStackConfig {
         &self.config
     }
 
-    fn context(&self, grids: &[ImageShape]) -> Result<VisionContext<B>, TokenError> {
-        let VisionConfig { spatial_merge_size: merge, position_side, head_dim, rope_theta, .. } = self.config;
+    fn context(&self, grids: &[ImageShape]) -> Result<DeepStackContext<B>, TokenError> {
+        let DeepStackConfig { spatial_merge_size: merge, position_side, head_dim, rope_theta, .. } =
+            self.config;
         grid::check(grids, merge)?;
         let (mut learned, mut ends, mut positions) = (ResampledPositions::default(), vec![0], Vec::new());
         for &image @ [t, h, w] in grids {
@@ -109,7 +110,7 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
                 ends.push(positions.len() as u32);
             }
         }
-        Ok(VisionContext {
+        Ok(DeepStackContext {
             learned,
             tables: RotaryTables::axial(head_dim, rope_theta, &positions, &self.device),
             mask: AttentionMask::Segments(ends.into()),
@@ -127,7 +128,7 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
     fn patches(
         &self,
         pixel_values: &[&[f32]],
-        context: &VisionContext<B>,
+        context: &DeepStackContext<B>,
     ) -> Result<Tensor<B, 2>, TokenError> {
         let (patches, width, device) = (context.patches, self.config.patch_values(), &self.device);
         // What the embedding would round on a GPU is rounded before it goes there.
@@ -153,7 +154,7 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
         &self,
         params: &ParamScope<'_, T>,
         x_pi: Tensor<T, 2>,
-        context: &VisionContext<B>,
+        context: &DeepStackContext<B>,
     ) -> Tensor<T, 2> {
         self.patch_embed.forward(params, x_pi) + self.learned_positions(params, &context.learned)
     }
@@ -162,7 +163,7 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
         self.patch_embed.trains() || self.positions_ed.trains()
     }
 
-    fn blocks(&self) -> &Stack<B, VisionBlock<B>> {
+    fn blocks(&self) -> &Stack<B, DeepStackBlock<B>> {
         &self.blocks
     }
 }
@@ -212,7 +213,7 @@ impl<B: ModelBackend> VisionTower<B> for DeepStackTower<B> {
     type Stem = DeepStackStem<B>;
     type Config = Qwen3VlConfig;
 
-    fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
+    fn load(loader: &mut Loader<'_, B>, config: &DeepStackConfig) -> Result<Self, ModelError> {
         let stem = DeepStackStem::load(loader, config)?;
         let merger = Merger::load(loader, config, "model.visual.merger", true)?;
         let of_stream = |number| {
@@ -235,7 +236,7 @@ impl<B: ModelBackend> VisionTower<B> for DeepStackTower<B> {
         params: &ParamScope<'_, T>,
         x_pd: Tensor<T, 2>,
         place: MergerPlace,
-        _context: &VisionContext<B>,
+        _context: &DeepStackContext<B>,
     ) -> Tensor<T, 2> {
         self.merger(place).forward(params, x_pd)
     }
@@ -246,7 +247,7 @@ impl<B: ModelBackend> VisionTower<B> for DeepStackTower<B> {
 }
 
 /// One vision block.
-pub struct VisionBlock<B: ModelBackend> {
+pub struct DeepStackBlock<B: ModelBackend> {
     heads: usize,
     head_dim: usize,
     attention_norm: LayerNorm<B>,
@@ -257,10 +258,10 @@ pub struct VisionBlock<B: ModelBackend> {
     fc2: LoraLinear<B>,
 }
 
-impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
-    type Sizes = VisionConfig;
+impl<B: ModelBackend> Assemble<B> for DeepStackBlock<B> {
+    type Sizes = DeepStackConfig;
 
-    fn manifest(config: &VisionConfig, index: usize) -> Manifest {
+    fn manifest(config: &DeepStackConfig, index: usize) -> Manifest {
         let at = format!("model.visual.blocks.{index}");
         let (d, f) = (config.hidden_size, config.intermediate_size);
         let norms = ["norm1", "norm2"].map(|norm| LayerNorm::<B>::tensors(&format!("{at}.{norm}"), d));
@@ -276,7 +277,7 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
         }
     }
 
-    fn assemble(config: &VisionConfig, _index: usize, parts: Parts<B>) -> Self {
+    fn assemble(config: &DeepStackConfig, _index: usize, parts: Parts<B>) -> Self {
         let Parts { mut norms, mut linears } = parts;
         Self {
             heads: config.num_heads,
@@ -291,14 +292,14 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
     }
 }
 
-impl<B: ModelBackend> Block<B> for VisionBlock<B> {
-    type Context = VisionContext<B>;
+impl<B: ModelBackend> Block<B> for DeepStackBlock<B> {
+    type Context = DeepStackContext<B>;
 
     fn attention_half<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
         x_nd: Tensor<T, 2>,
-        context: &VisionContext<B>,
+        context: &DeepStackContext<B>,
     ) -> Tensor<T, 2> {
         let [n, d] = x_nd.dims();
         let (h, k) = (self.heads, self.head_dim);
@@ -314,7 +315,7 @@ impl<B: ModelBackend> Block<B> for VisionBlock<B> {
         &self,
         params: &ParamScope<'_, T>,
         x_nd: Tensor<T, 2>,
-        _context: &VisionContext<B>,
+        _context: &DeepStackContext<B>,
     ) -> Tensor<T, 2> {
         let y_nd = self.mlp_norm.forward(params, x_nd.clone());
         let [y_nf] = forward_all(params, [(&self.fc1, Keep::Output)], y_nd);

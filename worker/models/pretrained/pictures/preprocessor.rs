@@ -33,8 +33,8 @@ pub(super) struct Preprocessor {
     pub(super) rescale_factor: f64,
 }
 
-/// In its published (`min_pixels`), its oldest (`size.min_pixels`) and its newer (`size.shortest_edge`) form. Null is absent: the class's
-/// default, which is what we do.
+/// In its published (`min_pixels`), its oldest (`size.min_pixels`) and its newer (`size.shortest_edge`) form.
+/// Null is absent: the class's default, which is what we do.
 #[derive(Debug, Deserialize)]
 struct Settings {
     min_pixels: Option<usize>,
