@@ -316,15 +316,13 @@ fn tensors(modules: &[Module]) -> Vec<(String, Vec<usize>)> {
         let weight = |shape: &[usize]| (format!("{name}.weight"), shape.to_vec());
         match *kind {
             ModuleKind::Linear { head: true, .. } => {}
-            ModuleKind::Linear { inputs, outputs, bias, .. } => {
-                tensors.push(weight(&[outputs, inputs]));
-                tensors.extend(bias.then(|| (format!("{name}.bias"), vec![outputs])));
-            }
-            ModuleKind::Convolution { shape } => tensors.push(weight(&shape)),
+            ModuleKind::Linear { inputs, outputs, .. } => tensors.push(weight(&[outputs, inputs])),
+            ModuleKind::Convolution { shape, .. } => tensors.push(weight(&shape)),
             ModuleKind::Embedding { rows, width, .. } => tensors.push(weight(&[rows, width])),
-            ModuleKind::Norm { width } => tensors.push(weight(&[width])),
+            ModuleKind::Norm { width, .. } => tensors.push(weight(&[width])),
             ModuleKind::Other => {}
         }
+        tensors.extend(kind.bias().map(|len| (format!("{name}.bias"), vec![len])));
     }
     tensors
 }

@@ -8,7 +8,9 @@ use std::{
 };
 
 use burn_flex::Flex;
-use coxswain_models::{families::qwen2_5_vl::forward, pretrained::job::ForwardJob};
+use coxswain_models::{
+    families::qwen2_5_vl::Qwen2_5Vl, pretrained::job::ForwardJob, vision_language::VlFamilyOn,
+};
 use coxswain_nn::dtypes::FrozenDtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -77,7 +79,8 @@ impl Copy {
             out: &out,
             dtype,
         };
-        let error = forward::run::<Flex>(&job, &Default::default()).expect_err("the input is broken");
+        let error = VlFamilyOn::<Flex>::forward(&Qwen2_5Vl, &job, &Default::default())
+            .expect_err("the input is broken");
         assert!(!out.exists(), "a failed pass must write nothing");
         error.to_string()
     }

@@ -13,11 +13,7 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::fixture;
-use coxswain_models::{
-    families::{qwen2_5_vl::forward, shelf},
-    pretrained::job::ForwardJob,
-    vision_language::ModelOutline,
-};
+use coxswain_models::{families::shelf, pretrained::job::ForwardJob, vision_language::ModelOutline};
 use coxswain_nn::dtypes::FrozenDtype;
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_nn::{
@@ -241,7 +237,8 @@ fn a_written_adapter_holds_the_tensors_and_the_meaning_of_the_one_it_was_read_fr
                 let dtype = FrozenDtype::Float32;
                 let job =
                     ForwardJob { model: &model, adapter: Some(&adapter), inputs: &inputs, out: &out, dtype };
-                forward::run::<Flex>(&job, &Default::default()).unwrap();
+                let family = shelf::<Flex>().vision_language.of(&model).unwrap();
+                family.forward(&job, &Default::default()).unwrap();
                 fs::read(out).unwrap()
             });
         assert!(ours == theirs, "{case}: the written adapter computes something else");

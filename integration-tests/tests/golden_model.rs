@@ -40,6 +40,12 @@ golden_cases! {
     dropout_of_sources_and_targets_with_the_masks_that_peft_was_given: "t5-dropout";
     a_t5_that_trains_in_full_with_its_tied_table_and_position_biases: "t5-full-tied";
     mt5_whose_tables_and_head_alone_train: "mt5-tables";
+    qwen3_as_published_with_two_streams_a_tied_head_and_left_padding: "qwen3-tied-left";
+    qwen3_as_transformers_writes_it_with_three_streams_and_a_head_of_its_own: "qwen3-untied-right";
+    qwen3_with_one_key_head_and_sharded_bfloat16_weights: "qwen3-mqa-sharded-bf16";
+    qwen3_frozen_with_a_stream_for_every_layer: "qwen3-frozen";
+    qwen3_with_modules_of_every_kind_trained_in_full: "qwen3-full";
+    qwen3_with_all_biases_trained_beside_adapters: "qwen3-bias";
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub struct TrajectorySettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extractor {
-    /// A Hugging Face directory of a Qwen2.5-VL checkpoint.
+    /// A Hugging Face directory of a Qwen2.5-VL or Qwen3-VL checkpoint.
     pub path: String,
     /// Blocks whose outputs make a trajectory, from 0, ascending; all of them if absent.
     #[serde(default)]
@@ -286,7 +286,7 @@ impl TaskSettings for TrajectorySettings {
 }
 
 fn check_extractor(extractor: &Extractor, f: &mut Findings) {
-    f.named("extractor.path", &extractor.path, "name the directory of a Qwen2.5-VL checkpoint");
+    f.named("extractor.path", &extractor.path, "name the directory of a Qwen2.5-VL or Qwen3-VL checkpoint");
     f.at_least_one("extractor.spatial_resolution", extractor.spatial_resolution);
     if let Some(layers) = &extractor.layers {
         f.require(

@@ -27,7 +27,7 @@ use std::{
 
 use self::{files::Files, stream::Streamed};
 pub use self::{
-    manifest::{Assemble, Linears, Manifest, Parts},
+    manifest::{Assemble, Linears, Manifest, Norms, Parts},
     shared::SharedBlocks,
 };
 use super::{
