@@ -53,7 +53,8 @@ fn map(folder: &Path) -> BTreeSet<String> {
     let text = read(&folder.join("mod.rs"));
     let lines = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim_start);
     let map = lines.skip_while(|line| *line != "```text").skip(1).take_while(|line| *line != "```");
-    let names = map.flat_map(|line| line.split("  ").next().unwrap_or_default().split(" · "));
+    // What a file is, stands behind the last name of a line.
+    let names = map.flat_map(|line| line.split(" · ")).filter_map(|part| part.split_whitespace().next());
     names.map(str::to_owned).collect()
 }
 

@@ -173,6 +173,7 @@ const PLANNED: f64 = 0.03;
 #[test]
 fn a_plan_says_what_a_run_on_the_family_then_takes() {
     let few = ["train.steps=4", "train.checkpoint_every=0", "train.global_batch=16", "eval.samples=0"];
+    let few = [&few[..], &["data.min_pixels=50176"]].concat();
     let mut table = String::new();
     let mut worst: f64 = 0.0;
     for (at, overrides) in [

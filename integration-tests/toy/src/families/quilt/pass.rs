@@ -152,7 +152,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
             start => {
                 let patches_md = match start {
                     Start::Patches(patches_md) => patches_md,
-                    _ => self.model.patches.forward(&params, self.pixels()?),
+                    _ => self.frozen_patches()?,
                 };
                 if tap == Tap::Vision {
                     return Ok(patches_md);
@@ -185,16 +185,25 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
 
     /// Patches as tokens, `[m, d]`; recorded if they train.
     fn patches(&self, kept: &mut Kept<'a, B>) -> Result<Tensor<B, 2>, Broken> {
-        let (pixels_mi, trainables) = (self.pixels()?, self.of.trainables);
-        if !self.model.patches.trains() {
-            return Ok(self.model.patches.forward(&ParamScope::<B>::frozen(trainables), pixels_mi));
+        if !self.model.patches.trains() || self.places.count() == 0 {
+            return self.frozen_patches();
         }
+        let (pixels_mi, trainables) = (self.pixels()?, self.of.trainables);
         let rows = self.dropped.as_ref().map(|dropped| dropped.patches.clone());
         let params = ParamScope::tracked(trainables).dropping(rows);
         let patches = Recorded::run_in(params, &Patches(self.model), vec![Input::constant(pixels_mi)]);
         let patches_md = patches.output();
         kept.patches = Some(patches);
         Ok(patches_md)
+    }
+
+    /// The same, not recorded.
+    fn frozen_patches(&self) -> Result<Tensor<B, 2>, Broken> {
+        let Self { model, of, .. } = self;
+        match self.places.count() {
+            0 => Ok(Tensor::zeros([0, model.config.hidden_size], &model.device)),
+            _ => Ok(model.patches.forward(&ParamScope::<B>::frozen(of.trainables), self.pixels()?)),
+        }
     }
 
     /// Pixels of all patches, `[m, i]`.
