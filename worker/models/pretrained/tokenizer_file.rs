@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 /// # Errors
 ///
 /// One that names the file, where it cannot be read or is no tokenizer.
-pub(crate) fn read(path: &Path) -> Result<Tokenizer, DataError> {
+pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let garbled = |found: String| {
         DataError::invalid(path, "(file)", found, "copy the checkpoint's tokenizer.json again")
     };
