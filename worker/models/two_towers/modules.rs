@@ -17,8 +17,9 @@ impl TowersModules {
         Self { modules: Vec::new(), old_name }
     }
 
-    /// What was listed.
-    pub fn into_modules(self) -> Vec<Module> {
+    /// What was listed; a loaded model keeps it.
+    pub fn into_modules(mut self) -> Vec<Module> {
+        self.modules.shrink_to_fit();
         self.modules
     }
 
