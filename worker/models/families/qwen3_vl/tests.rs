@@ -197,8 +197,7 @@ fn gradients_above_a_tap_are_those_of_a_whole_pass() {
 
 #[test]
 fn gradients_through_every_stream_are_the_same_bits_in_every_recompute_mode() {
-    let streams =
-        r".*(visual\.blocks\.\d\.(attn|mlp)\..*|deepstack_merger_list\.1\.linear_fc1|layers\.\d\..*_proj)";
+    let streams = r".*(visual\.blocks\.\d\.(attn\.(qkv|proj)|mlp\.linear_fc\d)|deepstack_merger_list\.1\.linear_fc1|layers\.\d\..*_proj)";
     for targets in [streams, r".*deepstack_merger_list\.\d\.linear_fc2", r".*visual\.merger\.linear_fc1"] {
         let fixture = Fixture::new(CASE, Some(targets));
         let of = |mode| bits(&fixture.gradient(mode, None, None));
