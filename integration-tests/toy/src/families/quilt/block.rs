@@ -24,8 +24,7 @@ pub fn parts(config: &Config, index: usize) -> Manifest {
     let mlp = mlp.map(|(name, features)| (format!("mlp.{name}"), features));
     let linears = attention.into_iter().chain(mlp);
     Manifest {
-        norms: ["before_mix", "before_mlp"].map(|norm| format!("{at}.{norm}.weight")),
-        width: d,
+        norms: ["before_mix", "before_mlp"].map(|norm| (format!("{at}.{norm}.weight"), d)).into(),
         linears: linears.map(|(name, features)| LinearShape::new(&at, &name, features, false)).collect(),
         groups: Vec::new(),
     }
@@ -52,11 +51,11 @@ impl<B: ModelBackend> Assemble<B> for Block<B> {
     }
 
     fn assemble(config: &Config, _index: usize, parts: Parts<B>) -> Self {
-        let Parts { norms, mut linears } = parts;
+        let Parts { mut norms, mut linears } = parts;
         Self {
             heads: config.heads,
             eps: config.norm_eps,
-            norms_d: norms,
+            norms_d: [norms.take(), norms.take()],
             inputs: std::array::from_fn(|_| linears.take()),
             out: linears.take(),
             gate: linears.take(),

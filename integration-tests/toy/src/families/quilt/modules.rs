@@ -16,11 +16,11 @@ pub fn modules(config: &Config) -> Vec<Module> {
         vec![linear(patches(config)), module(TABLE, ModuleKind::Embedding { rows, width, tied: false })];
     for index in 0..config.layers {
         let block = parts(config, index);
-        let norms = block.norms.iter().map(|gain| gain.trim_end_matches(".weight"));
-        modules.extend(norms.map(|norm| module(norm, ModuleKind::Norm { width })));
+        let norms = block.norms.iter().map(|(gain, _)| gain.trim_end_matches(".weight"));
+        modules.extend(norms.map(|norm| module(norm, ModuleKind::Norm { width, bias: false })));
         modules.extend(block.linears.into_iter().map(linear));
     }
-    modules.push(module(NORM, ModuleKind::Norm { width }));
+    modules.push(module(NORM, ModuleKind::Norm { width, bias: false }));
     modules.push(module(HEAD, ModuleKind::Linear { inputs: width, outputs: rows, bias: false, head: true }));
     modules
 }

@@ -21,6 +21,7 @@ pub fn outline(config: &Config) -> ModelOutline {
         modules: modules(config),
         hidden_size: config.hidden_size,
         layers: config.layers,
+        streams: 0,
         vocab_size: config.vocab_size,
         patches: patch_shape(config),
         // Nothing stands around an image.
