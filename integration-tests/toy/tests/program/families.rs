@@ -210,6 +210,7 @@ fn what_a_family_has_not_is_refused_where_it_is_asked_for() {
     let quilt = Family::new("quilt");
     let mut trajectory = quilt.toy.cox(&["check", "configs/trajectory.yaml"]);
     trajectory.arg(format!("extractor.path={}", quilt.model().display()));
+    trajectory.arg("extractor.spatial_resolution=4");
     let asks = [
         (trajectory, "extractor.path: the vision tower of"),
         (quilt.run("never", &["memory.offload=embedding"]), "is looked up on the device in this family"),
