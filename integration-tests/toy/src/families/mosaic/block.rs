@@ -30,8 +30,10 @@ pub fn parts(config: &Config, index: usize) -> Manifest {
     }
 }
 
+pub use self::UngatedBlock as Block;
+
 /// One block.
-pub struct Block<B: ModelBackend> {
+pub struct UngatedBlock<B: ModelBackend> {
     heads: usize,
     eps: f64,
     norms_d: [BaseWeight<B, 1>; 2],
@@ -42,7 +44,7 @@ pub struct Block<B: ModelBackend> {
     down: LoraLinear<B>,
 }
 
-impl<B: ModelBackend> Assemble<B> for Block<B> {
+impl<B: ModelBackend> Assemble<B> for UngatedBlock<B> {
     type Sizes = Config;
 
     fn manifest(config: &Config, index: usize) -> Manifest {
@@ -63,7 +65,7 @@ impl<B: ModelBackend> Assemble<B> for Block<B> {
     }
 }
 
-impl<B: ModelBackend> Halves<B> for Block<B> {
+impl<B: ModelBackend> Halves<B> for UngatedBlock<B> {
     type Context = RowsContext;
 
     fn attention_half<T: Tape<Base = B>>(

@@ -153,7 +153,7 @@ impl ChatEncoder for Chats {
         let (mut ids, mut learned) = (Vec::new(), Vec::new());
         let mut images = images.iter();
         for message in chat {
-            ids.extend(self.turn(message.role)?);
+            ids.extend(self.role(message.role)?);
             learned.resize(ids.len(), false);
             for piece in &message.pieces {
                 match piece {
@@ -172,14 +172,14 @@ impl ChatEncoder for Chats {
 
     fn encode_question(&self, chat: &[Message], images: &[ImageShape]) -> Result<Vec<u32>, String> {
         let mut ids = self.encode(chat, images)?.ids;
-        ids.extend(self.turn(Role::Assistant)?);
+        ids.extend(self.role(Role::Assistant)?);
         Ok(ids)
     }
 }
 
 impl Chats {
-    /// How a turn begins.
-    fn turn(&self, role: Role) -> Result<Vec<u32>, String> {
+    /// What the words of a role begin with.
+    fn role(&self, role: Role) -> Result<Vec<u32>, String> {
         Ok([vec![self.0.tokens.begin], self.0.ids(&format!("{}\n", role.name()))?].concat())
     }
 }
