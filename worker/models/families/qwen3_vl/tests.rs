@@ -13,10 +13,7 @@ use burn::{
 };
 use coxswain_nn::{
     dtypes::WeightsDtype,
-    kernels::{
-        FlatOps,
-        flat::{Flat, FlatOn},
-    },
+    kernels::{FlatOps, flat::Flat},
     lora::{Lora, LoraPlan, LoraTargets},
     params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
     recompute::Retention,
@@ -95,8 +92,7 @@ impl Fixture {
         let (read, trace) = run.forward(&reads, &mut |_| ()).unwrap();
         let weights = also.map(|(_, weight)| weight).into_iter().chain([1.0]);
         let gradients = read.iter().zip(weights).map(|(x_nd, weight)| self.valid(x_nd.dims()) * weight);
-        let place = <<Flex as FlatOps>::Flat as FlatOn<Flex>>::place(&FlexDevice);
-        let mut grads = FlatGrads::<<Flex as FlatOps>::Flat>::at(&place, self.trainables.layout().len());
+        let mut grads = FlatGrads::<<Flex as FlatOps>::Flat>::at(&(), self.trainables.layout().len());
         trace.backward(gradients.collect(), &mut grads, &mut |_| ()).unwrap();
         grads.values().read(0..self.trainables.layout().len()).into_owned()
     }
