@@ -56,7 +56,7 @@ enum Start<B: Tape<Base = B>> {
 }
 
 /// What a forward pass has kept.
-pub struct Kept<'r, B: Tape<Base = B>> {
+pub struct PassTrace<'r, B: Tape<Base = B>> {
     /// None where patches are frozen.
     patches: Option<Recorded<'r, B>>,
     /// The blocks up to each tap that was read.
@@ -76,9 +76,13 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     }
 
     /// What is at each of the taps `reads`, and what [`Pass::backward`] needs.
-    pub fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<(Vec<Tensor<B, 2>>, Kept<'a, B>), Broken> {
+    pub fn forward(
+        &self,
+        reads: &[Tap],
+        lap: Lap<'_>,
+    ) -> Result<(Vec<Tensor<B, 2>>, PassTrace<'a, B>), Broken> {
         let Self { model, .. } = self;
-        let mut kept = Kept { patches: None, parts: Vec::new(), norm: None, wanted: false };
+        let mut kept = PassTrace { patches: None, parts: Vec::new(), norm: None, wanted: false };
         let (mut at, mut x_nd) = match self.start() {
             Start::Hidden(hidden_nd) => return Ok((vec![hidden_nd; reads.len()], kept)),
             Start::Tokens(layer, x_nd) => (layer, x_nd),
@@ -110,12 +114,12 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     /// Carries the gradients of what was read back; gradients of what trains are added to `grads`.
     pub fn backward(
         &self,
-        kept: Kept<'a, B>,
+        kept: PassTrace<'a, B>,
         mut gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
     ) -> Result<(), Broken> {
-        let Kept { patches, parts, mut norm, wanted } = kept;
+        let PassTrace { patches, parts, mut norm, wanted } = kept;
         // What comes down from above; none where nothing below trains.
         let mut above: Option<Tensor<B, 2>> = None;
         for (range, trace) in parts.into_iter().rev().filter(|_| wanted) {
@@ -184,7 +188,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     }
 
     /// Patches as tokens, `[m, d]`; recorded if they train.
-    fn patches(&self, kept: &mut Kept<'a, B>) -> Result<Tensor<B, 2>, Broken> {
+    fn patches(&self, kept: &mut PassTrace<'a, B>) -> Result<Tensor<B, 2>, Broken> {
         if !self.model.patches.trains() || self.places.count() == 0 {
             return self.frozen_patches();
         }
@@ -238,7 +242,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     }
 
     /// Normed; recorded if that gradient is wanted.
-    fn hidden(&self, x_nd: Tensor<B, 2>, kept: &mut Kept<'a, B>) -> Tensor<B, 2> {
+    fn hidden(&self, x_nd: Tensor<B, 2>, kept: &mut PassTrace<'a, B>) -> Tensor<B, 2> {
         let tracked = kept.wanted;
         kept.wanted |= self.model.norm_d.trains();
         if !kept.wanted {

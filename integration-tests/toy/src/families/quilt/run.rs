@@ -24,7 +24,7 @@ use coxswain_nn::{
 use super::{
     decode::Continuation,
     model::Quilt,
-    pass::{Kept, Pass},
+    pass::{Pass, PassTrace},
 };
 
 impl<B: Tape<Base = B>> VisionLanguage<B> for Quilt<B> {
@@ -95,7 +95,7 @@ impl<B: Tape<Base = B>> VlRun<B> for Pass<'_, B> {
 /// A pass that has run forward.
 struct Traced<'r, B: Tape<Base = B>> {
     pass: &'r Pass<'r, B>,
-    kept: Kept<'r, B>,
+    kept: PassTrace<'r, B>,
 }
 
 impl<B: Tape<Base = B>> VlTrace<B> for Traced<'_, B> {
