@@ -374,7 +374,7 @@ impl Supervisor<'_> {
         let (access, refused) = (self.contacts.access.clone(), self.refusals.0.clone());
         let terminal = Arc::clone(&self.contacts.terminal);
         let reason = format!("{} at the launcher on {}", signals::name(signal), self.group.host);
-        let alone = signal == nix::libc::SIGTERM && self.contacts.coordinator.is_none();
+        let alone = signals::announces_end(signal) && self.contacts.coordinator.is_none();
         let request = ShutdownRequest { reason, node_id: alone.then(|| self.group.join.node_id.clone()) };
         tokio::spawn(async move {
             match signal_policy::ask(&access, &request).await {
