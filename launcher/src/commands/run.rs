@@ -262,8 +262,10 @@ impl Launch<'_> {
             }
             Role::Guest => (self.plan.endpoint.port, None),
         };
-        let first =
-            living.map_or_else(|| self.plan.coordinator(port), |claim| Address::parse(&claim.address));
+        let first = match living {
+            Some(claim) => Address::parse(&claim.address),
+            None => rendezvous::first_address(&self.plan, coordinator.is_some(), port),
+        };
         let newest = claims.newest().filter(|_| coordinator.is_none() && !alone);
         let whereabouts = match newest {
             None => Whereabouts::fixed(first),

@@ -87,6 +87,12 @@ pub fn insists(number: i32) -> bool {
     [SIGINT, SIGTERM, SIGQUIT].contains(&number)
 }
 
+/// The same of a signal that comes after `first`: a scheduler that has announced an end says SIGTERM when it comes.
+pub fn insists_after(first: i32, number: i32) -> bool {
+    let was_announced = announces_end(first) && !insists(first);
+    insists(number) && !(was_announced && number == nix::libc::SIGTERM)
+}
+
 /// Whether the machine is to be taken away, which is one node's affair; else a person means the run.
 pub fn announces_end(number: i32) -> bool {
     use nix::libc::{SIGHUP, SIGINT, SIGQUIT};
@@ -106,9 +112,13 @@ mod tests {
     fn an_announcement_is_one_nodes_affair_and_never_insists() {
         for announced in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGXCPU, Signal::SIGALRM, Signal::SIGPWR]
         {
-            assert!(announces_end(announced as i32) && !insists(announced as i32), "{announced}");
+            let number = announced as i32;
+            assert!(announces_end(number) && !insists(number), "{announced}");
+            assert!(!insists_after(number, Signal::SIGTERM as i32), "as Slurm does at the time limit");
+            assert!(insists_after(number, Signal::SIGINT as i32));
         }
         assert!(announces_end(Signal::SIGTERM as i32) && insists(Signal::SIGTERM as i32));
+        assert!(insists_after(Signal::SIGHUP as i32, Signal::SIGTERM as i32));
         assert!(!announces_end(Signal::SIGINT as i32) && insists(Signal::SIGINT as i32));
     }
 

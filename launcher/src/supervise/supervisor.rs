@@ -204,10 +204,13 @@ impl Supervisor<'_> {
     fn announce(&self, signal: i32) {
         let name = signals::name(signal);
         match self.machine.interrupted() {
-            None => self.contacts.terminal.line(&format!(
-                "{name}: finishing the step in flight and writing a checkpoint; once more to end at once"
-            )),
-            Some(_) if signals::insists(signal) => {
+            None => {
+                let again = if signals::insists(signal) { "once more" } else { "SIGINT" };
+                self.contacts.terminal.line(&format!(
+                    "{name}: finishing the step in flight and writing a checkpoint; {again} to end at once"
+                ));
+            }
+            Some(first) if signals::insists_after(first, signal) => {
                 self.contacts.terminal.line(&format!("{name}, the second signal: ending at once"));
             }
             Some(_) => {}
