@@ -1,5 +1,6 @@
 //! `cox run`: from a configuration to a trained adapter.
 
+mod agreement;
 mod concluding;
 mod coordinating;
 mod keeping;
@@ -274,7 +275,8 @@ impl Launch<'_> {
         let credentials = &self.credentials.credentials;
         let access = Access::to(&whereabouts, credentials)?;
         let request = rendezvous::request(&self.plan, &self.machine.host, node_id.to_owned());
-        let joined = rendezvous::join(&access, &self.plan, &request);
+        let asked_of_it = coordinator.is_none().then_some(&self.spec);
+        let joined = agreement::join(asked_of_it, &access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
             signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),

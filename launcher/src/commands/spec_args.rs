@@ -127,10 +127,12 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
 /// Where an output directory says what was trained in it.
 fn file_of_run(run_dir: &Path) -> Result<PathBuf, Failed> {
     let file = run_dir.join(endpoint::SPEC_FILE);
-    match file.exists() {
-        true => Ok(file),
-        false => Err(Failed::usage(format!(
-            "{}: a directory, and not the output directory of a run (there is no {}); name a run file",
+    // One that was launched and has not trained yet.
+    let launched = run_dir.join("logs").join(endpoint::SPEC_FILE);
+    match [&file, &launched].into_iter().find(|file| file.exists()) {
+        Some(found) => Ok(found.clone()),
+        None => Err(Failed::usage(format!(
+            "{}: not the output directory of a run (there is no {}); name a run file or such a directory",
             run_dir.display(),
             file.display()
         ))),
