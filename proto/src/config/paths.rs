@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(of("run: {output_dir: runs/~a}", home).unwrap(), "runs/~a");
         assert_eq!(of("run: {output_dir: 'a$1/b'}", home).unwrap(), "a$1/b");
         let nowhere = of("run: {output_dir: ~/runs/a}", None).unwrap_err();
-        assert!(nowhere.starts_with("run.yaml:1:20: run.output_dir: `~/runs/a` begins with"), "{nowhere}");
+        assert!(nowhere.starts_with("run.yaml:1:19: run.output_dir: `~/runs/a` begins with"), "{nowhere}");
         let other = of("run: {output_dir: ~ada/runs}", home).unwrap_err();
         assert!(other.contains("`~/` alone is known"), "{other}");
     }
