@@ -7,7 +7,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+        bounds::{Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned},
@@ -217,10 +217,10 @@ impl TaskSettings for TrajectorySettings {
         ("extractor.spatial_resolution", 1.0, 1024.0),
         ("network.hidden_dim", 1.0, SIZE),
         ("network.latent_dim", 1.0, SIZE),
-        ("network.num_layers", 1.0, 4096.0),
+        ("network.num_layers", 1.0, LAYERS),
         ("network.heads", 1.0, SIZE),
         ("network.beta", 0.0, NO_MOST),
-        ("lora.rank", 1.0, 16_384.0),
+        ("lora.rank", 1.0, RANK),
         ("lora.alpha", 0.0, 1e9),
         ("data.num_samples", 1.0, COUNT),
         ("data.image_size", 1.0, 16_384.0),
