@@ -155,6 +155,6 @@ fn take_place(coming: &Path, output: &Path) -> io::Result<Option<PathBuf>> {
         fs::rename(coming.join(name), output.join(name))?;
     }
     fs::remove_dir(coming)?;
-    sync(output)?;
+    directory::sync(output)?;
     Ok(aside.exists().then_some(aside))
 }
