@@ -131,6 +131,10 @@ fn metadata_that_places_no_frames_is_refused() {
     ];
     says(opened(|info| info["fps"] = json!(10)), &overlap);
     says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "found by it"]);
+    says(opened(|info| info["fps"] = json!(-30)), &["info.json", "fps", "found by it"]);
+    let outside = ["_path", "relative to it, without `..`"];
+    says(opened(|info| info["video_path"] = json!("/etc/passwd")), &outside);
+    says(opened(|info| info["data_path"] = json!("data/../../file-{file_index:03d}.parquet")), &outside);
     says(
         opened(|info| drop(info.as_object_mut().unwrap().remove("video_path"))),
         &["video_path", "missing", "expected e.g."],
