@@ -4,13 +4,15 @@
 //! pretrained        checkpoints, loading, adapters, streamed blocks, images: whatever the family
 //! vision_language   what tasks ask of a vision-language model
 //! text_to_text      what tasks ask of an encoder and a decoder of text
-//! families          Qwen2.5-VL; T5 and mT5
+//! joint             what policies ask of a model beside whose layers their own streams attend
+//! families          Qwen2.5-VL; T5 and mT5; SmolVLM2
 //! shelf             the families of a program, by device
 //! ```
 //!
 //! A model knows no task, no engine and no data set.
 
 pub mod families;
+pub mod joint;
 pub mod pretrained;
 pub mod shelf;
 pub mod text_to_text;

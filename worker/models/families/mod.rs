@@ -1,6 +1,7 @@
 //! Families of pretrained models, a folder and a line each. None knows another.
 
 pub mod qwen2_5_vl;
+pub mod smolvlm;
 pub mod t5;
 
 use coxswain_nn::kernels::Tape;
@@ -12,7 +13,11 @@ use crate::{
 
 /// The families of this repository.
 pub fn shelf<B: Tape<Base = B>>() -> Shelf<B> {
-    Shelf { vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl]), text_to_text: Families(&[&t5::T5Family]) }
+    Shelf {
+        vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl]),
+        text_to_text: Families(&[&t5::T5Family]),
+        joint: Families(&[&smolvlm::SmolVlm]),
+    }
 }
 
 impl<B: Tape<Base = B>> Default for Shelves<B> {

@@ -4,14 +4,14 @@ use std::{panic::AssertUnwindSafe, path::Path};
 
 use coxswain_data::{DataError, surviving::words};
 use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
-use tokenizers::Tokenizer;
+pub use tokenizers::Tokenizer;
 
 /// The tokenizer in the file at `path`.
 ///
 /// # Errors
 ///
 /// One that names the file, where it cannot be read or is no tokenizer.
-pub(crate) fn read(path: &Path) -> Result<Tokenizer, DataError> {
+pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let garbled = |found: String| {
         DataError::invalid(path, "(file)", found, "copy the checkpoint's tokenizer.json again")
     };
