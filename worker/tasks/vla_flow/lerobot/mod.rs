@@ -9,5 +9,7 @@
 mod objective;
 mod passes;
 mod subject;
+#[cfg(test)]
+mod tests;
 
 pub(super) use self::{objective::PolicyObjective, subject::PolicySubject};

@@ -23,7 +23,7 @@ use crate::vla_flow::{
     EXPERT,
     base::PolicyBase,
     config::VlaSettings,
-    data::{Dataset, MicroBatch, SampleDims},
+    data::{Dataset, MicroBatch, PolicyFile, SampleDims},
     examples::examples,
     measures::{MEASURES, denormalize, evaluated, parts, run_data},
     policy::PolicyError,
@@ -76,7 +76,7 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
             device: device.clone(),
         };
         let statistics = statistics(samples, &settings);
-        let (inputs, outputs) = features(&settings, dims, base.outline.image_side);
+        let (inputs, outputs) = features(samples, dims);
         let spec = spec.clone();
         let objective = Self { passes, base, spec, settings, dims, inputs, outputs, statistics };
         Ok(Built { objective: Box::new(objective), layout, initial })
@@ -121,11 +121,13 @@ fn statistics(samples: &dyn Samples, settings: &VlaSettings) -> Statistics {
 }
 
 /// What the policy sees and gives, as its directory says it.
-fn features(settings: &VlaSettings, dims: SampleDims, side: usize) -> (Vec<Feature>, Vec<Feature>) {
+fn features(samples: &dyn Samples, dims: SampleDims) -> (Vec<Feature>, Vec<Feature>) {
     let feature =
         |name: &str, kind: &str, shape: Vec<usize>| Feature { name: name.into(), kind: kind.into(), shape };
     let state = feature("observation.state", "STATE", vec![dims.state]);
-    let cameras = settings.data.cameras.iter().map(|name| feature(name, "VISUAL", vec![3, side, side]));
+    let file = samples.downcast_ref::<Dataset>().map(|dataset| PolicyFile::of(dataset, dims));
+    let cameras = file.iter().flat_map(|file| &file.cameras);
+    let cameras = cameras.map(|camera| feature(&camera.name, "VISUAL", vec![3, camera.height, camera.width]));
     let inputs = std::iter::once(state).chain(cameras).collect();
     (inputs, vec![feature("action", "ACTION", vec![dims.action])])
 }

@@ -49,10 +49,7 @@ impl PolicySubject {
         Ok(subject)
     }
 
-    fn load(
-        &self,
-        device: &SizesDevice,
-    ) -> Result<(SmolVla<Sizes>, TrainableLayout), ModelError> {
+    fn load(&self, device: &SizesDevice) -> Result<(SmolVla<Sizes>, TrainableLayout), ModelError> {
         let mut layout = TrainableLayout::default();
         let PolicyBase { directory, backbone, .. } = &self.base;
         let dtype = self.settings.model.weights_dtype;
