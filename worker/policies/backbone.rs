@@ -1,5 +1,5 @@
-//! Where the directory of a model is that a policy names by its hub name alone: configuration, tokenizer and
-//! processor, which a policy's directory does not hold.
+//! Where the directory of a model is that a policy names by its hub name alone: configuration, tokenizer
+//! and processor, which a policy's directory does not hold.
 //!
 //! ```text
 //! model.backbone: DIR                                    that directory

@@ -143,8 +143,8 @@ impl PolicyDirectory {
         steps.iter().enumerate().map(one).collect()
     }
 
-    /// Statistics that a processor's step of this name keeps, by feature: those of which there are means and
-    /// deviations.
+    /// Statistics that a processor's step of this name keeps, by feature: those of which there are means
+    /// and deviations.
     pub fn statistics(&self, file: &str, step: &str) -> Result<BTreeMap<String, MeanStd>, DataError> {
         let steps = self
             .steps(file)

@@ -1,9 +1,9 @@
-//! A policy directory as LeRobot writes it: the one that a run began with, its weights as they were trained, its
-//! features and statistics those of the data set.
+//! A policy directory as LeRobot writes it: the one that a run began with, its weights as they were
+//! trained, its features and statistics those of the data set.
 //!
-//! Weights keep the types of the file that they are from. Of processors only the steps that normalise change:
-//! which features there are, and their state files. What else lies in the directory is copied, but for README and
-//! training configuration, which are of another training.
+//! Weights keep the types of the file that they are from. Of processors only the steps that normalise
+//! change: which features there are, and their state files. What else lies in the directory is copied,
+//! but for README and training configuration, which are of another training.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -79,7 +79,7 @@ fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
             serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.clone(), source })?;
         for step in json.get_mut("steps").and_then(Value::as_array_mut).into_iter().flatten() {
             if let Some(features) = step.get_mut("config").and_then(|config| config.get_mut("features")) {
-                *features = listed(if file == PROCESSORS[0] { &both } else { outputs });
+                *features = listed(if file == PROCESSORS[0] { &both[..] } else { outputs });
             }
             if let Some(state) = step.get("state_file").and_then(Value::as_str) {
                 write_statistics(&out.join(state), statistics)?;

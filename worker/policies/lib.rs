@@ -1,6 +1,6 @@
-//! What joins a vision-language model to actions, a folder for each way of it that others have trained: expert,
-//! how it is coupled, masks, positions, sampling, pictures. Each is named by the `type` of a policy's `config.json`,
-//! as LeRobot writes it.
+//! What joins a vision-language model to actions, a folder for each way of it that others have trained:
+//! expert, how it is coupled, masks, positions, sampling, pictures. Each is named by the `type` of a
+//! policy's `config.json`, as LeRobot writes it.
 //!
 //! ```text
 //! directory   LeRobot's policy directory: what its files say, with the file and the field in every error

@@ -1,8 +1,8 @@
-//! Pictures as SmolVLA sees them: scaled to fit a square, black at the left and at the top, `[-1, 1]`, cut into
-//! patches.
+//! Pictures as SmolVLA sees them: scaled to fit a square, black at the left and at the top, `[-1, 1]`,
+//! cut into patches.
 //!
-//! The filter is PyTorch's bilinear one without antialiasing (`align_corners=False`), on values in `[0, 1]`;
-//! sizes are rounded down. Lengths are `[height, width]`.
+//! The filter is PyTorch's bilinear one without antialiasing (`align_corners=False`), on values in `[0,
+//! 1]`; sizes are rounded down. Lengths are `[height, width]`.
 
 /// A picture as channels of rows, `[3, height, width]`, in `[0, 1]`.
 #[derive(Clone, Copy, Debug)]

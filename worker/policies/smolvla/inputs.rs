@@ -1,8 +1,8 @@
-//! Frames and tasks as SmolVLA reads them: pictures to patches of a letterboxed square, a task to the ids of its text
-//! and a newline behind as many places as its images have tokens.
+//! Frames and tasks as SmolVLA reads them: pictures to patches of a letterboxed square, a task to the ids
+//! of its text and a newline behind as many places as its images have tokens.
 //!
-//! Of a text the first tokens are kept, as many as `tokenizer_max_length` says. LeRobot pads texts behind; here
-//! rows have no padding inside, which is the same to every token that counts.
+//! Of a text the first tokens are kept, as many as `tokenizer_max_length` says. LeRobot pads texts
+//! behind; here rows have no padding inside, which is the same to every token that counts.
 
 use std::{path::Path, sync::Arc};
 

@@ -1,7 +1,7 @@
 //! The state's token and the actions through one layer.
 //!
-//! As a segment both are one row of each sample, `[b, d + c * e]`: the state's token, then the actions; behind the
-//! last layer the actions alone, since nothing reads the state's token there.
+//! As a segment both are one row of each sample, `[b, d + c * e]`: the state's token, then the actions;
+//! behind the last layer the actions alone, since nothing reads the state's token there.
 
 use burn::tensor::Tensor;
 use coxswain_models::joint::StreamLayer;
@@ -42,8 +42,8 @@ pub(super) struct PairedLayer<'a, B: ModelBackend> {
 }
 
 impl<'a, B: Tape<Base = B>> PairedLayer<'a, B> {
-    /// The state's token `[b, d]` through the layer, and the keys and values of prefix and state, given those
-    /// of the prefix.
+    /// The state's token `[b, d]` through the layer, and the keys and values of prefix and state, given
+    /// those of the prefix.
     pub fn state<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,

@@ -221,7 +221,8 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         actions.backward(dx.narrow(1, d, c * e).reshape([b * c, e]), grads);
     }
 
-    /// A function that predicts velocities without a tape, for sampling: prefix and state are run here, once.
+    /// A function that predicts velocities without a tape, for sampling: prefix and state are run here,
+    /// once.
     pub fn velocity<'a>(
         &'a self,
         trainables: &'a Trainables<B>,

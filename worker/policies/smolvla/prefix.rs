@@ -1,7 +1,8 @@
-//! The prefix: images and prompt through the language model's layers, of which the keys and values are kept.
+//! The prefix: images and prompt through the language model's layers, of which the keys and values are
+//! kept.
 //!
-//! Every token of a prefix sees every other, and none sees what follows it. It does not train, so it runs without
-//! a tape; of the last layer nothing is needed but keys and values.
+//! Every token of a prefix sees every other, and none sees what follows it. It does not train, so it runs
+//! without a tape; of the last layer nothing is needed but keys and values.
 
 use std::ops::Range;
 

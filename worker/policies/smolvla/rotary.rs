@@ -1,7 +1,7 @@
 //! Rotary tables and masks: which token sees which, and where it stands.
 //!
-//! Angles are `position / 10000^(2 j / k)` whatever the language model was made with. Masks are added to scores:
-//! 0 where a key is seen, and so much that nothing is left of it where not.
+//! Angles are `position / 10000^(2 j / k)` whatever the language model was made with. Masks are added to
+//! scores: 0 where a key is seen, and so much that nothing is left of it where not.
 
 use std::ops::Range;
 

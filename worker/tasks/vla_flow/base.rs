@@ -1,5 +1,5 @@
-//! What a run starts from: a plain vision-language model, or a policy directory of LeRobot's, whose images and prompts
-//! are made as the policy has them.
+//! What a run starts from: a plain vision-language model, or a policy directory of LeRobot's, whose
+//! images and prompts are made as the policy has them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! SmolVLM2 (arXiv 2504.05299), as policies find it: a SigLIP tower, pixel shuffle, a connector, and the first
-//! decoder layers of a Llama. `config.json` decides every size.
+//! SmolVLM2 (arXiv 2504.05299), as policies find it: a SigLIP tower, pixel shuffle, a connector, and the
+//! first decoder layers of a Llama. `config.json` decides every size.
 //!
 //! ```text
 //! family    what policies find

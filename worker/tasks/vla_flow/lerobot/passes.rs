@@ -1,6 +1,7 @@
 //! A micro-batch through the policy: loss and gradients, the loss alone, and sampled actions.
 //!
-//! Noise is of the policy's padded width, as LeRobot draws it; what counts of it are the data set's dimensions.
+//! Noise is of the policy's padded width, as LeRobot draws it; what counts of it are the data set's
+//! dimensions.
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::vision_language::Broken;
@@ -104,8 +105,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
 
-    /// Samples normalised action chunks of the data set's width, `[b, horizon, action]`, from noise keyed by
-    /// (seed, sample).
+    /// Samples normalised action chunks of the data set's width, `[b, horizon, action]`, from noise keyed
+    /// by (seed, sample).
     pub fn sample(
         &self,
         trainables: &Trainables<B>,
