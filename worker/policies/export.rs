@@ -45,22 +45,29 @@ pub struct Export<'e> {
     pub statistics: &'e Statistics,
 }
 
-/// Writes the policy to `out`, which must not exist, whole or not at all.
+/// Writes the policy to `out`, whole or not at all, in the place of what is there.
 pub fn write(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(".policy");
-    let staged = out.with_file_name(name);
+    let beside = |end: &str| {
+        let mut name = out.file_name().unwrap_or_default().to_owned();
+        name.push(end);
+        out.with_file_name(name)
+    };
+    let (staged, old) = (beside(".policy"), beside(".old"));
     // Left behind by a process that was killed.
-    let _ = fs::remove_dir_all(&staged);
+    [&staged, &old].into_iter().for_each(|left| drop(fs::remove_dir_all(left)));
     let Export { directory, rules, layout, values, .. } = export;
     let trained = Trained { rules, tied: None, plan: None, layout, values };
+    let replaced = || {
+        if out.exists() {
+            fs::rename(out, &old)?;
+        }
+        fs::rename(&staged, out)
+    };
     let written = write_merged(&directory.dir, &staged, trained)
         .and_then(|()| beside_weights(&staged, export))
-        .and_then(|()| fs::rename(&staged, out).map_err(unwritten(out)));
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_dir_all(&staged);
-    }
+        .and_then(|()| replaced().map_err(unwritten(out)));
+    // The first error is the one to report.
+    let _ = fs::remove_dir_all(if written.is_ok() { &old } else { &staged });
     written
 }
 

@@ -220,15 +220,10 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
-        let out = dir.join(POLICY_DIR);
-        if out.exists() {
-            std::fs::remove_dir_all(&out)
-                .map_err(|error| TaskError::io(format!("{}: {error}", out.display())))?;
-        }
         let Self { base, inputs, outputs, statistics, .. } = self;
         let export =
             Export { directory: &base.directory, rules: RULES, layout, values, inputs, outputs, statistics };
-        write(&out, export).map_err(TaskError::io)?;
+        write(&dir.join(POLICY_DIR), export).map_err(TaskError::io)?;
         Ok(POLICY.into())
     }
 }
