@@ -48,7 +48,7 @@ fn built(spec: &RunSpec) -> Result<(Built<Flex>, MicroBatch), String> {
     let samples = task.open(spec).map_err(|error| error.to_string())?;
     let built = task.build(spec, &*samples, &Default::default()).map_err(|error| error.to_string())?;
     let dataset = samples.downcast_ref::<Dataset>().expect("one set");
-    let rows: Vec<_> = [3, 70, 121].iter().map(|index| dataset.sample(*index).expect("it is read")).collect();
+    let rows: Vec<_> = [3, 70, 150].iter().map(|index| dataset.sample(*index).expect("it is read")).collect();
     Ok((built, collate(Step(1), &rows, dataset.pad_token())))
 }
 
