@@ -34,7 +34,7 @@ pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     fs::rename(&checkpoints, &place)?;
     // A machine that crashes must not come back with them beside the journal of the run that begins.
     for directory in [place.as_path(), output] {
-        fs::File::open(directory)?.sync_all()?;
+        coxswain_proto::directory::sync(directory)?;
     }
     tracing::info!(to = %place.display(), "checkpoints of an earlier run are set aside");
     Ok(Some(place))

@@ -13,19 +13,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import peft
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 def load(path):
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
 @torch.inference_mode()
 def main():
     model, adapter, merged = sys.argv[1:]
-    stored = Qwen2_5_VLForConditionalGeneration.from_pretrained(model, dtype="auto").dtype
+    stored = AutoModelForImageTextToText.from_pretrained(model, dtype="auto").dtype
     ids = torch.randint(0, 1000, (2, 24), generator=torch.Generator().manual_seed(1))
     plain, ours = load(model)(input_ids=ids).logits, load(merged)(input_ids=ids).logits
     adapted = peft.PeftModel.from_pretrained(load(model), adapter)(input_ids=ids).logits

@@ -17,11 +17,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import peft
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 
 def load(model_dir, adapter_dir):
-    base = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
+    base = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
     config = peft.PeftConfig.from_pretrained(adapter_dir)
     config.inference_mode = False  # gradients are compared, too
     model = peft.PeftModel(base, config)

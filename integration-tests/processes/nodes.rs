@@ -42,6 +42,23 @@ fn a_fixed_world_repeats_no_step_when_a_node_is_lost_in_any_phase_and_comes_back
 }
 
 #[test]
+fn a_node_with_another_run_file_is_refused_with_the_keys_that_differ() {
+    let tiny = Tiny::of_workers(4, 6);
+    let endpoint = free_endpoint();
+    let mut first = node(&tiny, &endpoint, "2", 0);
+    first.wait_for("coordinator here");
+    let flags =
+        ["--nproc-per-node=2", "--nnodes=2", "--node-rank=1", "--rdzv-endpoint", &endpoint, "lora.rank=3"];
+    let (status, printed) = tiny.start(&flags).finish();
+    assert_eq!(status.code(), Some(2), "{printed}");
+    assert!(printed.contains("with another specification than this node's: lora.rank ("), "{printed}");
+    let second = node(&tiny, &endpoint, "2", 1);
+    tiny.assert_undisturbed(first, "a node that was refused");
+    let (status, printed) = second.finish();
+    assert!(status.success() && printed.contains("the run is over"), "{printed}");
+}
+
+#[test]
 fn an_elastic_world_trains_on_at_the_same_step_without_whichever_node_is_lost() {
     for coordinators in [false, true] {
         let tiny = Tiny::of_workers(4, 100_000);

@@ -30,6 +30,21 @@ fn sigterm_to_every_process_of_a_launch_drains_it() {
 }
 
 #[test]
+fn an_end_that_a_scheduler_announces_is_answered_as_sigterm_is() {
+    for (announced, code) in [(Signal::SIGUSR1, 138), (Signal::SIGUSR2, 140), (Signal::SIGXCPU, 152)] {
+        let tiny = Tiny::new(100_000, 0);
+        let mut running = tiny.start(&[]);
+        running.wait_for("2/100000");
+        signal(running.pid() as i32, announced);
+        let (status, printed) = running.finish();
+        assert_eq!(status.code(), Some(code), "{printed}");
+        let steps = read_json(&tiny.output().join("summary.json"))["steps"].as_u64().expect("a number");
+        let checkpoint = tiny.output().join(format!("checkpoints/step-{steps:08}/manifest.json"));
+        assert!(steps >= 2 && checkpoint.exists(), "{}\n{printed}", checkpoint.display());
+    }
+}
+
+#[test]
 fn a_coordinator_and_workers_that_are_asked_to_end_train_on() {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "backward", 3);

@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::{fixture, relative_error};
 
 /// All cases.
-pub const CASES: [&str; 7] = [
+pub const CASES: [&str; 11] = [
     "flat-gqa-left",
     "nested-tied-right",
     "mqa-sharded-bf16",
@@ -21,12 +21,16 @@ pub const CASES: [&str; 7] = [
     "text-only-f16",
     "frozen",
     "dropout",
+    "qwen3-tied-left",
+    "qwen3-untied-right",
+    "qwen3-mqa-sharded-bf16",
+    "qwen3-frozen",
 ];
 
 /// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by
 /// a tenth to more than themselves (these are small models with random weights; Transformers does the same),
 /// so that in bfloat16 they say nothing.
-pub const IN_BFLOAT16: [&str; 1] = ["mqa-sharded-bf16"];
+pub const IN_BFLOAT16: [&str; 2] = ["mqa-sharded-bf16", "qwen3-mqa-sharded-bf16"];
 
 /// How far results may be from the reference, relatively.
 #[derive(Clone, Copy, Debug)]

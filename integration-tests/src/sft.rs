@@ -1,12 +1,17 @@
 //! Supervised fine-tuning against Transformers and PEFT, on the fixtures of `fixtures/make_alone.py`: chats
 //! side by side have the losses and the gradients of every adapter matrix that each has by itself.
 
-use std::{collections::BTreeMap, fs, ops::Range};
+use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
 use coxswain_models::{
     Shelves,
-    families::qwen2_5_vl::{config::QwenConfig, inputs::ForwardInputs, rope::RopeIndex},
+    families::{qwen2_5_vl::config::QwenConfig, qwen3_vl::config::Qwen3VlConfig},
     pretrained::prompts::Rows,
+    two_towers::{
+        inputs::ForwardInputs,
+        rope::RopeIndex,
+        sizes::{TowersConfig, TowersSizes},
+    },
 };
 use coxswain_nn::{
     kernels::{Tape, flat::Flat, flat::FlatOn},
@@ -24,7 +29,7 @@ use serde_json::{Value, json};
 use crate::{fixture, relative_error, repository};
 
 /// Cases with an adapter, on the head or not, and with embedding and head in full.
-pub const CASES: [&str; 7] = [
+pub const CASES: [&str; 10] = [
     "flat-gqa-left",
     "nested-tied-right",
     "mqa-sharded-bf16",
@@ -32,6 +37,9 @@ pub const CASES: [&str; 7] = [
     "text-only-f16",
     "embeddings",
     "embeddings-tied",
+    "qwen3-tied-left",
+    "qwen3-untied-right",
+    "qwen3-mqa-sharded-bf16",
 ];
 
 /// The run that goes on from a case's adapter.
@@ -56,20 +64,25 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
     RunSpec::from_yaml(&run.to_string(), "golden", &[], coxswain_tasks::TASKS).unwrap()
 }
 
+fn sizes(dir: &Path) -> TowersSizes {
+    let newer = |_| Qwen3VlConfig::read(dir).map(|config| config.sizes());
+    QwenConfig::read(dir).map(|config| config.sizes()).or_else(newer).unwrap()
+}
+
 /// A case's rows without their padding: labels other than -100 are what is learned.
 fn chats(case: &str) -> Vec<ChatSample> {
     let dir = fixture("golden").join(case);
-    let config = QwenConfig::read(&dir.join("model")).unwrap();
-    let inputs = ForwardInputs::read(&dir.join("inputs.safetensors"), config.vision.patch_values()).unwrap();
+    let sizes = sizes(&dir.join("model"));
+    let inputs = ForwardInputs::read(&dir.join("inputs.safetensors"), sizes.patch_values).unwrap();
     let rows = Rows::Padded(&inputs.valid);
-    let index = RopeIndex::new(&config, &inputs.input_ids, rows, &inputs.grids).unwrap();
+    let index = RopeIndex::new(&sizes, &inputs.input_ids, rows, &inputs.grids).unwrap();
     let labels = inputs.labels.unwrap();
     let (mut grids, mut pixels) = (&inputs.grids[..], &inputs.pixel_values[..]);
     let cells = rows.cells(labels.len()).into_iter().zip(index.images_per_row);
     let chat = |(number, (cells, images)): (usize, (Range<usize>, usize))| {
         let (image_shapes, other_grids) = grids.split_at(images);
         let patches: u32 = image_shapes.iter().map(|grid| grid.iter().product::<u32>()).sum();
-        let (pixel_values, other_pixels) = pixels.split_at(patches as usize * config.vision.patch_values());
+        let (pixel_values, other_pixels) = pixels.split_at(patches as usize * sizes.patch_values);
         (grids, pixels) = (other_grids, other_pixels);
         ChatSample {
             index: number as u64,

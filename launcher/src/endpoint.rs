@@ -334,7 +334,7 @@ mod tests {
             assert!(!read(&run("theirs")).unwrap().1);
             let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
             fs::OpenOptions::new().write(true).open(&theirs.path).unwrap().set_modified(later).unwrap();
-            assert_eq!(newest(dir.path()).unwrap(), run("ours"), "whoever began last");
+            assert_eq!(newest(dir.path()).unwrap(), run("ours"), "the one that began last");
         }
     }
 

@@ -20,6 +20,7 @@ mod relay;
 mod render;
 mod report;
 mod run_dir;
+mod spelling;
 mod supervise;
 mod tasks;
 mod telemetry;
@@ -41,10 +42,11 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     threads::explain_panics();
     tasks::install(tasks);
     coxswain_remote::install();
-    let cli = commands::Cli::parse();
+    let cli = commands::Cli::try_parse().unwrap_or_else(|error| spelling::explained(error).exit());
     let logging = telemetry::start(&cli.log, cli.log_destination());
     match commands::execute(cli, logging.writer()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) if render::all_written() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::from(exit::Exit::Internal.code()),
         Err(failed) => {
             if let Some(message) = failed.message {
                 let why = threads::explain(&message).map(|why| format!("\n{why}")).unwrap_or_default();

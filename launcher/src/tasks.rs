@@ -56,3 +56,33 @@ fn installed() -> (Tasks, config::Tasks) {
 pub fn accelerator() -> &'static dyn Accelerator {
     tasks().accelerator
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use coxswain_proto::config::bounds;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Of the engine and of the task whose keys are in the reference.
+    const FILE: &str = "docs/reference/run-file.bounds.json";
+
+    #[test]
+    fn the_bounds_in_the_reference_are_those_that_are_held() {
+        let schema = schemas().named("vla_flow").expect("a task of this repository");
+        let mut table = bounds::table(bounds::ENGINE);
+        table.append(&mut bounds::table(schema.bounds));
+        let made = format!("{:#}\n", Value::Object(table));
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(FILE);
+        if std::env::var_os("COX_WRITE_DOCS").is_some() {
+            fs::write(&path, &made).expect("docs can be written");
+        }
+        let there = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            there == made,
+            "{FILE}: `COX_WRITE_DOCS=1 cargo test -p coxswain --lib bounds_in_the` writes it"
+        );
+    }
+}

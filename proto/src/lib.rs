@@ -9,6 +9,7 @@ pub mod calls;
 pub mod checkpoint;
 mod codec;
 pub mod config;
+pub mod directory;
 pub mod document;
 pub mod first;
 pub mod human;

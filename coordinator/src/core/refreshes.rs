@@ -51,6 +51,11 @@ impl Memory {
         self.wait(now, ticket, roster.living().map(|worker| worker.slot()).collect());
     }
 
+    /// The reports that were asked for last are of the time before a reset: the next call gets newer ones.
+    pub fn outdate(&mut self) {
+        self.asked = None;
+    }
+
     /// A call waits for the reports that were asked for last; false if all of them have come.
     pub fn join(&mut self, now: Timestamp, ticket: Ticket) -> bool {
         let missing = self.refreshes.last().map(|refresh| refresh.missing.clone());

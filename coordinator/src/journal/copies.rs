@@ -26,7 +26,7 @@ pub(super) fn make(directory: &Path, checkpoint: Step) -> io::Result<()> {
     let copy = directory.join(format!("{PREFIX}{:08}{ENDING}", checkpoint.0));
     fs::rename(&unfinished, &copy)?;
     // Before the one of the checkpoint before goes.
-    fs::File::open(directory)?.sync_all()?;
+    coxswain_proto::directory::sync(directory)?;
     for old in fs::read_dir(directory)?.flatten().map(|entry| entry.path()) {
         if step_of(&old).is_some() && old != copy {
             fs::remove_file(old)?;

@@ -1,4 +1,4 @@
-//! A disk without room under the journal: records wait until there is some.
+//! A disk without room under the journal, or one that may not be written: records wait until that is over.
 //!
 //! A coordinator that ended over it would take with it what only its run's processes still have. Nothing
 //! that the record would say has been answered yet, workers wait for their answers as long as their lines
@@ -23,10 +23,11 @@ pub(super) fn is_missing(error: &redb::Error) -> bool {
     matches!(error, redb::Error::Io(error) if is_full(error))
 }
 
-/// The same, of any file.
+/// The same, of any file. A file system that its kernel has made read-only after a fault of the disk, or that
+/// is mounted so for a while, is mended in place as a full one is.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | ReadOnlyFilesystem)
 }
 
 /// Opens a journal again that was open a moment ago; nothing if there is no room for that either.
@@ -59,7 +60,7 @@ impl Wait {
             tracing::error!(
                 target: "coxswain::run",
                 directory = %directory.display(),
-                "the disk is full under the journal in {}: nothing is recorded and nothing is lost, workers wait; make room there, and the run goes on",
+                "the disk is full under the journal in {}, or cannot be written: nothing is recorded and nothing is lost, workers wait; make room there, or mount it to be written, and the run goes on",
                 directory.display()
             );
         }
@@ -73,7 +74,7 @@ impl Wait {
             tracing::warn!(
                 target: "coxswain::run",
                 directory = %directory.display(),
-                "there is room under the journal again, after {:.1} s",
+                "the journal can be written again, after {:.1} s",
                 (LOOK * self.tries).as_secs_f64()
             );
         }

@@ -147,9 +147,9 @@ mod tests {
     use super::*;
 
     /// A journal whose readers stand still until they are let go.
-    struct Held(Arc<Barrier>);
+    struct HeldJournal(Arc<Barrier>);
 
-    impl Journal for Held {
+    impl Journal for HeldJournal {
         fn append(&mut self, _: &[Record]) -> Result<(), JournalError> {
             Ok(())
         }
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    impl JournalReader for Held {
+    impl JournalReader for HeldJournal {
         fn ledger(&self, _: Step, _: usize) -> Result<Vec<LedgerEntry>, JournalError> {
             self.0.wait();
             self.0.wait();
@@ -174,7 +174,7 @@ mod tests {
     #[tokio::test]
     async fn a_reader_of_the_ledger_holds_no_record_up() {
         let gate = Arc::new(Barrier::new(2));
-        let journal = JournalThread::spawn(Box::new(Held(gate.clone()))).expect("threads");
+        let journal = JournalThread::spawn(Box::new(HeldJournal(gate.clone()))).expect("threads");
         let reading = tokio::spawn({
             let journal = journal.clone();
             async move { journal.ledger(Step(0), 1).await }

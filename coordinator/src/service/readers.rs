@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_ration_that_is_used_up_says_how_long_to_wait() {
         let readers = Readers::default();
-        let place = readers.enter(ReadKind::Look, reader(1, false)).ok().expect("there is room");
+        let Ok(place) = readers.enter(ReadKind::Look, reader(1, false)) else { panic!("there is room") };
         let (now, much) = (clock::monotonic(), Duration::from_secs(3));
         readers.counts().callers.get_mut(&1).expect("it reads").ration.spend(now, much);
         drop(place);

@@ -66,6 +66,10 @@ impl Sources {
             items.into_iter().partition(|item| matches!(item, Item::Mod(_)));
         for module in modules {
             let Item::Mod(module) = module else { continue };
+            // A file that lies in another module's folder is read there.
+            if module.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
+                continue;
+            }
             let name = module.ident.to_string();
             let below: ModulePath = path.iter().cloned().chain([name.clone()]).collect();
             let children = children.join(&name);

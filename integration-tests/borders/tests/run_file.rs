@@ -1,5 +1,5 @@
-//! What is made from `configs/reference.yaml`, which has every key of a run file: the page of keys, and the
-//! JSON schema that gives editors completion. With `COX_WRITE_DOCS=1` these tests write both.
+//! What is made from `configs/reference.yaml`, which has every key of a run file, and from the bounds of its
+//! numbers: the page of keys, and the JSON schema that gives editors completion. With `COX_WRITE_DOCS=1` these tests write both.
 
 use std::{
     fs,
@@ -13,6 +13,12 @@ const COLUMNS: usize = 118;
 
 fn path(of: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(of)
+}
+
+/// The least and the most that numbers may be, by key.
+fn bounds() -> Map<String, Value> {
+    let text = fs::read_to_string(path("docs/reference/run-file.bounds.json")).expect("the bounds of keys");
+    serde_json::from_str(&text).expect("they are JSON")
 }
 
 /// One key of the run file, or a section.
@@ -78,8 +84,26 @@ fn wrapped(bullet: &str, text: &str) -> String {
     format!("{out}{line}\n")
 }
 
+/// `from 1 to 1e12`; nothing where every number is taken.
+fn range(bounds: &[Value; 2]) -> String {
+    let number = |bound: &Value| match bound.as_f64() {
+        Some(large) if large >= 1e10 => format!("{large:e}"),
+        _ => bound.to_string(),
+    };
+    match bounds {
+        [least, Value::Null] if least.as_f64() == Some(0.0) => String::new(),
+        [least, Value::Null] => format!("at least {}", number(least)),
+        [least, most] => format!("from {} to {}", number(least), number(most)),
+    }
+}
+
+/// The bounds of a key, if it has some.
+fn bounds_of(key: &str, bounds: &Map<String, Value>) -> Option<[Value; 2]> {
+    serde_json::from_value(bounds.get(key)?.clone()).ok()
+}
+
 fn page() -> String {
-    let (top, keys) = keys();
+    let ((top, keys), bounds) = (keys(), bounds());
     let mut page = String::from("# Run file\n\n<!-- Made from configs/reference.yaml by ");
     page.push_str("`COX_WRITE_DOCS=1 cargo test -p coxswain-borders --test run_file`. -->\n\n");
     page.push_str(&wrapped("", &top));
@@ -102,6 +126,12 @@ fn page() -> String {
             ("null", _) => " (no default)".to_owned(),
             (value, true) => format!(" (required; for instance `{value}`)"),
             (value, false) => format!(" (default `{value}`)"),
+        };
+        let range = bounds_of(&name, &bounds).map(|of| range(&of)).filter(|range| !range.is_empty());
+        let default = match (range, default.strip_suffix(')')) {
+            (None, _) => default,
+            (Some(range), Some(open)) => format!("{open}; {range})"),
+            (Some(range), None) => format!(" ({range})"),
         };
         let colon = if says.is_empty() { "" } else { ": " };
         page.push_str(&wrapped("- ", &format!("`{name}`{default}{colon}{says}")));
@@ -141,6 +171,7 @@ fn schema() -> String {
         "type": "object",
         "properties": {},
     });
+    let bounds = bounds();
     for key in keys().1 {
         let (last, sections) = key.path.split_last().expect("a key has a name");
         let mut at = &mut root;
@@ -154,7 +185,14 @@ fn schema() -> String {
             let names = at["required"].as_array().cloned().unwrap_or_default();
             at["required"] = names.into_iter().chain([json!(last)]).collect();
         }
-        at["properties"][last] = Value::Object(typed(&key));
+        let mut schema = typed(&key);
+        if let Some(ends) = bounds_of(&key.path.join("."), &bounds) {
+            for (name, end) in ["minimum", "maximum"].into_iter().zip(ends).filter(|(_, end)| !end.is_null())
+            {
+                schema.insert(name.into(), end);
+            }
+        }
+        at["properties"][last] = Value::Object(schema);
     }
     for (key, kind, says) in [
         ("sections", "object", "Several runs: by name, what each has of its own over the rest of the file."),

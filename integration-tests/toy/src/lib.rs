@@ -1,5 +1,7 @@
-//! A task of the smallest size: a regression on the rows of a parquet table, learned by a network of two
-//! layers.
+//! A program of one's own: all tasks of `cox` with two families of models more, and one task more.
+//!
+//! The task is of the smallest size: a regression on the rows of a parquet table, learned by a network of two
+//! layers. The families are the smallest that see images and read text.
 //!
 //! ```text
 //! settings    its keys in run files, and what each means for the identity of a run
@@ -7,12 +9,14 @@
 //! batch       a row, and rows side by side
 //! network     forward, backward, evaluation, and the file that it leaves
 //! memory      what a rank of a run will hold, from sizes alone
+//! families    what the other tasks train besides the families of the repository
 //! ```
 //!
-//! `docs/develop/add-a-task.md` walks through these files. No crate of the engine knows this one: [`tasks`]
-//! is all that ties them together.
+//! `docs/develop/add-a-task.md` walks through the first five, `docs/develop/add-a-model.md` through a family.
+//! No crate of the repository knows this one: [`tasks`] is all that ties them together.
 
 mod batch;
+mod families;
 mod memory;
 mod network;
 mod settings;
@@ -69,13 +73,12 @@ impl<B: Tape<Base = B>> TaskOn<B> for TableRegression {
     }
 }
 
-/// All tasks of `cox`, and this one.
+/// All tasks of `cox`, with the families of this program, and this one.
 pub fn tasks() -> Tasks {
-    let standard = coxswain::standard();
-    let mut cpu = standard.cpu.to_vec();
+    let mut cpu = coxswain_tasks::on_cpu_with(families::shelves());
     cpu.push(&TableRegression as &'static dyn TaskOn<Flex>);
     #[cfg(not(feature = "cuda"))]
-    let accelerator = standard.accelerator;
+    let accelerator = coxswain::standard().accelerator;
     #[cfg(feature = "cuda")]
     let accelerator = &coxswain_cuda::Nvidia { tasks: on_gpus };
     Tasks { cpu: cpu.leak(), accelerator }
@@ -83,7 +86,7 @@ pub fn tasks() -> Tasks {
 
 #[cfg(feature = "cuda")]
 fn on_gpus() -> Vec<&'static dyn TaskOn<coxswain_cuda::Cuda>> {
-    let mut tasks = coxswain_cuda::standard();
+    let mut tasks = coxswain_tasks::on(families::shelves());
     tasks.push(&TableRegression);
     tasks
 }

@@ -287,7 +287,7 @@ def fitted(image: np.ndarray, rule: str) -> np.ndarray:
 
 
 class Images:
-    """Camera images to the patches of Qwen2.5-VL's vision tower, as Transformers' slow image processor does it."""
+    """Camera images to the patches of a Qwen vision tower, as Transformers' slow image processor does it."""
 
     def __init__(self, base: Path, pixels: tuple[int, int], rule: str = "smart_resize") -> None:
         self.rule = rule
@@ -345,7 +345,7 @@ class Policy:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
+        model = transformers.AutoModelForImageTextToText.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
         if (directory / "base.safetensors").exists():
             unknown = model.load_state_dict(load_file(directory / "base.safetensors"), strict=False).unexpected_keys
             if unknown:

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use coxswain_proto::human;
+use coxswain_proto::{directory, human};
 use coxswain_remote::{Storage, StorageError};
 use coxswain_worker::train::checkpoint::{FileEntry, Store};
 
@@ -119,18 +119,13 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Kept, coming: &Path) 
     match entry == kept.entry {
         true => {
             let mut dirs = path.ancestors().skip(1).take_while(|dir| dir.starts_with(coming));
-            file.sync_all().and_then(|()| dirs.try_for_each(sync)).map_err(disk(&path))
+            file.sync_all().and_then(|()| dirs.try_for_each(directory::sync)).map_err(disk(&path))
         }
         false => Err(damaged(format!(
             "{} bytes with the digest {}, where {} with {} were written",
             entry.bytes, entry.blake3, kept.entry.bytes, kept.entry.blake3
         ))),
     }
-}
-
-/// What a directory holds is on disk from here on.
-fn sync(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 fn create(path: &Path) -> io::Result<File> {
@@ -160,6 +155,6 @@ fn take_place(coming: &Path, output: &Path) -> io::Result<Option<PathBuf>> {
         fs::rename(coming.join(name), output.join(name))?;
     }
     fs::remove_dir(coming)?;
-    sync(output)?;
+    directory::sync(output)?;
     Ok(aside.exists().then_some(aside))
 }

@@ -1,5 +1,6 @@
 //! `cox run`: from a configuration to a trained adapter.
 
+mod agreement;
 mod concluding;
 mod coordinating;
 mod keeping;
@@ -262,8 +263,10 @@ impl Launch<'_> {
             }
             Role::Guest => (self.plan.endpoint.port, None),
         };
-        let first =
-            living.map_or_else(|| self.plan.coordinator(port), |claim| Address::parse(&claim.address));
+        let first = match living {
+            Some(claim) => Address::parse(&claim.address),
+            None => rendezvous::first_address(&self.plan, coordinator.is_some(), port),
+        };
         let newest = claims.newest().filter(|_| coordinator.is_none() && !alone);
         let whereabouts = match newest {
             None => Whereabouts::fixed(first),
@@ -272,7 +275,8 @@ impl Launch<'_> {
         let credentials = &self.credentials.credentials;
         let access = Access::to(&whereabouts, credentials)?;
         let request = rendezvous::request(&self.plan, &self.machine.host, node_id.to_owned());
-        let joined = rendezvous::join(&access, &self.plan, &request);
+        let asked_of_it = coordinator.is_none().then_some(&self.spec);
+        let joined = agreement::join(asked_of_it, &access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
             signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),

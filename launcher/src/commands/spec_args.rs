@@ -15,7 +15,7 @@ use crate::{
 /// A configuration and what is laid over it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct SpecArgs {
-    /// Run file (YAML)
+    /// Run file (YAML), or the output directory of a run that is to go on
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
     /// Changes to it: section.key=value
@@ -35,9 +35,13 @@ impl SpecArgs {
         self.load_with(&[])
     }
 
-    /// The same with further changes.
+    /// The same with further changes. The output directory of a run stands for what ran in it.
     pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, Failed> {
-        of_file(&self.config, &[&self.changes(), changes].concat())
+        let changes = [&self.changes(), changes].concat();
+        if !self.config.is_dir() {
+            return of_file(&self.config, &changes);
+        }
+        of_file(&file_of_run(&self.config)?, &[vec![placed(&self.config)], changes].concat())
     }
 
     /// The run, with the content of its pretrained model and of what it starts from in its identity: for
@@ -112,20 +116,33 @@ pub fn launched_before(spec: &RunSpec) -> Option<RunSpec> {
 
 /// The run of an output directory, as it was trained but for these changes.
 pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
-    let file = run_dir.join(endpoint::SPEC_FILE);
-    if !file.exists() {
-        return Err(Failed::usage(format!(
-            "{}: not the output directory of a run (there is no {})",
-            run_dir.display(),
-            file.display()
-        )));
-    }
-    // The directory may have been moved since. JSON is YAML.
-    let mut overrides = vec![format!("run.output_dir={}", serde_json::json!(run_dir))];
+    let file = file_of_run(run_dir)?;
+    let mut overrides = vec![placed(run_dir)];
     // What reads a run is one process, and has nobody to share frozen weights out with.
     overrides.push("memory.shard=none".into());
     overrides.extend(changes.iter().cloned());
     of_file(&file, &overrides)
+}
+
+/// Where an output directory says what was trained in it.
+fn file_of_run(run_dir: &Path) -> Result<PathBuf, Failed> {
+    let file = run_dir.join(endpoint::SPEC_FILE);
+    // One that was launched and has not trained yet.
+    let launched = run_dir.join("logs").join(endpoint::SPEC_FILE);
+    match [&file, &launched].into_iter().find(|file| file.exists()) {
+        Some(found) => Ok(found.clone()),
+        None => Err(Failed::usage(format!(
+            "{}: not the output directory of a run (there is no {}); name a run file or such a directory",
+            run_dir.display(),
+            file.display()
+        ))),
+    }
+}
+
+/// The override by which a run lies where its directory is now: it may have been moved since.
+fn placed(run_dir: &Path) -> String {
+    // JSON is YAML.
+    format!("run.output_dir={}", serde_json::json!(run_dir))
 }
 
 /// The run of a file, whose buckets are read through its cache from now on.

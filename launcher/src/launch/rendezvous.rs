@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use coxswain_identity::refusal;
+use coxswain_identity::{Address, refusal};
 use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
 use tonic::Code;
 
@@ -75,6 +75,17 @@ pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
         )),
         Err(error) => Err(Failed::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),
     }
+}
+
+/// Where this launcher and its workers call at first. A launcher that `hosts` under a name which this machine
+/// cannot resolve (of a load balancer, or of a service that has no entry yet) calls itself on loopback: others
+/// may know the name.
+pub fn first_address(plan: &Plan, hosts: bool, port: u16) -> Address {
+    if hosts && names::look_up(&plan.endpoint.host, port).is_empty() {
+        let here = Address::of(&Ipv4Addr::LOCALHOST.to_string(), port);
+        return here.plaintext(plan.speech.plaintext);
+    }
+    plan.coordinator(port)
 }
 
 /// Listens for a run whose coordinator was on another machine: at the same port where that is free, which
@@ -275,6 +286,9 @@ mod tests {
         assert!(!stays_here(&plan), "it will be reached from elsewhere");
         let Role::Host(listener) = take_role(&plan).unwrap() else { panic!("a guest") };
         assert!(listener.local_addr().unwrap().ip().is_unspecified());
+        let (own, others) = (first_address(&plan, true, 7), first_address(&plan, false, 7));
+        assert_eq!((own.port(), own.to_string().contains("127.0.0.1")), (Some(7), true), "{own}");
+        assert!(others.to_string().contains("node-0.not-yet.invalid"), "{others}");
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! ```text
 //! srun --ntasks-per-node=1 cox run ...    every task launches the workers of its machine    nodes = machines
 //! srun --ntasks-per-node=4 cox run ...    every task launches one worker                    nodes = tasks
+//! srun --ntasks-per-node=8 --pty bash     a shell, which is one of the tasks: what is started in it launches
+//!                                         by itself, as in a batch script
 //! ```
 
 use super::inputs::{Env, Given};
@@ -48,7 +50,8 @@ pub fn port(job_id: Option<&str>) -> u16 {
 impl Step {
     /// Reads the step from the environment; nothing outside `srun`.
     pub fn from_env(env: Env<'_>) -> Result<Option<Self>, Failed> {
-        if env("SLURM_STEP_ID").is_none() || env("SLURM_PROCID").is_none() {
+        let is_shell = env("SLURM_PTY_PORT").is_some();
+        if is_shell || env("SLURM_STEP_ID").is_none() || env("SLURM_PROCID").is_none() {
             return Ok(None);
         }
         let either = |a: &str, b: &str| Given::variable(a, env).or_else(|| Given::variable(b, env));
@@ -141,6 +144,18 @@ mod tests {
         ]);
         let expected = Step { launchers: 2, rank: 1, share: None, first_host: "n4".into() };
         assert_eq!(step(&variables), Some(expected));
+    }
+
+    #[test]
+    fn a_shell_that_slurm_has_opened_is_no_step_either() {
+        let mut variables = BATCH.to_vec();
+        variables.extend([
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_STEP_NUM_NODES", "1"),
+            ("SLURM_PTY_PORT", "36541"),
+        ]);
+        assert_eq!(step(&variables), None, "its seven siblings launch nothing");
     }
 
     #[test]

@@ -42,11 +42,12 @@ pub enum Visibility {
 }
 
 impl Mode {
-    /// How a run is shown on this process's standard error; a terminal that calls itself dumb can move no
-    /// cursor.
+    /// How a run is shown on this process's standard error. A terminal that calls itself dumb can move no
+    /// cursor, and one without a size (`docker run -t` without a terminal of its own) has no bottom.
     pub fn of_stderr(flags: &ConsoleFlags) -> Self {
         let dumb = process_env("TERM").is_some_and(|terminal| terminal == "dumb");
-        Self::of(flags, std::io::stderr().is_terminal() && !dumb)
+        let sized = terminal_size::terminal_size_of(std::io::stderr()).is_some();
+        Self::of(flags, std::io::stderr().is_terminal() && sized && !dumb)
     }
 
     /// How a run is shown on a terminal, or on something else.

@@ -171,8 +171,16 @@ impl Machine {
                 self.deadline = Some(now + self.stop_patience);
                 vec![Action::AskStop(signal)]
             }
-            Event::Signal(signal) if signals::insists(signal) => self.kill_all(Why::Insisted),
-            Event::Signal(_) => Vec::new(),
+            Event::Signal(signal) => {
+                let first = self.interrupted.unwrap_or(signal);
+                if signals::insists_after(first, signal) {
+                    return self.kill_all(Why::Insisted);
+                }
+                if signals::insists(signal) {
+                    self.interrupted = Some(signal);
+                }
+                Vec::new()
+            }
             Event::StopRefused if self.killed => Vec::new(),
             Event::StopRefused => self.kill_all(Why::StopRefused),
             Event::RunOver => {

@@ -151,9 +151,12 @@ impl Report {
 
     /// One line of a launcher without the coordinator, whose workers have left in order.
     pub fn left_text(&self, run: &str) -> String {
+        let was_last = self.last_step.as_ref().is_some_and(|step| step.step + 1 >= step.total_steps);
         match self.run_end {
             Some(RunPhase::Finished) => format!("{run}: the run is over"),
-            _ => format!("{run}: this node has left the run; the others train on"),
+            // The coordinator may have gone before it has said so.
+            None if was_last => format!("{run}: the run is over"),
+            _ => format!("{run}: this node has left the run"),
         }
     }
 

@@ -1,7 +1,8 @@
-//! The signals a launcher answers: SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+//! The signals a launcher answers: those of a person or a scheduler that ends it, and those by which schedulers
+//! announce an end (Slurm's `--signal=USR1@90`, a limit on processor time, a power supply that fails).
 //!
 //! A process that was started with one of them ignored leaves it ignored: `nohup` asks for that with SIGHUP,
-//! and a launcher asks its coordinator and its workers for it with all four (`child`). What is sent to
+//! and a launcher asks its coordinator and its workers for it with all of them (`child`). What is sent to
 //! everything of a launch at once, as systemd's stop and `pkill cox` do, is thus answered by the launcher
 //! alone, which has the run drained before it ends its children.
 
@@ -14,7 +15,17 @@ use tokio::{
 };
 
 /// Those that are answered.
-pub const ANSWERED: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+pub const ANSWERED: [Signal; 9] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGXCPU,
+    Signal::SIGALRM,
+    Signal::SIGPWR,
+];
 /// Signals waiting to be answered; a user who presses Ctrl-C more often than this is understood already.
 const QUEUE: usize = 16;
 
@@ -69,9 +80,23 @@ fn ignored(status: &str) -> u64 {
 }
 
 /// Whether a second signal of this kind asks to end at once. A hangup does not: it says that a terminal has
-/// gone, and the kernel, the shell and systemd all say so, often beside another signal.
+/// gone, and the kernel, the shell and systemd all say so, often beside another signal. An announcement does
+/// not either: the kernel repeats SIGXCPU every second.
 pub fn insists(number: i32) -> bool {
-    number != nix::libc::SIGHUP
+    use nix::libc::{SIGINT, SIGQUIT, SIGTERM};
+    [SIGINT, SIGTERM, SIGQUIT].contains(&number)
+}
+
+/// The same of a signal that comes after `first`: a scheduler that has announced an end says SIGTERM when it comes.
+pub fn insists_after(first: i32, number: i32) -> bool {
+    let was_announced = announces_end(first) && !insists(first);
+    insists(number) && !(was_announced && number == nix::libc::SIGTERM)
+}
+
+/// Whether the machine is to be taken away, which is one node's affair; else a person means the run.
+pub fn announces_end(number: i32) -> bool {
+    use nix::libc::{SIGHUP, SIGINT, SIGQUIT};
+    ![SIGINT, SIGHUP, SIGQUIT].contains(&number)
 }
 
 /// `SIGINT` for 2.
@@ -82,6 +107,20 @@ pub fn name(number: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_announcement_is_one_nodes_affair_and_never_insists() {
+        for announced in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGXCPU, Signal::SIGALRM, Signal::SIGPWR]
+        {
+            let number = announced as i32;
+            assert!(announces_end(number) && !insists(number), "{announced}");
+            assert!(!insists_after(number, Signal::SIGTERM as i32), "as Slurm does at the time limit");
+            assert!(insists_after(number, Signal::SIGINT as i32));
+        }
+        assert!(announces_end(Signal::SIGTERM as i32) && insists(Signal::SIGTERM as i32));
+        assert!(insists_after(Signal::SIGHUP as i32, Signal::SIGTERM as i32));
+        assert!(!announces_end(Signal::SIGINT as i32) && insists(Signal::SIGINT as i32));
+    }
 
     #[test]
     fn what_a_process_ignores_is_read_from_its_status() {

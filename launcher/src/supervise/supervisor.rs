@@ -204,10 +204,13 @@ impl Supervisor<'_> {
     fn announce(&self, signal: i32) {
         let name = signals::name(signal);
         match self.machine.interrupted() {
-            None => self.contacts.terminal.line(&format!(
-                "{name}: finishing the step in flight and writing a checkpoint; once more to end at once"
-            )),
-            Some(_) if signals::insists(signal) => {
+            None => {
+                let again = if signals::insists(signal) { "once more" } else { "SIGINT" };
+                self.contacts.terminal.line(&format!(
+                    "{name}: finishing the step in flight and writing a checkpoint; {again} to end at once"
+                ));
+            }
+            Some(first) if signals::insists_after(first, signal) => {
                 self.contacts.terminal.line(&format!("{name}, the second signal: ending at once"));
             }
             Some(_) => {}
@@ -374,7 +377,7 @@ impl Supervisor<'_> {
         let (access, refused) = (self.contacts.access.clone(), self.refusals.0.clone());
         let terminal = Arc::clone(&self.contacts.terminal);
         let reason = format!("{} at the launcher on {}", signals::name(signal), self.group.host);
-        let alone = signal == nix::libc::SIGTERM && self.contacts.coordinator.is_none();
+        let alone = signals::announces_end(signal) && self.contacts.coordinator.is_none();
         let request = ShutdownRequest { reason, node_id: alone.then(|| self.group.join.node_id.clone()) };
         tokio::spawn(async move {
             match signal_policy::ask(&access, &request).await {

@@ -27,7 +27,7 @@ use crate::{launch::inputs::process_env, supervise::console::LogWriter};
 #[derive(Args, Clone, Debug)]
 pub struct LogFlags {
     /// Text for people, or one JSON object a line
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "COX_LOG_FORMAT")]
+    #[arg(long, global = true, value_name = "text|json", default_value = "text", env = "COX_LOG_FORMAT", value_parser = format)]
     pub log_format: LogFormat,
     /// Least severity, or a filter such as info,coxswain_coordinator=debug
     #[arg(long, global = true, value_name = "FILTER", default_value = "info", env = "COX_LOG", value_parser = filter)]
@@ -43,9 +43,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checks a filter. A word alone would be a module of that name, with everything else silent: it is taken for
+/// A form by its name; a variable that is empty is as good as none.
+fn format(text: &str) -> Result<LogFormat, String> {
+    if text.is_empty() {
+        return Ok(LogFormat::Text);
+    }
+    LogFormat::from_str(text, true).map_err(|_| "expected text or json".to_owned())
+}
+
+/// Checks a filter; a variable that is empty is as good as none. A word alone would be a module of that name, with everything else silent: it is taken for
 /// a level that does not exist.
 fn filter(text: &str) -> Result<String, String> {
+    let text = if text.trim().is_empty() { "info" } else { text };
     let mut parts = text.split(',').map(str::trim);
     if let Some(word) =
         parts.find(|part| !part.contains(['=', '[', ':']) && !LEVELS.contains(&part.to_lowercase().as_str()))
@@ -186,7 +195,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{error_record, filter};
+    use super::{LogFormat, error_record, filter, format};
 
     #[test]
     fn the_last_word_is_a_record_like_any_other() {
@@ -201,9 +210,12 @@ mod tests {
         {
             assert_eq!(filter(good).as_deref(), Ok(good));
         }
-        for bad in ["verbose", "info,verbose", "", "coxswain_worker=loud"] {
+        for bad in ["verbose", "info,verbose", "info,", "coxswain_worker=loud"] {
             filter(bad).expect_err(bad);
         }
+        assert_eq!(filter("").as_deref(), Ok("info"), "COX_LOG= is as unset");
+        assert!(matches!(format(""), Ok(LogFormat::Text)) && matches!(format("json"), Ok(LogFormat::Json)));
+        format("xml").expect_err("no form");
         assert!(
             filter("verbose")
                 .is_err_and(|error| error.contains("is not one of off, error, warn, info, debug, trace"))

@@ -4,7 +4,7 @@
 //! place in the file, before anything computes with it. Rules between keys are `check`'s and the tasks'; they
 //! refuse numbers below the least, too, and say why in their own words.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::findings::Findings;
 use crate::limits::{MAX_WORLD, MIN_BUCKET_CACHE};
@@ -14,10 +14,14 @@ pub type Bounds = [(&'static str, f64, f64)];
 
 /// Steps, epochs and samples that a key may count: more than a run could ever come to.
 pub const COUNT: f64 = 1e12;
-/// Bytes that a key may allow: an exbibyte.
-const BYTES: f64 = (1u64 << 60) as f64;
-/// Widths, lengths and layers that a key may ask for.
+/// Bytes that a key may allow: an exabyte.
+const BYTES: f64 = 1e18;
+/// Widths and lengths that a key may ask for.
 pub const SIZE: f64 = 65_536.0;
+/// Layers of a network that a run trains; what is to be known beforehand of that many takes seconds.
+pub const LAYERS: f64 = 256.0;
+/// Rank of an adapter: as wide as the layers of a model of billions.
+pub const RANK: f64 = 4096.0;
 /// Of a rate, a weight or a norm there is no most: how far one may go is for training to find out.
 pub const NO_MOST: f64 = f64::MAX;
 /// Of a key for draws every number is as good as any other.
@@ -75,6 +79,18 @@ pub const ENGINE: &Bounds = &[
     ("launch.nproc_per_node", 1.0, MAX_WORLD as f64),
     ("launch.threads_per_worker", 1.0, 1024.0),
 ];
+
+/// As JSON: by key the least and the most, `null` where there is no most. For the reference of keys.
+pub fn table(bounds: &Bounds) -> Map<String, Value> {
+    let number = |bound: f64| match bound {
+        bound if bound >= ANY => Value::Null,
+        whole if whole.fract() == 0.0 => (whole as u64).into(),
+        part => part.into(),
+    };
+    let row =
+        |(key, least, most): &(&str, f64, f64)| ((*key).to_owned(), json!([number(*least), number(*most)]));
+    bounds.iter().map(row).collect()
+}
 
 /// Refuses what is above its most.
 pub(super) fn check(document: &Map<String, Value>, bounds: &Bounds, findings: &mut Findings) {

@@ -105,7 +105,9 @@ impl de::Error for ReadError {
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         let allowed = expected.iter().map(|v| format!("`{v}`")).collect::<Vec<_>>().join(", ");
         let problem = Problem::new("", format!("`{variant}` is not one of {allowed}"));
-        Self(Box::new(match keys::closest(variant, expected.iter().copied()) {
+        let meant = keys::abbreviated(variant).filter(|meant| expected.contains(meant));
+        let meant = meant.or_else(|| keys::closest(variant, expected.iter().copied()));
+        Self(Box::new(match meant {
             Some(near) => problem.help(format!("did you mean `{near}`?")),
             None => problem,
         }))
@@ -269,8 +271,17 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
+        let entries = self.map_entries().map_err(|mut error| {
+            // A value where its parts are to be given.
+            if let (Value::Scalar { text, .. }, Some(first)) = (&self.node.value, fields.first()) {
+                let names = fields.iter().map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
+                let example = join(&self.path, first);
+                error.0.help = Some(format!("it has the keys {names}: write `{example}={text}`"));
+            }
+            error
+        })?;
         let (known, unknown): (Vec<_>, Vec<_>) =
-            self.map_entries()?.iter().partition(|(key, _)| fields.contains(&key.text.as_str()));
+            entries.iter().partition(|(key, _)| fields.contains(&key.text.as_str()));
         unknown.iter().for_each(|(key, _)| self.note_unknown(key, fields));
         visitor.visit_map(Entries::new(&self, known))
     }

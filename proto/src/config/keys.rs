@@ -50,6 +50,18 @@ pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[Str
     }
 }
 
+/// The name of a type of numbers that people abbreviate.
+pub(super) fn abbreviated(given: &str) -> Option<&'static str> {
+    Some(match given.to_lowercase().as_str() {
+        "bf16" | "torch.bfloat16" => "bfloat16",
+        "fp16" | "f16" | "half" | "torch.float16" => "float16",
+        "fp32" | "f32" | "float" | "torch.float32" => "float32",
+        "4bit" | "int4" | "fp4" => "nf4",
+        "8bit" => "int8",
+        _ => return None,
+    })
+}
+
 /// The candidate that `given` is probably a misspelling of.
 pub(super) fn closest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // Jaro-Winkler favours a common beginning, as abbreviations and typing errors have; 0.8 keeps `lroa` ->

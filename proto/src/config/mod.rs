@@ -20,6 +20,7 @@ mod error;
 mod findings;
 mod keys;
 mod overrides;
+mod paths;
 mod sections;
 mod task;
 mod tree;
@@ -81,6 +82,7 @@ impl RunSpec {
         choices.iter().try_for_each(|given| overrides::apply(&mut root, given))?;
         sections::resolve(&mut root)?;
         changes.iter().try_for_each(|given| overrides::apply(&mut root, given))?;
+        paths::expand(&mut root, std::env::var("HOME").ok().filter(|home| !home.is_empty()).as_deref())?;
         read(&root, tasks)
     }
 }

@@ -199,7 +199,7 @@ pub(super) fn unique() -> String {
 
 /// Brings a directory's entries to the disk.
 pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
+    coxswain_proto::directory::sync(dir).map_err(StoreError::io("sync", dir))
 }
 
 /// Writes a file that is there whole or not at all, and on disk when this returns.

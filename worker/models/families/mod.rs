@@ -1,6 +1,7 @@
 //! Families of pretrained models, a folder and a line each. None knows another.
 
 pub mod qwen2_5_vl;
+pub mod qwen3_vl;
 pub mod smolvlm;
 pub mod t5;
 
@@ -14,7 +15,7 @@ use crate::{
 /// The families of this repository.
 pub fn shelf<B: Tape<Base = B>>() -> Shelf<B> {
     Shelf {
-        vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl]),
+        vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl, &qwen3_vl::Qwen3Vl]),
         text_to_text: Families(&[&t5::T5Family]),
         joint: Families(&[&smolvlm::SmolVlm]),
     }

@@ -190,21 +190,21 @@ pub fn frozen_tensors(rules: Rules, modules: &[Module]) -> Vec<FrozenTensor> {
     for Module { name, kind, .. } in modules {
         match *kind {
             ModuleKind::Linear { head: true, .. } => {}
-            ModuleKind::Linear { inputs, outputs, bias, .. } => {
+            ModuleKind::Linear { inputs, outputs, .. } => {
                 let packs = (rules.packs)(name).then_some([outputs, inputs]);
                 add(format!("{name}.weight"), inputs * outputs, true, packs);
-                if bias {
-                    add(format!("{name}.bias"), outputs, false, None);
-                }
             }
-            ModuleKind::Convolution { shape } => {
+            ModuleKind::Convolution { shape, .. } => {
                 add(format!("{name}.weight"), shape.iter().product(), true, None);
             }
             ModuleKind::Embedding { rows, width, .. } => {
                 add(format!("{name}.weight"), rows * width, true, None);
             }
-            ModuleKind::Norm { width } => add(format!("{name}.weight"), width, false, None),
+            ModuleKind::Norm { width, .. } => add(format!("{name}.weight"), width, false, None),
             ModuleKind::Other => {}
+        }
+        if let Some(len) = kind.bias() {
+            add(format!("{name}.bias"), len, false, None);
         }
     }
     tensors

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face directory of a pretrained model, or a policy directory of LeRobot's.
+    /// A Hugging Face directory of a vision-language model of a family that is read, or a policy directory of
+    /// LeRobot's.
     pub path: String,
     /// The directory of the vision-language model that a policy of LeRobot's names by its hub name; Hugging
     /// Face's own cache if none.
@@ -36,7 +37,7 @@ pub struct Model {
 impl Model {
     /// Its rules.
     pub fn check(&self, spec: &RunSpec, f: &mut Findings) {
-        f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL checkpoint");
+        f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL or Qwen3-VL checkpoint");
         f.require(
             spec.memory.offload != Offload::Layers || self.weights_dtype.packing().is_none(),
             "memory.offload",

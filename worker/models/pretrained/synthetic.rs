@@ -248,16 +248,14 @@ pub(crate) fn entries(modules: &[Module], deviation: f32) -> Vec<DrawnTensor> {
         };
         match module.kind {
             ModuleKind::Linear { head: true, .. } if tied => {}
-            ModuleKind::Linear { inputs, outputs, bias, .. } => {
-                push("weight", &[outputs, inputs], weight);
-                if bias {
-                    push("bias", &[outputs], Fill::Constant(0.0));
-                }
-            }
-            ModuleKind::Convolution { shape } => push("weight", &shape, weight),
+            ModuleKind::Linear { inputs, outputs, .. } => push("weight", &[outputs, inputs], weight),
+            ModuleKind::Convolution { shape, .. } => push("weight", &shape, weight),
             ModuleKind::Embedding { rows, width, .. } => push("weight", &[rows, width], weight),
-            ModuleKind::Norm { width } => push("weight", &[width], Fill::Constant(1.0)),
+            ModuleKind::Norm { width, .. } => push("weight", &[width], Fill::Constant(1.0)),
             ModuleKind::Other => {}
+        }
+        if let Some(len) = module.kind.bias() {
+            push("bias", &[len], Fill::Constant(0.0));
         }
     }
     entries

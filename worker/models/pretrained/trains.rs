@@ -1,7 +1,7 @@
 //! What of the model trains, tensor by tensor and module by module.
 
 use coxswain_nn::{
-    lora::{LoraPlan, Module, ModuleKind, TrainedModules},
+    lora::{LoraPlan, Module, TrainedModules},
     params::Group,
 };
 
@@ -26,11 +26,8 @@ impl Trains<'_> {
     /// Whether anything of a module trains, its adapter included.
     pub fn touches(&self, module: &Module) -> bool {
         let Module { name, kind, .. } = module;
-        let adapted = |plan: &LoraPlan| match kind {
-            ModuleKind::Linear { bias, .. } => {
-                plan.adapter(name).is_some() || *bias && plan.trains_bias(&format!("{name}.bias"))
-            }
-            _ => false,
+        let adapted = |plan: &LoraPlan| {
+            plan.adapter(name).is_some() || kind.bias().is_some() && plan.trains_bias(&format!("{name}.bias"))
         };
         self.full.is_some_and(|full| full.contains(name)) || self.lora.is_some_and(adapted)
     }

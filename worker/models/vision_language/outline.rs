@@ -22,6 +22,9 @@ pub struct ModelOutline {
     pub hidden_size: usize,
     /// Decoder layers.
     pub layers: usize,
+    /// Streams of the vision tower that are added to hidden states where images are: the first behind decoder
+    /// layer 0, the next behind layer 1, and so on.
+    pub streams: usize,
     /// Rows of the table of token embeddings.
     pub vocab_size: usize,
     /// What images become.
@@ -57,6 +60,34 @@ pub struct PromptTokens {
     pub word: u32,
 }
 
+/// Rows of features that samples have at taps.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureRows {
+    patches: PatchShape,
+    streams: usize,
+}
+
+impl FeatureRows {
+    /// Those of a sample of `tokens` tokens with images of these shapes: hidden states, or what the vision
+    /// tower gives, and of every stream that is added above the tap as many as images have tokens.
+    pub fn at(self, tap: Tap, tokens: usize, images: &[ImageShape]) -> usize {
+        let of_images = images.iter().map(|shape| self.patches.tokens(*shape)).sum::<usize>();
+        let own = match tap {
+            Tap::Vision => of_images,
+            Tap::Layer(_) | Tap::Final => tokens,
+        };
+        own + self.streams_above(tap) * of_images
+    }
+
+    fn streams_above(self, tap: Tap) -> usize {
+        match tap {
+            Tap::Vision => self.streams,
+            Tap::Layer(layer) => self.streams.saturating_sub(layer),
+            Tap::Final => 0,
+        }
+    }
+}
+
 impl ModelOutline {
     /// The tensors that training loads, in the order of modules. An LM head of its own is not among them.
     pub fn tensors(&self) -> Vec<FrozenTensor> {
@@ -82,10 +113,17 @@ impl ModelOutline {
     /// Rows of features, each as wide as hidden states, that a sample of `tokens` tokens with images of these
     /// shapes has at a tap.
     pub fn rows_at(&self, tap: Tap, tokens: usize, images: &[ImageShape]) -> usize {
-        match tap {
-            Tap::Vision => images.iter().map(|shape| self.patches.tokens(*shape)).sum(),
-            Tap::Layer(_) | Tap::Final => tokens,
-        }
+        self.feature_rows().at(tap, tokens, images)
+    }
+
+    /// The same as a value of its own.
+    pub fn feature_rows(&self) -> FeatureRows {
+        FeatureRows { patches: self.patches, streams: self.streams }
+    }
+
+    /// How many streams are added above a tap; features that are kept there hold them as well.
+    pub fn streams_above(&self, tap: Tap) -> usize {
+        self.feature_rows().streams_above(tap)
     }
 
     /// Ids of a prompt with images of these shapes, filled up with words to at least `tokens`.
@@ -99,5 +137,19 @@ impl ModelOutline {
         }
         ids.resize(tokens.max(ids.len()), word);
         ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_of_image_tokens_at_the_vision_tap_and_hold_every_stream_that_is_still_to_be_added() {
+        let (patches, images) = (PatchShape { patch: 14, merge: 2, frames: 2 }, [[1, 6, 8], [1, 4, 4]]);
+        let taps = [Tap::Vision, Tap::Layer(0), Tap::Layer(1), Tap::Layer(2), Tap::Layer(3), Tap::Final];
+        let rows = |streams| taps.map(|tap| FeatureRows { patches, streams }.at(tap, 40, &images));
+        assert_eq!(rows(0), [16, 40, 40, 40, 40, 40]);
+        assert_eq!(rows(3), [4 * 16, 40 + 3 * 16, 40 + 2 * 16, 40 + 16, 40, 40]);
     }
 }

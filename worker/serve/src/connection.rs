@@ -3,6 +3,7 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::SocketAddr,
+    sync::mpsc::{Receiver, RecvTimeoutError},
 };
 
 use coxswain_task::{Named, Value, answers::SEED};
@@ -15,8 +16,8 @@ use tungstenite::{
 use crate::{
     clock::Stopwatch,
     decode, encode,
-    limits::{MAX_DRAINED_BYTES, MAX_OBSERVATION_BYTES},
-    model::Model,
+    limits::{HEARD_EVERY, MAX_DRAINED_BYTES, MAX_OBSERVATION_BYTES},
+    model::{Answer, GONE, Model},
     patience::Patience,
 };
 
@@ -33,8 +34,16 @@ pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, serve
     let socket = WebSocket::from_partially_read(stream, rest, Role::Server, Some(config));
     model.metrics().came();
     tracing::info!(%from, "a client has come");
-    let mut client =
-        Client { socket, model, patience, from, observations: 0, refused: 0, last_total_ms: None };
+    let mut client = Client {
+        socket,
+        model,
+        patience,
+        from,
+        next: None,
+        observations: 0,
+        refused: 0,
+        last_total_ms: None,
+    };
     let ended = client.attend();
     model.metrics().went();
     let Client { mut socket, observations, refused, .. } = client;
@@ -66,6 +75,8 @@ struct Client<'m, S> {
     model: &'m Model,
     patience: &'m Patience,
     from: SocketAddr,
+    /// What came while an answer was computed.
+    next: Option<Result<Message, Error>>,
     /// Received so far.
     observations: i64,
     /// Of those, without an answer.
@@ -79,8 +90,14 @@ impl<S: Read + Write> Client<'_, S> {
         let metadata = encode::encode_json(&self.model.reader().describe());
         self.socket.send(Message::binary(metadata))?;
         loop {
-            self.patience.rest();
-            let message = match self.socket.read() {
+            let read = match self.next.take() {
+                Some(read) => read,
+                None => {
+                    self.patience.rest();
+                    self.socket.read()
+                }
+            };
+            let message = match read {
                 Ok(message) => message,
                 Err(Error::Capacity(CapacityError::MessageTooLong { size, max_size })) => {
                     return self.refuse_huge(size, max_size);
@@ -94,6 +111,11 @@ impl<S: Read + Write> Client<'_, S> {
                 // The library answers those itself.
                 Message::Ping(_) | Message::Pong(_) | Message::Close(_) | Message::Frame(_) => continue,
             };
+            if let Some(Ok(Message::Close(_))) = self.next {
+                // It has heard enough, and its good-bye is answered.
+                self.socket.flush()?;
+                return Err(Error::ConnectionClosed);
+            }
             match answer {
                 Ok(answer) => {
                     self.model.metrics().answered(stopwatch.elapsed());
@@ -111,10 +133,38 @@ impl<S: Read + Write> Client<'_, S> {
         observation.entry(SEED.to_owned()).or_insert(Value::Integer(self.observations));
         self.observations += 1;
         let sample = self.model.reader().read(&observation).map_err(|refused| refused.to_string())?;
-        let named = self.model.answer(sample)?;
+        let answered = self.model.ask(sample)?;
+        let named = self.wait_for(&answered)?;
         let mut timing = vec![("infer_ms", stopwatch.milliseconds())];
         timing.extend(self.last_total_ms.map(|last| ("prev_total_ms", last)));
         Ok(encode::encode(&named, &timing))
+    }
+
+    /// Waits for an answer, and hears the client meanwhile: one that pings is told that the server lives.
+    fn wait_for(&mut self, answered: &Receiver<Answer>) -> Answer {
+        loop {
+            match answered.recv_timeout(HEARD_EVERY) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) => self.hear(),
+                Err(RecvTimeoutError::Disconnected) => return Err(GONE.into()),
+            }
+        }
+    }
+
+    /// Takes what has come, if the client is to be heard at all: after its next observation, or its end, it is
+    /// heard when that has its turn.
+    fn hear(&mut self) {
+        if self.next.is_some() {
+            return;
+        }
+        let (patience, socket) = (self.patience, &mut self.socket);
+        match patience.glance(|| socket.read()) {
+            Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
+            // The library has put the answer to a ping in its queue. One who does not take it is lost when the
+            // answer is sent.
+            Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => drop(socket.flush()),
+            read => self.next = Some(read),
+        }
     }
 
     fn refuse(&mut self, problem: String) -> Result<(), Error> {

@@ -29,6 +29,10 @@ const MAX_LISTED: u32 = 64 << 10;
 /// Most axes of an array.
 const MAX_AXES: u32 = 8;
 
+/// Arrays that another packer has packed.
+const FOREIGN: &str = "an array as the package msgpack-numpy packs it, which could not read the answer; pack with \
+                       openpi_client.msgpack_numpy, of the package openpi-client";
+
 /// What is wrong with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -290,6 +294,8 @@ fn list(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, &'static st
 struct Parts<'m> {
     is_array: bool,
     is_scalar: bool,
+    /// As the package msgpack-numpy marks arrays and scalars, which cannot read the answer.
+    is_foreign: bool,
     data: Option<&'m [u8]>,
     number: Option<f64>,
     dtype: Option<&'m str>,
@@ -309,6 +315,7 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
         match (key, &token) {
             (b"__ndarray__", Token::Bool(yes)) => parts.is_array = *yes,
             (b"__npgeneric__", Token::Bool(yes)) => parts.is_scalar = *yes,
+            (b"nd", Token::Bool(_)) => parts.is_foreign = true,
             (b"data", Token::Bytes(bytes)) => parts.data = Some(bytes),
             (b"data", Token::Integer(value)) => parts.number = Some(*value as f64),
             (b"data", Token::Float(value)) => parts.number = Some(*value),
@@ -327,6 +334,7 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
         unread.skip_entries(&token, 1)?;
     }
     Ok(Some(match parts {
+        Parts { is_foreign: true, data: Some(_), .. } => Err(FOREIGN.into()),
         Parts { is_scalar: true, number: Some(number), .. } => Ok(scalar(number)),
         Parts { is_array: true, data: Some(data), dtype: Some(dtype), shape: Some(shape), .. } => {
             array(data, dtype, shape)

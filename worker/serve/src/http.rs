@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /healthz` | 200 `OK`: the policy is loaded and warm |
 //! | `GET /metrics` | 200, Prometheus's text format; wants the token |
+//! | `HEAD` of these | the same without what follows the headers, as `wget --spider` and load balancers ask |
 //! | any other path, with an upgrade to WebSocket | 101; wants the token |
 //! | anything else | 400, 401, 404 or 426, with a sentence |
 //!
@@ -62,9 +63,10 @@ pub fn greet(
     let_in: impl FnOnce() -> bool,
 ) -> io::Result<Greeting> {
     let Some((head, rest)) = read_head(stream)? else { return Ok(Greeting::Visitor) };
+    let wants_body = !head.starts_with(b"HEAD ");
     match reply(&head, token, metrics) {
         Reply::Upgrade { .. } if !let_in() => {
-            tell(stream, UNAVAILABLE, "as many clients are connected as may be; try again later\n")?;
+            tell(stream, UNAVAILABLE, "as many clients are connected as may be; try again later\n", true)?;
             Ok(Greeting::Refused("as many clients are connected as may be"))
         }
         Reply::Upgrade { accept } => {
@@ -76,7 +78,7 @@ pub fn greet(
             Ok(Greeting::Client(rest))
         }
         Reply::Once { status, text } => {
-            tell(stream, status, &text)?;
+            tell(stream, status, &text, wants_body)?;
             match status {
                 UNAUTHORIZED => Ok(Greeting::Refused("it has no token, or a wrong one")),
                 _ => Ok(Greeting::Visitor),
@@ -89,18 +91,21 @@ pub fn greet(
 pub fn refuse_in_clear(stream: &mut (impl Read + Write)) -> io::Result<()> {
     // Read as a whole: closing a connection with something unread takes the answer along.
     match read_head(stream)? {
-        Some(_) => tell(stream, "400 Bad Request", "this port speaks TLS; connect to wss:// or https://\n"),
+        Some(_) => {
+            tell(stream, "400 Bad Request", "this port speaks TLS; connect to wss:// or https://\n", true)
+        }
         None => Ok(()),
     }
 }
 
-/// An answer after which nothing follows.
-fn tell(stream: &mut impl Write, status: &str, text: &str) -> io::Result<()> {
+/// An answer after which nothing follows, with its text or with the length of it alone.
+fn tell(stream: &mut impl Write, status: &str, text: &str, wants_body: bool) -> io::Result<()> {
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{text}",
-        text.len()
+         Connection: close\r\n\r\n{}",
+        text.len(),
+        if wants_body { text } else { "" },
     )?;
     stream.flush()
 }
@@ -133,8 +138,9 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
         found.and_then(|header| std::str::from_utf8(header.value).ok())
     };
     let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default();
-    if request.method != Some("GET") {
-        return Reply::once("405 Method Not Allowed", "only GET is answered\n");
+    let is_head = request.method == Some("HEAD");
+    if request.method != Some("GET") && !is_head {
+        return Reply::once("405 Method Not Allowed", "only GET and HEAD are answered\n");
     }
     if path == "/healthz" {
         return Reply::once("200 OK", "OK\n");
@@ -151,7 +157,7 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
         return Reply::once("403 Forbidden", "web pages need a token: start the server with one\n");
     }
     let upgrades = header("upgrade").is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"));
-    match header("sec-websocket-key") {
+    match header("sec-websocket-key").filter(|_| !is_head) {
         Some(key) if upgrades && header("sec-websocket-version") == Some("13") => {
             Reply::Upgrade { accept: derive_accept_key(key.as_bytes()) }
         }
@@ -215,6 +221,21 @@ mod tests {
         ] {
             assert_eq!(status(head, None), wanted, "{head}");
         }
+    }
+
+    #[test]
+    fn head_is_answered_as_get_without_what_follows() {
+        let answer = |head: &str| {
+            let mut stream = io::Cursor::new(head.as_bytes().to_vec());
+            greet(&mut stream, None, &Metrics::default(), || true).unwrap();
+            String::from_utf8(stream.into_inner().split_off(head.len())).unwrap()
+        };
+        let whole = answer("GET /healthz HTTP/1.1\r\n\r\n");
+        let alone = answer("HEAD /healthz HTTP/1.1\r\n\r\n");
+        assert!(alone.starts_with("HTTP/1.1 200 OK\r\n") && alone.ends_with("\r\n\r\n"), "{alone}");
+        assert_eq!(whole, alone + "OK\n");
+        let upgrade = UPGRADE.replacen("GET", "HEAD", 1);
+        assert_eq!(status(&upgrade, None), "404 Not Found");
     }
 
     #[test]

@@ -23,6 +23,9 @@ const WARM_UPS: usize = 2;
 /// An answer, or why there is none.
 pub(crate) type Answer = Result<Named, String>;
 
+/// Why there will be no answer any more.
+pub(crate) const GONE: &str = "the policy's thread has ended; restart the server";
+
 /// An observation on its way to the model.
 struct Waiting {
     sample: Box<dyn Sample>,
@@ -81,12 +84,11 @@ impl Model {
         &self.metrics
     }
 
-    /// Waits for the answer to one observation.
-    pub(crate) fn answer(&self, sample: Box<dyn Sample>) -> Answer {
+    /// Asks for the answer to one observation, which comes to what is returned.
+    pub(crate) fn ask(&self, sample: Box<dyn Sample>) -> Result<Receiver<Answer>, String> {
         let (answer, answered) = sync_channel(1);
-        let gone = "the policy's thread has ended; restart the server";
-        self.queue.send(Waiting { sample, answer }).map_err(|_| gone)?;
-        answered.recv().map_err(|_| gone)?
+        self.queue.send(Waiting { sample, answer }).map_err(|_| GONE)?;
+        Ok(answered)
     }
 }
 

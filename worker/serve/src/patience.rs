@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     clock::Stopwatch,
-    limits::{AUTHENTICATION, OBSERVATION_TIME, STALL},
+    limits::{AUTHENTICATION, GLANCE, OBSERVATION_TIME, STALL},
 };
 
 /// A connection with a limit.
@@ -25,6 +25,8 @@ pub struct Patience {
     limit: Cell<Duration>,
     /// It is at nothing: it may be silent for as long as it lives.
     rests: Cell<bool>,
+    /// It is looked at in passing, and not waited for.
+    is_glance: Cell<bool>,
 }
 
 impl Patience {
@@ -34,7 +36,17 @@ impl Patience {
             since: Cell::new(Stopwatch::start()),
             limit: Cell::new(AUTHENTICATION),
             rests: Cell::new(false),
+            is_glance: Cell::new(false),
         }
+    }
+
+    /// What reads within `look` get is what has come already; nothing is an error of the kind
+    /// [`WouldBlock`](ErrorKind::WouldBlock), and so is an end, which the next read finds.
+    pub fn glance<R>(&self, look: impl FnOnce() -> R) -> R {
+        self.is_glance.set(true);
+        let seen = look();
+        self.is_glance.set(false);
+        seen
     }
 
     /// What it was at is done. The next thing begins with its next byte, and is an observation.
@@ -82,7 +94,14 @@ impl<'s> PacedStream<'s> {
 
 impl Read for PacedStream<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.patience.left()?)?;
+        if self.patience.is_glance.get() {
+            self.stream.set_read_timeout(Some(GLANCE))?;
+            if self.stream.peek(&mut [0])? == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+        } else {
+            self.stream.set_read_timeout(self.patience.left()?)?;
+        }
         let count = self.stream.read(bytes)?;
         self.patience.came(count);
         Ok(count)

@@ -318,6 +318,26 @@ fn a_client_that_vanishes_hurts_no_other() {
 }
 
 #[test]
+fn a_ping_during_a_pass_is_answered_and_so_is_what_comes_behind_it() {
+    let (give, permits) = permits();
+    let (server, _sizes) = start(None, Some(permits));
+    let mut client = Client::connect(server.address());
+    client.send(&number(1.0));
+    client.0.send(Message::Ping("alive?".into())).unwrap();
+    // No pass ends before it is permitted.
+    assert_eq!(client.0.read().unwrap(), Message::Pong("alive?".into()));
+    client.send(&number(2.0));
+    (0..2).for_each(|_| give.send(()).unwrap());
+    assert_eq!((client.hear(), client.hear()), (Ok(2.0), Ok(3.0)));
+    // One that leaves while it waits is answered in the same way as one that leaves before.
+    client.send(&number(3.0));
+    client.0.close(None).unwrap();
+    give.send(()).unwrap();
+    while client.0.read().is_ok() {}
+    assert_eq!(server.stop(), 0);
+}
+
+#[test]
 fn stopping_answers_what_is_under_way() {
     let (give, permits) = permits();
     let (server, sizes) = start(None, Some(permits));

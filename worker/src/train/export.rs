@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::{VERSION, run_spec::RunSpec};
+use coxswain_proto::{VERSION, ids::Rank, run_spec::RunSpec};
 use serde::Serialize;
 
 use super::{
@@ -85,19 +85,30 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         summary.warm_up_seconds = self.stats.warm_up.excess().as_secs_f64();
         self.gather(&mut summary)?;
         summary.conclude();
-        if self.members.rank().0 == 0 {
-            summary.memory = self.conclude_memory();
-            // A launch that found every step trained has nothing to say that the one before did not say
-            // better.
-            let told = if summary.losses.is_empty() { Summary::read(&self.run.output_dir) } else { None };
-            let told = told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(&summary);
-            write(self, told, &examples)?;
-            if let Some(memory) = &summary.memory {
-                self.members.link.report(Report::Note(memory.to_string()))?;
-            }
+        let written = match self.members.rank() {
+            Rank(0) => self.write_results(&mut summary, &examples),
+            _ => Ok(()),
+        };
+        // No rank leaves before the results are on disk; where they cannot be written, that is the cause, and
+        // not a rank that is gone.
+        let own = [f64::from(u8::from(written.is_err()))];
+        let mut failed = vec![0.0; self.members.comm.world()];
+        let told = self.members.comm.all_gather(Buf::F64(&own), BufMut::F64(&mut failed));
+        written?;
+        told?;
+        let mut ranks = (0..).map(Rank).zip(failed);
+        ranks.find(|(_, failed)| *failed != 0.0).map_or(Ok(()), |(rank, _)| Err(TrainError::PeerFailed(rank)))
+    }
+
+    fn write_results(&mut self, summary: &mut Summary, examples: &[Example]) -> Result<(), TrainError> {
+        summary.memory = self.conclude_memory();
+        // A launch that found every step trained has nothing to say that the one before did not say better.
+        let told = if summary.losses.is_empty() { Summary::read(&self.run.output_dir) } else { None };
+        let told = told.as_ref().filter(|told| told.steps == summary.steps).unwrap_or(summary);
+        write(self, told, examples)?;
+        if let Some(memory) = &summary.memory {
+            self.members.link.report(Report::Note(memory.to_string()))?;
         }
-        // No rank leaves before the results are on disk.
-        self.members.comm.barrier()?;
         Ok(())
     }
 

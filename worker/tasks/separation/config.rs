@@ -4,7 +4,7 @@ use coxswain_nn::dtypes::ActivationsDtype;
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+        bounds::{Bounds, COUNT, LAYERS, NO_MOST, SIZE},
     },
     identity::{Class::Learned, Classes},
     limits::MAX_METRIC_NAME_BYTES,
@@ -177,7 +177,7 @@ impl TaskSettings for SeparationSettings {
         ("network.hop", 1.0, 262_144.0),
         ("network.bands", 1.0, 524_289.0),
         ("network.hidden_dim", 1.0, SIZE),
-        ("network.layers", 1.0, 4096.0),
+        ("network.layers", 1.0, LAYERS),
         ("network.heads", 1.0, SIZE),
         ("data.sample_rate", 1.0, 1e7),
         ("data.segment_seconds", 0.0, 86_400.0),

@@ -8,7 +8,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+        bounds::{Bounds, COUNT, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned, LearnedInOrder, Outside},
@@ -165,9 +165,9 @@ impl TaskSettings for Seq2SeqSettings {
     ];
 
     const BOUNDS: &'static Bounds = &[
-        ("lora.rank", 1.0, 16_384.0),
+        ("lora.rank", 1.0, RANK),
         ("lora.alpha", 0.0, 1e9),
-        ("lora.rank_pattern", 1.0, 16_384.0),
+        ("lora.rank_pattern", 1.0, RANK),
         ("lora.alpha_pattern", 0.0, 1e9),
         ("lora.dropout", 0.0, 1.0),
         ("lora.layers_to_transform", 0.0, SIZE),

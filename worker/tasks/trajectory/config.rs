@@ -7,7 +7,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+        bounds::{Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned},
@@ -44,7 +44,7 @@ pub struct TrajectorySettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extractor {
-    /// A Hugging Face directory of a Qwen2.5-VL checkpoint.
+    /// A Hugging Face directory of a Qwen2.5-VL or Qwen3-VL checkpoint.
     pub path: String,
     /// Blocks whose outputs make a trajectory, from 0, ascending; all of them if absent.
     #[serde(default)]
@@ -217,10 +217,10 @@ impl TaskSettings for TrajectorySettings {
         ("extractor.spatial_resolution", 1.0, 1024.0),
         ("network.hidden_dim", 1.0, SIZE),
         ("network.latent_dim", 1.0, SIZE),
-        ("network.num_layers", 1.0, 4096.0),
+        ("network.num_layers", 1.0, LAYERS),
         ("network.heads", 1.0, SIZE),
         ("network.beta", 0.0, NO_MOST),
-        ("lora.rank", 1.0, 16_384.0),
+        ("lora.rank", 1.0, RANK),
         ("lora.alpha", 0.0, 1e9),
         ("data.num_samples", 1.0, COUNT),
         ("data.image_size", 1.0, 16_384.0),
@@ -286,7 +286,7 @@ impl TaskSettings for TrajectorySettings {
 }
 
 fn check_extractor(extractor: &Extractor, f: &mut Findings) {
-    f.named("extractor.path", &extractor.path, "name the directory of a Qwen2.5-VL checkpoint");
+    f.named("extractor.path", &extractor.path, "name the directory of a Qwen2.5-VL or Qwen3-VL checkpoint");
     f.at_least_one("extractor.spatial_resolution", extractor.spatial_resolution);
     if let Some(layers) = &extractor.layers {
         f.require(

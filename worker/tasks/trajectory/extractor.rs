@@ -47,12 +47,16 @@ impl TrajectoryShape {
     /// Of a run's extractor, a model of this outline; refused if it cannot give them.
     pub fn of(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
         let (depth, dim) = (model.vision.depth, model.vision.width);
-        let layers = settings.extractor.layers.clone().unwrap_or_else(|| (0..depth).collect());
-        if let Some(beyond) = layers.iter().find(|layer| **layer >= depth) {
+        let (layers, path) = (settings.extractor.layers.clone(), &settings.extractor.path);
+        let layers = layers.unwrap_or_else(|| (0..depth).collect());
+        let Some(last) = depth.checked_sub(1) else {
             return Err(TaskError::bad_input(format!(
-                "extractor.layers: names block {beyond}, and the vision tower of {} has 0 to {}; leave it out",
-                settings.extractor.path,
-                depth - 1
+                "extractor.path: the vision tower of {path} has no blocks, whose outputs are what is learned; name another model"
+            )));
+        };
+        if let Some(beyond) = layers.iter().find(|layer| **layer > last) {
+            return Err(TaskError::bad_input(format!(
+                "extractor.layers: names block {beyond}, and the vision tower of {path} has 0 to {last}; leave it out"
             )));
         }
         let grid = grid_of(model.patches, settings).map_err(TaskError::bad_input)?;

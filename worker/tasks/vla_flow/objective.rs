@@ -12,7 +12,6 @@ use coxswain_models::{
         directory,
         error::ModelError,
         merge::{Trained, write_merged},
-        pictures::PatchShape,
     },
     vision_language::Tap,
 };
@@ -209,11 +208,9 @@ impl<B: Tape<Base = B>> Extractor<B> for VlaObjective<B> {
     }
 
     fn shape(&self) -> FeatureShape {
-        let width = self.policy.tap_width();
-        match self.policy.tap() {
-            Some(Tap::Vision) => image_tokens(width, self.policy.model().outline().patches),
-            _ => FeatureShape::every_token(width),
-        }
+        let rows = self.policy.model().outline().feature_rows();
+        let tap = self.policy.tap().unwrap_or(Tap::Final);
+        FeatureShape::new(self.policy.tap_width(), move |ids, images| rows.at(tap, ids.len(), images))
     }
 
     fn resting(&self) -> Group {
@@ -247,11 +244,6 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
     Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
 }
 
-/// Features of image tokens alone.
-fn image_tokens(width: usize, patches: PatchShape) -> FeatureShape {
-    FeatureShape::new(width, move |_, images| images.iter().map(|shape| patches.tokens(*shape)).sum())
-}
-
 fn unwritten(path: &Path, error: &io::Error) -> TaskError {
     TaskError::io(format!("write {}: {error}", path.display()))
 }
@@ -264,18 +256,5 @@ impl From<StepError> for TaskError {
             StepError::Tokens { .. } | StepError::Features { .. } => Fault::BadInput,
         };
         Self::new(fault, error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn at_the_vision_tap_only_image_tokens_have_features() {
-        let patches = PatchShape { patch: 14, merge: 2, frames: 2 };
-        let images = [[1, 6, 8], [1, 4, 4]];
-        assert_eq!(image_tokens(8, patches).values(&[0; 40], &images), (12 + 4) * 8);
-        assert_eq!(FeatureShape::every_token(2).values(&[0; 40], &images), 40 * 2);
     }
 }

@@ -211,8 +211,8 @@ mod tests {
         let parts = ["observation.state.joints", "observation.state.gripper"];
         let text = named(&parts, &["action.joints", "action.gripper"]).unwrap();
         for line in [
-            "state: [observation.state.gripper, observation.state.joints] # 2 + 2 numbers",
-            "action: [action.gripper, action.joints] # 2 + 2 numbers",
+            "state: [observation.state.joints, observation.state.gripper] # 2 + 2 numbers",
+            "action: [action.joints, action.gripper] # 2 + 2 numbers",
         ] {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }

@@ -98,6 +98,9 @@ impl People<'_> {
             (true, true) => run.memory.join(run.now, ticket),
             (true, false) => {
                 run.memory.refresh(run.now, ticket, &run.fleet.roster);
+                if reset {
+                    run.memory.outdate();
+                }
                 true
             }
             (false, _) => false,

@@ -62,8 +62,7 @@ fn named(actions: &[Action]) -> Vec<(u32, String)> {
 }
 
 fn status(run: &mut Run) -> Status {
-    let status = run.status();
-    status
+    run.status()
 }
 
 #[test]

@@ -38,8 +38,7 @@ fn train_to_the_end(run: &mut Run) {
 }
 
 fn status(run: &mut Run) -> Status {
-    let status = run.status();
-    status
+    run.status()
 }
 
 fn spares(run: &mut Run) -> Vec<u32> {

@@ -1,7 +1,8 @@
-//! A task that no crate of the engine knows has all that the engine gives: every test runs `cox-toy` as real
-//! processes.
+//! A task and families of models that no crate of the repository knows have all that the engine gives: every
+//! test runs `cox-toy` as real processes.
 
 mod diverged;
+mod families;
 mod numbers;
 #[path = "../../../processes/support/processes.rs"]
 #[allow(dead_code)]

@@ -220,11 +220,49 @@ fn the_status_of_a_run_that_is_over_is_told_from_its_directory() {
 fn a_signal_to_a_run_that_is_well_leaves_no_failure() {
     let toy = Toy::new(500);
     let held = toy.hold(0, "forward", 3);
-    let mut running = toy.start("run", &SHORT);
+    // Longer than the signal takes.
+    let mut running =
+        toy.start("run", &[&SHORT[..], &["train.steps=10000000", "train.checkpoint_every=0"]].concat());
     running.wait_until_held(&held);
     signal(running.pid() as i32, Signal::SIGINT);
     fs::remove_file(held).expect("it is held");
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(130), "{printed}");
     assert!(!toy.path("run/failure.json").exists(), "{printed}");
+}
+
+#[test]
+fn results_that_cannot_be_written_are_the_cause_of_the_end_and_not_a_rank_that_is_gone() {
+    let toy = Toy::new(500);
+    // Nothing can be written over a directory that is not empty.
+    fs::create_dir_all(toy.path("run/summary.json/taken")).expect("a directory");
+    let flags = ["--nproc-per-node=2", "--max-restarts=0"];
+    let (code, printed) = refused(toy.command("run", &[&SHORT[..], &flags].concat()));
+    assert_eq!(code, Some(4), "{printed}");
+    let cause = printed.lines().find(|line| line.contains("first cause")).expect("a first cause");
+    assert!(cause.contains("summary.json"), "{printed}");
+}
+
+#[test]
+fn an_answer_that_a_full_disk_swallows_is_no_success() {
+    let toy = Toy::new(60);
+    for (place, code) in [("/dev/full", Some(1)), ("/dev/null", Some(0))] {
+        let mut command = toy.check("new", &[]);
+        let place = fs::OpenOptions::new().write(true).open(place).expect("Linux has it");
+        let ended = command.stdout(place).output().expect("cox-toy was built");
+        assert_eq!(ended.status.code(), code, "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+}
+
+#[test]
+fn the_directory_of_a_run_stands_for_what_ran_in_it() {
+    let toy = Toy::new(500);
+    toy.train("run", &SHORT);
+    let dir = toy.path("run").display().to_string();
+    let (code, printed) = refused(toy.cox(&["run", &dir, "train.steps=8"]));
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("8 of 8 steps"), "{printed}");
+    let (code, printed) = refused(toy.cox(&["run", "configs"]));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("configs: not the output directory of a run"), "{printed}");
 }

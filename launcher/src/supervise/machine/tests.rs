@@ -4,6 +4,7 @@ use super::*;
 
 const SIGINT: i32 = nix::libc::SIGINT;
 const SIGTERM: i32 = nix::libc::SIGTERM;
+const SIGXCPU: i32 = nix::libc::SIGXCPU;
 const SIGHUP: i32 = nix::libc::SIGHUP;
 const STOP: Duration = Duration::from_secs(30);
 const DONE: Ended = Ended::Code(0);
@@ -230,6 +231,20 @@ fn a_hangup_drains_like_any_other_signal_but_never_insists() {
             (29, Event::Signal(SIGTERM), &[Action::KillAll(Why::Insisted)]),
         ],
     );
+}
+
+#[test]
+fn an_end_that_was_announced_comes_without_insisting() {
+    let machine = transcript(
+        1,
+        &[
+            (0, Event::Signal(SIGXCPU), &[Action::AskStop(SIGXCPU)]),
+            (1, Event::Signal(SIGXCPU), &[]),
+            (20, Event::Signal(SIGTERM), &[]),
+            (29, Event::Signal(SIGTERM), &[Action::KillAll(Why::Insisted)]),
+        ],
+    );
+    assert_eq!(machine.interrupted(), Some(SIGTERM));
 }
 
 #[test]

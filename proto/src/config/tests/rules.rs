@@ -23,6 +23,22 @@ fn names_of_choices_are_checked_and_suggested() {
 }
 
 #[test]
+fn what_people_write_for_short_is_answered_with_the_right_spelling() {
+    refuses(
+        SMALL,
+        &["optimizer.reduce_dtype=bf16"],
+        "override `optimizer.reduce_dtype=bf16`: optimizer.reduce_dtype: `bf16` is not one of `float32`, `bfloat16`\n    \
+         help: did you mean `bfloat16`?",
+    );
+    refuses(
+        SMALL,
+        &["optimizer.lr=1e-4"],
+        "override `optimizer.lr=1e-4`: optimizer.lr: expected a map of keys, found `1e-4`\n    \
+         help: it has the keys `head`: write `optimizer.lr.head=1e-4`",
+    );
+}
+
+#[test]
 fn contradictions_are_reported_all_at_once_with_their_places() {
     let text =
         SMALL.replace("steps: 10", "steps: 10\n  epochs: 2").replace("micro_batch: 2", "micro_batch: 9");

@@ -19,7 +19,12 @@ fn an_unknown_task_is_told_with_those_there_are() {
     );
     let unnamed = SMALL.replace("task: {type: toy}", "faults: {mirror: true}");
     refuses(&unnamed, &[], "run.yaml:1:1: task.type: `vla_flow` is not one of `toy`, `other`");
-    refuses(SMALL, &["task=toy"], "override `task=toy`: task: expected a map of keys, found `toy`");
+    refuses(
+        SMALL,
+        &["task=toy"],
+        "override `task=toy`: task: expected a map of keys, found `toy`\n    \
+         help: it has the keys `type`: write `task.type=toy`",
+    );
 }
 
 #[test]

@@ -10,8 +10,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::rules::{RULES, TABLE};
-use crate::pretrained::{checkpoint::Checkpoint, config_file, error::ModelError, fields::Fields};
+use super::rules::RULES;
+use crate::{
+    pretrained::{config_file, error::ModelError, fields::Fields},
+    two_towers::{
+        embed::has_own_head,
+        sizes::{SpecialTokens, TextSizes},
+    },
+};
 
 /// Sizes of the language model.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,19 +97,6 @@ impl VisionConfig {
     }
 }
 
-/// Token ids with a meaning to the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Replaced by image features.
-    pub image: u32,
-    /// Would be replaced by video features; refused in prompts.
-    pub video: u32,
-    /// Precedes an image.
-    pub vision_start: u32,
-    /// Follows an image.
-    pub vision_end: u32,
-}
-
 /// `config.json`, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QwenConfig {
@@ -122,7 +115,7 @@ impl QwenConfig {
     pub fn read(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let config = Self::from_json(&path, &json)?;
-        let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir);
+        let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir, RULES);
         Ok(Self { tie_word_embeddings, ..config })
     }
 
@@ -157,39 +150,29 @@ impl QwenConfig {
         root.same_if_both("torch_dtype", "dtype")?;
         let tie_word_embeddings = root.bool("tie_word_embeddings")?.unwrap_or(false)
             || text_fields.bool("tie_word_embeddings")?.unwrap_or(false);
-        let tokens = read_tokens(&root, text.vocab_size)?;
+        let tokens = SpecialTokens::read(&root, text.vocab_size)?;
         Ok(Self { text, vision, tokens, tie_word_embeddings })
     }
 }
 
-/// Whether the weights have a head of other values than the table, which Transformers then takes, whatever
-/// `config.json` says. Weights that are missing or broken are told of when they are read.
-fn has_own_head(dir: &Path) -> bool {
-    let Ok(weights) = Checkpoint::open(dir, RULES) else { return false };
-    let [head, table] = ["lm_head.weight", TABLE].map(|tensor| weights.stored(tensor));
-    matches!((head, table), (Ok(head), Ok(table)) if head != table)
-}
-
-fn read_tokens(root: &Fields<'_>, vocab: usize) -> Result<SpecialTokens, ModelError> {
-    let id = |field: &str, default: usize| -> Result<u32, ModelError> {
-        let id = root.uint(field)?.unwrap_or(default);
-        if id >= vocab {
-            return Err(
-                root.error(field, format!("{id} lies outside the vocabulary of {vocab} (vocab_size)"))
-            );
+impl TextConfig {
+    /// As the shared parts have them: each axis turns a run of frequencies.
+    pub(super) fn sizes(&self) -> TextSizes {
+        TextSizes {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            num_layers: self.num_layers,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            rms_norm_eps: self.rms_norm_eps,
+            qkv_bias: true,
+            head_norms: false,
+            rope_theta: self.rope_theta,
+            rotary_axes: (0..3).flat_map(|axis| vec![axis; self.mrope_section[axis]]).collect(),
         }
-        Ok(id as u32)
-    };
-    let tokens = SpecialTokens {
-        image: id("image_token_id", 151_655)?,
-        video: id("video_token_id", 151_656)?,
-        vision_start: id("vision_start_token_id", 151_652)?,
-        vision_end: id("vision_end_token_id", 151_653)?,
-    };
-    if tokens.image == tokens.video {
-        return Err(root.error("video_token_id", format!("{} is the image token, too", tokens.video)));
     }
-    Ok(tokens)
 }
 
 fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {

@@ -7,14 +7,12 @@ use coxswain_nn::{kernels::Tape, params::TrainableLayout};
 
 use super::{
     config::QwenConfig,
-    forward,
-    model::QwenVl,
     modules::modules,
     outline::outline,
-    processor::{ModelFacts, QwenChats, QwenPrompts},
-    trunk::QwenTrunk,
+    vision::{QwenVl, WindowTower},
 };
 use crate::{
+    chatml::{ChatMlChats, ChatMlForm, ChatMlPrompts, ModelFacts, ToolTurns},
     pretrained::{
         error::ModelError,
         family::Named,
@@ -24,6 +22,7 @@ use crate::{
         tokens::TokenIds,
         trains::Trains,
     },
+    two_towers::{forward, trunk::TowerTrunk},
     vision_language::{
         ChatEncoder, LoadOptions, ModelOutline, PromptEncoder, PromptForm, VisionLanguage, VisionTrunk,
         VlFamily, VlFamilyOn,
@@ -39,6 +38,10 @@ pub(super) const TOKEN_IDS: TokenIds<'_> = &[
     ("eos_token_id", "<|im_end|>"),
     ("bos_token_id", "<|endoftext|>"),
 ];
+
+/// How prompts and chats are rendered.
+pub(super) const FORM: ChatMlForm =
+    ChatMlForm { family: "Qwen2.5-VL", patch: 14, own_system_turn: true, tool_turns: ToolTurns::AsTheyAre };
 
 /// The family `qwen2_5_vl`.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +59,7 @@ impl VlFamily for Qwen2_5Vl {
     }
 
     fn patches(&self, dir: &Path) -> Result<PatchShape, DataError> {
-        Ok(ModelFacts::read(dir)?.patches)
+        Ok(ModelFacts::read(dir, FORM)?.patches)
     }
 
     fn images(&self, dir: &Path, bounds: PixelBounds) -> Result<Box<dyn ImageProcessor>, DataError> {
@@ -64,11 +67,11 @@ impl VlFamily for Qwen2_5Vl {
     }
 
     fn prompts(&self, dir: &Path, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {
-        Ok(Box::new(QwenPrompts::open(dir, ModelFacts::read(dir)?, form)?))
+        Ok(Box::new(ChatMlPrompts::open(dir, ModelFacts::read(dir, FORM)?, form)?))
     }
 
     fn chats(&self, dir: &Path) -> Result<Box<dyn ChatEncoder>, DataError> {
-        Ok(Box::new(QwenChats::open(dir, ModelFacts::read(dir)?)?))
+        Ok(Box::new(ChatMlChats::open(dir, ModelFacts::read(dir, FORM)?)?))
     }
 
     fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<Made, ModelError> {
@@ -85,7 +88,7 @@ impl<B: Tape<Base = B>> VlFamilyOn<B> for Qwen2_5Vl {
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Box<dyn VisionLanguage<B>>, ModelError> {
-        Ok(Box::new(QwenVl::load(dir, options, trains, layout, device)?))
+        Ok(Box::new(QwenVl::<B>::load(dir, options, trains, layout, device)?))
     }
 
     fn trunk(
@@ -95,10 +98,10 @@ impl<B: Tape<Base = B>> VlFamilyOn<B> for Qwen2_5Vl {
         depth: usize,
         device: &B::Device,
     ) -> Result<Box<dyn VisionTrunk<B>>, ModelError> {
-        Ok(Box::new(QwenTrunk::load(dir, options, depth, device)?))
+        Ok(Box::new(TowerTrunk::<B, WindowTower<B>>::load(dir, options, depth, device)?))
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Result<(), ModelError> {
-        forward::run::<B>(job, device)
+        forward::run::<B, WindowTower<B>>(job, device)
     }
 }

@@ -1,8 +1,15 @@
-//! A configuration, as tasks see it.
+//! A configuration, as tasks and the shared parts see it.
 
-use super::{config::QwenConfig, modules::modules, rules::RULES};
+use std::path::Path;
+
+use super::{
+    config::{QwenConfig, VisionConfig},
+    modules::modules,
+    rules::RULES,
+};
 use crate::{
-    pretrained::pictures::PatchShape,
+    pretrained::{error::ModelError, pictures::PatchShape, rules::Rules},
+    two_towers::sizes::{TowersConfig, TowersSizes},
     vision_language::{ModelOutline, PromptTokens, outline::VisionOutline},
 };
 
@@ -19,6 +26,7 @@ pub(super) fn outline(config: &QwenConfig) -> ModelOutline {
         modules: modules(config),
         hidden_size: text.hidden_size,
         layers: text.num_layers,
+        streams: 0,
         vocab_size: text.vocab_size,
         patches: PatchShape {
             patch: vision.patch_size,
@@ -36,5 +44,33 @@ pub(super) fn outline(config: &QwenConfig) -> ModelOutline {
             width: vision.hidden_size,
             sizes: format!("{vision:?}"),
         },
+    }
+}
+
+impl TowersConfig for QwenConfig {
+    type Vision = VisionConfig;
+
+    const RULES: Rules = RULES;
+
+    fn read(dir: &Path) -> Result<Self, ModelError> {
+        Self::read(dir)
+    }
+
+    fn sizes(&self) -> TowersSizes {
+        TowersSizes {
+            text: self.text.sizes(),
+            tokens: self.tokens,
+            merge: self.vision.spatial_merge_size,
+            patch_values: self.vision.patch_values(),
+            tied: self.tie_word_embeddings,
+        }
+    }
+
+    fn vision(&self) -> &VisionConfig {
+        &self.vision
+    }
+
+    fn outline(&self) -> ModelOutline {
+        outline(self)
     }
 }

@@ -2,9 +2,6 @@
 
 use crate::pretrained::rules::{Place, Rules};
 
-/// The table of token embeddings.
-pub(super) const TABLE: &str = "model.language_model.embed_tokens.weight";
-
 /// What names mean here.
 ///
 /// Two spellings are in use: `model.layers…` and `visual…` (published files, and what Transformers 5 still

@@ -15,15 +15,14 @@ use coxswain_nn::lora::Lora;
 use safetensors::{SafeTensors, tensor::TensorView};
 
 use super::{
+    QwenVl,
     config::QwenConfig,
-    embed::ImageRows,
-    model::QwenVl,
     modules::modules,
-    rope::RopeIndex,
     rules::{RULES, canonical_name},
 };
 use crate::{
     pretrained::{checkpoint::Checkpoint, error::TokenError, prompts::Rows},
+    two_towers::{embed::ImageRows, rope::RopeIndex, sizes::TowersConfig},
     vision_language::LoadOptions,
 };
 use coxswain_nn::{
@@ -144,7 +143,8 @@ fn images_next_to_each_other_and_images_in_rows_find_their_tokens() {
     let image = config.tokens.image;
     // Row 0: a 1x2 and a 2x1 image without anything between them. Row 1: text, padded on the left.
     let ids = [7, image, image, image, image, 7, 0, 0, 7, 7, 7, 7];
-    let index = RopeIndex::new(&config, &ids, Rows::Padded(&[0..6, 2..6]), &[[1, 2, 4], [1, 4, 2]]).unwrap();
+    let index =
+        RopeIndex::new(&config.sizes(), &ids, Rows::Padded(&[0..6, 2..6]), &[[1, 2, 4], [1, 4, 2]]).unwrap();
     assert_eq!(index.images_per_row, [2, 0]);
     assert_eq!(index.image_rows, [1, 2, 3, 4]);
     let row = |axis: usize, row: usize| &index.position_ids[axis * 12 + row * 6..][..6];
@@ -159,7 +159,7 @@ fn images_that_do_not_fit_the_tokens_are_refused() {
     let config = QwenConfig::read(&golden("flat-gqa-left")).unwrap();
     let image = config.tokens.image;
     let index = |ids: &[u32], grids: &[[u32; 3]]| {
-        RopeIndex::new(&config, ids, Rows::SideBySide(&[0, ids.len() as u32]), grids).unwrap_err()
+        RopeIndex::new(&config.sizes(), ids, Rows::SideBySide(&[0, ids.len() as u32]), grids).unwrap_err()
     };
     assert_eq!(
         index(&[1, image], &[[1, 4, 4]]),
@@ -177,14 +177,17 @@ fn images_that_do_not_fit_the_tokens_are_refused() {
 }
 
 #[test]
-fn scatter_places_features_and_gather_takes_them_back() {
+fn scatter_places_features_add_adds_them_and_gather_takes_them_back() {
     let x_nd = Tensor::<Flex, 2>::zeros([4, 2], &FlexDevice);
     let features_md = Tensor::<Flex, 2>::from_data([[1.0, 2.0], [3.0, 4.0]], &FlexDevice);
     let rows = ImageRows::new(vec![3, 1], 4);
     let placed_nd = rows.scatter(x_nd, features_md.clone());
     let values: Vec<f32> = placed_nd.clone().into_data().into_vec().unwrap();
     assert_eq!(values, [0.0, 0.0, 3.0, 4.0, 0.0, 0.0, 1.0, 2.0]);
-    assert_eq!(rows.gather(placed_nd).into_data(), features_md.into_data());
+    assert_eq!(rows.gather(placed_nd.clone()).into_data(), features_md.clone().into_data());
+    let added_nd = rows.add(placed_nd, features_md);
+    let values: Vec<f32> = added_nd.into_data().into_vec().unwrap();
+    assert_eq!(values, [0.0, 0.0, 6.0, 8.0, 0.0, 0.0, 2.0, 4.0]);
 }
 
 #[test]

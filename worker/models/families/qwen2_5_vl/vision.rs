@@ -9,15 +9,22 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::{
-    config::VisionConfig,
-    mlp::{GatedMlp, normed},
-    rope::RotaryTables,
+    config::{QwenConfig, VisionConfig},
     windows::WindowPlan,
 };
-use crate::pretrained::{
-    error::{ModelError, TokenError},
-    loader::{LinearShape, Loader},
-    stack::{Assemble, Manifest, Parts, Stack},
+use crate::{
+    pretrained::{
+        error::{ModelError, TokenError},
+        loader::{LinearShape, Loader},
+        pictures::ImageShape,
+        stack::{Assemble, Manifest, Parts, Stack},
+    },
+    two_towers::{
+        gated_mlp::{GatedMlp, normed},
+        model::TwoTowers,
+        rope::RotaryTables,
+        vision::{MergerPlace, VisionStem, VisionTower},
+    },
 };
 use coxswain_nn::{
     bfloat16::narrow,
@@ -26,6 +33,9 @@ use coxswain_nn::{
     lora::{LoraLinear, forward_all},
     params::{BaseWeight, Keep, ParamScope},
 };
+
+/// A model of the family.
+pub type QwenVl<B> = TwoTowers<B, WindowTower<B>>;
 
 /// Of every norm of the tower; not configurable in Transformers either.
 const NORM_EPS: f64 = 1e-6;
@@ -50,8 +60,9 @@ impl<B: ModelBackend> VisionContext<B> {
     pub fn new(config: &VisionConfig, grids: &[[u32; 3]], device: &B::Device) -> Result<Self, TokenError> {
         let plan = WindowPlan::new(config, grids)?;
         let places: Vec<i32> = plan.places().into_iter().map(|place| place as i32).collect();
+        let positions: Vec<_> = plan.positions_in_windows(config.merge_unit()).collect();
         Ok(Self {
-            tables: RotaryTables::vision(config, &plan, device),
+            tables: RotaryTables::axial(config.head_dim, config.rope_theta, &positions, device),
             window_mask: plan.window_mask(),
             frame_mask: plan.frame_mask(),
             places,
@@ -59,8 +70,8 @@ impl<B: ModelBackend> VisionContext<B> {
         })
     }
 
-    /// See [`VisionTower::patches`]. What `embedding` would round on a GPU is rounded before it goes there.
-    pub(super) fn patches(
+    /// See [`VisionStem::patches`]. What `embedding` would round on a GPU is rounded before it goes there.
+    fn patches(
         &self,
         config: &VisionConfig,
         pixel_values: &[&[f32]],
@@ -87,58 +98,53 @@ impl<B: ModelBackend> VisionContext<B> {
     }
 }
 
-/// The layer from pixels of a patch to `d` values.
-pub(super) fn patch_embedding<B: ModelBackend>(
-    loader: &mut Loader<'_, B>,
-    config: &VisionConfig,
-) -> Result<LoraLinear<B>, ModelError> {
-    let (d, side) = (config.hidden_size, config.patch_size);
-    // A convolution whose stride is its kernel is a linear map of the flattened patch.
-    let name = "model.visual.patch_embed.proj.weight";
-    let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
-    let weight = match loader.trained(name, &kernel) {
-        Some(id) => BaseWeight::Trained(id),
-        None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
-    };
-    Ok(LoraLinear::new(weight, None, None))
-}
-
-/// The vision tower.
-pub struct VisionTower<B: ModelBackend> {
-    /// Sizes.
-    pub config: VisionConfig,
-    /// Blocks, first to last.
-    pub blocks: Stack<B, VisionBlock<B>>,
+/// The patch embedding and the blocks.
+pub struct WindowStem<B: ModelBackend> {
+    config: VisionConfig,
+    blocks: Stack<B, VisionBlock<B>>,
     patch_embed: LoraLinear<B>,
-    merger_norm_d: BaseWeight<B, 1>,
-    merger_in: LoraLinear<B>,
-    merger_out: LoraLinear<B>,
     device: B::Device,
 }
 
-impl<B: ModelBackend> VisionTower<B> {
-    /// Loads everything below `model.visual`.
-    pub fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
-        let (d, merged) = (config.hidden_size, config.hidden_size * config.merge_unit());
+impl<B: ModelBackend> VisionStem<B> for WindowStem<B> {
+    type Sizes = VisionConfig;
+    type Block = VisionBlock<B>;
+
+    fn cut(config: &VisionConfig, depth: usize) -> VisionConfig {
+        VisionConfig { depth: depth.min(config.depth), ..config.clone() }
+    }
+
+    fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
+        let (d, side) = (config.hidden_size, config.patch_size);
+        // A convolution whose stride is its kernel is a linear map of the flattened patch.
+        let name = "model.visual.patch_embed.proj.weight";
+        let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
+        let weight = match loader.trained(name, &kernel) {
+            Some(id) => BaseWeight::Trained(id),
+            None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
+        };
         Ok(Self {
-            patch_embed: patch_embedding(loader, config)?,
+            patch_embed: LoraLinear::new(weight, None, None),
             blocks: Stack::load(loader, config, config.depth)?,
-            merger_norm_d: loader.gain("model.visual.merger.ln_q.weight", d)?,
-            merger_in: loader.linear("model.visual.merger.mlp.0", [merged, merged], true)?,
-            merger_out: loader.linear("model.visual.merger.mlp.2", [merged, config.out_hidden_size], true)?,
             config: config.clone(),
             device: loader.device.clone(),
         })
     }
 
-    /// Tables and masks for images of these grids, `(t, h, w)` in patches.
-    pub fn context(&self, grids: &[[u32; 3]]) -> Result<VisionContext<B>, TokenError> {
+    fn sizes(&self) -> &VisionConfig {
+        &self.config
+    }
+
+    fn context(&self, grids: &[ImageShape]) -> Result<VisionContext<B>, TokenError> {
         VisionContext::new(&self.config, grids, &self.device)
     }
 
-    /// Patches `[patches, channels * frames * side * side]`, given in raster order and in pieces of
-    /// whole images, in window order.
-    pub fn patches(
+    fn positions(&self, grid: ImageShape) -> Result<Vec<[u32; 2]>, TokenError> {
+        let plan = WindowPlan::new(&self.config, &[grid])?;
+        Ok(plan.positions_in_windows(self.config.merge_unit()).collect())
+    }
+
+    fn patches(
         &self,
         pixel_values: &[&[f32]],
         context: &VisionContext<B>,
@@ -146,25 +152,59 @@ impl<B: ModelBackend> VisionTower<B> {
         context.patches(&self.config, pixel_values, &self.patch_embed, &self.device)
     }
 
-    /// Embeds patches: `[patches, d]`.
-    pub fn embed<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_pi: Tensor<T, 2>) -> Tensor<T, 2> {
+    fn embed<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        x_pi: Tensor<T, 2>,
+        _context: &VisionContext<B>,
+    ) -> Tensor<T, 2> {
         self.patch_embed.forward(params, x_pi)
     }
 
-    /// Whether the patch embedding trains.
-    pub fn embed_trains(&self) -> bool {
+    fn embed_trains(&self) -> bool {
         self.patch_embed.trains()
     }
 
-    /// Merges the last block's output to tokens in raster order, `[tokens, out_hidden_size]`.
-    pub fn merge<T: Tape<Base = B>>(
+    fn blocks(&self) -> &Stack<B, VisionBlock<B>> {
+        &self.blocks
+    }
+}
+
+/// The vision tower.
+pub struct WindowTower<B: ModelBackend> {
+    stem: WindowStem<B>,
+    merger_norm_d: BaseWeight<B, 1>,
+    merger_in: LoraLinear<B>,
+    merger_out: LoraLinear<B>,
+}
+
+impl<B: ModelBackend> VisionTower<B> for WindowTower<B> {
+    type Stem = WindowStem<B>;
+    type Config = QwenConfig;
+
+    fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
+        let (d, merged) = (config.hidden_size, config.hidden_size * config.merge_unit());
+        Ok(Self {
+            stem: WindowStem::load(loader, config)?,
+            merger_norm_d: loader.gain("model.visual.merger.ln_q.weight", d)?,
+            merger_in: loader.linear("model.visual.merger.mlp.0", [merged, merged], true)?,
+            merger_out: loader.linear("model.visual.merger.mlp.2", [merged, config.out_hidden_size], true)?,
+        })
+    }
+
+    fn stem(&self) -> &WindowStem<B> {
+        &self.stem
+    }
+
+    fn merge<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
         x_pd: Tensor<T, 2>,
+        _place: MergerPlace,
         context: &VisionContext<B>,
     ) -> Tensor<T, 2> {
         let [patches, d] = x_pd.dims();
-        let unit = self.config.merge_unit();
+        let unit = self.stem.config.merge_unit();
         let y_pd = T::rms_norm(x_pd, self.merger_norm_d.on_tape(params), NORM_EPS);
         let y_ni = self.merger_in.forward(params, y_pd.reshape([patches / unit, unit * d]));
         let y_nd = self.merger_out.forward(params, T::gelu_erf(y_ni));
@@ -173,8 +213,7 @@ impl<B: ModelBackend> VisionTower<B> {
         y_nd.select(0, places)
     }
 
-    /// Whether anything of the merger trains.
-    pub fn merger_trains(&self) -> bool {
+    fn merger_trains(&self, _place: MergerPlace) -> bool {
         self.merger_in.trains() || self.merger_out.trains() || self.merger_norm_d.trains()
     }
 }
@@ -202,15 +241,15 @@ impl<B: ModelBackend> Assemble<B> for VisionBlock<B> {
         ];
         let mlp = LinearShape::gated_mlp(&at, [d, config.intermediate_size], true);
         Manifest {
-            norms: ["norm1", "norm2"].map(|norm| format!("{at}.{norm}.weight")),
-            width: d,
+            norms: ["norm1", "norm2"].map(|norm| (format!("{at}.{norm}.weight"), d)).into(),
             linears: attention.into_iter().chain(mlp).collect(),
             groups: std::iter::once(2..4).collect(),
         }
     }
 
     fn assemble(config: &VisionConfig, index: usize, parts: Parts<B>) -> Self {
-        let Parts { norms: [attention_norm_d, mlp_norm_d], mut linears } = parts;
+        let Parts { mut norms, mut linears } = parts;
+        let [attention_norm_d, mlp_norm_d] = [norms.take(), norms.take()];
         Self {
             heads: config.num_heads,
             head_dim: config.head_dim,

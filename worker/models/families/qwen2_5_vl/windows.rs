@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use super::config::VisionConfig;
-use crate::pretrained::error::TokenError;
+use crate::{pretrained::error::TokenError, two_towers::grid};
 use coxswain_nn::kernels::AttentionMask;
 
 /// Layout of the patches of one micro-batch.
@@ -33,12 +33,7 @@ impl WindowPlan {
     /// Plans the given images, `(t, h, w)` in patches each.
     pub fn new(config: &VisionConfig, grids: &[[u32; 3]]) -> Result<Self, TokenError> {
         let merge = config.spatial_merge_size;
-        for (image, &grid) in grids.iter().enumerate() {
-            let [t, h, w] = grid.map(|side| side as usize);
-            if t == 0 || h == 0 || w == 0 || h % merge != 0 || w % merge != 0 {
-                return Err(TokenError::Grid { image, grid, merge });
-            }
-        }
+        grid::check(grids, merge)?;
         let mut plan = Self {
             order: Vec::new(),
             windows: Arc::default(),
@@ -49,7 +44,7 @@ impl WindowPlan {
         for &[t, h, w] in grids {
             for _ in 0..t {
                 plan.add_frame_windows(config, [h, w], &mut windows);
-                plan.add_frame_positions(merge as u32, [h, w]);
+                plan.positions.extend(grid::positions([h, w], merge));
                 frames.push(plan.positions.len() as u32);
             }
         }
@@ -123,14 +118,6 @@ impl WindowPlan {
                     );
                 }
                 windows.push(self.order.len() as u32 * merge * merge);
-            }
-        }
-    }
-
-    fn add_frame_positions(&mut self, merge: u32, [h, w]: [u32; 2]) {
-        for (top, left) in (0..h / merge).flat_map(|row| (0..w / merge).map(move |column| (row, column))) {
-            for inside in 0..merge * merge {
-                self.positions.push([top * merge + inside / merge, left * merge + inside % merge]);
             }
         }
     }

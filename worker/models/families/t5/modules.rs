@@ -86,7 +86,10 @@ impl ModuleList<'_> {
             }
             self.feed_forward(&format!("{at}.layer.{}", if stack == "decoder" { 2 } else { 1 }));
         }
-        self.push(format!("{stack}.final_layer_norm"), ModuleKind::Norm { width: self.config.d_model });
+        self.push(
+            format!("{stack}.final_layer_norm"),
+            ModuleKind::Norm { width: self.config.d_model, bias: false },
+        );
     }
 
     fn attention(&mut self, at: &str, kind: &str) {
@@ -97,7 +100,7 @@ impl ModuleList<'_> {
             self.linear(format!("{at}.{kind}.{name}"), d, inner);
         }
         self.linear(format!("{at}.{kind}.o"), inner, d);
-        self.push(format!("{at}.layer_norm"), ModuleKind::Norm { width: self.config.d_model });
+        self.push(format!("{at}.layer_norm"), ModuleKind::Norm { width: self.config.d_model, bias: false });
     }
 
     fn feed_forward(&mut self, at: &str) {
@@ -110,6 +113,6 @@ impl ModuleList<'_> {
         };
         inner.iter().for_each(|name| self.linear(format!("{at}.DenseReluDense.{name}"), d, f));
         self.linear(format!("{at}.DenseReluDense.wo"), f, d);
-        self.push(format!("{at}.layer_norm"), ModuleKind::Norm { width: self.config.d_model });
+        self.push(format!("{at}.layer_norm"), ModuleKind::Norm { width: self.config.d_model, bias: false });
     }
 }

@@ -33,8 +33,8 @@ pub(super) struct Preprocessor {
     pub(super) rescale_factor: f64,
 }
 
-/// In its published (`min_pixels`) and its newer (`size.shortest_edge`) form. Null is absent: the class's
-/// default, which is what we do.
+/// In its published (`min_pixels`), its oldest (`size.min_pixels`) and its newer (`size.shortest_edge`) form.
+/// Null is absent: the class's default, which is what we do.
 #[derive(Debug, Deserialize)]
 struct Settings {
     min_pixels: Option<usize>,
@@ -56,6 +56,8 @@ struct Settings {
 struct Size {
     shortest_edge: Option<usize>,
     longest_edge: Option<usize>,
+    min_pixels: Option<usize>,
+    max_pixels: Option<usize>,
 }
 
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
@@ -69,8 +71,8 @@ impl Preprocessor {
         let size = settings.size.unwrap_or_default();
         Ok(Self {
             path,
-            min_pixels: settings.min_pixels.or(size.shortest_edge),
-            max_pixels: settings.max_pixels.or(size.longest_edge),
+            min_pixels: settings.min_pixels.or(size.shortest_edge).or(size.min_pixels),
+            max_pixels: settings.max_pixels.or(size.longest_edge).or(size.max_pixels),
             mean: settings.image_mean.unwrap_or(CLIP_MEAN),
             std: settings.image_std.unwrap_or(CLIP_STD),
             rescale_factor: settings.rescale_factor.unwrap_or(1.0 / 255.0),

@@ -208,6 +208,11 @@ mod tests {
         assert_eq!(at(70, 126), (56, 112));
         assert_eq!(at(10, 10), (56, 56));
         assert_eq!(smart_resize(1000, 1000, 28, 3136, 10_000).unwrap(), (84, 84));
+        // Patches of 16 pixels, with the bounds of Qwen3-VL.
+        let newer = |h, w| smart_resize(h, w, 32, 65_536, 16_777_216).unwrap();
+        assert_eq!((newer(480, 640), newer(224, 224)), ((480, 640), (256, 256)));
+        assert_eq!((newer(100, 75), newer(720, 1280)), ((320, 224), (704, 1280)));
+        assert_eq!(newer(5000, 5000), (4096, 4096));
         // One side would vanish: it stays one cell.
         assert_eq!(smart_resize(4000, 30, 28, 3136, 10_000).unwrap(), (1148, 28));
         assert!(smart_resize(28, 28 * 201, 28, 3136, 12_845_056).is_err());

@@ -42,8 +42,8 @@ pub(super) fn wanted<B: ModelBackend>(
         }
         Ok(())
     };
-    for norm in &manifest.norms {
-        find(norm, &[manifest.width], WeightsDtype::Float32)?;
+    for (norm, len) in &manifest.norms {
+        find(norm, &[*len], WeightsDtype::Float32)?;
     }
     for linear in &manifest.linears {
         let [inputs, outputs] = linear.features;

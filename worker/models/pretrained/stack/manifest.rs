@@ -1,8 +1,8 @@
 //! What a block is made of, and how it is put together.
 //!
-//! The blocks of both towers are two norms and some linears. A [`Manifest`] names them, so that their weights
-//! can be read, checked, or merely found before there is a block; a block is then assembled from what was
-//! read, in the manifest's order.
+//! The blocks of a tower are norms and linears. A [`Manifest`] names them, so that their weights can be read,
+//! checked, or merely found before there is a block; a block is then assembled from what was read, in the
+//! manifest's order.
 
 use std::ops::Range;
 
@@ -20,10 +20,8 @@ use coxswain_nn::{
 /// The tensors of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Gains before attention and before the MLP, by their full names.
-    pub norms: [String; 2],
-    /// Their length.
-    pub width: usize,
+    /// Gains and biases of norms, by their full names, and their lengths.
+    pub norms: Vec<(String, usize)>,
     /// Linears, in the order in which their adapters are registered.
     pub linears: Vec<LinearShape>,
     /// Those of one input, one after the other.
@@ -32,10 +30,26 @@ pub struct Manifest {
 
 /// What a manifest names, on a device.
 pub struct Parts<B: ModelBackend> {
-    /// Gains before attention and before the MLP.
-    pub norms: [BaseWeight<B, 1>; 2],
+    /// Gains and biases of norms.
+    pub norms: Norms<B>,
     /// Linears.
     pub linears: Linears<B>,
+}
+
+/// Gains and biases in their manifest's order.
+pub struct Norms<B: ModelBackend>(std::vec::IntoIter<BaseWeight<B, 1>>);
+
+impl<B: ModelBackend> Norms<B> {
+    /// The next one.
+    pub fn take(&mut self) -> BaseWeight<B, 1> {
+        self.0.next().expect("a block is assembled from the norms that its own manifest names")
+    }
+}
+
+impl<B: ModelBackend> From<Vec<BaseWeight<B, 1>>> for Norms<B> {
+    fn from(norms: Vec<BaseWeight<B, 1>>) -> Self {
+        Self(norms.into_iter())
+    }
 }
 
 /// Linears in their manifest's order.
@@ -66,8 +80,8 @@ impl<B: ModelBackend> From<Vec<LoraLinear<B>>> for Linears<B> {
 impl Manifest {
     /// Reads everything it names and registers what trains of it.
     pub(super) fn load<B: ModelBackend>(&self, loader: &mut Loader<'_, B>) -> Result<Parts<B>, ModelError> {
-        let [attention, mlp] = &self.norms;
-        let norms = [loader.gain(attention, self.width)?, loader.gain(mlp, self.width)?];
+        let norms = self.norms.iter().map(|(name, len)| loader.gain(name, *len));
+        let norms = norms.collect::<Result<Vec<_>, _>>()?.into();
         let (mut linears, mut joined) = (Vec::new(), Vec::new());
         let mut at = 0;
         while let Some(shape) = self.linears.get(at) {

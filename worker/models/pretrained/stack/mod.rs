@@ -20,15 +20,12 @@ mod part;
 mod shared;
 mod stream;
 
-use std::{
-    ops::{ControlFlow, Range},
-    sync::Arc,
-};
+use std::ops::{ControlFlow, Range};
 
-use self::{files::Files, stream::Streamed};
+use self::stream::Streamed;
 pub use self::{
-    manifest::{Assemble, Linears, Manifest, Parts},
-    shared::SharedBlocks,
+    manifest::{Assemble, Linears, Manifest, Norms, Parts},
+    shared::{SharedBlocks, SharedTower},
 };
 use super::{
     blocks::{BlockWeights, InMemory},
@@ -100,10 +97,12 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
     }
 
     /// The blocks in their files, if ranks share them out.
-    pub(crate) fn shared(&self) -> Option<Arc<Files>> {
+    pub fn shared(&self) -> Option<SharedTower> {
         match &self.0 {
             Blocks::Held(_) => None,
-            Blocks::Streamed(streamed) => Some(streamed.files()).filter(|files| files.is_shared()).cloned(),
+            Blocks::Streamed(streamed) => {
+                Some(streamed.files()).filter(|files| files.is_shared()).cloned().map(SharedTower)
+            }
         }
     }
 

@@ -168,14 +168,18 @@ fn zeros(dtype: WeightsDtype, elements: usize) -> Bytes {
     }
 }
 
+/// The blocks of one tower.
+pub struct SharedTower(pub(super) Arc<Files>);
+
 /// The blocks of all towers of a model, numbered one tower after the other.
 pub struct SharedBlocks {
     towers: Vec<Arc<Files>>,
 }
 
 impl SharedBlocks {
-    pub(crate) fn new(towers: Vec<Arc<Files>>) -> Self {
-        Self { towers }
+    /// Those of these towers, in this order.
+    pub fn new(towers: Vec<SharedTower>) -> Self {
+        Self { towers: towers.into_iter().map(|tower| tower.0).collect() }
     }
 
     /// Reads this rank's part of every block, unless it has it, and asks `peers` for the others from now on.

@@ -57,7 +57,7 @@ pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
 
 /// What is known of a block without what it has in the files.
 struct Known {
-    norms: [Option<ParamId>; 2],
+    norms: Vec<Option<ParamId>>,
     linears: Vec<Beside>,
 }
 
@@ -72,7 +72,7 @@ struct Beside {
 
 impl Known {
     fn register<B: ModelBackend>(loader: &mut Loader<'_, B>, manifest: &Manifest) -> Self {
-        let norms = manifest.norms.each_ref().map(|norm| loader.trained(norm, &[manifest.width]));
+        let norms = manifest.norms.iter().map(|(norm, len)| loader.trained(norm, &[*len])).collect();
         let linear = |LinearShape { module, features, bias }: &LinearShape| {
             let [inputs, outputs] = *features;
             Beside {
@@ -167,7 +167,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().expect("a block is read as its manifest names it");
         let Known { norms, linears } = &self.known[index];
-        let norms = norms.map(|id| self.weight(id, &mut next));
+        let norms: Vec<_> = norms.iter().map(|id| self.weight(*id, &mut next)).collect();
         let linears = linears.iter().map(|&Beside { weight, bias, adapter }| {
             let weight_oi = self.weight(weight, &mut next);
             LoraLinear::new(weight_oi, bias.map(|id| self.weight(id, &mut next)), adapter)
@@ -177,7 +177,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             // What a device has to say of a failure it says again when the tensors are used.
             let _ = B::sync(&self.device);
         }
-        K::assemble(&self.sizes, index, Parts { norms, linears: linears.into() })
+        K::assemble(&self.sizes, index, Parts { norms: norms.into(), linears: linears.into() })
     }
 
     fn weight<const D: usize>(

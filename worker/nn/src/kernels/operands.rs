@@ -166,7 +166,7 @@ pub struct JoinedHeads<B: Backend> {
 
 impl<B: Backend> JoinedHeads<B> {
     /// Queries, keys, values, `[b, s, h, k]`.
-    pub(super) fn parts(self) -> [Tensor<B, 4>; 3] {
+    pub fn parts(self) -> [Tensor<B, 4>; 3] {
         let Self { qkv_no, rows: [b, s], heads } = self;
         let k = qkv_no.dims()[1] / heads.iter().sum::<usize>();
         let mut start = 0;

@@ -191,11 +191,11 @@ mod tests {
         let linear = ModuleKind::Linear { inputs: 4, outputs: 4, bias: false, head: false };
         let named = [
             ("model.visual", ModuleKind::Other),
-            ("model.visual.patch_embed.proj", ModuleKind::Convolution { shape: [4; 5] }),
-            ("model.visual.blocks.1.norm1", ModuleKind::Norm { width: 4 }),
-            ("model.visual.blocks.12.norm1", ModuleKind::Norm { width: 4 }),
+            ("model.visual.patch_embed.proj", ModuleKind::Convolution { shape: [4; 5], bias: false }),
+            ("model.visual.blocks.1.norm1", ModuleKind::Norm { width: 4, bias: false }),
+            ("model.visual.blocks.12.norm1", ModuleKind::Norm { width: 4, bias: false }),
             ("model.visual.merger", ModuleKind::Other),
-            ("model.visual.merger.ln_q", ModuleKind::Norm { width: 4 }),
+            ("model.visual.merger.ln_q", ModuleKind::Norm { width: 4, bias: false }),
             ("model.visual.merger.mlp.0", linear),
             ("model.visual.merger.mlp.1", ModuleKind::Other),
             ("model.language_model.embed_tokens", ModuleKind::Embedding { rows: 4, width: 4, tied }),

@@ -29,8 +29,10 @@ pub enum ModuleKind {
     Convolution {
         /// Its weight's shape: outputs, channels, frames, height, width.
         shape: [usize; 5],
+        /// Whether it has a bias.
+        bias: bool,
     },
-    /// A table whose rows are looked up: that of token embeddings, and T5's position biases.
+    /// A table whose rows are looked up: that of token embeddings, and those of positions.
     Embedding {
         /// Rows of the table.
         rows: usize,
@@ -39,11 +41,26 @@ pub enum ModuleKind {
         /// Whether its table is the LM head's weight as well.
         tied: bool,
     },
-    /// A norm, whose only tensor is its gain.
+    /// A norm: its gain, and the bias of a layer norm.
     Norm {
         /// Length of the gain.
         width: usize,
+        /// Whether it has a bias.
+        bias: bool,
     },
     /// A container or an activation.
     Other,
+}
+
+impl ModuleKind {
+    /// The length of its bias, if it has one.
+    pub fn bias(self) -> Option<usize> {
+        let (len, bias) = match self {
+            Self::Linear { outputs, bias, .. } => (outputs, bias),
+            Self::Convolution { shape: [outputs, ..], bias } => (outputs, bias),
+            Self::Norm { width, bias } => (width, bias),
+            Self::Embedding { .. } | Self::Other => return None,
+        };
+        bias.then_some(len)
+    }
 }

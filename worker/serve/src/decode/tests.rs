@@ -57,6 +57,15 @@ fn a_python_list_of_numbers_is_an_array() {
 }
 
 #[test]
+fn an_array_of_another_packer_is_named_with_the_one_that_reads_answers() {
+    // msgpack_numpy.packb({"x": np.float32([1])}).
+    let message = b"\x81\xa1x\x85\xc4\x02nd\xc3\xc4\x04type\xa3<f4\xc4\x04kind\xc4\0\xc4\x05shape\x91\x01\
+                    \xc4\x04data\xc4\x04\0\0\x80\x3f";
+    let told = decode(message).unwrap_err().to_string();
+    assert!(told.starts_with("x: ") && told.contains("openpi_client.msgpack_numpy"), "{told}");
+}
+
+#[test]
 fn maps_within_the_map_are_taken_apart() {
     let message = b"\x82\xa6images\x82\xa1a\x01\xa1b\x81\xa1c\x02\xa5state\x03";
     let wanted = [("images/a", 1), ("images/b/c", 2), ("state", 3)];

@@ -9,7 +9,7 @@ use std::{
 
 use super::{CheckpointError, FileEntry, Found, Manifest, io_error, remove};
 use coxswain_nn::pulse;
-use coxswain_proto::checkpoint::MANIFEST;
+use coxswain_proto::{checkpoint::MANIFEST, directory};
 
 /// A checkpoint being written.
 #[derive(Clone, Debug)]
@@ -102,5 +102,5 @@ pub(in crate::train) fn take_place(staged: &Path, target: &Path) -> io::Result<(
 }
 
 fn sync_dir(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|dir| dir.sync_all()).map_err(io_error("write", path))
+    directory::sync(path).map_err(io_error("write", path))
 }

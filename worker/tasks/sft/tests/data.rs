@@ -38,7 +38,7 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
         (vec![sound(), String::new(), "{\"messages\":".into()], "chats.jsonl:3: is not JSON"),
         (
             vec![sound(), r#"{"messages": [{"role": "user", "content": "x"}]}"#.into()],
-            "chats.jsonl:2: has no turn of the assistant, so there is nothing to learn; add one or remove the line",
+            "chats.jsonl:2: has no turn of the assistant that is learned, so there is nothing to learn; add one or remove the line",
         ),
         (vec![with_image("a.png"), with_image("b.png")], "chats.jsonl:2: there is no image"),
     ];

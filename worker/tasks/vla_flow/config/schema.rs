@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{
         Findings, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, SIZE},
+        bounds::{Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
@@ -89,14 +89,14 @@ impl TaskSettings for VlaSettings {
     ];
 
     const BOUNDS: &'static Bounds = &[
-        ("lora.rank", 1.0, 16_384.0),
+        ("lora.rank", 1.0, RANK),
         ("lora.alpha", 0.0, 1e9),
-        ("lora.rank_pattern", 1.0, 16_384.0),
+        ("lora.rank_pattern", 1.0, RANK),
         ("lora.alpha_pattern", 0.0, 1e9),
         ("lora.dropout", 0.0, 1.0),
         ("lora.layers_to_transform", 0.0, SIZE),
         ("expert.width", 1.0, SIZE),
-        ("expert.layers", 1.0, 4096.0),
+        ("expert.layers", 1.0, LAYERS),
         ("expert.heads", 1.0, SIZE),
         ("expert.repeated_noise", 1.0, 4096.0),
         ("expert.sampling_steps", 1.0, SIZE),

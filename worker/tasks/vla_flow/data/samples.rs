@@ -81,6 +81,20 @@ impl Dataset {
     }
 }
 
+/// A chunk that reaches beyond every episode: what is past an episode's end does not count, so that its last
+/// actions are never learned.
+fn chunk_too_long(dataset: &Dataset) -> Option<String> {
+    let (horizon, stride) = (dataset.dims.horizon, dataset.settings.data.action_stride);
+    let ahead = (horizon.max(1) - 1).saturating_mul(stride) as u64;
+    let longest = dataset.catalog.episodes.episodes.iter().map(|episode| episode.length).max()?;
+    (ahead >= longest).then(|| {
+        format!(
+            "data.horizon is {horizon}, with data.action_stride {stride}: a chunk reaches {ahead} rows ahead, and the longest episode has \
+             {longest}, so that its last actions are never learned; lower one of them"
+        )
+    })
+}
+
 /// Task texts that are longer than the run keeps them.
 fn texts_cut(dataset: &Dataset) -> Option<String> {
     let most = dataset.settings.observation.max_text_tokens?;
@@ -206,6 +220,6 @@ impl Samples for Dataset {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.odd_features().into_iter().chain(texts_cut(self)).collect()
+        self.odd_features().into_iter().chain(texts_cut(self)).chain(chunk_too_long(self)).collect()
     }
 }

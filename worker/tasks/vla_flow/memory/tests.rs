@@ -50,6 +50,13 @@ fn the_published_model_is_counted_to_the_unit() {
     assert_eq!(counts.language.total(), 3_085_938_688);
     // r = 32 on every linear of the language model.
     assert_eq!(counts.lora, 59_867_136);
+    let newer = subject("qwen3-vl-4b.yaml");
+    assert_eq!(newer.counts.pretrained(), 4_437_815_808);
+    assert_eq!(newer.counts.vision.total(), 415_347_712);
+    assert_eq!(newer.counts.lora, 66_060_288);
+    // In bfloat16, and adapters and expert with their moments above it.
+    let peak = newer.predict(gpu(1, 1)).peak();
+    assert!((9 << 30..14 << 30).contains(&peak), "{peak}");
 }
 
 #[test]

@@ -209,9 +209,15 @@ impl ObservationReader {
             Some(Value::Bytes(array)) if array.shape == self.of_frames(&[3, height, width]) => {
                 Ok(array.values.chunks_exact(3 * height * width).flat_map(channels_last).collect())
             }
-            _ => {
+            found => {
                 let frames = if self.frames() > 1 { "frames, " } else { "" };
-                let wanted = format!("expected uint8 {shape:?} ({frames}height, width, RGB)");
+                let other_type = match found {
+                    Some(Value::Numbers(_)) => {
+                        ", and this array is of another type: convert it with .astype(np.uint8), from 0..1 times 255"
+                    }
+                    _ => "",
+                };
+                let wanted = format!("expected uint8 {shape:?} ({frames}height, width, RGB){other_type}");
                 Err(self.differs(request, name, &camera.name, &wanted))
             }
         }

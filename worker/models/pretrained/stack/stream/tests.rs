@@ -12,8 +12,9 @@ use burn::backend::{Flex, flex::FlexDevice};
 
 use super::{super::Blocks, *};
 use crate::{
-    families::qwen2_5_vl::{model::QwenVl, text::DecoderLayer},
+    families::qwen2_5_vl::QwenVl,
     pretrained::blocks::BlockWeights,
+    two_towers::text::DecoderLayer,
     vision_language::{LoadOptions, VisionLanguage},
 };
 use coxswain_nn::dtypes::WeightsDtype;

@@ -160,7 +160,15 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
 
 #[test]
 fn a_dimension_that_never_changes_is_no_fault_and_a_warning() {
-    let still = |d: &Path| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, 0.0]));
+    let still = |d: &Path| {
+        edit(d, "meta/stats.json", |v| {
+            let action = &mut v["action"];
+            action["std"][1] = json!(0.0);
+            for extreme in ["min", "max"] {
+                action[extreme][1] = action["mean"][1].clone();
+            }
+        });
+    };
     let warnings = |spoil: &dyn Fn(&Path)| {
         open_spoiled(&Recording::default(), |d, _| spoil(d)).expect("it can be trained on").warnings()
     };

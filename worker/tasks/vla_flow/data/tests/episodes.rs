@@ -35,6 +35,20 @@ fn episodes_that_are_listed_and_not_held_out_are_trained_on() {
     assert!(error.contains("leave at least one episode"), "{error}");
 }
 
+#[test]
+fn a_chunk_that_reaches_beyond_every_episode_is_told() {
+    let recording = Recording::default();
+    let dir = recording.write();
+    let told = |horizon| {
+        let mut spec = recording.spec(dir.path());
+        spec.vla_mut().data.horizon = horizon;
+        let warnings = Samples::warnings(&Dataset::open(&spec, shelf()).unwrap());
+        warnings.into_iter().find(|told| told.contains("data.horizon"))
+    };
+    assert_eq!(told(7), None, "the longest episode has 7 rows");
+    assert!(told(8).is_some_and(|told| told.contains("reaches 7 rows ahead, and the longest episode has 7")));
+}
+
 /// Opens a recording of which this file of episode 2 is gone, with changes of the run.
 fn without_a_file(change: impl FnOnce(&mut RunSpec)) -> Result<Dataset, String> {
     let recording = Recording::default();

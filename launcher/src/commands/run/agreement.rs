@@ -1,0 +1,62 @@
+//! Several launchers of one run: what each was asked for is the same run. Workers train what the coordinator
+//! says; a launcher with another run file would show figures of a run that there is not.
+
+use std::path::Path;
+
+use coxswain_proto::{
+    document,
+    run_spec::RunSpec,
+    v1::{GetStatusRequest, JoinNodeRequest},
+};
+
+use crate::{
+    control::{Access, prompt},
+    endpoint,
+    exit::{Failed, Outcome},
+    launch::{plan::Plan, rendezvous, worker_env::Place},
+};
+
+/// Asks for a launcher's place; `spec` is the run that it was asked for where another one has the coordinator.
+pub async fn join(
+    spec: Option<&RunSpec>,
+    access: &Access,
+    plan: &Plan,
+    request: &JoinNodeRequest,
+) -> Result<Place, Failed> {
+    let Some(spec) = spec else { return rendezvous::join(access, plan, request).await };
+    // Before it takes a place, and where it had to wait for the coordinator, behind that.
+    agree(spec, access).await?;
+    let place = rendezvous::join(access, plan, request).await?;
+    agree(spec, access).await?;
+    Ok(place)
+}
+
+/// Refuses a launcher whose run is not the one that its coordinator serves, and names the keys that differ.
+async fn agree(spec: &RunSpec, access: &Access) -> Outcome {
+    let asked = access
+        .try_look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
+        .await;
+    // It is not there yet, or this launcher's token is for work alone.
+    let Ok(run) = asked else { return Ok(()) };
+    if run.spec_digest == document::digest(spec) {
+        return Ok(());
+    }
+    let keys = differences(spec, Path::new(&run.output_dir));
+    let named =
+        keys.map_or_else(|| "it is not seen from here in which keys".to_owned(), |keys| keys.join(", "));
+    Err(Failed::usage(format!(
+        "the coordinator at {} serves run {} with another specification than this node's: {named}; launch all nodes \
+         with the same run file and overrides",
+        access.address(),
+        run.run_name,
+    )))
+}
+
+/// The keys with both values; none where the run's own specification cannot be read.
+fn differences(spec: &RunSpec, output_dir: &Path) -> Option<Vec<String>> {
+    let text = std::fs::read(output_dir.join("logs").join(endpoint::SPEC_FILE)).ok()?;
+    let theirs: RunSpec = serde_json::from_slice(&text).ok()?;
+    let differing = document::differences(&theirs, spec);
+    let named: Vec<_> = differing.iter().map(ToString::to_string).collect();
+    (!named.is_empty()).then_some(named)
+}
