@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use axum::{
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use coxswain_proto::report::{Metric, stage_times};
@@ -25,17 +25,47 @@ use crate::core::status::{CacheStatus, HardwareFaults, RankStatus, Status, Worke
 /// Where they are.
 pub const METRICS: &str = "/metrics";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Answers a scrape.
-pub async fn scrape(State(service): State<Service>) -> Response {
+/// Answers a scrape: in OpenMetrics, or in the older text format to those who ask for plain text alone.
+pub async fn scrape(State(service): State<Service>, asked: HeaderMap) -> Response {
     let status = match service.handle.status().await {
         Ok(status) => Arc::unwrap_or_clone(status),
         Err(denied) => return unavailable(&denied),
     };
     match exposition(status, service.facts) {
+        Ok(text) if wants_plain(&asked) => ([(header::CONTENT_TYPE, PLAIN)], plain(&text)).into_response(),
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => unavailable(&error),
     }
+}
+
+/// Whoever takes OpenMetrics or anything gets it.
+fn wants_plain(asked: &HeaderMap) -> bool {
+    let asked = asked.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let types: Vec<_> =
+        asked.flat_map(|list| list.split(',')).filter_map(|one| one.split(';').next()).collect();
+    let takes = |wanted: &str| types.iter().any(|one| one.trim().eq_ignore_ascii_case(wanted));
+    takes("text/plain") && !takes("application/openmetrics-text")
+}
+
+/// The same in Prometheus' text format 0.0.4, which describes a counter by the name of its samples and has
+/// neither units nor an end.
+fn plain(open_metrics: &str) -> String {
+    let lines: Vec<_> = open_metrics.lines().collect();
+    let is_counter = |name: &str| lines.contains(&&*format!("# TYPE {name} counter"));
+    let mut out = String::new();
+    for line in lines.iter().filter(|line| !line.starts_with("# UNIT") && **line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        match [words.next(), words.next(), words.next(), words.next()] {
+            [Some("#"), Some(of), Some(name), Some(rest)] if is_counter(name) => {
+                out.push_str(&format!("# {of} {name}_total {rest}"));
+            }
+            _ => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
 }
 
 fn unavailable(why: &dyn fmt::Display) -> Response {

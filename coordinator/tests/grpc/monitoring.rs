@@ -58,6 +58,20 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
         assert!(during.contains(&format!("\n{line}")), "{line} is not in {during}");
     }
     assert!(during.contains("# EOF"), "{during}");
+
+    let plain = get(&sandbox, "/metrics", "Accept: text/plain;q=0.5\r\n").await;
+    for line in [
+        "# TYPE coxswain_restarts_total counter",
+        "coxswain_restarts_total 0",
+        "# TYPE coxswain_workers gauge",
+    ] {
+        assert!(plain.contains(&format!("\n{line}\n")), "{line} is not in {plain}");
+    }
+    assert!(plain.contains("text/plain; version=0.0.4") && !plain.contains("# EOF"), "{plain}");
+    let of_prometheus =
+        "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3\r\n";
+    let open = get(&sandbox, "/metrics", of_prometheus).await;
+    assert!(open.contains("application/openmetrics-text") && open.contains("# EOF"), "{open}");
     drop(fake_workers);
     sandbox.shut_down().await.unwrap();
 }

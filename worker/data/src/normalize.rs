@@ -132,8 +132,8 @@ impl Normalizer {
         };
         let stats = stats.and_then(|s| s.0.get(feature));
         let fail = |field: String, found: String| {
-            let remedy =
-                "compute the data set's statistics with `cox data stats`, or set data.normalization to `identity`";
+            let remedy = "compute the data set's statistics with `cox data stats`, or set data.normalization to \
+                          `identity`";
             DataError::invalid(path, field, found, remedy)
         };
         let stats = stats.ok_or_else(|| fail(feature.into(), "no statistics".into()))?;

@@ -5,7 +5,17 @@ use std::path::Path;
 use coxswain_data::{DataError, text::read_json};
 use serde::Deserialize;
 
-use crate::pretrained::pictures::PatchShape;
+use crate::pretrained::{pictures::PatchShape, tokens::TokenIds};
+
+/// Keys of `config.json` and the tokens that they name.
+pub(crate) const TOKEN_IDS: TokenIds<'_> = &[
+    ("image_token_id", "<|image_pad|>"),
+    ("video_token_id", "<|video_pad|>"),
+    ("vision_start_token_id", "<|vision_start|>"),
+    ("vision_end_token_id", "<|vision_end|>"),
+    ("eos_token_id", "<|im_end|>"),
+    ("bos_token_id", "<|endoftext|>"),
+];
 
 /// How a turn of a tool is rendered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ mod facts;
 mod prompt;
 mod tokenizer;
 
+pub(crate) use self::facts::TOKEN_IDS;
 pub use self::{
     chat::ChatMlChats,
     facts::{ChatMlForm, ModelFacts, ToolTurns},

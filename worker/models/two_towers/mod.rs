@@ -14,6 +14,7 @@
 //! model                both towers, read from a directory
 //! run · pass · images · streams · kept · dropout     a micro-batch through both and back
 //! decode · following   prompts, and tokens after them one by one
+//! family               what tasks find, of what a family says
 //! trunk                the vision tower's first blocks alone: what images are between them
 //! forward · inputs     `cox model forward`: everything at once, for comparison with other implementations
 //! ```
@@ -24,6 +25,7 @@
 mod decode;
 mod dropout;
 pub mod embed;
+pub mod family;
 mod following;
 pub mod forward;
 pub mod gated_mlp;

@@ -1,10 +1,12 @@
 //! What of a configuration the shared parts need to know.
 
-use std::path::Path;
+use std::{fmt, path::Path};
+
+use coxswain_nn::lora::Module;
 
 use crate::{
-    pretrained::{error::ModelError, fields::Fields, rules::Rules},
-    vision_language::ModelOutline,
+    pretrained::{error::ModelError, fields::Fields, pictures::PatchShape, rules::Rules},
+    vision_language::{ModelOutline, PromptTokens, outline::VisionOutline},
 };
 
 /// Sizes of a language model of decoder layers.
@@ -90,12 +92,15 @@ pub struct TowersSizes {
 }
 
 /// A family's `config.json`, as the shared parts read it.
-pub trait TowersConfig: Sized {
+pub trait TowersConfig: fmt::Debug + Sized {
     /// Sizes of the vision tower.
-    type Vision;
+    type Vision: fmt::Debug;
 
     /// What names mean.
     const RULES: Rules;
+
+    /// The class of Transformers that reads it.
+    const CLASS: &'static str;
 
     /// Reads `config.json` of a model directory.
     fn read(dir: &Path) -> Result<Self, ModelError>;
@@ -103,9 +108,43 @@ pub trait TowersConfig: Sized {
     /// Sizes of both towers.
     fn sizes(&self) -> TowersSizes;
 
+    /// All named modules, in the order of Transformers' class.
+    fn modules(&self) -> Vec<Module>;
+
     /// All sizes of the vision tower.
     fn vision(&self) -> &Self::Vision;
 
+    /// Blocks of the vision tower, and their width.
+    fn vision_blocks(&self) -> [usize; 2];
+
+    /// Sizes of patches.
+    fn patches(&self) -> PatchShape;
+
+    /// Streams that leave the vision tower before its last block.
+    fn streams(&self) -> usize {
+        0
+    }
+
     /// The same for tasks.
-    fn outline(&self) -> ModelOutline;
+    fn outline(&self) -> ModelOutline {
+        let (TowersSizes { text, tokens, .. }, [depth, width]) = (self.sizes(), self.vision_blocks());
+        let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];
+        ModelOutline {
+            rules: Self::RULES,
+            class: Self::CLASS,
+            modules: self.modules(),
+            hidden_size: text.hidden_size,
+            layers: text.num_layers,
+            streams: self.streams(),
+            vocab_size: text.vocab_size,
+            patches: self.patches(),
+            tokens: PromptTokens {
+                image: tokens.image,
+                around: [tokens.vision_start, tokens.vision_end],
+                word: (0..).find(|id| !special.contains(id)).unwrap_or_default(),
+            },
+            sizes: format!("{self:?}"),
+            vision: VisionOutline { depth, width, sizes: format!("{:?}", self.vision()) },
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use coxswain_nn::lora::Module;
+
 use super::{
     config::{QwenConfig, VisionConfig},
     modules::modules,
@@ -10,47 +12,14 @@ use super::{
 use crate::{
     pretrained::{error::ModelError, pictures::PatchShape, rules::Rules},
     two_towers::sizes::{TowersConfig, TowersSizes},
-    vision_language::{ModelOutline, PromptTokens, outline::VisionOutline},
 };
-
-/// The class of Transformers that reads it.
-const CLASS: &str = "Qwen2_5_VLForConditionalGeneration";
-
-/// A configuration, as tasks see it.
-pub(super) fn outline(config: &QwenConfig) -> ModelOutline {
-    let QwenConfig { text, vision, tokens, .. } = config;
-    let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];
-    ModelOutline {
-        rules: RULES,
-        class: CLASS,
-        modules: modules(config),
-        hidden_size: text.hidden_size,
-        layers: text.num_layers,
-        streams: 0,
-        vocab_size: text.vocab_size,
-        patches: PatchShape {
-            patch: vision.patch_size,
-            merge: vision.spatial_merge_size,
-            frames: vision.temporal_patch_size,
-        },
-        tokens: PromptTokens {
-            image: tokens.image,
-            around: [tokens.vision_start, tokens.vision_end],
-            word: (0..).find(|id| !special.contains(id)).unwrap_or_default(),
-        },
-        sizes: format!("{config:?}"),
-        vision: VisionOutline {
-            depth: vision.depth,
-            width: vision.hidden_size,
-            sizes: format!("{vision:?}"),
-        },
-    }
-}
 
 impl TowersConfig for QwenConfig {
     type Vision = VisionConfig;
 
     const RULES: Rules = RULES;
+
+    const CLASS: &'static str = "Qwen2_5_VLForConditionalGeneration";
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
         Self::read(dir)
@@ -66,11 +35,23 @@ impl TowersConfig for QwenConfig {
         }
     }
 
+    fn modules(&self) -> Vec<Module> {
+        modules(self)
+    }
+
     fn vision(&self) -> &VisionConfig {
         &self.vision
     }
 
-    fn outline(&self) -> ModelOutline {
-        outline(self)
+    fn vision_blocks(&self) -> [usize; 2] {
+        [self.vision.depth, self.vision.hidden_size]
+    }
+
+    fn patches(&self) -> PatchShape {
+        PatchShape {
+            patch: self.vision.patch_size,
+            merge: self.vision.spatial_merge_size,
+            frames: self.vision.temporal_patch_size,
+        }
     }
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use super::family::FORM;
+use super::Qwen2_5Vl;
 use crate::{
     chatml::{ChatMlChats, ChatMlPrompts, ChatMlTokenizer, ModelFacts},
     pretrained::pictures::{ImageProcessor, PatchShape, PixelBounds, SmartResize, decode_sized},
+    two_towers::family::TowersFamily,
     vision_language::{ChatEncoder, EncodedChat, Message, Piece, PromptEncoder, PromptForm, Role},
 };
 
@@ -81,7 +82,7 @@ fn form(images: usize, max_text_tokens: Option<usize>) -> PromptForm<'static> {
 
 #[test]
 fn of_a_long_text_the_first_tokens_are_kept_and_nothing_else_is_touched() {
-    let (facts, grids) = (ModelFacts::read(&model(), FORM).unwrap(), [[1, 2, 6]]);
+    let (facts, grids) = (ModelFacts::read(&model(), Qwen2_5Vl::FORM).unwrap(), [[1, 2, 6]]);
     let whole = ChatMlPrompts::open(&model(), facts, &form(1, None)).unwrap();
     let text = "put the red cube into the drawer, and then close it";
     let [all, none] = [text, ""].map(|text| whole.encode(text, &grids).unwrap());
@@ -105,7 +106,7 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
     let prompts: Prompts = serde_json::from_str(&text).unwrap();
     let own = model();
     let published = published(&prompts.published_template);
-    let facts = ModelFacts::read(&own, FORM).unwrap();
+    let facts = ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap();
     for case in &prompts.cases {
         let model = if case.template == "own" { own.as_path() } else { published.path() };
         let encoder = ChatMlPrompts::open(model, facts, &form(case.image_tokens.len(), None)).unwrap();
@@ -166,7 +167,7 @@ fn chats_are_encoded_and_masked_as_transformers_does_it() {
     let text = std::fs::read_to_string(fixtures().join("chats.json")).unwrap();
     let chats: Chats = serde_json::from_str(&text).unwrap();
     let (own, published) = (model(), published(&chats.published_template));
-    let facts = ModelFacts::read(&own, FORM).unwrap();
+    let facts = ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap();
     let encoders = [own.as_path(), published.path()].map(|model| ChatMlChats::open(model, facts).unwrap());
     assert!(chats.cases.len() > 40);
     for case in &chats.cases {
@@ -186,7 +187,7 @@ fn chats_are_encoded_and_masked_as_transformers_does_it() {
 #[test]
 fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
     let own = model();
-    let encoder = ChatMlChats::open(&own, ModelFacts::read(&own, FORM).unwrap()).unwrap();
+    let encoder = ChatMlChats::open(&own, ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap()).unwrap();
     let says = Message::of;
     let chat = |pieces| [says(Role::User, pieces), says(Role::Assistant, vec![Piece::Text("Yes.".into())])];
     let pieces = vec![Piece::Image, Piece::Image, Piece::Text("Same?".into())];
@@ -208,7 +209,7 @@ fn a_hostile_tokenizer_is_refused_or_used() {
     for name in ["config.json", "preprocessor_config.json", "tokenizer_config.json"] {
         std::fs::copy(model().join(name), dir.path().join(name)).unwrap();
     }
-    let facts = ModelFacts::read(dir.path(), FORM).unwrap();
+    let facts = ModelFacts::read(dir.path(), Qwen2_5Vl::FORM).unwrap();
     let sample = std::fs::read(model().join("tokenizer.json")).unwrap();
     // A token is a text, an entry of a table in both directions, and a node of its trie.
     coxswain_fuzz::Target::new("tokenizer.json", [sample]).tries(200).holds(64 << 20, 256).check(|bytes| {

@@ -9,8 +9,9 @@ use burn::backend::{Flex, flex::FlexDevice};
 use coxswain_nn::{dtypes::WeightsDtype, params::TrainableLayout};
 use serde_json::Value;
 
-use super::{Qwen2_5Vl, QwenVl, config::QwenConfig, family::TOKEN_IDS, modules::modules, rules::RULES};
+use super::{Qwen2_5Vl, QwenVl, config::QwenConfig, modules::modules, rules::RULES};
 use crate::{
+    chatml::TOKEN_IDS,
     pretrained::{
         checkpoint::Checkpoint,
         error::ModelError,

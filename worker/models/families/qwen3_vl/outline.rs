@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use coxswain_nn::lora::Module;
+
 use super::{
     config::{DeepStackConfig, Qwen3VlConfig},
     modules::modules,
@@ -10,47 +12,14 @@ use super::{
 use crate::{
     pretrained::{error::ModelError, pictures::PatchShape, rules::Rules},
     two_towers::sizes::{TowersConfig, TowersSizes},
-    vision_language::{ModelOutline, PromptTokens, outline::VisionOutline},
 };
-
-/// The class of Transformers that reads it.
-const CLASS: &str = "Qwen3VLForConditionalGeneration";
-
-/// A configuration, as tasks see it.
-pub(super) fn outline(config: &Qwen3VlConfig) -> ModelOutline {
-    let Qwen3VlConfig { text, vision, tokens, .. } = config;
-    let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];
-    ModelOutline {
-        rules: RULES,
-        class: CLASS,
-        modules: modules(config),
-        hidden_size: text.hidden_size,
-        layers: text.num_layers,
-        streams: vision.deepstack_blocks.len(),
-        vocab_size: text.vocab_size,
-        patches: PatchShape {
-            patch: vision.patch_size,
-            merge: vision.spatial_merge_size,
-            frames: vision.temporal_patch_size,
-        },
-        tokens: PromptTokens {
-            image: tokens.image,
-            around: [tokens.vision_start, tokens.vision_end],
-            word: (0..).find(|id| !special.contains(id)).unwrap_or_default(),
-        },
-        sizes: format!("{config:?}"),
-        vision: VisionOutline {
-            depth: vision.depth,
-            width: vision.hidden_size,
-            sizes: format!("{vision:?}"),
-        },
-    }
-}
 
 impl TowersConfig for Qwen3VlConfig {
     type Vision = DeepStackConfig;
 
     const RULES: Rules = RULES;
+
+    const CLASS: &'static str = "Qwen3VLForConditionalGeneration";
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
         Self::read(dir)
@@ -66,11 +35,27 @@ impl TowersConfig for Qwen3VlConfig {
         }
     }
 
+    fn modules(&self) -> Vec<Module> {
+        modules(self)
+    }
+
     fn vision(&self) -> &DeepStackConfig {
         &self.vision
     }
 
-    fn outline(&self) -> ModelOutline {
-        outline(self)
+    fn vision_blocks(&self) -> [usize; 2] {
+        [self.vision.depth, self.vision.hidden_size]
+    }
+
+    fn patches(&self) -> PatchShape {
+        PatchShape {
+            patch: self.vision.patch_size,
+            merge: self.vision.spatial_merge_size,
+            frames: self.vision.temporal_patch_size,
+        }
+    }
+
+    fn streams(&self) -> usize {
+        self.vision.deepstack_blocks.len()
     }
 }

@@ -9,9 +9,10 @@ use burn::backend::{Flex, flex::FlexDevice};
 use coxswain_nn::{dtypes::WeightsDtype, params::TrainableLayout};
 use serde_json::{Value, json};
 
-use super::{Qwen3VlModel, config::Qwen3VlConfig, family::FORM};
+use super::{Qwen3Vl, Qwen3VlModel, config::Qwen3VlConfig};
 use crate::{
     chatml::{ChatMlChats, ModelFacts},
+    two_towers::family::TowersFamily,
     vision_language::{ChatEncoder, LoadOptions, Message, Piece, Role},
 };
 
@@ -124,7 +125,8 @@ fn with_tokenizer(template: Option<&str>) -> tempfile::TempDir {
 #[test]
 fn chats_have_no_system_turn_of_their_own_and_tools_speak_as_the_user() {
     let dir = with_tokenizer(Some("<|im_start|> .. <|vision_start|>"));
-    let encoder = ChatMlChats::open(dir.path(), ModelFacts::read(dir.path(), FORM).unwrap()).unwrap();
+    let encoder =
+        ChatMlChats::open(dir.path(), ModelFacts::read(dir.path(), Qwen3Vl::FORM).unwrap()).unwrap();
     let says = |role, text: &str| Message::of(role, vec![Piece::Text(text.into())]);
     let chat = [
         Message::of(Role::User, vec![Piece::Image, Piece::Text("Where?".into())]),
