@@ -108,7 +108,7 @@ fn a_journal_whose_disk_is_full_waits_for_room_and_nothing_is_lost() {
     assert_eq!(children(running.pid()), processes, "no process has ended over it");
     disk.free();
     let freed = Instant::now();
-    running.wait_for("there is room under the journal again");
+    running.wait_for("the journal can be written again");
     println!("disk full under the journal: goes on {:?} after there is room", freed.elapsed());
     let audit = tiny.assert_undisturbed(running, "a full disk under the journal");
     assert_eq!(audit["faults"].as_array().map(Vec::len), Some(0), "{audit:#}");
@@ -126,7 +126,7 @@ fn a_coordinator_that_dies_while_its_disk_is_full_waits_for_room_to_begin() {
     signal(coordinator, Signal::SIGKILL);
     running.wait_for("the disk is full under the journal");
     disk.free();
-    running.wait_for("there is room under the journal again");
+    running.wait_for("the journal can be written again");
     held.release();
     tiny.assert_undisturbed(running, "a coordinator that died on a full disk");
 }

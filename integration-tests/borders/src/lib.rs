@@ -5,6 +5,7 @@
 //! sources     the production modules of one crate, parsed                     syn
 //! imports     which file uses what another one defines; circles
 //! sizes       fields of structs, methods of types, parameters of functions
+//! lines       lines of production code
 //! words       words that a file must not contain
 //! text        what of a source is code, comment and literal; words of a name
 //! ```
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod imports;
+pub mod lines;
 pub mod sizes;
 pub mod sources;
 pub mod text;

@@ -13,6 +13,7 @@ use std::{
 
 use coxswain_borders::{
     imports::{self, Graph},
+    lines,
     sizes::{self, Size},
     sources::Sources,
     words::{self, Word},
@@ -25,6 +26,40 @@ const FIELDS: usize = 15;
 const METHODS: usize = 40;
 /// Most parameters of a function, beside `self`.
 const PARAMETERS: usize = 5;
+
+/// What a budget may have to spare: whoever writes less gives the rest back.
+const SPARE: usize = 50;
+
+/// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
+/// that stand here, too. Budgets fall; what needs more says for what.
+const BUDGETS: &[(&str, usize)] = &[
+    ("coordinator", 13_220),
+    ("launcher", 15_960),
+    ("proto/identity", 1470),
+    ("proto", 4570),
+    ("worker/burn", 10),
+    ("worker/cuda", 1920),
+    ("worker/data", 4050),
+    ("worker/feature_store", 2340),
+    ("worker/models", 4550),
+    ("worker/models/families/qwen2_5_vl", 760),
+    ("worker/models/families/qwen3_vl", 760),
+    ("worker/models/families/t5", 1570),
+    ("worker/models/two_towers", 2390),
+    ("worker/nn", 14_580),
+    ("worker/remote", 1370),
+    ("worker/serve", 1400),
+    ("worker/src", 18_000),
+    ("worker/survey", 1560),
+    ("worker/task", 1210),
+    ("worker/tasks", 980),
+    ("worker/tasks/vla_flow", 8780),
+    ("worker/tasks/sft", 2250),
+    ("worker/tasks/seq2seq", 1520),
+    ("worker/tasks/trajectory", 2140),
+    ("worker/tasks/separation", 2280),
+    ("worker/video", 2230),
+];
 
 /// Places that break a rule today.
 struct Pending {
@@ -56,14 +91,14 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/cuda/src", 0),
     ("worker/data/src", 0),
     ("worker/feature_store/src", 0),
-    ("worker/models", 0),
+    ("worker/models", 4550),
     ("worker/nn/src", 0),
     ("worker/policies", 0),
     ("worker/serve/src", 0),
-    ("worker/src", 0),
+    ("worker/src", 18_000),
     ("worker/survey/src", 0),
     ("worker/task/src", 0),
-    ("worker/tasks", 0),
+    ("worker/tasks", 980),
     ("worker/video/src", 0),
 ];
 /// The same where a parent counts as a user of each child it declares: a child may then not import what its
@@ -77,14 +112,14 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("worker/cuda/src", 0),
     ("worker/data/src", 0),
     ("worker/feature_store/src", 0),
-    ("worker/models", 0),
+    ("worker/models", 4550),
     ("worker/nn/src", 0),
     ("worker/policies", 0),
     ("worker/serve/src", 0),
-    ("worker/src", 0),
+    ("worker/src", 18_000),
     ("worker/survey/src", 0),
     ("worker/task/src", 0),
-    ("worker/tasks", 0),
+    ("worker/tasks", 980),
     ("worker/video/src", 0),
 ];
 
@@ -284,9 +319,32 @@ fn clocks_are_read_in_few_places() {
     hold("reads a clock", found.collect(), PENDING.files_that_read_clocks, CLOCKS);
 }
 
+#[test]
+fn every_folder_keeps_to_its_budget_of_lines() {
+    let mut counts = BUDGETS.iter().map(|(folder, _)| (*folder, 0)).collect::<BTreeMap<_, _>>();
+    let mut found = Vec::new();
+    for (file, lines) in &FACTS.lines {
+        let folders = BUDGETS.iter().map(|(folder, _)| *folder).filter(|folder| file.starts_with(folder));
+        match folders.max_by_key(|folder| folder.len()) {
+            Some(folder) => *counts.entry(folder).or_default() += lines,
+            None => found.push(format!("{}: no folder with a budget", file.display())),
+        }
+    }
+    found.extend(BUDGETS.iter().filter_map(|(folder, budget)| {
+        let lines = counts[folder];
+        let kept = lines <= *budget && *budget <= lines + SPARE;
+        (!kept).then(|| format!("{folder}: {lines} lines, and its budget is {budget}"))
+    }));
+    println!("{} lines of production", counts.values().sum::<usize>());
+    let advice = "write less, or change BUDGETS in a commit that says for what";
+    assert!(found.is_empty(), "{advice}:\n  {}", found.join("\n  "));
+}
+
 /// What the production code of the workspace is like.
 #[derive(Default)]
 struct Facts {
+    /// Of production code, by file.
+    lines: BTreeMap<PathBuf, usize>,
     graphs: Vec<Graph>,
     fields: Vec<Size>,
     methods: Vec<Size>,
@@ -314,6 +372,9 @@ impl Facts {
         self.parameters.extend(sizes::parameters(&sources));
         self.tuple_parameters.extend(sizes::tuple_parameters(&sources));
         self.clocks.extend(sizes::clocks(&sources));
+        let files = sources.modules.into_values().map(|module| module.file);
+        let text = |file: &Path| std::fs::read_to_string(workspace.join(file)).expect("it was parsed");
+        self.lines.extend(files.map(|file| (file.clone(), lines::count(&text(&file)))));
     }
 }
 
