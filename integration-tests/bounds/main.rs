@@ -1,7 +1,8 @@
-//! Numbers of a run file over their whole type: whatever is asked of `cox plan` and `cox check`, they answer, or
-//! refuse it in a located line, within a bound on time and memory.
+//! Numbers of a run file over their whole type: whatever is asked of `cox plan` and `cox check`, they answer,
+//! or refuse it in a located line, within a bound on time and memory.
 //!
-//! A process of its own, so that the memory of its children is that of these commands. Draws follow from a seed;
+//! A process of its own, so that the memory of its children is that of these commands. Draws follow from a
+//! seed;
 //! `COX_BOUNDS_SEED` takes another one, `COX_BOUNDS_DRAWS` more draws.
 
 use std::{
@@ -15,8 +16,8 @@ use coxswain_proto::{
 };
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Of a command in a build without optimization, on a machine that does something else as well; a release takes
-/// a tenth of it.
+/// Of a command in a build without optimization, on a machine that does something else as well; a release
+/// takes a tenth of it.
 const TIME: Duration = Duration::from_secs(20);
 /// Of a command, in KiB.
 const MEMORY: i64 = 256 << 10;

@@ -40,7 +40,7 @@ pub async fn scrape(State(service): State<Service>, asked: HeaderMap) -> Respons
     }
 }
 
-/// Whoever takes OpenMetrics or anything gets it.
+/// A scraper that takes OpenMetrics, or does not say what it takes, gets that.
 fn wants_plain(asked: &HeaderMap) -> bool {
     let asked = asked.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let types: Vec<_> =

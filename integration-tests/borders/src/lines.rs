@@ -1,4 +1,5 @@
-//! How many lines of production code a file has: no blank lines, no comments, nothing that is for tests alone.
+//! How many lines of production code a file has: no blank lines, no comments, nothing that is for tests
+//! alone.
 
 /// Lines of code in a file that rustfmt has laid out.
 pub fn count(text: &str) -> usize {
@@ -27,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_for_tests_and_what_is_said_beside_code_do_not_count() {
+    fn tests_and_comments_do_not_count() {
         let text = "//! A file.\n\nuse a::{\n    b,\n};\n\n/// A function.\nfn f() {\n    // Why.\n    g();\n}\n\n\
                     #[cfg(test)]\n#[path = \"x.rs\"]\nmod tests {\n    fn h() {}\n}\n\n#[cfg(test)]\nmod more;\n\n\
                     impl S {\n    #[cfg(test)]\n    fn only_here(&self) {\n        g();\n    }\n\n    fn k() {}\n}\n";

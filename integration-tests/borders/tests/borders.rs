@@ -27,7 +27,7 @@ const METHODS: usize = 40;
 /// Most parameters of a function, beside `self`.
 const PARAMETERS: usize = 5;
 
-/// What a budget may have to spare: whoever writes less gives the rest back.
+/// What a budget may have to spare; a folder that needs less gets a lower one.
 const SPARE: usize = 50;
 
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it

@@ -1,5 +1,6 @@
 //! What is made from `configs/reference.yaml`, which has every key of a run file, and from the bounds of its
-//! numbers: the page of keys, and the JSON schema that gives editors completion. With `COX_WRITE_DOCS=1` these tests write both.
+//! numbers: the page of keys, and the JSON schema that gives editors completion. With `COX_WRITE_DOCS=1`
+//! these tests write both.
 
 use std::{
     fs,

@@ -78,8 +78,8 @@ pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
 }
 
 /// Where this launcher and its workers call at first. A launcher that `hosts` under a name which this machine
-/// cannot resolve (of a load balancer, or of a service that has no entry yet) calls itself on loopback: others
-/// may know the name.
+/// cannot resolve (of a load balancer, or of a service that has no entry yet) calls itself on loopback:
+/// others may know the name.
 pub fn first_address(plan: &Plan, hosts: bool, port: u16) -> Address {
     if hosts && names::look_up(&plan.endpoint.host, port).is_empty() {
         let here = Address::of(&Ipv4Addr::LOCALHOST.to_string(), port);

@@ -1,13 +1,15 @@
 //! What a signal to a launcher asks of the coordinator.
 //!
 //! ```text
-//! the machine is to go, and the coordinator is elsewhere ─▶ DrainNode ─▶ its workers leave, the rest trains on
+//! the machine is to go, and the coordinator is elsewhere ─▶ DrainNode ─▶ its workers leave, the rest trains
+//! on
 //!                                                 │ the world is fixed, or too few would remain
 //! anything else ──────────────────────────────────┴──────▶ StopRun ─▶ the whole run ends with a checkpoint
 //! ```
 //!
 //! SIGTERM, USR1 and the like are what a scheduler sends before it takes a machine away: that is one node's
-//! affair. Ctrl-C is a person's, who means the run; and where the coordinator is ours, the run cannot outlive this launcher.
+//! affair. Ctrl-C is a person's, who means the run; and where the coordinator is ours, the run cannot outlive
+//! this launcher.
 
 use std::time::Duration;
 

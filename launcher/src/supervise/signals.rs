@@ -1,5 +1,6 @@
-//! The signals a launcher answers: those of a person or a scheduler that ends it, and those by which schedulers
-//! announce an end (Slurm's `--signal=USR1@90`, a limit on processor time, a power supply that fails).
+//! The signals a launcher answers: those of a person or a scheduler that ends it, and those by which
+//! schedulers announce an end (Slurm's `--signal=USR1@90`, a limit on processor time, a power supply that
+//! fails).
 //!
 //! A process that was started with one of them ignored leaves it ignored: `nohup` asks for that with SIGHUP,
 //! and a launcher asks its coordinator and its workers for it with all of them (`child`). What is sent to
@@ -87,7 +88,8 @@ pub fn insists(number: i32) -> bool {
     [SIGINT, SIGTERM, SIGQUIT].contains(&number)
 }
 
-/// The same of a signal that comes after `first`: a scheduler that has announced an end says SIGTERM when it comes.
+/// The same of a signal that comes after `first`: a scheduler that has announced an end says SIGTERM when it
+/// comes.
 pub fn insists_after(first: i32, number: i32) -> bool {
     let was_announced = announces_end(first) && !insists(first);
     insists(number) && !(was_announced && number == nix::libc::SIGTERM)

@@ -51,8 +51,8 @@ fn format(text: &str) -> Result<LogFormat, String> {
     LogFormat::from_str(text, true).map_err(|_| "expected text or json".to_owned())
 }
 
-/// Checks a filter; a variable that is empty is as good as none. A word alone would be a module of that name, with everything else silent: it is taken for
-/// a level that does not exist.
+/// Checks a filter; a variable that is empty is as good as none. A word alone would be a module of that name,
+/// with everything else silent: it is taken for a level that does not exist.
 fn filter(text: &str) -> Result<String, String> {
     let text = if text.trim().is_empty() { "info" } else { text };
     let mut parts = text.split(',').map(str::trim);

@@ -151,8 +151,8 @@ impl<S: Read + Write> Client<'_, S> {
         }
     }
 
-    /// Takes what has come, if the client is to be heard at all: after its next observation, or its end, it is
-    /// heard when that has its turn.
+    /// Takes what has come, if the client is to be heard at all: after its next observation, or its end, it
+    /// is heard when that has its turn.
     fn hear(&mut self) {
         if self.next.is_some() {
             return;
@@ -160,8 +160,8 @@ impl<S: Read + Write> Client<'_, S> {
         let (patience, socket) = (self.patience, &mut self.socket);
         match patience.glance(|| socket.read()) {
             Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
-            // The library has put the answer to a ping in its queue. One who does not take it is lost when the
-            // answer is sent.
+            // The library has put the answer to a ping in its queue. One who does not take it is lost when
+            // the answer is sent.
             Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => drop(socket.flush()),
             read => self.next = Some(read),
         }

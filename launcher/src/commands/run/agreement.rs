@@ -16,7 +16,8 @@ use crate::{
     launch::{plan::Plan, rendezvous, worker_env::Place},
 };
 
-/// Asks for a launcher's place; `spec` is the run that it was asked for where another one has the coordinator.
+/// Asks for a launcher's place; `spec` is the run that it was asked for where another one has the
+/// coordinator.
 pub async fn join(
     spec: Option<&RunSpec>,
     access: &Access,
