@@ -4,7 +4,10 @@ use std::fmt;
 
 use coxswain_nn::kernels::{Tape, sizes::Sizes};
 
-use crate::{pretrained::family::Families, text_to_text::TextFamilyOn, vision_language::VlFamilyOn};
+use crate::{
+    joint::JointFamilyOn, pretrained::family::Families, text_to_text::TextFamilyOn,
+    vision_language::VlFamilyOn,
+};
 
 /// Families on one kind of device, by what their models do.
 pub struct Shelf<B: Tape<Base = B>> {
@@ -12,6 +15,8 @@ pub struct Shelf<B: Tape<Base = B>> {
     pub vision_language: Families<dyn VlFamilyOn<B>>,
     /// Text to text, by an encoder and a decoder.
     pub text_to_text: Families<dyn TextFamilyOn<B>>,
+    /// Those that lend their layers to policies.
+    pub joint: Families<dyn JointFamilyOn<B>>,
 }
 
 /// The families of a program: on the device that it computes on, and where sizes are all there is. Whatever
@@ -33,7 +38,7 @@ impl<B: Tape<Base = B>> Copy for Shelf<B> {}
 
 impl<B: Tape<Base = B>> fmt::Debug for Shelf<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entry(&self.vision_language).entry(&self.text_to_text).finish()
+        f.debug_list().entry(&self.vision_language).entry(&self.text_to_text).entry(&self.joint).finish()
     }
 }
 

@@ -93,6 +93,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/feature_store/src", 0),
     ("worker/models", 4550),
     ("worker/nn/src", 0),
+    ("worker/policies", 0),
     ("worker/serve/src", 0),
     ("worker/src", 18_000),
     ("worker/survey/src", 0),
@@ -113,6 +114,7 @@ const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("worker/feature_store/src", 0),
     ("worker/models", 4550),
     ("worker/nn/src", 0),
+    ("worker/policies", 0),
     ("worker/serve/src", 0),
     ("worker/src", 18_000),
     ("worker/survey/src", 0),
@@ -130,11 +132,11 @@ const MODEL_NAMES: [Word; 5] = [
     Word::Whole("sensor"),
 ];
 /// Where it is at home.
-const MODELS_ARE_NAMED_IN: [&str; 5] =
-    ["worker/models", "worker/tasks", "configs", "docs", "integration-tests"];
+const MODELS_ARE_NAMED_IN: [&str; 6] =
+    ["worker/models", "worker/policies", "worker/tasks", "configs", "docs", "integration-tests"];
 
-/// Crates of models and tasks.
-const MODEL_CRATES: [&str; 2] = ["coxswain-models", "coxswain-tasks"];
+/// Crates of models, policies and tasks.
+const MODEL_CRATES: [&str; 3] = ["coxswain-models", "coxswain-policies", "coxswain-tasks"];
 /// Crates that may depend on them: those that put a program together, and tests. Every other crate is the
 /// engine's.
 const WIRING: [&str; 5] =

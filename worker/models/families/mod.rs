@@ -2,6 +2,7 @@
 
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
+pub mod smolvlm;
 pub mod t5;
 
 use coxswain_nn::kernels::Tape;
@@ -16,6 +17,7 @@ pub fn shelf<B: Tape<Base = B>>() -> Shelf<B> {
     Shelf {
         vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl, &qwen3_vl::Qwen3Vl]),
         text_to_text: Families(&[&t5::T5Family]),
+        joint: Families(&[&smolvlm::SmolVlm]),
     }
 }
 

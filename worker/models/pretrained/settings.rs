@@ -14,8 +14,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face directory of a vision-language model of a family that is read.
+    /// A Hugging Face directory of a vision-language model of a family that is read, or a policy directory of
+    /// LeRobot's.
     pub path: String,
+    /// The directory of the vision-language model that a policy of LeRobot's names by its hub name; Hugging
+    /// Face's own cache if none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backbone: Option<String>,
     /// How frozen weights are kept in memory.
     #[serde(default)]
     pub weights_dtype: FrozenDtype,

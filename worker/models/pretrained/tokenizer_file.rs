@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, path::Path};
 
 use coxswain_data::{DataError, surviving::words};
 use coxswain_proto::{bounded, limits::MAX_TOKENIZER_BYTES};
-use tokenizers::Tokenizer;
+pub use tokenizers::Tokenizer;
 
 /// The tokenizer in the file at `path`.
 ///

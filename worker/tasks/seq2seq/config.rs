@@ -136,6 +136,7 @@ impl TaskSettings for Seq2SeqSettings {
 
     const IDENTITY: &'static Classes = &[
         ("model.path", Base),
+        ("model.backbone", Outside("where a policy's model lies, not which it is")),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", Learned),
@@ -179,6 +180,12 @@ impl TaskSettings for Seq2SeqSettings {
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
         self.model.check(spec, f);
+        f.require(
+            self.model.backbone.is_none(),
+            "model.backbone",
+            "is for policies of LeRobot's, which name a model",
+            "remove it",
+        );
         if let Some(lora) = &self.lora {
             lora.check(f);
             f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");

@@ -8,7 +8,7 @@ use coxswain_proto::{
         bounds::{Bounds, COUNT, NO_MOST, RANK, SIZE},
     },
     identity::{
-        Class::{Base, Learned, LearnedInOrder, LearnedSince},
+        Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
         Classes,
     },
     run_spec::RunSpec,
@@ -96,6 +96,7 @@ impl TaskSettings for SftSettings {
 
     const IDENTITY: &'static Classes = &[
         ("model.path", Base),
+        ("model.backbone", Outside("where a policy's model lies, not which it is")),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", LearnedSince("[]")),
@@ -138,6 +139,12 @@ impl TaskSettings for SftSettings {
 
     fn check(&self, spec: &RunSpec, f: &mut Findings) {
         self.model.check(spec, f);
+        f.require(
+            self.model.backbone.is_none(),
+            "model.backbone",
+            "is for policies of LeRobot's, which name a model",
+            "remove it",
+        );
         if let Some(lora) = &self.lora {
             lora.check(f);
         }

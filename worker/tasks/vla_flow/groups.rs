@@ -3,6 +3,6 @@
 use coxswain_nn::params::Group;
 
 /// The action expert.
-pub const EXPERT: Group = Group("expert");
+pub use coxswain_policies::EXPERT;
 /// The sensor encoder.
 pub const SENSOR: Group = Group("sensor");

@@ -2,12 +2,15 @@
 //! matching.
 
 pub mod adapters;
+mod base;
 pub mod config;
 pub mod data;
 mod examples;
 pub mod expert;
 pub mod flow;
 mod groups;
+mod lerobot;
+mod measures;
 pub mod memory;
 mod objective;
 pub mod policy;

@@ -4,7 +4,7 @@ use std::{io, path::Path, sync::Arc};
 
 use crate::{
     pretrained::{ADAPTER, ADAPTER_DIR, BASE},
-    vla_flow::config::{VlaSettings, in_metric},
+    vla_flow::config::VlaSettings,
 };
 use coxswain_models::{
     pretrained::{
@@ -26,19 +26,16 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{
     Artifact, Batch, CachedFeatures, Evaluation, Example, Extractor, Fault, FeatureShape, FrozenWeights,
-    MicroLoss, Module, Objective, PartSum, Samples, StageClock, TaskError,
+    MicroLoss, Module, Objective, Samples, StageClock, TaskError,
 };
 
 use super::{
     EXPERT, SENSOR, adapters,
-    data::{Dataset, MicroBatch, Mixture, RunData},
+    data::MicroBatch,
     examples::examples,
+    measures::{MEASURES, denormalize, evaluated, parts, run_data},
     policy::{Policy, StepError},
 };
-
-/// What held-out samples are measured by: squared error in normalised units, which can be compared between
-/// data sets, and absolute error in the data set's own units.
-const MEASURES: [&str; 2] = ["mse_normalized", "mae"];
 
 /// What a run leaves beside its adapter, a file for each group.
 pub(super) const GROUPS: [(Group, Artifact); 3] = [
@@ -85,18 +82,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         &MEASURES
     }
 
-    /// Each measure by set of a mixture; then each by dimension of the action, and by step of the horizon.
     fn parts(&self) -> Vec<String> {
-        let dims = self.policy.dims();
-        let sets = &self.settings.data.sets;
-        let by_set = MEASURES
-            .into_iter()
-            .flat_map(|of| sets.iter().map(move |set| format!("{of}/set/{}", in_metric(set.name()))));
-        let names = |measure| {
-            let by_dim = (0..dims.action).map(move |dim| format!("{measure}/dim{dim}"));
-            by_dim.chain((0..dims.horizon).map(move |step| format!("{measure}/step{step}")))
-        };
-        by_set.chain(MEASURES.into_iter().flat_map(names)).collect()
+        parts(self.policy.dims(), &self.settings.data.sets)
     }
 
     fn evaluate(
@@ -106,34 +93,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         samples: &dyn Samples,
     ) -> Result<Evaluation, TaskError> {
         let batch: &MicroBatch = batch.content();
-        let data = run_data(samples);
-        let mut sampled = self.sampled(trainables, batch)?;
-        let mut recorded = batch.actions.clone();
-        let (width, horizon) = (data.dims().action, data.dims().horizon);
-        let sets: Vec<_> = batch.sample_indices.iter().map(|index| data.set_of(*index)).collect();
-        let by_set = |a: &[f32], b: &[f32], f: fn(f64) -> f64| {
-            let mut parts = vec![PartSum::default(); self.settings.data.sets.len()];
-            each_error(batch, width, a, b, |row, _, error| {
-                if let Some(part) = sets[row].and_then(|set| parts.get_mut(set)) {
-                    part.count += 1.0;
-                    part.sum += f(error);
-                }
-            });
-            parts
-        };
-        let mut of_sets = by_set(&sampled, &recorded, |d| d * d);
-        let squared = masked_sum(batch, width, &sampled, &recorded, |d| d * d);
-        let mut parts = parts_of(batch, [width, horizon], &sampled, &recorded, |d| d * d);
-        for actions in [&mut sampled, &mut recorded] {
-            denormalize(batch, data, actions);
-        }
-        let absolute = masked_sum(batch, width, &sampled, &recorded, f64::abs);
-        of_sets.extend(by_set(&sampled, &recorded, f64::abs));
-        parts.extend(parts_of(batch, [width, horizon], &sampled, &recorded, f64::abs));
-        parts.splice(0..0, of_sets);
-        let valid = batch.action_valid.chunks(horizon.max(1)).zip(&batch.action_widths);
-        let count = valid.map(|(valid, &own)| valid.iter().map(|&v| f64::from(v)).sum::<f64>() * own as f64);
-        Ok(Evaluation { count: count.sum(), sums: vec![squared, absolute], parts })
+        let sampled = self.sampled(trainables, batch)?;
+        Ok(evaluated(batch, run_data(samples), self.settings.data.sets.len(), sampled))
     }
 
     fn examples(
@@ -281,64 +242,6 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
         (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
     };
     Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
-}
-
-/// The data behind a run's samples.
-pub(super) fn run_data(samples: &dyn Samples) -> &dyn RunData {
-    let one = samples.downcast_ref::<Dataset>().map(|one| one as &dyn RunData);
-    let several = || samples.downcast_ref::<Mixture>().map(|several| several as &dyn RunData);
-    one.or_else(several).expect("samples of a run are those of its task")
-}
-
-/// Actions of a batch in the units of the data sets that they are of.
-fn denormalize(batch: &MicroBatch, data: &dyn RunData, actions: &mut [f32]) {
-    let size = data.dims().action * data.dims().horizon;
-    let rows = batch.sample_indices.iter().zip(actions.chunks_mut(size.max(1)));
-    rows.for_each(|(&index, actions)| data.denormalize_actions(index, actions));
-}
-
-/// Tells each difference of the components of valid action steps, with its row of the batch and
-/// `[step, dimension]`.
-fn each_error(
-    batch: &MicroBatch,
-    width: usize,
-    a: &[f32],
-    b: &[f32],
-    mut tell: impl FnMut(usize, [usize; 2], f64),
-) {
-    let horizon = batch.action_valid.len() / batch.len().max(1);
-    let steps = a.chunks_exact(width).zip(b.chunks_exact(width)).zip(&batch.action_valid).enumerate();
-    for (place, ((a, b), _)) in steps.filter(|(_, (_, valid))| **valid > 0.0) {
-        let row = place / horizon;
-        for (dim, (&a, &b)) in a.iter().zip(b).enumerate().take(batch.action_widths[row]) {
-            tell(row, [place % horizon, dim], f64::from(a) - f64::from(b));
-        }
-    }
-}
-
-/// Sum of `f(difference)` over the components of valid action steps.
-fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn(f64) -> f64) -> f64 {
-    let mut sum = 0.0;
-    each_error(batch, width, a, b, |_, _, error| sum += f(error));
-    sum
-}
-
-/// The same by dimension of the action, then by step of the horizon; `[width, horizon]` are their numbers.
-fn parts_of(
-    batch: &MicroBatch,
-    [width, horizon]: [usize; 2],
-    a: &[f32],
-    b: &[f32],
-    f: impl Fn(f64) -> f64,
-) -> Vec<PartSum> {
-    let mut parts = vec![PartSum::default(); width + horizon];
-    each_error(batch, width, a, b, |_, [step, dim], error| {
-        for part in [dim, width + step] {
-            parts[part].count += 1.0;
-            parts[part].sum += f(error);
-        }
-    });
-    parts
 }
 
 fn unwritten(path: &Path, error: &io::Error) -> TaskError {

@@ -20,6 +20,7 @@ use coxswain_nn::{
     kernels::Tape,
     params::Group,
 };
+use coxswain_policies::{directory::is_policy, smolvla::RULES};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec, Shard},
@@ -31,9 +32,12 @@ use coxswain_task::{
 
 use super::{
     EXPERT,
+    base::PolicyBase,
     data::{Dataset, Mixture, write_sample},
+    lerobot::{PolicyObjective, PolicySubject},
+    measures::run_data,
     memory,
-    objective::{VlaObjective, run_data},
+    objective::VlaObjective,
     policy::Policy,
     selftest,
     serving::PolicyResponder,
@@ -65,7 +69,11 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(memory::Subject::read(spec, self.models.sizes).map_err(TaskError::bad_input)?))
+        let (settings, models) = (VlaSettings::of(spec).map_err(TaskError::bad_input)?, self.models.sizes);
+        if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
+            return Ok(Box::new(PolicySubject::read(spec, base, models).map_err(TaskError::bad_input)?));
+        }
+        Ok(Box::new(memory::Subject::read(spec, models).map_err(TaskError::bad_input)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
@@ -147,7 +155,10 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
-        pretrained::digest(spec, |dir| Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules))
+        pretrained::digest(spec, |dir| match is_policy(dir) {
+            true => Ok(RULES),
+            false => Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules),
+        })
     }
 
     fn group_of(&self, tensor: &str) -> Option<Group> {
@@ -166,10 +177,14 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
         samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
+        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let models = self.models.device;
+        if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
+            return PolicyObjective::build(spec, base, models, samples, device);
+        }
         let dims = run_data(samples).dims();
         let (policy, layout, initial) =
-            Policy::<B>::load(spec, self.models.device, dims, device).map_err(TaskError::bad_input)?;
-        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+            Policy::<B>::load(spec, models, dims, device).map_err(TaskError::bad_input)?;
         let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use coxswain_data::NormMode;
-use coxswain_models::pretrained::pictures::Fit;
+use coxswain_models::pretrained::pictures::{Fit, PixelBounds};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -158,6 +158,11 @@ impl DataSet {
 }
 
 impl Data {
+    /// What the run says of the size of images.
+    pub fn pixel_bounds(&self) -> PixelBounds {
+        PixelBounds { min: self.min_pixels, max: self.max_pixels, fit: self.resize }
+    }
+
     /// Whether the policy takes a state, of any set.
     pub fn has_state(&self) -> bool {
         let of_set = |set: &DataSet| !set.state.as_ref().unwrap_or(&self.state).is_none();

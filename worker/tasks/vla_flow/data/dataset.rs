@@ -8,8 +8,8 @@
 use std::{path::Path, slice, sync::Arc};
 
 use crate::{
-    settings::{checked, unread},
-    vla_flow::config::VlaSettings,
+    settings::checked,
+    vla_flow::{base::InputMakers, config::VlaSettings},
 };
 use coxswain_proto::order::DamagedRow;
 use coxswain_proto::run_spec::RunSpec;
@@ -27,10 +27,7 @@ use coxswain_data::{
 };
 use coxswain_models::{
     Shelf,
-    pretrained::{
-        directory,
-        pictures::{ImageProcessor, ImageShape},
-    },
+    pretrained::pictures::{ImageProcessor, ImageShape},
     vision_language::PromptEncoder,
 };
 use coxswain_nn::kernels::sizes::Sizes;
@@ -42,7 +39,7 @@ use super::{
     opening::check_files,
     recipe::Recipe,
     selection::Selection,
-    sizes::{camera_size, check_reach, pixel_bounds, prompt_form, sensor_shape},
+    sizes::{camera_size, check_reach, prompt_form, sensor_shape},
 };
 
 /// Footers of data files read while opening, and tables of each camera's videos. Beyond this (v2.1 has one
@@ -115,8 +112,7 @@ impl Dataset {
         let sensor = sensor.transpose()?;
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         check_reach(&catalog, &vla)?;
-        let model = &directory::outline(&vla.model.path)?;
-        let family = models.vision_language.of(model).map_err(unread)?;
+        let makers = InputMakers::of(&vla, models)?;
         let dims = SampleDims {
             state: state.width * vla.observation.frames(),
             sensor_window,
@@ -129,7 +125,7 @@ impl Dataset {
         let form = prompt_form(&vla);
         let prompt = match other {
             Some(other) => other.prompt.like(&form),
-            None => family.prompts(model, &form)?,
+            None => makers.prompts(&form)?,
         };
         let limits = Limits::default();
         let limits = Limits { cache_bytes: limits.cache_bytes / sets.max(1), ..limits };
@@ -141,7 +137,7 @@ impl Dataset {
             sensor,
             action,
             cameras,
-            images: family.images(model, pixel_bounds(data))?,
+            images: makers.images(&vla)?,
             prompt,
             dims,
             training,

@@ -51,4 +51,3 @@ pub use outline::{Outline, PromptLength};
 pub use policy_file::{CameraInput, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE};
 pub use run_data::RunData;
 pub use sample_file::write_sample;
-pub(super) use sizes::pixel_bounds;

@@ -17,20 +17,17 @@ use coxswain_data::{
         info::{Feature, Info},
     },
 };
-use coxswain_models::{
-    Shelf,
-    pretrained::{directory, pictures::ImageShape},
-};
+use coxswain_models::{Shelf, pretrained::pictures::ImageShape};
 use coxswain_nn::kernels::sizes::Sizes;
 
 use super::batch::SampleDims;
 use super::mixture;
 use super::numeric::Numeric;
-use super::sizes::{camera_size, pixel_bounds, prompt_form, sensor_shape};
+use super::sizes::{camera_size, prompt_form, sensor_shape};
 use crate::{
-    settings::{checked, unread},
+    settings::checked,
     tokens::outline::{SMALL_TOKENIZER, estimated},
-    vla_flow::config::VlaSettings,
+    vla_flow::{base::InputMakers, config::VlaSettings},
 };
 
 /// Tokens of the prompt's frame: system turn, user turn, generation prompt (`prompt`).
@@ -101,7 +98,7 @@ impl Outline {
     /// Of a run on one data set.
     fn of_one(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::of(spec))?;
-        let (data, model) = (&vla.data, &directory::outline(&vla.model.path)?);
+        let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
@@ -113,8 +110,8 @@ impl Outline {
             horizon: data.horizon,
             action: Numeric::width(info, "action", data.action.names())?,
         };
-        let family = models.vision_language.of(model).map_err(unread)?;
-        let processor = family.images(model, pixel_bounds(data))?;
+        let makers = InputMakers::of(&vla, models)?;
+        let processor = makers.images(&vla)?;
         let shape = |name: &String| {
             let (height, width) = camera_size(info, name)?;
             processor.shape(height, width).map_err(|fault| {
@@ -129,11 +126,11 @@ impl Outline {
         let images =
             data.cameras.iter().map(shape).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
         let patches = processor.patches();
-        let tokenizer_bytes = std::fs::metadata(model.join("tokenizer.json")).map_or(0, |file| file.len());
+        let tokenizer_bytes = std::fs::metadata(makers.tokenizer()).map_or(0, |file| file.len());
         let texts: Vec<&str> = catalog.tasks.values().map(String::as_str).collect();
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
-                let encoder = family.prompts(model, &prompt_form(&vla))?;
+                let encoder = makers.prompts(&prompt_form(&vla))?;
                 let tokens = |text: &&str| encoder.encode(text, &images).map_or(0, |ids| ids.len());
                 (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
             }

@@ -140,7 +140,7 @@ impl PolicyFile {
     pub const PATH: &str = "policy.json";
 
     /// Of the run that this data set was opened for, whose model's samples have these sizes.
-    pub(super) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
+    pub(in crate::vla_flow) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
         let settings = &dataset.settings;
         let frames = settings.observation.frames();
         let (own, padded) = (dataset.dims, Padded { state: dims.state / frames, action: dims.action });

@@ -5,6 +5,7 @@ use std::{io, path::Path, sync::Arc};
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, place};
 use coxswain_feature_store::{Digest, Store, StoreError};
 use coxswain_models::pretrained::{directory, pictures::Rgb};
+use coxswain_policies::directory::is_policy;
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
@@ -71,6 +72,10 @@ impl Dataset {
     pub(super) fn text_files(&self, dims: SampleDims) -> Vec<TextFile> {
         let (path, text) = (STATS_FILE.to_owned(), self.stats().to_json());
         let stats = TextFile { path, what: "normalisation statistics", text };
+        if is_policy(Path::new(&self.settings.model.path)) {
+            // Its own directory says what it takes and gives.
+            return vec![stats];
+        }
         let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::of(self, dims).to_json());
         vec![stats, TextFile { path, what: "what the policy takes and gives", text }]
     }

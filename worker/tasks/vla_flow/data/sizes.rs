@@ -7,14 +7,9 @@ use coxswain_data::{
         info::{Feature, Info},
     },
 };
-use coxswain_models::{pretrained::pictures::PixelBounds, vision_language::PromptForm};
+use coxswain_models::vision_language::PromptForm;
 
-use crate::vla_flow::config::{Data, SensorFeature, VlaSettings};
-
-/// What the run says of the size of images.
-pub(in crate::vla_flow) fn pixel_bounds(data: &Data) -> PixelBounds {
-    PixelBounds { min: data.min_pixels, max: data.max_pixels, fit: data.resize }
-}
+use crate::vla_flow::config::{SensorFeature, VlaSettings};
 
 pub(super) fn camera_size(info: &Info, name: &str) -> Result<(usize, usize), DataError> {
     let size = |f: &Feature| f.image_size().filter(|(h, w)| *h > 0 && *w > 0);

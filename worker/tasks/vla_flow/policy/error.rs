@@ -72,7 +72,7 @@ pub enum StepError {
 }
 
 /// Why a pass of this micro-batch ends early.
-pub(super) fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
+pub(in crate::vla_flow) fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
     match broken.into() {
         Broken::Tokens(source) => {
             StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }

@@ -30,6 +30,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::error::failed;
 pub use self::{
     error::{PolicyError, StepError},
     parts::{Policy, VlFeatures},

@@ -42,7 +42,7 @@ use crate::{
         config::{Serve, VlaSettings},
         data::{
             CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample,
-            SampleDims, path_of, pixel_bounds, widened,
+            SampleDims, path_of, widened,
         },
         flow,
     },
@@ -107,7 +107,7 @@ impl ObservationReader {
         };
         let model = &directory::outline(&settings.model.path)?;
         let family = models.vision_language.of(model).map_err(unread)?;
-        let bounds = pixel_bounds(&settings.data);
+        let bounds = settings.data.pixel_bounds();
         let form = PromptForm {
             template: &settings.data.prompt,
             images: file.cameras.len() * (file.history.len() + 1),

@@ -1,0 +1,140 @@
+//! A policy directory as LeRobot writes it: the one that a run began with, its weights as they were
+//! trained, its features and statistics those of the data set.
+//!
+//! Weights keep the types of the file that they are from. Of processors only the steps that normalise
+//! change: which features there are, and their state files. What else lies in the directory is copied,
+//! but for README and training configuration, which are of another training.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use coxswain_models::pretrained::{
+    error::ModelError,
+    merge::{Trained, write_merged},
+    rules::Rules,
+};
+use coxswain_nn::params::TrainableLayout;
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::{Map, Value, json};
+
+use super::directory::{Feature, PolicyDirectory};
+
+/// Both processors.
+pub const PROCESSORS: [&str; 2] = ["policy_preprocessor.json", "policy_postprocessor.json"];
+/// Of another training.
+const LEFT: &str = "train_config.json";
+
+/// Statistics of features, each by its name: `mean`, `std`, `min`, `max`, `q01`, `q99`.
+pub type Statistics = BTreeMap<String, BTreeMap<String, Vec<f32>>>;
+
+/// What is written.
+#[derive(Clone, Copy)]
+pub struct Export<'e> {
+    /// The directory that the run began with.
+    pub directory: &'e PolicyDirectory,
+    /// What names in its weights mean.
+    pub rules: Rules,
+    /// What trained.
+    pub layout: &'e TrainableLayout,
+    /// Its values.
+    pub values: &'e [f32],
+    /// What the policy sees.
+    pub inputs: &'e [Feature],
+    /// What it gives.
+    pub outputs: &'e [Feature],
+    /// Of the data set.
+    pub statistics: &'e Statistics,
+}
+
+/// Writes the policy to `out`, whole or not at all, in the place of what is there.
+pub fn write(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
+    let beside = |end: &str| {
+        let mut name = out.file_name().unwrap_or_default().to_owned();
+        name.push(end);
+        out.with_file_name(name)
+    };
+    let (staged, old) = (beside(".policy"), beside(".old"));
+    // Left behind by a process that was killed.
+    [&staged, &old].into_iter().for_each(|left| drop(fs::remove_dir_all(left)));
+    let Export { directory, rules, layout, values, .. } = export;
+    let trained = Trained { rules, tied: None, plan: None, layout, values };
+    let replaced = || {
+        if out.exists() {
+            fs::rename(out, &old)?;
+        }
+        fs::rename(&staged, out)
+    };
+    let written = write_merged(&directory.dir, &staged, trained)
+        .and_then(|()| beside_weights(&staged, export))
+        .and_then(|()| replaced().map_err(unwritten(out)));
+    // The first error is the one to report.
+    let _ = fs::remove_dir_all(if written.is_ok() { &old } else { &staged });
+    written
+}
+
+fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
+    let Export { directory, inputs, outputs, statistics, .. } = export;
+    let mut config = directory.json.clone();
+    config["input_features"] = listed(inputs);
+    config["output_features"] = listed(outputs);
+    write_json(&out.join("config.json"), &config)?;
+    let _ = fs::remove_file(out.join(LEFT));
+    let both: Vec<Feature> = inputs.iter().chain(outputs).cloned().collect();
+    for file in PROCESSORS {
+        let path = out.join(file);
+        let text = fs::read_to_string(&path).map_err(unwritten(&path))?;
+        let mut json: Value =
+            serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.clone(), source })?;
+        for step in json.get_mut("steps").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(features) = step.get_mut("config").and_then(|config| config.get_mut("features")) {
+                *features = listed(if file == PROCESSORS[0] { &both[..] } else { outputs });
+            }
+            if let Some(state) = step.get("state_file").and_then(Value::as_str) {
+                write_statistics(&out.join(state), statistics)?;
+            }
+        }
+        write_json(&path, &json)?;
+    }
+    Ok(())
+}
+
+/// Features as `config.json` has them.
+fn listed(features: &[Feature]) -> Value {
+    let one =
+        |feature: &Feature| (feature.name.clone(), json!({ "type": feature.kind, "shape": feature.shape }));
+    Value::Object(features.iter().map(one).collect::<Map<_, _>>())
+}
+
+fn write_json(path: &Path, json: &Value) -> Result<(), ModelError> {
+    let text = serde_json::to_string_pretty(json)
+        .map_err(|source| ModelError::Json { path: path.into(), source })?;
+    fs::write(path, text).map_err(unwritten(path))
+}
+
+fn write_statistics(path: &Path, statistics: &Statistics) -> Result<(), ModelError> {
+    let all = statistics.iter().flat_map(|(feature, of)| {
+        of.iter().map(move |(name, values)| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            (format!("{feature}.{name}"), values.len(), bytes)
+        })
+    });
+    let all: Vec<_> = all.collect();
+    let garbled = |error: safetensors::SafeTensorError| ModelError::Safetensors {
+        path: path.into(),
+        problem: error.to_string(),
+    };
+    let views = all
+        .iter()
+        .map(|(name, len, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, vec![*len], bytes)?)));
+    let views = views.collect::<Result<Vec<_>, _>>().map_err(garbled)?;
+    let bytes = safetensors::serialize(views, None).map_err(garbled)?;
+    fs::write(path, bytes).map_err(unwritten(path))
+}
+
+fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> ModelError + use<> {
+    let path = path.to_owned();
+    move |source| ModelError::Io {
+        path,
+        source,
+        remedy: "check that the directory is writable and has space",
+    }
+}

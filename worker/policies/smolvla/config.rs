@@ -1,0 +1,211 @@
+//! `config.json` of a SmolVLA policy, as checked values, and the sizes that only its tensors have.
+//!
+//! Keys whose other values LeRobot has and this project has not are refused by name.
+
+use coxswain_models::{
+    joint::{JointOutline, StreamShape, Within, family::NamedShape},
+    pretrained::{error::ModelError, fields::Fields},
+};
+use serde_json::Value;
+
+use crate::directory::{Feature, PolicyDirectory};
+
+/// What the names of the language model's tensors begin with, before Transformers' own.
+pub(super) const OF_VLM: &str = "model.vlm_with_expert.vlm.";
+/// Where the expert is.
+pub(super) const EXPERT_AT: &str = "model.vlm_with_expert.lm_expert";
+
+/// What is done to the expert's MLP without a tensor to look at: `ffn_dim_multiplier`, in LeRobot's words.
+const MULTIPLE: usize = 256;
+
+/// A SmolVLA policy's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SmolVlaConfig {
+    /// The name of its vision-language model on the hub.
+    pub vlm: String,
+    /// Cameras, by the names of their features, in the order in which the prefix has them.
+    pub cameras: Vec<String>,
+    /// Cameras that may be absent.
+    pub empty_cameras: usize,
+    /// Values of a state.
+    pub state: usize,
+    /// Values of an action.
+    pub action: usize,
+    /// Steps of a chunk.
+    pub chunk: usize,
+    /// What states and actions are padded to.
+    pub padded: [usize; 2],
+    /// Width and height of images.
+    pub image: [usize; 2],
+    /// Tokens of a prompt that are kept.
+    pub most_tokens: usize,
+    /// Euler steps.
+    pub steps: usize,
+    /// Layers of the language model; all if none.
+    pub layers: Option<usize>,
+    /// Every so many layers, from the first on, the expert attends jointly; it never does if 0.
+    pub joint_every: usize,
+    /// Of the language model's width.
+    pub width_factor: f64,
+    /// Shortest and longest period of the time's sinusoids.
+    pub periods: [f64; 2],
+    /// Whether `state_proj` trains.
+    pub state_trains: bool,
+}
+
+impl SmolVlaConfig {
+    /// Checks the configuration of a policy directory.
+    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+        let fields = directory.fields()?;
+        refuse_others(&fields)?;
+        let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
+        let (inputs, outputs) = (inputs?, outputs?);
+        let number =
+            |key: &str, otherwise: usize| Ok::<_, ModelError>(fields.uint(key)?.unwrap_or(otherwise));
+        let factor =
+            |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
+        let config = Self {
+            vlm: fields.str("vlm_model_name")?.unwrap_or("HuggingFaceTB/SmolVLM2-500M-Video-Instruct").into(),
+            cameras: inputs.iter().filter(|one| one.kind == "VISUAL").map(|one| one.name.clone()).collect(),
+            empty_cameras: number("empty_cameras", 0)?,
+            state: width_of(&fields, "input_features", &inputs, "STATE")?,
+            action: width_of(&fields, "output_features", &outputs, "ACTION")?,
+            chunk: number("chunk_size", 50)?,
+            padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
+            image: sides(&fields)?,
+            most_tokens: number("tokenizer_max_length", 48)?,
+            steps: number("num_steps", 10)?.max(1),
+            layers: layers(&fields)?,
+            joint_every: every(&fields)?,
+            width_factor: factor("expert_width_multiplier", 0.75)?,
+            periods: [factor("min_period", 4e-3)?, factor("max_period", 4.0)?],
+            state_trains: fields.bool("train_state_proj")?.unwrap_or(true),
+        };
+        config.check(&fields)?;
+        Ok(config)
+    }
+
+    fn check(&self, fields: &Fields<'_>) -> Result<(), ModelError> {
+        if self.cameras.is_empty() {
+            return Err(
+                fields.error("input_features", "no feature of type VISUAL; a policy has at least one camera")
+            );
+        }
+        if self.chunk == 0 {
+            return Err(fields.error("chunk_size", "0; expected at least 1"));
+        }
+        for (key, found, most) in
+            [("max_state_dim", self.state, self.padded[0]), ("max_action_dim", self.action, self.padded[1])]
+        {
+            if found > most {
+                return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of the language model that lies in the policy's file.
+    pub fn within(&self) -> Within<'static> {
+        Within { prefix: OF_VLM, layers: self.layers }
+    }
+
+    /// Whether the expert's layer of this number attends jointly.
+    pub fn is_joint(&self, layer: usize) -> bool {
+        self.joint_every > 0 && layer.is_multiple_of(self.joint_every)
+    }
+
+    /// Sizes of the expert's layer of this number beside such a language model. `inner`: of its MLP; by
+    /// LeRobot's rule if none.
+    pub fn expert(&self, vlm: &StreamShape, layer: usize, inner: Option<usize>) -> StreamShape {
+        let width = (vlm.width as f64 * self.width_factor) as usize;
+        let inner = inner.unwrap_or_else(|| (4 * (2 * width / 3)).next_multiple_of(MULTIPLE));
+        let kv_inputs = if self.is_joint(layer) { width } else { vlm.kv_width() };
+        StreamShape { width, inner, kv_inputs, ..*vlm }
+    }
+
+    /// Every tensor that LeRobot trains by default beside such a language model: the expert and the
+    /// projections.
+    pub fn own_tensors(&self, vlm: &JointOutline, inner: Option<usize>) -> Vec<NamedShape> {
+        let e = self.expert(&vlm.layer, 0, inner).width;
+        let layers = (0..vlm.layers).flat_map(|layer| {
+            self.expert(&vlm.layer, layer, inner).tensors(&format!("{EXPERT_AT}.layers.{layer}"))
+        });
+        let norm = (format!("{EXPERT_AT}.norm.weight"), vec![e]);
+        let linears =
+            self.projections(vlm.layer.width, e).into_iter().flat_map(|(name, [inputs, outputs])| {
+                [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
+            });
+        layers.chain([norm]).chain(linears).collect()
+    }
+
+    /// The projections and their features, `[inputs, outputs]`, beside a language model of width `d` and an
+    /// expert of width `e`.
+    pub(super) fn projections(&self, d: usize, e: usize) -> [(&'static str, [usize; 2]); 5] {
+        let [state, action] = self.padded;
+        [
+            ("model.state_proj", [state, d]),
+            ("model.action_in_proj", [action, e]),
+            ("model.action_out_proj", [e, action]),
+            ("model.action_time_mlp_in", [2 * e, e]),
+            ("model.action_time_mlp_out", [e, e]),
+        ]
+    }
+}
+
+/// Keys of which one value alone is read.
+fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
+    fields.expect_str("attention_mode", "cross_attn")?;
+    for key in ["adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens"] {
+        if fields.bool(key)? == Some(true) {
+            return Err(fields.error(key, "true, which is not read here"));
+        }
+    }
+    if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
+        return Err(fields.error("n_obs_steps", "a policy of one frame alone is read"));
+    }
+    Ok(())
+}
+
+/// Values of the one feature of this type.
+fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) -> Result<usize, ModelError> {
+    let mut found = features.iter().filter(|feature| feature.kind == kind);
+    match (found.next().map(|feature| &feature.shape[..]), found.next()) {
+        (Some(&[width]), None) if width > 0 => Ok(width),
+        _ => {
+            Err(fields.error(key, format!("expected one feature of type {kind}, whose shape is one number")))
+        }
+    }
+}
+
+fn sides(fields: &Fields<'_>) -> Result<[usize; 2], ModelError> {
+    match fields.uints("resize_imgs_with_padding")?.as_deref() {
+        None if fields.get("resize_imgs_with_padding").is_none() => {
+            Err(fields.error("resize_imgs_with_padding", "null, which is not read; give width and height"))
+        }
+        Some(&[width, height]) if width == height && width > 0 => Ok([width, height]),
+        found => {
+            Err(fields.error("resize_imgs_with_padding", format!("{found:?}; expected two equal sides")))
+        }
+    }
+}
+
+/// `num_vlm_layers`, where -1 means all; the expert must have as many.
+fn layers(fields: &Fields<'_>) -> Result<Option<usize>, ModelError> {
+    let signed = |key: &str| fields.get(key).and_then(Value::as_i64).filter(|layers| *layers > 0);
+    let layers = signed("num_vlm_layers").and_then(|layers| usize::try_from(layers).ok());
+    let own = signed("num_expert_layers").and_then(|layers| usize::try_from(layers).ok());
+    if own.is_some_and(|own| Some(own) != layers) {
+        return Err(fields
+            .error("num_expert_layers", "an expert of fewer layers than the language model is not read"));
+    }
+    Ok(layers)
+}
+
+/// `self_attn_every_n_layers`, where nothing above 0 means never.
+fn every(fields: &Fields<'_>) -> Result<usize, ModelError> {
+    let key = "self_attn_every_n_layers";
+    let Some(value) = fields.get(key) else { return Ok(2) };
+    let number =
+        value.as_i64().ok_or_else(|| fields.error(key, format!("{value}; expected a whole number")))?;
+    Ok(usize::try_from(number).unwrap_or(0))
+}

@@ -1,0 +1,67 @@
+//! Pictures as SmolVLA sees them: scaled to fit a square, black at the left and at the top, `[-1, 1]`,
+//! cut into patches.
+//!
+//! The filter is PyTorch's bilinear one without antialiasing (`align_corners=False`), on values in `[0,
+//! 1]`; sizes are rounded down. Lengths are `[height, width]`.
+
+/// A picture as channels of rows, `[3, height, width]`, in `[0, 1]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Planes<'p> {
+    /// Row by row, channel by channel.
+    pub values: &'p [f32],
+    /// Height and width.
+    pub size: [usize; 2],
+}
+
+/// The picture in a square of this side, `[3, side, side]` in `[-1, 1]`.
+pub fn letterbox(picture: Planes<'_>, side: usize) -> Vec<f32> {
+    let [height, width] = picture.size;
+    if [height, width] == [side, side] {
+        return picture.values.iter().map(|value| value * 2.0 - 1.0).collect();
+    }
+    let ratio = (width as f64 / side as f64).max(height as f64 / side as f64);
+    let fitted = |length: usize| ((length as f64 / ratio) as usize).clamp(1, side);
+    let [rows, columns] = [fitted(height), fitted(width)];
+    let (vertical, horizontal) = (taps(height, rows), taps(width, columns));
+    // Black, which is -1.
+    let mut out = vec![-1.0; 3 * side * side];
+    for channel in 0..3 {
+        let plane = &picture.values[channel * height * width..][..height * width];
+        for (y, &[(above, over), (below, under)]) in vertical.iter().enumerate() {
+            let row = (channel * side + side - rows + y) * side + side - columns;
+            for (x, &[(left, before), (right, after)]) in horizontal.iter().enumerate() {
+                let at = |y: usize, x: usize| plane[y * width + x];
+                let top = before * at(above, left) + after * at(above, right);
+                let bottom = before * at(below, left) + after * at(below, right);
+                out[row + x] = (over * top + under * bottom) * 2.0 - 1.0;
+            }
+        }
+    }
+    out
+}
+
+/// Of each place of `to`, the two places of `from` that it lies between, and how much of each.
+fn taps(from: usize, to: usize) -> Vec<[(usize, f32); 2]> {
+    let scale = from as f32 / to as f32;
+    let tap = |place: usize| {
+        let source = ((place as f32 + 0.5) * scale - 0.5).max(0.0);
+        let first = (source as usize).min(from - 1);
+        let second = (first + 1).min(from - 1);
+        let part = source - first as f32;
+        [(first, 1.0 - part), (second, part)]
+    };
+    (0..to).map(tap).collect()
+}
+
+/// A square `[3, side, side]` as patches in raster order, `[patches, 3 * patch * patch]`.
+pub fn patches(square: &[f32], side: usize, patch: usize) -> Vec<f32> {
+    let count = side / patch;
+    let mut out = Vec::with_capacity(square.len());
+    for (row, column) in (0..count).flat_map(|row| (0..count).map(move |column| (row, column))) {
+        for (channel, y) in (0..3).flat_map(|channel| (0..patch).map(move |y| (channel, y))) {
+            let start = (channel * side + row * patch + y) * side + column * patch;
+            out.extend_from_slice(&square[start..start + patch]);
+        }
+    }
+    out
+}

@@ -1,0 +1,47 @@
+//! SmolVLA (arXiv 2506.01844), as LeRobot has it: SmolVLM2's tower and its first decoder layers, beside
+//! each of which runs a layer of an action expert.
+//!
+//! ```text
+//! prefix   [images | prompt] * sqrt(d), every token sees every other; knows nothing of what follows
+//! state    state_proj(state): one token of the language model's, sees the prefix and itself
+//! actions  W_out silu(W_in [action_in_proj(x_t) | sinusoids(t)]): the expert's tokens
+//!
+//! layer 0, 2, ..   an action's query attends, under one softmax, to the prefix, the state and the actions up
+//!                  to itself, whose keys are the expert's; positions go on behind the prefix
+//! layer 1, 3, ..   it attends to the expert's k_proj and v_proj of the keys (rotated) and values of the
+//!                  language model's layer; its positions begin at 0
+//! velocity         action_out_proj(rms_norm(actions))
+//! ```
+//!
+//! The prefix is frozen and is run once, without a tape ([`prefix`]); state and actions run in segments
+//! ([`layer`]), since what makes the state's token trains. `t x noise + (1 - t) x actions`, target `noise
+//! - actions`, sampled from `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise
+//! is of the padded width, the loss of the real one.
+//!
+//! ```text
+//! config    config.json, checked; sizes from the tensors; every tensor's name and shape
+//! images    letterbox, padded left and top, to patches
+//! inputs    frames and tasks, as the data pipeline asks for them
+//! prefix    keys and values of each layer
+//! rotary    tables and masks
+//! layer     state and actions through one layer
+//! ends      projections before the first layer and behind the last
+//! network   all of it: load, forward, backward, velocity
+//! ```
+
+mod config;
+mod ends;
+pub mod images;
+mod inputs;
+mod layer;
+mod network;
+mod prefix;
+mod rotary;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    config::SmolVlaConfig,
+    inputs::{SmolVlaImages, SmolVlaPrompts},
+    network::{Draws, Observed, PolicyFiles, RULES, SmolVla, Trace, initial_values},
+};

@@ -1,0 +1,102 @@
+//! Rotary tables and masks: which token sees which, and where it stands.
+//!
+//! Angles are `position / 10000^(2 j / k)` whatever the language model was made with. Masks are added to
+//! scores: 0 where a key is seen, and so much that nothing is left of it where not.
+
+use std::ops::Range;
+
+use burn::tensor::{Tensor, TensorData};
+use coxswain_nn::kernels::{ModelBackend, Tape};
+
+/// The longest wavelength over 2 pi.
+const WAVELENGTH: f32 = 10_000.0;
+/// Added to the score of a key that is not seen.
+const UNSEEN: f32 = -1e30;
+
+/// Cosines and sines, `[b, s, k]`.
+pub(super) struct Rotary<B: ModelBackend>([Tensor<B, 3>; 2]);
+
+impl<B: ModelBackend> Rotary<B> {
+    /// Of tokens at these positions, `[b, s]`, in heads of `head_dim`.
+    pub fn new(positions: &[u32], batch: usize, head_dim: usize, device: &B::Device) -> Self {
+        let half = head_dim / 2;
+        let shape = [batch, positions.len() / batch.max(1), head_dim];
+        let timescale: Vec<f32> =
+            (0..half).map(|j| WAVELENGTH.powf(2.0 / head_dim as f32 * j as f32)).collect();
+        let table = |of: fn(f32) -> f32| {
+            let row = |&position: &u32| {
+                let angles: Vec<f32> = timescale.iter().map(|scale| of(position as f32 / scale)).collect();
+                [angles.clone(), angles].concat()
+            };
+            placed(positions.iter().flat_map(row).collect(), shape, device)
+        };
+        Self([table(f32::cos), table(f32::sin)])
+    }
+
+    /// Queries or keys under it, `[b, s, heads, k]`.
+    pub fn turn<T: Tape<Base = B>>(&self, x_bshk: Tensor<T, 4>) -> Tensor<T, 4> {
+        let [cos_bsk, sin_bsk] = self.0.each_ref().map(|table| T::lift(table.clone()));
+        T::rotary(x_bshk, cos_bsk, sin_bsk)
+    }
+}
+
+/// What tokens behind the prefix see.
+pub(super) struct Masks<B: ModelBackend> {
+    /// The prefix and the state, `[b, 1, 1, s + 1]`: what the state's token sees, and what actions see in a
+    /// layer that does not attend jointly.
+    pub state: Tensor<B, 4>,
+    /// The same and the actions up to itself, `[b, 1, c, s + 1 + c]`.
+    pub joint: Tensor<B, 4>,
+}
+
+impl<B: ModelBackend> Masks<B> {
+    /// Of prefixes that are these ranges of `seq` tokens, before `chunk` actions.
+    pub fn new(valid: &[Range<u32>], seq: usize, chunk: usize, device: &B::Device) -> Self {
+        let seen = |row: &Range<u32>, key: usize, action: Option<usize>| match key {
+            _ if key < seq => row.contains(&(key as u32)),
+            _ if key == seq => true,
+            _ => action.is_some_and(|action| key - seq - 1 <= action),
+        };
+        let score = |seen: bool| if seen { 0.0 } else { UNSEEN };
+        let of_state = valid.iter().flat_map(|row| (0..=seq).map(move |key| score(seen(row, key, None))));
+        let of_actions = valid.iter().flat_map(|row| {
+            (0..chunk)
+                .flat_map(move |action| (0..=seq + chunk).map(move |key| score(seen(row, key, Some(action)))))
+        });
+        let (batch, keys) = (valid.len(), seq + 1);
+        Self {
+            state: placed(of_state.collect(), [batch, 1, 1, keys], device),
+            joint: placed(of_actions.collect(), [batch, 1, chunk, keys + chunk], device),
+        }
+    }
+}
+
+/// Queries `[b, q, heads, k]` that attend to keys and values `[b, s, kv_heads, k]` as the mask says.
+pub(super) fn attend<T: Tape>(
+    q_bqhk: Tensor<T, 4>,
+    [k_bshk, v_bshk]: [Tensor<T, 4>; 2],
+    mask: &Tensor<T::Base, 4>,
+) -> Tensor<T, 4> {
+    let [_, _, heads, head_dim] = q_bqhk.dims();
+    let [batch, keys, kv_heads, _] = k_bshk.dims();
+    let group = heads / kv_heads;
+    let repeated = |x_bshk: Tensor<T, 4>| {
+        let x_bshgk = x_bshk.unsqueeze_dim::<5>(3).expand([batch, keys, kv_heads, group, head_dim]);
+        x_bshgk.reshape([batch, keys, heads, head_dim])
+    };
+    let scale = (head_dim as f32).powf(-0.5);
+    let inputs = [q_bqhk * scale, repeated(k_bshk), repeated(v_bshk)];
+    T::biased_attention(inputs, &[T::lift(mask.clone())])
+}
+
+/// Values of this shape on a device.
+pub(super) fn placed<B: ModelBackend, const D: usize>(
+    values: Vec<f32>,
+    shape: [usize; D],
+    device: &B::Device,
+) -> Tensor<B, D> {
+    if !B::VALUES {
+        return Tensor::zeros(shape, device);
+    }
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
