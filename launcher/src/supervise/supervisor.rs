@@ -180,7 +180,7 @@ impl Supervisor<'_> {
             News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
-                self.report.signalled.get_or_insert_with(clock::now);
+                self.report.signalled.get_or_insert_with(|| (clock::now(), signal));
                 Some(Event::Signal(signal))
             }
             News::Watched(event) => self.show(*event),

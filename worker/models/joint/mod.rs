@@ -6,6 +6,7 @@
 //! folder runs them:
 //!
 //! ```text
+//! outline  JointOutline: sizes, names and tokens, from the directory alone
 //! family   JointFamily, JointFamilyOn: what a backbone's directory says, and a model whose weights lie in a
 //!          policy's file
 //! model    JointModel: images to features, ids to embeddings, decoder layers
@@ -14,10 +15,12 @@
 
 pub mod family;
 pub mod model;
+pub mod outline;
 pub mod stream;
 
 pub use self::{
-    family::{JointFamily, JointFamilyOn, JointOutline, Within},
+    family::{JointFamily, JointFamilyOn, Within},
     model::JointModel,
+    outline::JointOutline,
     stream::{LayerSource, StreamLayer, StreamShape},
 };
