@@ -48,8 +48,14 @@ fn a_node_with_another_run_file_is_refused_with_the_keys_that_differ() {
         let endpoint = free_endpoint();
         let mut first = (!is_first).then(|| node(&tiny, &endpoint, "2", 0));
         first.iter_mut().for_each(|first| drop(first.wait_for("coordinator here")));
-        let flags =
-            ["--nproc-per-node=2", "--nnodes=2", "--node-rank=1", "--rdzv-endpoint", &endpoint, "lora.rank=3"];
+        let flags = [
+            "--nproc-per-node=2",
+            "--nnodes=2",
+            "--node-rank=1",
+            "--rdzv-endpoint",
+            &endpoint,
+            "lora.rank=3",
+        ];
         let mut other = tiny.start(&flags);
         if is_first {
             other.wait_for("waiting for the coordinator");
