@@ -32,14 +32,20 @@ fn commands(page: &str) -> Vec<String> {
     let of_block = |pair: &[&str]| {
         let is_marked = pair[0].trim_end().lines().last().is_some_and(|it| it.starts_with("<!-- not run: "));
         let block = pair[1].split("\n```").next().filter(|_| !is_marked).unwrap_or_default();
-        block.replace("\\\n", " ").lines().filter(|line| is_of_cox(line)).map(str::to_owned).collect::<Vec<_>>()
+        block
+            .replace("\\\n", " ")
+            .lines()
+            .filter(|line| is_of_cox(line))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     parts.windows(2).flat_map(of_block).collect()
 }
 
 /// Whether the shell is to start `cox`, be it with variables before it or for the value of one.
 fn is_of_cox(line: &str) -> bool {
-    let first = line.split_whitespace().find(|word| *word != "export" && (!word.contains('=') || word.contains('(')));
+    let first =
+        line.split_whitespace().find(|word| *word != "export" && (!word.contains('=') || word.contains('(')));
     first.is_some_and(|word| word == "cox" || word.ends_with("$(cox"))
 }
 
@@ -57,7 +63,7 @@ fn shell(dir: &Path, line: &str) -> Output {
 fn shortened(line: &str) -> String {
     let line = line.split(" #").next().unwrap_or_default();
     let line = STAND_INS.iter().fold(line.to_owned(), |line, (name, stand_in)| line.replace(name, stand_in));
-    if line.starts_with("cox run ") { format!("{line} train.steps=2") } else { line }
+    if line.starts_with("cox run ") { format!("{line} train.steps=2 train.epochs=") } else { line }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -77,8 +83,11 @@ fn prepared(dir: &Path) {
     symlink(root().join("configs"), dir.join("configs")).expect("a link");
     copy(&root().join("configs/assets/metaworld-mini"), &dir.join("my-robot"));
     FILES.iter().for_each(|(name, stand_in)| copy(&root().join(stand_in), &dir.join(name)));
-    fs::write(dir.join("questions.jsonl"), "{\"prompt\": \"Which colour is it?\", \"images\": [\"a.png\"]}\n")
-        .expect("a file");
+    fs::write(
+        dir.join("questions.jsonl"),
+        "{\"prompt\": \"Which colour is it?\", \"images\": [\"a.png\"]}\n",
+    )
+    .expect("a file");
     for run in ["my", "a", "b"] {
         let line = format!("cox run configs/quickstart.yaml run.output_dir=runs/{run} train.steps=2");
         let output = shell(dir, &line);
@@ -88,7 +97,8 @@ fn prepared(dir: &Path) {
 
 /// The README, and all pages of the guide and of operation.
 fn pages() -> Vec<PathBuf> {
-    let folders = ["docs/guide", "docs/operate"].map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
+    let folders =
+        ["docs/guide", "docs/operate"].map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
     let files = folders.into_iter().flatten().flatten().map(|entry| entry.path());
     let mut pages: Vec<_> = files.filter(|path| path.extension().is_some_and(|it| it == "md")).collect();
     pages.sort();

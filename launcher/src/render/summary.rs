@@ -99,7 +99,8 @@ fn peaks(ranks: &Value) -> Option<String> {
     let ranks = ranks.as_array().filter(|ranks| !ranks.is_empty())?;
     let shown = ranks.iter().filter_map(|rank| {
         let in_use = rank["in_use"].as_u64()?;
-        let all = ["reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).fold(in_use, u64::max);
+        let all =
+            ["reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).fold(in_use, u64::max);
         let [in_use, all] = [in_use, all].map(human::bytes);
         Some(format!("rank {} {in_use} in use, {all} in all", rank["rank"].as_u64()?))
     });
