@@ -1,6 +1,6 @@
-//! The commands that the README, the guide and the pages of operation show, run as a reader runs them: page by
-//! page, in their order, in one directory. What cannot run here has a mark above its block, with the reason:
-//! `<!-- not run: ... -->`.
+//! The commands that the README, the guide and the pages of operation show, run as a reader runs them: page
+//! by page, in their order, in one directory. What cannot run here has a mark above its block, with the
+//! reason: `<!-- not run: ... -->`.
 //!
 //! A run takes two steps here; other tests train the same run files. `my.yaml`, `runs/my` and the other names
 //! that pages use for what is the reader's stand for the quickstart and small files of the repository.

@@ -98,10 +98,8 @@ fn change(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<S
 fn peaks(ranks: &Value) -> Option<String> {
     let ranks = ranks.as_array().filter(|ranks| !ranks.is_empty())?;
     let shown = ranks.iter().filter_map(|rank| {
-        let in_use = rank["in_use"].as_u64()?;
-        let all =
-            ["reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).fold(in_use, u64::max);
-        let [in_use, all] = [in_use, all].map(human::bytes);
+        let all = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
+        let [in_use, all] = [rank["in_use"].as_u64()?, all].map(human::bytes);
         Some(format!("rank {} {in_use} in use, {all} in all", rank["rank"].as_u64()?))
     });
     Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join("; ")))

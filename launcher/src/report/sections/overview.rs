@@ -122,7 +122,7 @@ pub(super) fn lead(run: &ReportedRun) -> Html {
     html
 }
 
-/// [`results`] side by side, and which of them a resumed run has of its last launch alone: what the summary says.
+/// [`results`] side by side, and of a resumed run which of them the summary has of its last launch alone.
 pub fn tiles(run: &ReportedRun) -> Html {
     let mut html = Html::new();
     html.element("div", "tiles", |html| {
@@ -140,9 +140,7 @@ pub fn tiles(run: &ReportedRun) -> Html {
         }
     });
     if let Some(step) = run.dir.summary["first_step"].as_u64().filter(|step| *step > 0) {
-        let note = format!(
-            "the run went on after step {step}: state, steps and faults are of all of it, the others of its last launch"
-        );
+        let note = format!("state, steps, faults: the whole run; the rest: its last launch, from step {step}");
         html.element("p", "note", |html| html.text(&note));
     }
     html
