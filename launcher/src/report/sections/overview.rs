@@ -140,7 +140,7 @@ pub fn tiles(run: &ReportedRun) -> Html {
         }
     });
     if let Some(step) = run.dir.summary["first_step"].as_u64().filter(|step| *step > 0) {
-        let note = format!("state, steps, faults: the whole run; the rest: its last launch, from step {step}");
+        let note = format!("state, steps, faults: the whole run; the rest: the launch from step {step}");
         html.element("p", "note", |html| html.text(&note));
     }
     html
