@@ -14,6 +14,9 @@ use std::{
 
 use super::support::root;
 
+/// Seconds; longer than a command here takes on a loaded machine.
+const PATIENCE: &str = "300";
+
 /// What is the reader's on a page, and what stands for it.
 const STAND_INS: [(&str, &str); 2] =
     [("/data/my-robot", "my-robot"), ("/models/Qwen2.5-VL-3B-Instruct", "configs/assets/tiny-vla")];
@@ -26,7 +29,8 @@ const FILES: [(&str, &str); 4] = [
     ("live/concert.wav", "configs/assets/plucks/track-01/drums.wav"),
 ];
 
-/// The `cox` commands of a page's shell blocks that have no mark above them, each on one line.
+/// The `cox` commands of a page's shell blocks that have no mark above them, each on one line, and those that
+/// stand before what they print.
 fn commands(page: &str) -> Vec<String> {
     let parts: Vec<_> = page.split("\n```sh\n").collect();
     let of_block = |pair: &[&str]| {
@@ -39,7 +43,8 @@ fn commands(page: &str) -> Vec<String> {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    parts.windows(2).flat_map(of_block).collect()
+    let with_output = page.lines().filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned);
+    parts.windows(2).flat_map(of_block).chain(with_output).collect()
 }
 
 /// Whether the shell is to start `cox`, be it with variables before it or for the value of one.
@@ -49,14 +54,14 @@ fn is_of_cox(line: &str) -> bool {
     first.is_some_and(|word| word == "cox" || word.ends_with("$(cox"))
 }
 
-/// Runs a line of a page in `dir`, whose first `cox` is the one that is tested.
+/// Runs a line of a page in `dir`, where `cox` is the one that is tested. What does not end by itself fails.
 fn shell(dir: &Path, line: &str) -> Output {
     let cox = Path::new(env!("CARGO_BIN_EXE_cox")).parent().expect("a file has a folder").display();
     let path = format!("{cox}:{}", std::env::var("PATH").unwrap_or_default());
-    let mut command = Command::new("bash");
-    command.args(["-ec", line]).current_dir(dir).stdin(Stdio::null()).env("PATH", path);
+    let mut command = Command::new("timeout");
+    command.args([PATIENCE, "bash", "-ec", line]).current_dir(dir).stdin(Stdio::null()).env("PATH", path);
     command.env("XDG_CACHE_HOME", std::env::temp_dir().join("coxswain-tests"));
-    command.output().expect("bash starts")
+    command.output().expect("timeout and bash are there")
 }
 
 /// The line as it runs here.
@@ -135,6 +140,6 @@ fn every_command_of_the_guide_and_of_operation_runs_or_says_why_it_does_not() {
 #[test]
 fn a_block_without_a_mark_is_read_and_one_with_a_mark_is_not() {
     let page = "\n```sh\ncargo build\ncox a \\\n  b\nX=1 cox c\nexport Y=$(cox d)\nkubectl get cox\n```\n\n\
-                <!-- not run: no network -->\n```sh\ncox e\n```\n";
-    assert_eq!(commands(page), ["cox a    b", "X=1 cox c", "export Y=$(cox d)"]);
+                <!-- not run: no network -->\n```sh\ncox e\n```\n\n```text\n$ cox f\nprinted\n```\n";
+    assert_eq!(commands(page), ["cox a    b", "X=1 cox c", "export Y=$(cox d)", "cox f"]);
 }
