@@ -132,7 +132,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
             check_dtype::<B>(dtype)?;
             precision::follow(dtype.dense());
         }
-        let inner = expert_inner(checkpoint);
+        let inner = expert_inner(dir);
         let (trains, in_flight, blocks) = (Trains::default(), Cell::default(), BlockWeights::Held);
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let vlm = family.load(backbone, within, &mut loader)?;
@@ -308,10 +308,12 @@ pub fn initial_values(dir: &Path, layout: &TrainableLayout) -> Result<Vec<f32>, 
     tuned.initial_values::<Flex>(0, layout, checkpoint, FrozenDtype::Float32)
 }
 
-/// Width of the expert's MLP, which no key says.
-fn expert_inner(checkpoint: &Checkpoint) -> Option<usize> {
+/// Width of the expert's MLP, which no key says: by the header of the weights. Plans are made without them,
+/// too.
+fn expert_inner(dir: &Path) -> Option<usize> {
     let gate = format!("{EXPERT_AT}.layers.0.mlp.gate_proj.weight");
-    checkpoint.contains(&gate).then(|| checkpoint.stored(&gate).ok()?.1.first().copied()).flatten()
+    let checkpoint = Checkpoint::open(dir, RULES).ok()?;
+    checkpoint.stored(&gate).ok()?.1.first().copied()
 }
 
 /// The gradient of a segment's only input.

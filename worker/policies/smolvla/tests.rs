@@ -242,6 +242,11 @@ fn every_tensor_of_the_file_is_known_with_its_shape() {
         tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>()
     };
     assert_eq!(Some(elements(&own) as u64), expected.about["trained"].as_u64());
+    // A prediction, which has no values, is of the same policy.
+    let (mut layout, backbone) = (TrainableLayout::default(), &Path::new(AT).join("vlm"));
+    let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
+    SmolVla::<Sizes>::load(files, shelf(), &mut layout, &Default::default()).expect("it is read");
+    assert_eq!(layout.len(), elements(&own));
     assert_eq!(Some((elements(&own) + vlm.parameters()) as u64), expected.about["parameters"].as_u64());
     let bytes = fs::read(directory.dir.join("model.safetensors")).expect("there");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");

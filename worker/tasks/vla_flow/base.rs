@@ -7,7 +7,11 @@ use coxswain_data::{DataError, NormMode};
 use coxswain_models::{
     Shelf,
     joint::JointOutline,
-    pretrained::{directory, error::ModelError, pictures::ImageProcessor},
+    pretrained::{
+        directory,
+        error::ModelError,
+        pictures::{ImageProcessor, PixelBounds},
+    },
     vision_language::{PromptEncoder, PromptForm, VlFamily},
 };
 use coxswain_nn::{
@@ -21,7 +25,7 @@ use coxswain_policies::{
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
-use super::config::VlaSettings;
+use super::config::{Expert, VlaSettings};
 use crate::settings::unread;
 
 /// A policy directory that a run starts from.
@@ -59,17 +63,29 @@ impl PolicyBase {
         let (chunk, cameras) = (config.chunk, config.cameras.len());
         let modes = vla.data.normalization;
         let not_yet = "is not there yet for a policy of LeRobot's; leave it out";
-        let rules: [(bool, &'static str, String); 15] = [
+        let rules: [(bool, &'static str, String); 18] = [
             (vla.lora.is_none(), "lora", not_yet.into()),
             (vla.model.train.is_empty(), "model.train", not_yet.into()),
             (vla.data.sensor.is_none(), "data.sensor", not_yet.into()),
             (vla.data.sets.is_empty(), "data.sets", not_yet.into()),
+            // What LeRobot would not do with the actions and images that it is given.
+            (!vla.data.delta_actions.contains(&true), "data.delta_actions", not_yet.into()),
+            (vla.data.action_stride == 1, "data.action_stride", not_yet.into()),
+            (
+                vla.data.pixel_bounds() == PixelBounds::default(),
+                "data.resize",
+                "or a bound of pixels is given, and the policy scales images itself; leave them out".into(),
+            ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (spec.cache.mode == CacheMode::Off, "cache.mode", not_yet.into()),
-            (vla.expert.train, "expert.train", "is false, and then nothing trains".into()),
-            (vla.expert.repeated_noise == 1, "expert.repeated_noise", not_yet.into()),
+            (
+                vla.expert == Expert::default(),
+                "expert",
+                "has keys, and the expert is as the policy's config.json says; leave it out".into(),
+            ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),
+            (vla.model.weights_dtype.packing().is_none(), "model.weights_dtype", not_yet.into()),
             (
                 vla.model.activations_dtype == ActivationsDtype::Float32,
                 "model.activations_dtype",

@@ -201,6 +201,10 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
         let ForwardJob { model, adapter, inputs, out, dtype } = *job;
+        if is_policy(model) {
+            let problem = "a policy of LeRobot's, of which no pass is written to a file yet; its own `forward` takes `noise` and `time`";
+            return Some(Err(TaskError::bad_input(format!("{}: {problem}", model.display()))));
+        }
         let family = self.models.device.vision_language.find(model)?;
         let job = job::ForwardJob { model, adapter, inputs, out, dtype };
         Some(family.forward(&job, device).map_err(TaskError::bad_input))

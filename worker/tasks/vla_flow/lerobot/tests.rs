@@ -108,7 +108,12 @@ fn settings_that_such_a_policy_has_not_are_refused_by_key() {
         ("data.horizon", json!(4)),
         ("data.normalization", json!({"action": "min_max"})),
         ("cache.mode", json!("exact")),
-        ("expert", json!({"repeated_noise": 2})),
+        ("model.train", json!(["o_proj"])),
+        ("model.weights_dtype", json!("nf4")),
+        ("data.delta_actions", json!([true])),
+        ("data.action_stride", json!(2)),
+        ("data.resize", json!("letterbox 224")),
+        ("expert", json!({"sampling_steps": 4})),
     ] {
         let spec = spec(&Path::new(GOLDEN).join("policy"), &[(key, value)]);
         let message = built(&spec).err().expect(key);

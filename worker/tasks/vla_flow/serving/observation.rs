@@ -28,6 +28,7 @@ use coxswain_models::{
     vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::kernels::sizes::Sizes;
+use coxswain_policies::directory::is_policy;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Array, BadRequest, Named, RequestReader, Value, answers::SEED};
 use serde_json::json;
@@ -82,6 +83,14 @@ impl ObservationReader {
         dir: &Path,
     ) -> Result<Self, DataError> {
         let (settings, dir) = of_set(settings, dir)?;
+        if is_policy(Path::new(&settings.model.path)) {
+            let remedy = format!(
+                "let LeRobot serve it: `lerobot-rollout --policy.path={}`",
+                dir.join("policy").display()
+            );
+            let found = "a policy of LeRobot's, which is not served here yet";
+            return Err(DataError::invalid(&dir, "model.path", found, remedy));
+        }
         let path = dir.join(PolicyFile::PATH);
         if !path.exists() {
             let remedy = "let the run end, or write one of its checkpoints with `cox export`, and serve that directory";
