@@ -8,16 +8,19 @@
 //! ```text
 //! family   JointFamily, JointFamilyOn: what a backbone's directory says, and a model whose weights lie in a
 //!          policy's file
+//! outline  JointOutline: sizes and tensors, known from the directory alone
 //! model    JointModel: images to features, ids to embeddings, decoder layers
 //! stream   StreamLayer: a decoder layer as what one stream of tokens goes through; an expert's layers, too
 //! ```
 
 pub mod family;
 pub mod model;
+pub mod outline;
 pub mod stream;
 
 pub use self::{
-    family::{JointFamily, JointFamilyOn, JointOutline, Within},
+    family::{JointFamily, JointFamilyOn, Within},
     model::JointModel,
+    outline::JointOutline,
     stream::{LayerSource, StreamLayer, StreamShape},
 };

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use coxswain_nn::{kernels::Tape, params::Trainables};
 
-use super::{family::JointOutline, stream::StreamLayer};
+use super::{outline::JointOutline, stream::StreamLayer};
 
 /// A model whose parts a policy runs. Embeddings and images are read without a tape: what makes them does
 /// not train.

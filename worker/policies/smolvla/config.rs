@@ -3,7 +3,7 @@
 //! Keys whose other values LeRobot has and this project has not are refused by name.
 
 use coxswain_models::{
-    joint::{JointOutline, StreamShape, Within, family::NamedShape},
+    joint::{JointOutline, StreamShape, Within, outline::NamedShape},
     pretrained::{error::ModelError, fields::Fields},
 };
 use serde_json::Value;

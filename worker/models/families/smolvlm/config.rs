@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::{
-    joint::{JointOutline, StreamShape, Within, family::NamedShape},
+    joint::{JointOutline, StreamShape, Within, outline::NamedShape},
     pretrained::{config_file, error::ModelError, fields::Fields, pictures::PatchShape},
 };
 
