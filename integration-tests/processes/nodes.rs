@@ -43,19 +43,33 @@ fn a_fixed_world_repeats_no_step_when_a_node_is_lost_in_any_phase_and_comes_back
 
 #[test]
 fn a_node_with_another_run_file_is_refused_with_the_keys_that_differ() {
-    let tiny = Tiny::of_workers(4, 6);
-    let endpoint = free_endpoint();
-    let mut first = node(&tiny, &endpoint, "2", 0);
-    first.wait_for("coordinator here");
-    let flags =
-        ["--nproc-per-node=2", "--nnodes=2", "--node-rank=1", "--rdzv-endpoint", &endpoint, "lora.rank=3"];
-    let (status, printed) = tiny.start(&flags).finish();
-    assert_eq!(status.code(), Some(2), "{printed}");
-    assert!(printed.contains("with another specification than this node's: lora.rank ("), "{printed}");
-    let second = node(&tiny, &endpoint, "2", 1);
-    tiny.assert_undisturbed(first, "a node that was refused");
-    let (status, printed) = second.finish();
-    assert!(status.success() && printed.contains("the run is over"), "{printed}");
+    for is_first in [false, true] {
+        let tiny = Tiny::of_workers(4, 6);
+        let endpoint = free_endpoint();
+        let mut first = (!is_first).then(|| node(&tiny, &endpoint, "2", 0));
+        first.iter_mut().for_each(|first| drop(first.wait_for("coordinator here")));
+        let flags = [
+            "--nproc-per-node=2",
+            "--nnodes=2",
+            "--node-rank=1",
+            "--rdzv-endpoint",
+            &endpoint,
+            "lora.rank=3",
+        ];
+        let mut other = tiny.start(&flags);
+        if is_first {
+            other.wait_for("waiting for the coordinator");
+        }
+        let first = first.unwrap_or_else(|| node(&tiny, &endpoint, "2", 0));
+        let (status, printed) = other.finish();
+        assert_eq!(status.code(), Some(2), "{printed}");
+        assert!(printed.contains("with another specification than this node's: lora.rank ("), "{printed}");
+        let second = node(&tiny, &endpoint, "2", 1);
+        tiny.assert_undisturbed(first, "a node that was refused");
+        let (status, printed) = second.finish();
+        assert!(status.success() && printed.contains("the run is over"), "{printed}");
+        assert!(!printed.contains("waiting for a place"), "the refused node has taken none: {printed}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod cache;
 mod chaos;
 mod chats;
 mod deploy;
+mod documents;
 mod elastic;
 mod exhausted;
 mod faults;

@@ -1,7 +1,10 @@
 //! Signals as service managers, shells and people send them: to all processes of a launch, to one of its
 //! children, to one that was started to outlive its terminal.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 
@@ -82,6 +85,22 @@ fn workers_that_are_ended_before_they_have_a_checkpoint_are_named() {
     running.wait_for("ranks 0, 1 are still there after 1 s (--shutdown-timeout)");
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(143), "{printed}");
+}
+
+#[test]
+fn a_second_interrupt_ends_a_launch_without_waiting_for_anything() {
+    let tiny = Tiny::new(6, 0);
+    let held = tiny.hold(1, "backward", 3);
+    let mut running = tiny.start(&[]);
+    held.wait(&mut running);
+    signal(running.pid() as i32, Signal::SIGINT);
+    running.wait_for("finishing the step in flight");
+    let since = Instant::now();
+    signal(running.pid() as i32, Signal::SIGINT);
+    let (status, printed) = running.finish();
+    assert_eq!(status.code(), Some(130), "{printed}");
+    // It waited 20 seconds for a coordinator that it had started again.
+    assert!(since.elapsed() < Duration::from_secs(15) && !printed.contains("started again"), "{printed}");
 }
 
 #[test]

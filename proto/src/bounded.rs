@@ -22,7 +22,11 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// The same as text.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     let bytes = read(path, limit)?;
-    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    String::from_utf8(bytes).map_err(|error| {
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();
+        let told = format!("line {line} is not UTF-8; save the file as UTF-8 (`iconv -t UTF-8` converts it)");
+        io::Error::new(io::ErrorKind::InvalidData, told)
+    })
 }
 
 #[cfg(test)]
@@ -36,8 +40,10 @@ mod tests {
         std::fs::write(&path, "four").unwrap();
         assert_eq!(read_text(&path, 4).unwrap(), "four");
         assert_eq!(read(&path, 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        std::fs::write(&path, [0xff]).unwrap();
-        assert_eq!(read_text(&path, 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        std::fs::write(&path, b"a\nb\xff").unwrap();
+        let error = read_text(&path, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().starts_with("line 2 is not UTF-8"), "{error}");
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn take_over(directory: &Path, mut pause: impl FnMut()) -> Result<(), JournalErr
         }
     }
     sync(&copy).and_then(|()| fs::rename(&copy, &old)).map_err(failed)?;
-    sync(directory).and_then(|()| fs::remove_dir_all(&copies)).map_err(failed)
+    coxswain_proto::directory::sync(directory).and_then(|()| fs::remove_dir_all(&copies)).map_err(failed)
 }
 
 #[cfg(test)]

@@ -16,12 +16,18 @@ mod workers;
 
 use std::sync::Arc;
 
+use axum::{
+    extract::Request,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use coxswain_identity::Tokens;
 use coxswain_proto::{
     limits::{HEARTBEAT_INTERVAL, MAX_CONTROL_REQUEST, MAX_MESSAGE_BYTES, MAX_STREAMS},
     v1::{self, control_server::ControlServer, coordinator_server::CoordinatorServer},
 };
 use tonic::{
+    Status,
     service::Routes,
     transport::{Server, server::Router},
 };
@@ -62,6 +68,7 @@ pub async fn router(
         .add_service(descriptors().build_v1alpha()?)
         .into_axum_router()
         .route(metrics::METRICS, axum::routing::get(metrics::scrape).with_state(service))
+        .fallback(unknown)
         .layer(axum::middleware::from_fn_with_state(guard, auth::guarded));
     Ok(Server::builder()
         // Prometheus scrapes with it.
@@ -71,4 +78,14 @@ pub async fn router(
         .http2_keepalive_interval(Some(HEARTBEAT_INTERVAL * 5))
         .http2_keepalive_timeout(Some(HEARTBEAT_INTERVAL * 10))
         .add_routes(routes.into()))
+}
+
+/// A path that nothing answers: gRPC's own status for its clients, 404 for others, whose probes would take
+/// that status for health.
+async fn unknown(request: Request) -> Response {
+    let content = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    match content.is_some_and(|content| content.starts_with("application/grpc")) {
+        true => Status::unimplemented("this coordinator has no such method").into_http(),
+        false => (StatusCode::NOT_FOUND, "there are the gRPC services, and /metrics\n").into_response(),
+    }
 }

@@ -72,6 +72,10 @@ async fn metrics_tell_where_the_run_is_on_the_same_port() {
         "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3\r\n";
     let open = get(&sandbox, "/metrics", of_prometheus).await;
     assert!(open.contains("application/openmetrics-text") && open.contains("# EOF"), "{open}");
+    let unknown = get(&sandbox, "/healthz", "").await;
+    assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("/metrics"), "{unknown}");
+    let method = get(&sandbox, "/coxswain.v1.Control/None", "Content-Type: application/grpc\r\n").await;
+    assert!(method.to_lowercase().contains("grpc-status: 12"), "{method}");
     drop(fake_workers);
     sandbox.shut_down().await.unwrap();
 }

@@ -131,13 +131,11 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         let (told, signal) = tokio::sync::oneshot::channel();
         let shutdown = async move {
             // The receiver is read after the server has ended.
-            let _ = told.send(signals.next().await);
+            let first = signals.next().await;
+            let _ = told.send(first);
             // What the first one has begun may take its time; who sends another has none.
             tokio::spawn(async move {
-                let mut again = signals.next().await;
-                while !signals::insists(again) {
-                    again = signals.next().await;
-                }
+                let again = signals.insistence(Some(first)).await;
                 std::process::exit(Exit::Signal(again).code().into())
             });
         };

@@ -179,12 +179,13 @@ impl Launch<'_> {
         let ended = self.conclude(&report, Some(success.clone())).await;
         // A launcher that has taken the coordinator over speaks of the end alone.
         let notifier = notifier.or_else(|| self.notifier(access));
+        let first = report.signalled.map(|(_, first)| first);
         let tell = async |exit: Exit, state: &str, text: &str| {
             if let Some(notifier) = notifier {
                 tokio::select! {
                     () = notifier.end(state, exit.code(), text) => {}
                     // From now on: one that came before was for what it met.
-                    () = signals::insistence() => {}
+                    () = signals::insistence(first) => {}
                 }
             }
         };

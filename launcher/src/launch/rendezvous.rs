@@ -13,7 +13,7 @@ use std::{
 
 use coxswain_identity::{Address, refusal};
 use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use super::{
     machine::LocalMachine,
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Between two attempts to reach a coordinator that is not there yet.
-const RETRY: Duration = Duration::from_millis(300);
+pub const RETRY: Duration = Duration::from_millis(300);
 /// How long a process may outlive a launcher that was killed: the kernel ends it at once, unless the machine
 /// has much else to do.
 pub const ORPHAN_PATIENCE: Duration = Duration::from_secs(2);
@@ -188,8 +188,7 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
             Ok(answer) => return Ok(place(plan, answer.into_inner())),
             Err(status) => status,
         };
-        // Who answers there, or we ourselves, cannot be trusted: that does not change by itself.
-        let patience = refusal(&status).map_or_else(|| patience(status.code(), plan), |_| Duration::ZERO);
+        let patience = patience_with(&status, plan);
         let explained = access.explain(&status).message.unwrap_or_default();
         if begin.elapsed() < patience {
             if !std::mem::replace(&mut told, true) {
@@ -207,8 +206,10 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
 }
 
 /// How long it helps to ask again after such an answer.
-fn patience(code: Code, plan: &Plan) -> Duration {
-    match code {
+pub fn patience_with(status: &Status, plan: &Plan) -> Duration {
+    match status.code() {
+        // Who answers there, or we ourselves, cannot be trusted: that does not change by itself.
+        _ if refusal(status).is_some() => Duration::ZERO,
         code if calls::may_answer_later(code) => plan.join_timeout,
         // Another launcher has the place, or all are taken; it may have died unseen.
         Code::AlreadyExists | Code::ResourceExhausted => plan.join_timeout.min(limits::PLACE_PATIENCE),

@@ -50,7 +50,10 @@ pub fn port(job_id: Option<&str>) -> u16 {
 impl Step {
     /// Reads the step from the environment; nothing outside `srun`.
     pub fn from_env(env: Env<'_>) -> Result<Option<Self>, Failed> {
-        let is_shell = env("SLURM_PTY_PORT").is_some();
+        // What a shell starts has the shell's variables; a task of Slurm's own is told its process. One that a
+        // script starts without `exec` is taken for a shell's.
+        let is_task = env("SLURM_TASK_PID").is_some_and(|pid| pid == std::process::id().to_string());
+        let is_shell = env("SLURM_PTY_PORT").is_some() && !is_task;
         if is_shell || env("SLURM_STEP_ID").is_none() || env("SLURM_PROCID").is_none() {
             return Ok(None);
         }
@@ -156,6 +159,9 @@ mod tests {
             ("SLURM_PTY_PORT", "36541"),
         ]);
         assert_eq!(step(&variables), None, "its seven siblings launch nothing");
+        let own = std::process::id().to_string();
+        variables.push(("SLURM_TASK_PID", &own));
+        assert_eq!(step(&variables).map(|step| step.launchers), Some(8), "`srun cox run` in such a shell");
     }
 
     #[test]

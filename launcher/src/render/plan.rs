@@ -56,7 +56,7 @@ fn split(question: &Question, outlook: &Outlook) -> String {
     let spec = question.subject.spec();
     let Split { micro_batch, accumulation, peak } = outlook.current;
     format!(
-        "{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {}",
+        "{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {} in use",
         ranks(question.world),
         spec.train.global_batch,
         recompute(spec.train.recompute),

@@ -93,13 +93,16 @@ fn change(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<S
     Some(format!("{name:<26}{} -> {}", shown(before?)?, shown(after?)?))
 }
 
+/// What each rank held at most: what it had in use, which `cox plan` predicts, and all that the system or the
+/// driver counted as its own, the program itself and what the allocator kept among it.
 fn peaks(ranks: &Value) -> Option<String> {
     let ranks = ranks.as_array().filter(|ranks| !ranks.is_empty())?;
     let shown = ranks.iter().filter_map(|rank| {
-        let most = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
-        Some(format!("rank {} {}", rank["rank"].as_u64()?, human::bytes(most)))
+        let all = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
+        let [in_use, all] = [rank["in_use"].as_u64()?, all].map(human::bytes);
+        Some(format!("rank {} {in_use} in use, {all} in all", rank["rank"].as_u64()?))
     });
-    Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join(", ")))
+    Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join("; ")))
 }
 
 /// Rank 0's memory in steps, predicted and measured by category.
@@ -147,7 +150,7 @@ mod tests {
                 "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> NaN\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \
                  held-out rouge1           0.0000 -> 0.5000\n  \
-                 peak memory               rank 0 3.0 MiB\n  \
+                 peak memory               rank 0 1.0 MiB in use, 3.0 MiB in all\n  \
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \
                  peak, with 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \

@@ -73,6 +73,17 @@ fn an_empty_directory_is_a_page_and_several_runs_are_compared() {
 }
 
 #[test]
+fn a_run_that_went_on_says_which_figures_are_of_its_last_launch() {
+    let dir = tempfile::tempdir().unwrap();
+    for (first_step, is_told) in [(0, false), (50, true)] {
+        let summary = json!({"first_step": first_step, "loss_first": 0.5, "loss_last": 0.25});
+        write(dir.path(), "summary.json", &summary.to_string());
+        let page = page(&[read(dir.path())]);
+        assert_eq!(page.contains("the rest: the launch from step 50"), is_told, "from {first_step}");
+    }
+}
+
+#[test]
 fn runs_of_one_name_are_called_by_as_much_of_their_directories_as_tells_them_apart() {
     let dir = tempfile::tempdir().unwrap();
     let title = |runs: [(&str, &str); 2]| {

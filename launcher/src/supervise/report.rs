@@ -26,8 +26,8 @@ const TAIL_BYTES: u64 = 16 << 10;
 pub struct Report {
     /// The signal that ended the run, if one did.
     pub interrupted: Option<i32>,
-    /// When it came.
-    pub signalled: Option<Instant>,
+    /// When the first signal came, and which.
+    pub signalled: Option<(Instant, i32)>,
     /// The first worker of this launcher that failed by itself and was not replaced.
     pub worker: Option<FailedWorker>,
     /// How the coordinator ended, if it was ours.

@@ -42,12 +42,23 @@ impl Signals {
             None => std::future::pending().await,
         }
     }
+
+    /// The next one that insists, after `first` if one came before.
+    pub async fn insistence(&mut self, first: Option<i32>) -> i32 {
+        loop {
+            let number = self.next().await;
+            if first.map_or_else(|| insists(number), |first| insists_after(first, number)) {
+                return number;
+            }
+        }
+    }
 }
 
-/// Waits for a signal that comes from now on and insists; for ever where none can be caught.
-pub async fn insistence() {
+/// Waits for a signal that comes from now on and insists, after `first` if one came before; for ever where
+/// none can be caught.
+pub async fn insistence(first: Option<i32>) {
     match catch() {
-        Ok(mut signals) => while !insists(signals.next().await) {},
+        Ok(mut signals) => drop(signals.insistence(first).await),
         Err(_) => std::future::pending().await,
     }
 }

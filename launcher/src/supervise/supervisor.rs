@@ -180,7 +180,7 @@ impl Supervisor<'_> {
             News::Ordered(order) => self.ordered(order),
             News::Signal(signal) => {
                 self.announce(signal);
-                self.report.signalled.get_or_insert_with(clock::now);
+                self.report.signalled.get_or_insert_with(|| (clock::now(), signal));
                 Some(Event::Signal(signal))
             }
             News::Watched(event) => self.show(*event),
@@ -318,6 +318,11 @@ impl Supervisor<'_> {
                 self.announce_end(why);
                 for worker in self.machine.living() {
                     self.workers[&worker].process.kill();
+                }
+                // A person who insists does not wait for what the coordinator makes of it; other nodes may.
+                let host = self.contacts.coordinator.as_mut().filter(|_| self.group.common.place.nnodes == 1);
+                if let Some(host) = host.filter(|_| matches!(why, Why::Insisted)) {
+                    host.dismiss();
                 }
             }
             Action::Kill(worker) => self.workers[&worker].process.kill(),

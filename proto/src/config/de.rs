@@ -141,7 +141,8 @@ impl<'a> Reader<'a> {
     fn mismatch(&self, expected: &str) -> ReadError {
         let found = match &self.node.value {
             _ if self.node.is_null() => "nothing".to_owned(),
-            Value::Scalar { text, .. } => format!("`{text}`"),
+            Value::Scalar { text, plain: true } => format!("`{text}`"),
+            Value::Scalar { text, plain: false } => format!("the text `{text}` in quotation marks"),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
         };
@@ -154,7 +155,10 @@ impl<'a> Reader<'a> {
             _ => self.mismatch(&format!("a whole number from {low} to {high}")),
         };
         let text = self.plain().ok_or_else(expected)?;
-        let number: i128 = text.parse().map_err(|_| expected())?;
+        let number: i128 = text.parse().map_err(|_| match whole_number_meant(text) {
+            Some(meant) => self.mismatch(&format!("a whole number in digits (`{meant}`)")),
+            None => expected(),
+        })?;
         T::try_from(number).map_err(|_| expected())
     }
 
@@ -223,7 +227,12 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        let value = self.plain().and_then(boolean).ok_or_else(|| self.mismatch("`true` or `false`"))?;
+        let expected = || match self.plain() {
+            Some("yes" | "Yes" | "YES" | "on" | "On" | "ON") => self.mismatch("`true`"),
+            Some("no" | "No" | "NO" | "off" | "Off" | "OFF") => self.mismatch("`false`"),
+            _ => self.mismatch("`true` or `false`"),
+        };
+        let value = self.plain().and_then(boolean).ok_or_else(expected)?;
         visitor.visit_bool(value)
     }
 
@@ -316,6 +325,14 @@ fn boolean(text: &str) -> Option<bool> {
         "false" | "False" | "FALSE" => Some(false),
         _ => None,
     }
+}
+
+/// The number that other languages read in a spelling that is none in YAML 1.2, or none of a whole number.
+fn whole_number_meant(text: &str) -> Option<i128> {
+    let digits = text.replace('_', "");
+    let hexadecimal = digits.strip_prefix("0x").and_then(|digits| i128::from_str_radix(digits, 16).ok());
+    let scientific = || float(&digits).filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
+    hexadecimal.or_else(|| digits.parse().ok()).or_else(|| scientific().map(|number| number as i128))
 }
 
 /// YAML 1.2's numbers. Rust's own parser would also take `inf`, `nan` and `infinity`, which are text in YAML.

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Keys whose values are paths, or lists and maps of paths.
-const KEYS: [&str; 5] = ["path", "dir", "output_dir", "images", "init_from"];
+const KEYS: [&str; 6] = ["path", "dir", "output_dir", "images", "init_from", "backbone"];
 
 /// Expands every path of the tree; `home` is the home directory, if there is one.
 pub(super) fn expand(root: &mut Node, home: Option<&str>) -> Result<(), ConfigError> {
@@ -46,7 +46,7 @@ fn expanded(text: &str, home: Option<&str>) -> Result<String, (&'static str, &'s
     if text.split('/').any(names_variable) {
         return Err((
             "has a variable in it, and variables are not expanded here",
-            "write the path out, or let a shell expand it: \"run.output_dir=$HOME/runs/a\"",
+            "write the path out, or let a shell expand it in an override: \"KEY=$HOME/a\"",
         ));
     }
     let Some(rest) = text.strip_prefix('~').filter(|rest| !text.contains("://") && !rest.is_empty()) else {

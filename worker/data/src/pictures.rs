@@ -11,7 +11,7 @@ use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::{orientation::Orientation, pixels::Pixels, surviving::words};
+use crate::{orientation::Orientation, pixels::Pixels, surviving::words, text::LFS_POINTER};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -41,10 +41,23 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
     let decoded = match encoded {
         _ if encoded.starts_with(PNG) => decode_png(encoded),
         _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
-        _ => return Err("the image is neither PNG nor JPEG; re-export the data set".into()),
+        [] => return Err("the image has no bytes; restore the file".into()),
+        _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),
     };
     let decoded = decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"));
     Ok(orientation(encoded).apply(decoded?))
+}
+
+/// What begins like this, if it is neither PNG nor JPEG.
+fn kind_of(encoded: &[u8]) -> &'static str {
+    match encoded {
+        [b'G', b'I', b'F', b'8', ..] => "a GIF",
+        [b'B', b'M', ..] => "a BMP",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "WebP",
+        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "a TIFF",
+        _ if encoded.starts_with(LFS_POINTER) => "a pointer of Git LFS (`git lfs pull` brings the file)",
+        _ => "neither PNG nor JPEG",
+    }
 }
 
 /// What Exif says of an image.

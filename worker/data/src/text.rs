@@ -23,6 +23,9 @@ fn text(path: &Path, limit: u64) -> Result<String, DataError> {
 /// The byte order mark with which some programs begin a text in UTF-8. It is no part of the text.
 pub const MARK: &[u8] = "\u{feff}".as_bytes();
 
+/// What stands in a clone without Git LFS in place of a file begins with this.
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+
 /// Bytes that are no text in UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotText {
@@ -39,6 +42,7 @@ impl NotText {
             [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
                 Self { found: "is UTF-16", remedy: "convert it: `iconv -f UTF-16 -t UTF-8 IN > OUT`" }
             }
+            [0x1f, 0x8b, ..] => Self { found: "is compressed (gzip)", remedy: "unpack it: `gunzip FILE`" },
             _ => Self { found: "is not UTF-8", remedy: "save the file as UTF-8" },
         }
     }
@@ -71,6 +75,7 @@ mod tests {
         assert_eq!(decode(b"\xef\xbb\xbf{}".to_vec()).as_deref(), Ok("{}"));
         assert_eq!(decode(b"{}".to_vec()).as_deref(), Ok("{}"));
         assert_eq!(decode(b"\xff\xfe{\0}\0".to_vec()).unwrap_err().found, "is UTF-16");
+        assert_eq!(decode(b"\x1f\x8b\x08".to_vec()).unwrap_err().found, "is compressed (gzip)");
         assert_eq!(decode(b"caf\xe9".to_vec()).unwrap_err().found, "is not UTF-8");
     }
 }

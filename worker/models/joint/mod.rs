@@ -6,9 +6,9 @@
 //! folder runs them:
 //!
 //! ```text
+//! outline  JointOutline: sizes, names and tokens, from the directory alone
 //! family   JointFamily, JointFamilyOn: what a backbone's directory says, and a model whose weights lie in a
 //!          policy's file
-//! outline  JointOutline: sizes and tensors, known from the directory alone
 //! model    JointModel: images to features, ids to embeddings, decoder layers
 //! stream   StreamLayer: a decoder layer as what one stream of tokens goes through; an expert's layers, too
 //! ```

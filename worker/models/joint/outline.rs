@@ -1,4 +1,4 @@
-//! What a policy needs to know of a model before any weight is read.
+//! What a policy knows of a model that lends its layers before any weight is read.
 
 use super::stream::StreamShape;
 use crate::pretrained::pictures::PatchShape;

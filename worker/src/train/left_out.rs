@@ -49,9 +49,11 @@ impl LeftOut {
         self.learned |= learned > 0;
     }
 
-    /// Whether more than this share of the samples is left out.
+    /// Whether more than this share of the samples is left out. Of a small set as many epochs are judged as were
+    /// begun, whole: in a part of one, a sample that is left out each time has too much weight.
     pub fn is_too_many(&self, epoch: u64, share: f64) -> bool {
-        self.seen >= ENOUGH.min(epoch) && self.left_out as f64 > share * self.seen as f64
+        let of = if epoch < ENOUGH { self.seen.next_multiple_of(epoch.max(1)) } else { self.seen };
+        self.seen >= ENOUGH.min(epoch) && self.left_out as f64 > share * of as f64
     }
 }
 
@@ -70,6 +72,11 @@ mod tests {
         assert!(!count.is_too_many(5_000, 0.05), "5 % of 2,000");
         count.add(10, 9);
         assert!(!count.is_too_many(5_000, 0.06) && count.is_too_many(5_000, 0.05));
+        let mut small = LeftOut::default();
+        small.add(29, 27);
+        assert!(!small.is_too_many(25, 0.05), "one of 25, that came twice in 29");
+        small.add(21, 20);
+        assert!(small.is_too_many(25, 0.05), "3 of two epochs");
         count.begin(Step(20));
         assert!(!count.is_too_many(80, 0.0) && count.first == Some(Step(0)) && count.learned);
     }

@@ -6,10 +6,11 @@ use std::path::Path;
 use coxswain_proto::{
     document,
     run_spec::RunSpec,
-    v1::{GetStatusRequest, JoinNodeRequest},
+    v1::{GetStatusRequest, GetStatusResponse, JoinNodeRequest},
 };
 
 use crate::{
+    clock,
     control::{Access, prompt},
     endpoint,
     exit::{Failed, Outcome},
@@ -25,24 +26,34 @@ pub async fn join(
     request: &JoinNodeRequest,
 ) -> Result<Place, Failed> {
     let Some(spec) = spec else { return rendezvous::join(access, plan, request).await };
-    // Before it takes a place, and where it had to wait for the coordinator, behind that.
-    agree(spec, access).await?;
-    let place = rendezvous::join(access, plan, request).await?;
-    agree(spec, access).await?;
-    Ok(place)
+    let (begin, mut told) = (clock::now(), false);
+    // Before it takes a place, which another launcher would wait for.
+    loop {
+        let asked = access
+            .try_look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
+            .await;
+        match asked {
+            Ok(run) => break agree(spec, access, &run)?,
+            Err(status) if begin.elapsed() < rendezvous::patience_with(&status, plan) => {
+                if !std::mem::replace(&mut told, true) {
+                    let why = access.explain(&status).message.unwrap_or_default();
+                    tracing::info!("waiting for the coordinator: {why}");
+                }
+                tokio::time::sleep(rendezvous::RETRY).await;
+            }
+            // What is wrong with it is wrong with the place as well, and told there.
+            Err(_) => break,
+        }
+    }
+    rendezvous::join(access, plan, request).await
 }
 
 /// Refuses a launcher whose run is not the one that its coordinator serves, and names the keys that differ.
-async fn agree(spec: &RunSpec, access: &Access) -> Outcome {
-    let asked = access
-        .try_look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
-        .await;
-    // It is not there yet, or this launcher's token is for work alone.
-    let Ok(run) = asked else { return Ok(()) };
+fn agree(spec: &RunSpec, access: &Access, run: &GetStatusResponse) -> Outcome {
     if run.spec_digest == document::digest(spec) {
         return Ok(());
     }
-    let keys = differences(spec, Path::new(&run.output_dir));
+    let keys = differences(spec, run);
     let named =
         keys.map_or_else(|| "it is not seen from here in which keys".to_owned(), |keys| keys.join(", "));
     Err(Failed::usage(format!(
@@ -54,9 +65,13 @@ async fn agree(spec: &RunSpec, access: &Access) -> Outcome {
 }
 
 /// The keys with both values; none where the run's own specification cannot be read.
-fn differences(spec: &RunSpec, output_dir: &Path) -> Option<Vec<String>> {
-    let text = std::fs::read(output_dir.join("logs").join(endpoint::SPEC_FILE)).ok()?;
+fn differences(spec: &RunSpec, run: &GetStatusResponse) -> Option<Vec<String>> {
+    let text = std::fs::read(Path::new(&run.output_dir).join("logs").join(endpoint::SPEC_FILE)).ok()?;
     let theirs: RunSpec = serde_json::from_slice(&text).ok()?;
+    // A directory of that name on this machine may have another run's.
+    if document::digest(&theirs) != run.spec_digest {
+        return None;
+    }
     let differing = document::differences(&theirs, spec);
     let named: Vec<_> = differing.iter().map(ToString::to_string).collect();
     (!named.is_empty()).then_some(named)

@@ -16,7 +16,7 @@ use crate::{
     launch::plan::{Hosting, Plan},
     supervise::{
         console::{Console, Terminal},
-        signals::{self, Signals},
+        signals,
     },
 };
 
@@ -43,15 +43,16 @@ pub struct KeptEnd<'a> {
     pub terminal: &'a Terminal,
     /// How long it may take after a signal.
     pub patience: Duration,
-    /// When a signal came, if one did.
-    pub signalled: Option<Instant>,
+    /// When the first signal came, if one did, and which.
+    pub signalled: Option<(Instant, i32)>,
 }
 
 impl KeptEnd<'_> {
     /// Waits until the last checkpoint and the results are in the bucket; from a signal on, only as long as
     /// workers may take to leave. A second signal ends the wait.
     pub async fn keep(&self, uploader: &Uploader) -> Outcome {
-        let mut until = self.signalled.map(|at| at + self.patience);
+        let mut until = self.signalled.map(|(at, _)| at + self.patience);
+        let first = self.signalled.map(|(_, first)| first);
         let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
         let mut finishing = pin!(uploader.finish());
         let internal = |why: String| Failed::new(Exit::Internal, why);
@@ -63,7 +64,7 @@ impl KeptEnd<'_> {
                     Err(error) => break internal(error.to_string()),
                 },
                 () = sleep(until) => break internal("there was no more time (--shutdown-timeout)".to_owned()),
-                signal = insists(&mut signals) => match until {
+                signal = signals.insistence(first) => match until {
                     None => until = Some(clock::now() + self.patience),
                     Some(_) => break internal(format!("{}, the second signal", signals::name(signal))),
                 },
@@ -83,14 +84,5 @@ async fn sleep(until: Option<Instant>) {
     match until {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-async fn insists(signals: &mut Signals) -> i32 {
-    loop {
-        let signal = signals.next().await;
-        if signals::insists(signal) {
-            return signal;
-        }
     }
 }

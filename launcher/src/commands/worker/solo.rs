@@ -86,7 +86,7 @@ fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
                         signal = signals::name(number),
                         "finishing the step in flight; once more to end at once"
                     );
-                } else if signals::insists(number) {
+                } else if signals::insists_after(seen.load(Relaxed), number) {
                     // Nothing half-written is left behind: checkpoints appear by rename.
                     let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
                 }

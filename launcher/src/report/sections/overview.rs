@@ -68,7 +68,7 @@ pub fn results(run: &ReportedRun) -> Vec<RunResult> {
         (&*name, held_out),
         ("samples/s", summary["samples_per_second"].as_f64().map_or_else(String::new, human::count)),
         ("training time", summary["train_seconds"].as_f64().map_or_else(String::new, human::seconds)),
-        ("largest peak", peak.map_or_else(String::new, human::bytes)),
+        ("largest peak, in all", peak.map_or_else(String::new, human::bytes)),
         ("ranks", summary["world_size"].as_u64().map_or_else(String::new, |ranks| ranks.to_string())),
         ("faults", faults),
     ];
@@ -122,7 +122,7 @@ pub(super) fn lead(run: &ReportedRun) -> Html {
     html
 }
 
-/// [`results`] side by side.
+/// [`results`] side by side, and of a resumed run which of them the summary has of its last launch alone.
 pub fn tiles(run: &ReportedRun) -> Html {
     let mut html = Html::new();
     html.element("div", "tiles", |html| {
@@ -139,6 +139,10 @@ pub fn tiles(run: &ReportedRun) -> Html {
             });
         }
     });
+    if let Some(step) = run.dir.summary["first_step"].as_u64().filter(|step| *step > 0) {
+        let note = format!("state, steps, faults: the whole run; the rest: the launch from step {step}");
+        html.element("p", "note", |html| html.text(&note));
+    }
     html
 }
 

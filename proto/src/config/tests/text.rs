@@ -14,9 +14,13 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
         ("-1", "`-1`"),
         ("[8]", "a list"),
         ("{a: 1}", "a map"),
-        ("'8'", "`8`"),
+        ("'8'", "the text `8` in quotation marks"),
     ] {
         refuses(&with(batch), &[], &expected(found));
+    }
+    for (batch, meant) in [("1_000", "1000"), ("1e3", "1000"), ("0x10", "16"), ("8.0", "8")] {
+        let told = format!("expected a whole number in digits (`{meant}`), found `{batch}`");
+        refuses(&with(batch), &[], &format!("run.yaml:9:17: train.global_batch: {told}"));
     }
     refuses(
         &SMALL.replace("columns: [x]", "columns: x"),

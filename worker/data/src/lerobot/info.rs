@@ -4,7 +4,7 @@
 
 use std::{
     fmt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use coxswain_proto::limits::MAX_FEATURE_VALUES;
@@ -196,6 +196,19 @@ impl Info {
             let found = format!("{} episodes, {} frames", raw.total_episodes, raw.total_frames);
             return Err(DataError::invalid(&path, "total_frames", found, "record at least one episode"));
         }
+        if !(raw.fps > 0.0 && raw.fps.is_finite()) {
+            let remedy = "frames are found by it: correct it to the recording's frames a second";
+            return Err(DataError::invalid(&path, "fps", raw.fps.to_string(), remedy));
+        }
+        for (field, template) in
+            [("data_path", Some(&raw.data_path)), ("video_path", raw.video_path.as_ref())]
+        {
+            if let Some(outside) = template.filter(|template| leaves(template)) {
+                let remedy =
+                    "files of a data set lie in its directory: name them relative to it, without `..`";
+                return Err(DataError::invalid(&path, field, format!("{outside:?}"), remedy));
+            }
+        }
         Ok(Self {
             path,
             version,
@@ -308,6 +321,13 @@ fn refuse_other_storage(path: &Path, Storage { storage_format }: Storage) -> Res
     let found = format!("{other:?}: rows and videos in tables of another library");
     let remedy = "parquet and mp4 are read: name the data set that it was converted from";
     Err(DataError::invalid(path, "storage_format", found, remedy))
+}
+
+/// Whether a path leads out of the directory that it is relative to. Symbolic links in it may: the cache of
+/// Hugging Face's hub is made of them.
+fn leaves(template: &str) -> bool {
+    let parts = || Path::new(template).components();
+    parts().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
 /// The candidate closest to `name`, if it is close at all.

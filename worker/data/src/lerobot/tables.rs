@@ -30,6 +30,7 @@ use crate::{
     error::DataError,
     place::{self, Content},
     surviving::surviving,
+    text::LFS_POINTER,
 };
 
 /// A small file, read column by column.
@@ -109,11 +110,19 @@ impl<'a> Table<'a> {
     }
 }
 
+/// No file with a row is smaller, and every pointer of Git LFS is.
+const SMALLEST: u64 = 200;
+
 /// The footer of the file at `path`.
 pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     let file = Chunks::open(path)?;
     let len = file.0.len();
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
+    let is_small = file.0.len() < SMALLEST;
+    if is_small && file.get_bytes(0, LFS_POINTER.len()).is_ok_and(|begin| begin == LFS_POINTER) {
+        let remedy = "bring the files that it stands for: `git lfs pull` in the data set's directory";
+        return Err(DataError::invalid(path, "(file)", "a pointer of Git LFS, not the file", remedy));
+    }
     let metadata = parsing(path, || {
         if let Some(metadata) = in_footer(&file)? {
             thrift::sound(&mut &metadata[..], thrift::FOOTER)?;

@@ -62,10 +62,6 @@ struct VideoEntry {
 impl VideoTable {
     /// Reads where the videos of `camera` are, and checks that episodes do not overlap in them.
     pub fn read(root: &Path, info: &Info, episodes: &Episodes, camera: &str) -> Result<Self, DataError> {
-        if !(info.fps > 0.0 && info.fps.is_finite()) {
-            let remedy = "frames of videos are found by it; correct it";
-            return Err(DataError::invalid(&info.path, "fps", info.fps.to_string(), remedy));
-        }
         let dir = root.join("meta/episodes");
         let mut entries = match info.version {
             Version::V3_0 => read_parquet(&dir, camera)?,

@@ -54,6 +54,14 @@ fn a_video_that_is_cut_off_or_missing_is_named_and_others_are_read() {
 }
 
 #[test]
+fn a_pointer_of_git_lfs_is_named_with_the_command_that_brings_the_file() {
+    let dir = V30.write();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n";
+    put(dir.path(), "meta/episodes/chunk-000/file-000.parquet", pointer);
+    says(Catalog::open(dir.path()).map(drop).unwrap_err(), &["file-000.parquet", "`git lfs pull`"]);
+}
+
+#[test]
 fn other_codecs_and_depth_are_refused_by_name_with_the_command_that_converts() {
     let cases = [
         ("no_hevc.mp4", "HEVC (H.265) is not decoded here"),
@@ -131,6 +139,10 @@ fn metadata_that_places_no_frames_is_refused() {
     ];
     says(opened(|info| info["fps"] = json!(10)), &overlap);
     says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "found by it"]);
+    says(opened(|info| info["fps"] = json!(-30)), &["info.json", "fps", "found by it"]);
+    let outside = ["_path", "relative to it, without `..`"];
+    says(opened(|info| info["video_path"] = json!("/etc/passwd")), &outside);
+    says(opened(|info| info["data_path"] = json!("data/../../file-{file_index:03d}.parquet")), &outside);
     says(
         opened(|info| drop(info.as_object_mut().unwrap().remove("video_path"))),
         &["video_path", "missing", "expected e.g."],

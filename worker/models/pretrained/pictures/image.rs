@@ -58,14 +58,36 @@ pub fn decode(encoded: &[u8]) -> Result<Rgb, String> {
     Ok(Rgb { height, width, pixels: rgb })
 }
 
-/// One image. `expected` is its size (height, width) according to the data set.
+/// One image. `expected` is its size (height, width) according to the data set: what its header says is
+/// compared before its pixels take memory.
 pub fn decode_sized(encoded: &[u8], expected: (usize, usize)) -> Result<Rgb, String> {
+    let fits = |(height, width): (usize, usize)| match (height, width) == expected {
+        true => Ok(()),
+        false => Err(format!(
+            "the image is {height}x{width} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
+            expected.0, expected.1
+        )),
+    };
+    pictures::image_size(encoded).map_or(Ok(()), fits)?;
     let image = decode(encoded)?;
-    if (image.height, image.width) != expected {
-        return Err(format!(
-            "the image is {}x{} (height x width), info.json says {}x{}; correct the feature's shape or re-export",
-            image.height, image.width, expected.0, expected.1
-        ));
+    fits((image.height, image.width)).map(|()| image)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn an_image_of_another_size_is_refused_before_it_is_decoded() {
+        let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets/pictures/shapes");
+        let file = fs::read_dir(pictures).unwrap().next().unwrap().unwrap().path();
+        let whole = fs::read(file).unwrap();
+        let size = pictures::image_size(&whole).unwrap();
+        decode_sized(&whole, size).unwrap();
+        let cut = &whole[..whole.len() - 40];
+        assert!(decode_sized(cut, size).unwrap_err().contains("does not decode"));
+        assert!(decode_sized(cut, (size.0 + 1, size.1)).unwrap_err().contains("info.json says"));
     }
-    Ok(image)
 }

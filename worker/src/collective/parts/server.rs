@@ -15,7 +15,7 @@ use std::{
 
 use coxswain_identity::Tokens;
 use coxswain_nn::sharded::{Cut, HeldParts};
-use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_WORLD};
+use coxswain_proto::limits::ACCEPT_PAUSE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, OPENING, encode_answer, hear};
@@ -26,6 +26,8 @@ use crate::collective::{
 
 /// For a caller to say who it is, and to take what it has asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Callers at a time that have not proved yet to be ranks: each is a thread.
+pub(super) const STRANGERS: usize = 64;
 
 /// What is answered for, and to whom.
 struct Answers {
@@ -36,12 +38,12 @@ struct Answers {
     callers: Mutex<Callers>,
 }
 
-/// A rank has one connection to each other rank, so that no world has more than the largest has ranks.
+/// Connections, to be closed with the server. A rank has one to each other rank.
 #[derive(Default)]
 struct Callers {
     next: u64,
-    /// To be closed with the server.
-    sockets: HashMap<u64, TcpStream>,
+    strangers: HashMap<u64, TcpStream>,
+    ranks: HashMap<u64, TcpStream>,
     closed: bool,
 }
 
@@ -84,7 +86,8 @@ impl Drop for PartServer {
     fn drop(&mut self) {
         let mut callers = self.answers.callers();
         callers.closed = true;
-        callers.sockets.values().for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
+        let sockets = callers.strangers.values().chain(callers.ranks.values());
+        sockets.for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
         drop(callers);
         let _ = self.wake.shutdown(Shutdown::Both);
         if let Some(accepting) = self.accepting.take() {
@@ -123,24 +126,35 @@ fn welcome(socket: TcpStream, answers: &Arc<Answers>) {
     let Some(number) = answers.callers().enter(closing) else { return };
     let ours = Arc::clone(answers);
     let body = move || {
-        if let Err(error) = ours.serve(&socket) {
+        if let Err(error) = ours.serve(&socket, number) {
             tracing::debug!(%error, "a caller of this rank's parts is gone");
         }
-        ours.callers().sockets.remove(&number);
+        ours.callers().leave(number);
     };
     if thread::Builder::new().name("part".into()).spawn(body).is_err() {
-        answers.callers().sockets.remove(&number);
+        answers.callers().leave(number);
     }
 }
 
 impl Callers {
     fn enter(&mut self, socket: TcpStream) -> Option<u64> {
-        if self.closed || self.sockets.len() >= MAX_WORLD {
+        if self.closed || self.strangers.len() >= STRANGERS {
             return None;
         }
         self.next += 1;
-        self.sockets.insert(self.next, socket);
+        self.strangers.insert(self.next, socket);
         Some(self.next)
+    }
+
+    /// A stranger has proved to be a rank.
+    fn admit(&mut self, number: u64) {
+        let socket = self.strangers.remove(&number);
+        self.ranks.extend(socket.map(|socket| (number, socket)));
+    }
+
+    fn leave(&mut self, number: u64) {
+        self.strangers.remove(&number);
+        self.ranks.remove(&number);
     }
 }
 
@@ -150,12 +164,13 @@ impl Answers {
     }
 
     /// Hears a caller out until it closes the connection.
-    fn serve(&self, mut socket: &TcpStream) -> io::Result<()> {
+    fn serve(&self, mut socket: &TcpStream, number: u64) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         prepare(socket)?;
         let Some(hello) = self.admit(socket)? else { return Ok(()) };
+        self.callers().admit(number);
         // Between passes nothing is asked, however long that takes.
         socket.set_read_timeout(None)?;
         let cut = Cut { rank: hello.to as usize, world: hello.world as usize };

@@ -1,7 +1,8 @@
 //! Parts over real sockets: what comes, what does not, and that no rank waits for another one's pass.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    io::{ErrorKind, Read},
+    net::{IpAddr, Ipv4Addr, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -161,6 +162,19 @@ fn strangers_other_runs_and_other_models_are_refused() {
     // A part of another length than the caller expects is none.
     let peers = RemotePeers::new(ours, vec![None, Some(server.address())]);
     assert!(!fetch(&peers, cut(0, 2), 0, 60)[0].1);
+}
+
+#[test]
+fn strangers_that_say_nothing_are_bounded_and_a_rank_that_is_there_is_answered() {
+    let parts = Parts::new(cut(1, 2), 64);
+    let server = served(&parts, None);
+    let peers = RemotePeers::new(caller(cut(0, 2)), vec![None, Some(server.address())]);
+    assert!(fetch(&peers, cut(0, 2), 0, 64)[0].1);
+    let connect = || TcpStream::connect(server.address()).expect("it listens");
+    let _silent: Vec<_> = (0..server::STRANGERS).map(|_| connect()).collect();
+    let ended = connect().read(&mut [0]);
+    assert!(matches!(ended, Ok(0)) || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+    assert!(fetch(&peers, cut(0, 2), 1, 64)[0].1);
 }
 
 #[test]

@@ -243,11 +243,11 @@ impl Samples for Chats {
     fn warnings(&self) -> Vec<String> {
         let (lost, most) = (self.too_long.len(), self.max_tokens);
         let line = self.too_long.first().map(|first| {
-            let what = format!(
-                "has no answer within data.max_tokens ({most}), and neither have {} others of {} chats: they are left out; {TOO_LONG}",
-                lost - 1,
-                self.len()
-            );
+            let others = match lost {
+                1 => String::new(),
+                _ => format!(", and neither have {} others of {} chats", lost - 1, self.len()),
+            };
+            let what = format!("has no answer within data.max_tokens ({most}){others}: left out; {TOO_LONG}");
             self.source.fault(*first, what).to_string()
         });
         self.source.warnings().into_iter().chain(line).collect()

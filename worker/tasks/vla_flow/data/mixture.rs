@@ -266,10 +266,7 @@ impl Samples for Mixture {
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
         let of = |(Member { name, dataset, .. }, SetShare { samples, taken, .. }): (&Member, &SetShare)| {
-            let prompt = match dataset.training_sample(0) {
-                Some(index) => dataset.sample(index)?.input_ids.len(),
-                None => 0,
-            };
+            let prompt = dataset.prompt_tokens()?;
             let left_out = dataset.selection.describe().map_or(String::new(), |told| format!(", {told}"));
             let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens{left_out}");
             Ok(("data_set", text))

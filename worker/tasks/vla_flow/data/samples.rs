@@ -67,7 +67,24 @@ impl Batch for MicroBatch {
     }
 }
 
+/// Training samples that are read for the length of a prompt, until one can be.
+const TRIED: u64 = 16;
+
 impl Dataset {
+    /// Tokens of the first training sample that can be read: one that cannot is left out by a run, and is no
+    /// fault of the set.
+    pub(super) fn prompt_tokens(&self) -> Result<usize, DataError> {
+        let mut samples =
+            (0..TRIED).map_while(|rank| self.training_sample(rank)).map(|index| self.sample(index));
+        match samples.next() {
+            Some(Err(fault)) => match samples.find_map(Result::ok) {
+                Some(sample) => Ok(sample.input_ids.len()),
+                None => Err(fault),
+            },
+            first => first.map_or(Ok(0), |sample| sample.map(|sample| sample.input_ids.len())),
+        }
+    }
+
     /// What belongs beside the results of a policy whose samples have these sizes.
     pub(super) fn text_files(&self, dims: SampleDims) -> Vec<TextFile> {
         let (path, text) = (STATS_FILE.to_owned(), self.stats().to_json());
@@ -208,10 +225,7 @@ impl Samples for Dataset {
     }
 
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
-        let prompt = match self.training_sample(0) {
-            Some(index) => self.sample(index)?.input_ids.len(),
-            None => 0,
-        };
+        let prompt = self.prompt_tokens()?;
         let left_out = self.selection.describe().map(|told| ("left_out", told));
         Ok(left_out
             .into_iter()

@@ -398,8 +398,8 @@ fn images_that_do_not_decode_or_are_not_there_are_named() {
     let at = ["file-000.parquet", "sample 3 (episode 0, frame 3)", "observation.images.front"];
     let says = |more: &'static str| [&at[..], &[more]].concat();
     refused(spoiled(Some(whole[..whole.len() / 2].to_vec())), &says("does not decode"));
-    refused(spoiled(Some(b"GIF89a".to_vec())), &says("neither PNG nor JPEG"));
-    refused(spoiled(Some(Vec::new())), &says("neither PNG nor JPEG"));
+    refused(spoiled(Some(b"GIF89a".to_vec())), &says("a GIF; convert it"));
+    refused(spoiled(Some(Vec::new())), &says("the image has no bytes"));
     refused(spoiled(None), &says("no image bytes"));
     refused(
         spoiled(Some(super::recording::png(7, 31, 40))),
