@@ -1,9 +1,9 @@
 //! What stands before the first layer and behind the last: projections, and the flow's time.
 //!
 //! ```text
-//! state    state_proj(state)                                                                     [b, d]
-//! actions  action_time_mlp_out(silu(action_time_mlp_in([action_in_proj(x_t) | sinusoids(t)])))    [b * c, e]
-//! velocity action_out_proj(rms_norm(actions))                                                   [b * c, padded]
+//! state [b, d]             state_proj(state)
+//! actions [b * c, e]       action_time_mlp_out(silu(action_time_mlp_in([action_in_proj(x), sinusoids(t)])))
+//! velocity [b * c, padded] action_out_proj(rms_norm(actions))
 //! ```
 
 use std::f64::consts::TAU;

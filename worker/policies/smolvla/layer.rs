@@ -54,10 +54,10 @@ impl<'a, B: Tape<Base = B>> PairedLayer<'a, B> {
         let y_bd = self.vlm.normed(params, s_bd.clone());
         let [k, v] = self.vlm.keys_values(params, [y_bd.clone(), y_bd.clone()], suffix.batch);
         let [known_k, known_v] = known.each_ref().map(|known| T::lift(known.clone()));
-        let k = Tensor::cat(vec![known_k, suffix.state.turn(k)], 1);
+        let k = Tensor::cat(vec![known_k, suffix.state.rotate(k)], 1);
         let v = Tensor::cat(vec![known_v, v], 1);
         let out = (!self.last).then(|| {
-            let q = suffix.state.turn(self.vlm.queries(params, y_bd, suffix.batch));
+            let q = suffix.state.rotate(self.vlm.queries(params, y_bd, suffix.batch));
             let heads = attend(q, [k.clone(), v.clone()], &suffix.masks.state);
             self.vlm.close(params, s_bd, heads)
         });
@@ -90,10 +90,10 @@ impl<'a, B: Tape<Base = B>> PairedLayer<'a, B> {
         let q = self.expert.queries(params, y_ne.clone(), suffix.batch);
         let heads = if self.joint {
             let [own_k, own_v] = self.expert.keys_values(params, [y_ne.clone(), y_ne], suffix.batch);
-            let k = Tensor::cat(vec![k, suffix.behind.turn(own_k)], 1);
-            attend(suffix.behind.turn(q), [k, Tensor::cat(vec![v, own_v], 1)], &suffix.masks.joint)
+            let k = Tensor::cat(vec![k, suffix.behind.rotate(own_k)], 1);
+            attend(suffix.behind.rotate(q), [k, Tensor::cat(vec![v, own_v], 1)], &suffix.masks.joint)
         } else {
-            attend(suffix.alone.turn(q), [k, v], &suffix.masks.state)
+            attend(suffix.alone.rotate(q), [k, v], &suffix.masks.state)
         };
         self.expert.close(params, a_ne, heads)
     }

@@ -56,12 +56,12 @@ impl<B: Tape<Base = B>> Prefix<B> {
             memory::check();
             let y_nd = layer.normed(&params, x_nd.clone());
             let [k_bshk, v_bshk] = layer.keys_values(&params, [y_nd.clone(), y_nd.clone()], batch);
-            let k_bshk = rotary.turn::<B>(k_bshk);
+            let k_bshk = rotary.rotate::<B>(k_bshk);
             layers.push([k_bshk.clone(), v_bshk.clone()]);
             if number + 1 == count {
                 break;
             }
-            let q_bshk = rotary.turn::<B>(layer.queries(&params, y_nd, batch));
+            let q_bshk = rotary.rotate::<B>(layer.queries(&params, y_nd, batch));
             let heads = <B as AttentionOps>::attention(q_bshk, k_bshk, v_bshk, &mask, scale);
             x_nd = layer.close(&params, x_nd, heads);
         }

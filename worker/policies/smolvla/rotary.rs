@@ -34,7 +34,7 @@ impl<B: ModelBackend> Rotary<B> {
     }
 
     /// Queries or keys under it, `[b, s, heads, k]`.
-    pub fn turn<T: Tape<Base = B>>(&self, x_bshk: Tensor<T, 4>) -> Tensor<T, 4> {
+    pub fn rotate<T: Tape<Base = B>>(&self, x_bshk: Tensor<T, 4>) -> Tensor<T, 4> {
         let [cos_bsk, sin_bsk] = self.0.each_ref().map(|table| T::lift(table.clone()));
         T::rotary(x_bshk, cos_bsk, sin_bsk)
     }

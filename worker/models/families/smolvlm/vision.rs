@@ -25,24 +25,24 @@ pub(super) struct ImageTower<B: ModelBackend> {
     /// `[patches, d]`.
     positions_pd: Tensor<B, 2>,
     blocks: Vec<Block<B>>,
-    last_norm: LayerNorm<B>,
+    last_norm: TowerNorm<B>,
     connector: LoraLinear<B>,
 }
 
 struct Block<B: ModelBackend> {
-    norms: [LayerNorm<B>; 2],
+    norms: [TowerNorm<B>; 2],
     qkv: [LoraLinear<B>; 3],
     output: LoraLinear<B>,
     mlp: [LoraLinear<B>; 2],
 }
 
-struct LayerNorm<B: ModelBackend> {
+struct TowerNorm<B: ModelBackend> {
     gain_d: Tensor<B, 1>,
     bias_d: Tensor<B, 1>,
     eps: f64,
 }
 
-impl<B: ModelBackend> LayerNorm<B> {
+impl<B: ModelBackend> TowerNorm<B> {
     fn load(loader: &Loader<'_, B>, at: &str, width: usize, eps: f64) -> Result<Self, ModelError> {
         let [gain_d, bias_d] = ["weight", "bias"].map(|part| loader.vector(&format!("{at}.{part}"), width));
         Ok(Self { gain_d: gain_d?, bias_d: bias_d?, eps })
@@ -77,7 +77,7 @@ impl<B: ModelBackend> ImageTower<B> {
             blocks: (0..depth)
                 .map(|number| Block::load(loader, &format!("{tower}.encoder.layers.{number}"), &sizes))
                 .collect::<Result<_, _>>()?,
-            last_norm: LayerNorm::load(loader, &format!("{tower}.post_layernorm"), width, eps)?,
+            last_norm: TowerNorm::load(loader, &format!("{tower}.post_layernorm"), width, eps)?,
             connector: loader.linear(
                 &format!("{at}.connector.modality_projection.proj"),
                 [shuffled, config.layer.width],
@@ -117,7 +117,7 @@ impl<B: ModelBackend> Block<B> {
     fn load(loader: &mut Loader<'_, B>, at: &str, sizes: &VisionSizes) -> Result<Self, ModelError> {
         let VisionSizes { width, inner, eps, .. } = *sizes;
         let norms = ["layer_norm1", "layer_norm2"]
-            .map(|name| LayerNorm::load(loader, &format!("{at}.{name}"), width, eps));
+            .map(|name| TowerNorm::load(loader, &format!("{at}.{name}"), width, eps));
         let [first, second] = norms;
         let mut linear = |name: &str, features| loader.linear(&format!("{at}.{name}"), features, true);
         let square = [width, width];

@@ -42,7 +42,7 @@ pub struct PolicyPasses<B: Tape<Base = B>> {
 }
 
 /// A micro-batch in the policy's widths.
-struct Padded {
+struct PolicyBatch {
     state: Vec<f32>,
     actions: Vec<f32>,
     widths: Vec<usize>,
@@ -133,20 +133,25 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         self.policy.config.padded[1]
     }
 
-    fn padded(&self, batch: &MicroBatch) -> Padded {
+    fn padded(&self, batch: &MicroBatch) -> PolicyBatch {
         let [state, action] = self.policy.config.padded;
-        Padded {
+        PolicyBatch {
             state: widened(&batch.state, batch.len(), state),
             actions: widened(&batch.actions, batch.action_valid.len(), action),
             widths: vec![action; batch.len()],
         }
     }
 
-    fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b Padded) -> Observed<'b> {
+    fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> Observed<'b> {
         Observed { prompts: batch.prompts(), image: self.image, state: &padded.state }
     }
 
-    fn clean<'b>(&self, batch: &'b MicroBatch, padded: &'b Padded, widths: &'b [usize]) -> CleanActions<'b> {
+    fn clean<'b>(
+        &self,
+        batch: &'b MicroBatch,
+        padded: &'b PolicyBatch,
+        widths: &'b [usize],
+    ) -> CleanActions<'b> {
         CleanActions {
             samples: &batch.sample_indices,
             actions: &padded.actions,
@@ -156,7 +161,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         }
     }
 
-    fn noised(&self, batch: &MicroBatch, padded: &Padded) -> NoisyActions {
+    fn noised(&self, batch: &MicroBatch, padded: &PolicyBatch) -> NoisyActions {
         let keys = FlowKeys { seed: self.seed, step: batch.step.0, repeats: 1 };
         flow::noise(CONVENTION, keys, self.clean(batch, padded, &padded.widths))
     }
