@@ -50,8 +50,8 @@ pub fn port(job_id: Option<&str>) -> u16 {
 impl Step {
     /// Reads the step from the environment; nothing outside `srun`.
     pub fn from_env(env: Env<'_>) -> Result<Option<Self>, Failed> {
-        // What a shell starts has the shell's variables; a task of Slurm's own is told its process. One that a
-        // script starts without `exec` is taken for a shell's.
+        // What a shell starts has the shell's variables; a task of Slurm's own is told its process. One that
+        // a script starts without `exec` is taken for a shell's.
         let is_task = env("SLURM_TASK_PID").is_some_and(|pid| pid == std::process::id().to_string());
         let is_shell = env("SLURM_PTY_PORT").is_some() && !is_task;
         if is_shell || env("SLURM_STEP_ID").is_none() || env("SLURM_PROCID").is_none() {

@@ -49,8 +49,8 @@ impl LeftOut {
         self.learned |= learned > 0;
     }
 
-    /// Whether more than this share of the samples is left out. Of a small set as many epochs are judged as were
-    /// begun, whole: in a part of one, a sample that is left out each time has too much weight.
+    /// Whether more than this share of the samples is left out. Of a small set as many epochs are judged as
+    /// were begun, whole: in a part of one, a sample that is left out each time has too much weight.
     pub fn is_too_many(&self, epoch: u64, share: f64) -> bool {
         let of = if epoch < ENOUGH { self.seen.next_multiple_of(epoch.max(1)) } else { self.seen };
         self.seen >= ENOUGH.min(epoch) && self.left_out as f64 > share * of as f64
