@@ -44,7 +44,7 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     coxswain_remote::install();
     let cli = commands::Cli::try_parse().unwrap_or_else(|error| spelling::explained(error).exit());
     let logging = telemetry::start(&cli.log, cli.log_destination());
-    match commands::execute(cli, logging.writer()) {
+    match working_directory().and_then(|()| commands::execute(cli, logging.writer())) {
         Ok(()) if render::all_written() => ExitCode::SUCCESS,
         Ok(()) => ExitCode::from(exit::Exit::Internal.code()),
         Err(failed) => {
@@ -55,4 +55,12 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
             ExitCode::from(failed.exit.code())
         }
     }
+}
+
+/// Libraries ask for it, and some panic where it has been deleted.
+fn working_directory() -> exit::Outcome {
+    std::env::current_dir().map(drop).map_err(|error| {
+        let advice = "change to a directory that is there (`cd`), and start again";
+        exit::Failed::usage(format!("the working directory cannot be found: {error}; {advice}"))
+    })
 }

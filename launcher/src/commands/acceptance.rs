@@ -14,7 +14,7 @@ use std::path::Path;
 use coxswain_coordinator::{Opening, ServeError, StartError, journal::Chronicle};
 use coxswain_proto::{document, ids::Step, plan, run_spec::RunSpec};
 use coxswain_task::Samples;
-use coxswain_worker::train::{TrainError, check_base, check_features};
+use coxswain_worker::train::{TrainError, check_base, check_features, check_writable};
 
 use crate::{
     credentials, endpoint,
@@ -45,10 +45,15 @@ impl From<StartError> for Failed {
     }
 }
 
-/// Refuses what cannot be launched as planned. Writes nothing.
+/// Refuses what cannot be launched as planned. Leaves nothing on the disk.
 pub fn accept(spec: &RunSpec, plan: &Plan) -> Result<Accepted, Failed> {
     refuse_float16_on_cpu(spec, plan.device)?;
-    let opening = Opening::read(Path::new(&spec.run.output_dir))?;
+    let output_dir = Path::new(&spec.run.output_dir);
+    check_writable(output_dir).map_err(|error| {
+        let place = output_dir.display();
+        Failed::usage(format!("run.output_dir: {place} cannot be written: {error}; choose another one"))
+    })?;
+    let opening = Opening::read(output_dir)?;
     let records = opening.records.as_ref().filter(|_| spec.train.resume);
     if let Some(ran) = records.and_then(|records| records.spec.as_ref()) {
         same_model(ran, spec)?;

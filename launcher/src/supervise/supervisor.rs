@@ -316,13 +316,13 @@ impl Supervisor<'_> {
             Action::AskStop(signal) => self.ask_stop(signal),
             Action::KillAll(why) => {
                 self.announce_end(why);
-                for worker in self.machine.living() {
-                    self.workers[&worker].process.kill();
-                }
                 // A person who insists does not wait for what the coordinator makes of it; other nodes may.
                 let host = self.contacts.coordinator.as_mut().filter(|_| self.group.common.place.nnodes == 1);
                 if let Some(host) = host.filter(|_| matches!(why, Why::Insisted)) {
                     host.dismiss();
+                }
+                for worker in self.machine.living() {
+                    self.workers[&worker].process.kill();
                 }
             }
             Action::Kill(worker) => self.workers[&worker].process.kill(),

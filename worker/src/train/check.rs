@@ -61,9 +61,6 @@ pub fn check<B: Tape<Base = B>>(
     let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;
     init_from::bring(task, spec, &layout, &mut initial)?;
-    let output_dir = Path::new(&spec.run.output_dir);
-    let io = |source| TrainError::Io { action: "write below", path: output_dir.to_path_buf(), source };
-    check_writable(output_dir).map_err(io)?;
     let features = features_store(spec)?;
     Ok(CheckReport {
         training_samples: samples.training_len(),
@@ -124,7 +121,7 @@ fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
 }
 
 /// `dir`, or the nearest directory above it that exists, must take a file.
-fn check_writable(dir: &Path) -> io::Result<()> {
+pub fn check_writable(dir: &Path) -> io::Result<()> {
     let absolute = std::path::absolute(dir)?;
     let existing = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let probe = existing.join(format!(".cox-check-{}", std::process::id()));

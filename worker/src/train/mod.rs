@@ -86,7 +86,7 @@ mod verify;
 mod vote;
 mod warm_up;
 
-pub use self::check::{CheckReport, check, check_base, check_features};
+pub use self::check::{CheckReport, check, check_base, check_features, check_writable};
 pub use best::Best;
 pub use error::TrainError;
 pub use evaluate::evaluate_run;
