@@ -76,7 +76,7 @@ impl PolicySubject {
             seed: 0,
             recompute: self.spec.train.recompute,
             action: self.outline.dims.action,
-            device: account.device().clone(),
+            device: *account.device(),
         };
         let batch = self.longest(rows);
         let cost = PassCost::of(&account, |grads, clock| {
