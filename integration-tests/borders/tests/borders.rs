@@ -34,7 +34,7 @@ const SPARE: usize = 50;
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
     ("coordinator", 13_230),
-    ("launcher", 15_980),
+    ("launcher", 15_990),
     ("proto/identity", 1470),
     ("proto", 4590),
     ("worker/burn", 10),
