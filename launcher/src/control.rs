@@ -158,7 +158,8 @@ impl Access {
                 "the coordinator at {address} wants a token: name its run (--run DIR), or set COX_TOKEN or COX_TOKEN_FILE to what its \
                  launcher was given"
             )),
-            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failed::new(
+            // Nothing here answers with the last one: it stands for a connection that could not be made.
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => Failed::new(
                 Exit::CoordinatorLost,
                 format!("no coordinator answers at {address}: {}", self.advice.unwrap_or(status.message())),
             ),
