@@ -14,6 +14,7 @@ use serde::{
 use super::{
     error::{ConfigError, Place, Problem},
     keys::{self, join},
+    scalar::{boolean, float, truth_value_meant, whole_number_meant},
     tree::{MapKey, Node, Value},
 };
 
@@ -228,9 +229,8 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let expected = || match self.plain() {
-            Some("yes" | "Yes" | "YES" | "on" | "On" | "ON") => self.mismatch("`true`"),
-            Some("no" | "No" | "NO" | "off" | "Off" | "OFF") => self.mismatch("`false`"),
-            _ => self.mismatch("`true` or `false`"),
+            Some(text) => self.mismatch(truth_value_meant(text)),
+            None => self.mismatch("`true` or `false`"),
         };
         let value = self.plain().and_then(boolean).ok_or_else(expected)?;
         visitor.visit_bool(value)
@@ -315,35 +315,6 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
 
     forward_to_deserialize_any! {
         i128 u128 char bytes byte_buf unit unit_struct newtype_struct tuple_struct identifier ignored_any
-    }
-}
-
-/// YAML 1.2's truth values; `yes` and `on` are text.
-fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "true" | "True" | "TRUE" => Some(true),
-        "false" | "False" | "FALSE" => Some(false),
-        _ => None,
-    }
-}
-
-/// The number that other languages read in a spelling that is none in YAML 1.2, or none of a whole number.
-fn whole_number_meant(text: &str) -> Option<i128> {
-    let digits = text.replace('_', "");
-    let hexadecimal = digits.strip_prefix("0x").and_then(|digits| i128::from_str_radix(digits, 16).ok());
-    let scientific = || float(&digits).filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
-    hexadecimal.or_else(|| digits.parse().ok()).or_else(|| scientific().map(|number| number as i128))
-}
-
-/// YAML 1.2's numbers. Rust's own parser would also take `inf`, `nan` and `infinity`, which are text in YAML.
-fn float(text: &str) -> Option<f64> {
-    match text.trim_start_matches(['+', '-']) {
-        ".inf" | ".Inf" | ".INF" => {
-            Some(if text.starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY })
-        }
-        ".nan" | ".NaN" | ".NAN" => Some(f64::NAN),
-        digits if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') => text.parse().ok(),
-        _ => None,
     }
 }
 

@@ -21,6 +21,7 @@ mod findings;
 mod keys;
 mod overrides;
 mod paths;
+mod scalar;
 mod sections;
 mod task;
 mod tree;

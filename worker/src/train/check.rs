@@ -120,10 +120,11 @@ fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
     Ok(Some(format!("{} {there}", dir.display())))
 }
 
-/// `dir`, or the nearest directory above it that exists, must take a file.
+/// `dir`, or the nearest directory above it that exists, must take a file. A link to nothing takes none.
 pub fn check_writable(dir: &Path) -> io::Result<()> {
     let absolute = std::path::absolute(dir)?;
-    let existing = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let exists = |dir: &&Path| dir.symlink_metadata().is_ok();
+    let existing = absolute.ancestors().find(exists).unwrap_or(Path::new("/"));
     let probe = existing.join(format!(".cox-check-{}", std::process::id()));
     fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe))
 }

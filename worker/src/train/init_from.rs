@@ -42,7 +42,8 @@ const NAMED: usize = 40;
 pub enum InitError {
     /// Nothing there is known to the engine or to the task.
     #[error(
-        "train.init_from: {} holds no weights that this task can start from; name a run directory that has a checkpoint or results, a checkpoint, or a file of weights",
+        "train.init_from: {} holds no weights that this task can start from; name a run directory that has a \
+         checkpoint or results, a checkpoint, or a file of weights",
         path.display()
     )]
     NothingThere {
@@ -69,7 +70,8 @@ pub enum InitError {
     },
     /// Other weights than those that the run was launched with.
     #[error(
-        "train.init_from: what is there has digest {found}, the run was launched with {launched}: every node has to see the same files, and they must not change"
+        "train.init_from: what is there has digest {found}, the run was launched with {launched}: every node has to \
+         see the same files, and they must not change"
     )]
     Changed {
         /// Of what is there now.

@@ -14,6 +14,7 @@ pub mod rows;
 pub mod stats;
 mod tables;
 pub mod tasks;
+mod template;
 mod thrift;
 pub mod videos;
 

@@ -129,7 +129,9 @@ impl PeftAdapter {
         let packed = packed.map(FrozenDtype::name).any(|name| name == there || name == here.name());
         packed.then(|| {
             format!(
-                "was trained above weights in {there}, and here they are in {}: it corrects other errors than these have; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and name that as model.path",
+                "was trained above weights in {there}, and here they are in {}: it corrects other errors than these \
+                 have; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and \
+                 name that as model.path",
                 here.name()
             )
         })
@@ -289,7 +291,8 @@ impl Weights<'_> {
         });
         let Some((module, suffix)) = parts else {
             return Err(self.error(format!(
-                "tensor `{key}`; expected base_model.model.<module> and .lora_A.weight, .lora_B.weight or .lora_magnitude_vector of an adapted linear, or a tensor of a module in modules_to_save"
+                "tensor `{key}`; expected base_model.model.<module> and .lora_A.weight, .lora_B.weight or \
+                 .lora_magnitude_vector of an adapted linear, or a tensor of a module in modules_to_save"
             )));
         };
         match self.modules.iter().find(|m| m.name == module || m.old_name == module) {

@@ -287,11 +287,14 @@ mod tests {
             &["a.png"],
         );
         let lines = [
-            r#"{"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "\nWhat is it?"}]}, {"role": "assistant", "content": "A cat."}]}"#,
-            r#"{"images": ["a.png"], "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "\nWhat is it?"}]}, {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]}"#,
+            r#"{"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "\nWhat is it?"}]},
+                {"role": "assistant", "content": "A cat."}]}"#,
+            r#"{"images": ["a.png"], "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "\nWhat is it?"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]}"#,
             r#"{"images": ["a.png"], "conversations": [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]}"#,
             r#"{"id": 3, "image": "a.png", "conversations": [{"from": "human", "value": "\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]}"#,
-            r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file://a.png"}}, "\nWhat is it?"]}, {"role": "assistant", "content": "A cat."}]}"#,
+            r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file://a.png"}}, "\nWhat is it?"]},
+                {"role": "assistant", "content": "A cat."}]}"#,
         ];
         for line in lines {
             assert_eq!(Chat::parse(line), Ok(wanted.clone()), "{line}");
@@ -320,7 +323,9 @@ mod tests {
     fn turns_that_are_switched_off_are_shown_and_not_learned() {
         let line = |first: &str, second: &str| {
             format!(
-                r#"{{"messages": [{{"role": "user", "content": "a"{first}}}, {{"role": "assistant", "content": "b"{second}}}, {{"role": "assistant", "content": "c"}}]}}"#
+                r#"{{"messages": [{{"role": "user", "content": "a"{first}}},
+                    {{"role": "assistant", "content": "b"{second}}},
+                    {{"role": "assistant", "content": "c"}}]}}"#
             )
         };
         let learned = |text: &str| -> Vec<bool> {
