@@ -14,7 +14,7 @@ use serde::{
 use super::{
     error::{ConfigError, Place, Problem},
     keys::{self, join},
-    scalar::{boolean, float, truth_value_meant, whole_number_meant},
+    scalar::{boolean, boolean_meant, float, whole_number_meant},
     tree::{MapKey, Node, Value},
 };
 
@@ -229,7 +229,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let expected = || match self.plain() {
-            Some(text) => self.mismatch(truth_value_meant(text)),
+            Some(text) => self.mismatch(boolean_meant(text)),
             None => self.mismatch("`true` or `false`"),
         };
         let value = self.plain().and_then(boolean).ok_or_else(expected)?;

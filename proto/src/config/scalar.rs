@@ -1,6 +1,6 @@
-//! Numbers and truth values of YAML 1.2, and what is meant by those of other languages.
+//! Numbers and booleans of YAML 1.2, and what is meant by those of other languages.
 
-/// YAML 1.2's truth values; `yes` and `on` are text.
+/// YAML 1.2's booleans; `yes` and `on` are text.
 pub(super) fn boolean(text: &str) -> Option<bool> {
     match text {
         "true" | "True" | "TRUE" => Some(true),
@@ -9,8 +9,8 @@ pub(super) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// What stands for a text that is no truth value: one where other languages read one.
-pub(super) fn truth_value_meant(text: &str) -> &'static str {
+/// What stands for a text that is no boolean: one where other languages read one.
+pub(super) fn boolean_meant(text: &str) -> &'static str {
     match text {
         "yes" | "Yes" | "YES" | "on" | "On" | "ON" => "`true`",
         "no" | "No" | "NO" | "off" | "Off" | "OFF" => "`false`",

@@ -22,6 +22,11 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
         let told = format!("expected a whole number in digits (`{meant}`), found `{batch}`");
         refuses(&with(batch), &[], &format!("run.yaml:9:17: train.global_batch: {told}"));
     }
+    for (given, meant) in [("yes", "`true`"), ("OFF", "`false`"), ("1", "`true` or `false`")] {
+        let change = format!("train.resume={given}");
+        let told = format!("override `{change}`: train.resume: expected {meant}, found `{given}`");
+        refuses(SMALL, &[&change], &told);
+    }
     refuses(
         &SMALL.replace("columns: [x]", "columns: x"),
         &[],
