@@ -55,7 +55,7 @@ use coxswain_worker::{
     collective::Solo,
     link::Phase,
     memory::{self, CountingAllocator, Meter},
-    zero::{Rates, ShardedAdamW, StepInput},
+    zero::{Rates, ShardedOptimizer, StepInput},
 };
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -142,7 +142,7 @@ struct Bench<'a> {
     policy: Policy<Flex>,
     trainables: Trainables<Flex>,
     grads: FlatGrads,
-    optimizer: ShardedAdamW,
+    optimizer: ShardedOptimizer,
     config: &'a ModelOutline,
     prompts: Prompts,
     features: CachedFeatures,
@@ -168,7 +168,7 @@ impl<'a> Bench<'a> {
         let features = policy.features_below(&trainables, &prompts.batch(config, Step(0)))?;
         let resting = (tap == Tap::Final).then_some(Group::LORA);
         let grads = FlatGrads::new(layout.len());
-        let optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
+        let optimizer = ShardedOptimizer::new(&layout, 1, Rank(0), &Optimizer::default());
         let (times, peaks, step) = ([vec![], vec![]], [0; 2], 0);
         Ok(Self {
             policy,

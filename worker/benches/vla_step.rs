@@ -39,7 +39,7 @@ use coxswain_worker::{
     collective::Solo,
     link::Phase,
     memory::{CountingAllocator, Meter},
-    zero::{Rates, ShardedAdamW, StepInput},
+    zero::{Rates, ShardedOptimizer, StepInput},
 };
 use prompts::{DIMS, Flags, Prompts};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
     let (policy, layout, values) = Policy::<Flex>::load(&spec, shelf(), DIMS, &Default::default())?;
     let mut trainables = Trainables::new(layout.clone(), values, &Default::default());
     let mut grads = FlatGrads::new(layout.len());
-    let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &Optimizer::default());
+    let mut optimizer = ShardedOptimizer::new(&layout, 1, Rank(0), &Optimizer::default());
     let rates = Rates::from([("lora", 1e-4), ("expert", 1e-4), ("sensor", 1e-4)]);
     let (warmup, steps) = (flags.number("--warmup", 2)?, flags.number("--steps", 8)?);
     let config = shelf::<Sizes>().vision_language.of(Path::new(&model))?.outline(Path::new(&model))?;

@@ -25,7 +25,7 @@ use coxswain_proto::{
 };
 use coxswain_worker::{
     collective::{Collective, Membership, Ring, RingAbort, RingListener},
-    zero::{Rates, ReplicatedAdamW, StepInput},
+    zero::{Rates, ReplicatedOptimizer, StepInput},
 };
 
 fn main() -> Result<()> {
@@ -105,7 +105,8 @@ impl Bench {
         let layout = layout(self.elements);
         let (mut weights, mut grads) = (vec![0.1f32; layout.len()], vec![0.0f32; layout.len()]);
         let settings = Optimizer::default();
-        let mut optimizer = ReplicatedAdamW::new(&layout, self.world, Rank(rank), &settings, self.replica);
+        let mut optimizer =
+            ReplicatedOptimizer::new(&layout, self.world, Rank(rank), &settings, self.replica);
         optimizer.begin(0, 0, &weights);
         let input = StepInput {
             scale: 0.5,

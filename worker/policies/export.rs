@@ -5,14 +5,21 @@
 //! change: which features there are, and their state files. What else lies in the directory is copied,
 //! but for README and training configuration, which are of another training.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    fs, io,
+    path::Path,
+};
 
 use coxswain_models::pretrained::{
+    checkpoint::Checkpoint,
     error::ModelError,
     merge::{Trained, write_merged},
     rules::Rules,
 };
-use coxswain_nn::params::TrainableLayout;
+use coxswain_nn::{files::floats, lora::LoraPlan, params::TrainableLayout};
+use coxswain_proto::{bounded, human, limits::MAX_METADATA_BYTES};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Map, Value, json};
 
@@ -33,6 +40,8 @@ pub struct Export<'e> {
     pub directory: &'e PolicyDirectory,
     /// What names in its weights mean.
     pub rules: Rules,
+    /// Which linears have adapters; they are merged.
+    pub plan: Option<&'e LoraPlan>,
     /// What trained.
     pub layout: &'e TrainableLayout,
     /// Its values.
@@ -43,36 +52,83 @@ pub struct Export<'e> {
     pub outputs: &'e [Feature],
     /// Of the data set.
     pub statistics: &'e Statistics,
+    /// Which of its features is which of the policy's, where names differ.
+    pub renamed: &'e BTreeMap<String, String>,
+}
+
+/// What trained values have lost by being rounded to the types of the file that they came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rounding {
+    values: usize,
+    /// Sums of squares: of the values, and of what they are off by.
+    squares: [f64; 2],
+}
+
+impl Rounding {
+    /// What they are off by, over their size: both as the square root of the sum of squares.
+    pub fn relative(&self) -> f64 {
+        let [size, off] = self.squares;
+        if off == 0.0 { 0.0 } else { (off / size).sqrt() }
+    }
+
+    /// Of what trained in full, as a directory has it now.
+    fn of(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
+        let checkpoint = Checkpoint::open(dir, rules)?;
+        let mut rounding = Self::default();
+        for param in layout.params().iter().filter(|param| checkpoint.contains(&param.name)) {
+            let (dtype, shape, bytes) = checkpoint.stored(&param.name)?;
+            let stored = TensorView::new(dtype, shape.to_vec(), bytes).ok().and_then(|view| floats(&view));
+            for (stored, value) in stored.iter().flatten().zip(&values[param.range()]) {
+                let (value, off) = (f64::from(*value), f64::from(value - stored));
+                rounding.squares = [rounding.squares[0] + value * value, rounding.squares[1] + off * off];
+                rounding.values += 1;
+            }
+        }
+        Ok(rounding)
+    }
+}
+
+impl Display for Rounding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values = human::grouped(self.values as u64);
+        match self.relative() {
+            _ if self.values == 0 => f.write_str("adapters merged, in the base's types"),
+            0.0 => write!(f, "{values} trained values, kept exactly"),
+            off => write!(f, "{values} trained values, off by {:.2} % in the base's types", 100.0 * off),
+        }
+    }
 }
 
 /// Writes the policy to `out`, whole or not at all, in the place of what is there.
-pub fn write(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
+pub fn write(out: &Path, export: Export<'_>) -> Result<Rounding, ModelError> {
+    // Names that nobody else gives: what is left below them by a process that was killed is deleted.
     let beside = |end: &str| {
-        let mut name = out.file_name().unwrap_or_default().to_owned();
+        let mut name = std::ffi::OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
         name.push(end);
         out.with_file_name(name)
     };
-    let (staged, old) = (beside(".policy"), beside(".old"));
-    // Left behind by a process that was killed.
+    let (staged, old) = (beside(".cox-new"), beside(".cox-old"));
     [&staged, &old].into_iter().for_each(|left| drop(fs::remove_dir_all(left)));
-    let Export { directory, rules, layout, values, .. } = export;
-    let trained = Trained { rules, tied: None, plan: None, layout, values };
+    let Export { directory, rules, plan, layout, values, .. } = export;
+    let trained = Trained { rules, tied: None, plan, layout, values };
     let replaced = || {
         if out.exists() {
             fs::rename(out, &old)?;
         }
-        fs::rename(&staged, out)
+        fs::rename(&staged, out).inspect_err(|_| drop(fs::rename(&old, out)))
     };
     let written = write_merged(&directory.dir, &staged, trained)
         .and_then(|()| beside_weights(&staged, export))
-        .and_then(|()| replaced().map_err(unwritten(out)));
+        .and_then(|()| Rounding::of(&staged, export))
+        .and_then(|rounding| replaced().map(|()| rounding).map_err(unwritten(out)));
     // The first error is the one to report.
     let _ = fs::remove_dir_all(if written.is_ok() { &old } else { &staged });
     written
 }
 
 fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
-    let Export { directory, inputs, outputs, statistics, .. } = export;
+    let Export { directory, inputs, outputs, statistics, renamed, .. } = export;
     let mut config = directory.json.clone();
     config["input_features"] = listed(inputs);
     config["output_features"] = listed(outputs);
@@ -81,12 +137,15 @@ fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
     let both: Vec<Feature> = inputs.iter().chain(outputs).cloned().collect();
     for file in PROCESSORS {
         let path = out.join(file);
-        let text = fs::read_to_string(&path).map_err(unwritten(&path))?;
+        let text = bounded::read_text(&path, MAX_METADATA_BYTES).map_err(unwritten(&path))?;
         let mut json: Value =
             serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.clone(), source })?;
         for step in json.get_mut("steps").and_then(Value::as_array_mut).into_iter().flatten() {
             if let Some(features) = step.get_mut("config").and_then(|config| config.get_mut("features")) {
                 *features = listed(if file == PROCESSORS[0] { &both[..] } else { outputs });
+            }
+            if let Some(map) = step.get_mut("config").and_then(|config| config.get_mut("rename_map")) {
+                *map = json!(renamed);
             }
             if let Some(state) = step.get("state_file").and_then(Value::as_str) {
                 write_statistics(&out.join(state), statistics)?;

@@ -5,6 +5,7 @@
 //! ```text
 //! directory   LeRobot's policy directory: what its files say, with the file and the field in every error
 //! export      the same, written with what was trained
+//! pass_files  what one pass reads from a file, and what it writes
 //! groups      what trains, by name
 //! backbone    where configuration and tokenizer of the model are that a policy names by its hub name
 //! smolvla     SmolVLA
@@ -16,6 +17,7 @@ pub mod backbone;
 pub mod directory;
 pub mod export;
 mod groups;
+mod pass_files;
 pub mod smolvla;
 
 pub use self::groups::EXPERT;

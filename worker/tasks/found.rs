@@ -1,7 +1,7 @@
 //! Data that a user names without saying what it is: what tasks look at to tell whether it is theirs.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
@@ -10,6 +10,7 @@ use coxswain_data::{
     DataError,
     shards::{Shards, names_shards},
 };
+use coxswain_proto::bounded;
 
 /// Bytes of a record that is looked at.
 const LONGEST: u64 = 1 << 20;
@@ -50,7 +51,7 @@ fn hidden(path: &Path) -> bool {
 
 /// The first line of a file that is not blank; none if it cannot be read as text.
 pub fn first_line(path: &Path) -> Option<String> {
-    let mut reader = BufReader::new(File::open(path).ok()?.take(LONGEST));
+    let mut reader = BufReader::new(bounded::open(path).ok()?.take(LONGEST));
     let mut line = String::new();
     while line.trim().is_empty() {
         line.clear();

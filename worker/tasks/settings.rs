@@ -20,26 +20,9 @@ pub fn checked<S>(settings: Result<S, SettingsError>) -> Result<S, DataError> {
 
 /// A model that cannot be read, where data are opened.
 pub fn unread(error: ModelError) -> DataError {
-    let remedy = || "use the checkpoint's own file".into();
     match error {
         ModelError::Away(error) => error,
-        ModelError::Io { path, source, .. } => DataError::io(&path, "read")(source),
-        ModelError::Config { path, field, problem } => {
-            DataError::Invalid { path, field, found: problem, remedy: remedy() }
-        }
-        ModelError::Json { path, source } => {
-            let found = format!("not valid JSON: {source}");
-            DataError::Invalid { path, field: "(file)".into(), found, remedy: remedy() }
-        }
-        error => {
-            let field = "model.path".into();
-            DataError::Invalid {
-                path: "(run file)".into(),
-                field,
-                found: error.to_string(),
-                remedy: remedy(),
-            }
-        }
+        error => DataError::Model(error.to_string()),
     }
 }
 
@@ -57,7 +40,7 @@ pub fn check_trained(lora: Option<&Lora>, train: &[String], [adapted, whole]: [f
         moves.iter().all(|(there, _)| !there) || moves.iter().any(|(there, rate)| *there && *rate != 0.0),
         if lora.is_some() { "optimizer.lr.lora" } else { "optimizer.lr.base" },
         "is 0, and so is the rate of whatever else this run trains, so nothing would move",
-        "give a group that is there a rate above 0",
+        "give a trained group a rate above 0",
     );
     f.learning_rate("lora", adapted);
     f.learning_rate("base", whole);
@@ -74,7 +57,7 @@ pub fn check_texts(spec: &RunSpec, samples: &str, f: &mut Findings) {
     f.require(
         spec.cache.mode == CacheMode::Off,
         "cache.mode",
-        "is not `off`, and this task keeps no features",
+        "is not `off`, and this task caches no features",
         "remove it",
     );
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables of docs/gpu.md from what came back of calls: `worker/cuda/gpu/results.py RESULTS..`, each a results.tar.gz or a folder of it.
+"""Tables from what came back of calls: `worker/cuda/gpu/results.py RESULTS..`, each a results.tar.gz or a folder of it.
 
 A later one takes the place of an earlier one's steps of the same name. Each aim has a verdict: reached, missed, or not measured.
 """

@@ -388,8 +388,9 @@ fn flat_buffers<F: FlatOn<B>, B: ModelBackend>(device: &B::Device) -> [Vec<f32>;
             },
         };
         let (weights, exp_avg, exp_avg_sq) = (&mut weights, &mut exp_avg, &mut exp_avg_sq);
-        let part = Part { weights, weights_from: 0, exp_avg, exp_avg_sq, grads: &grads, grads_from: 0 };
-        F::adamw(part, &pieces.iter().enumerate().map(of_piece).collect::<Vec<_>>());
+        let part =
+            Part { weights, weights_from: 0, state: [exp_avg, exp_avg_sq], grads: &grads, grads_from: 0 };
+        F::adamw(part, &pieces.iter().enumerate().map(of_piece).collect::<Vec<_>>(), None);
     }
     [grads, weights, exp_avg, exp_avg_sq].map(|flat| flat.read(0..len).into_owned())
 }

@@ -11,7 +11,7 @@ use parquet::errors::ParquetError;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The operating system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: cannot {action}: {source}{}", path.display(), remedy_of(source))]
     Io {
         /// Which file or directory.
         path: PathBuf,
@@ -42,6 +42,9 @@ pub enum DataError {
         /// What to do.
         remedy: String,
     },
+    /// What the data need of the model, such as its tokenizer, cannot be read: file, field, remedy.
+    #[error("{0}")]
+    Model(String),
     /// A parquet file is truncated or garbled.
     #[error("{}: cannot be read as parquet: {detail}; copy or download the file again", path.display())]
     Parquet {
@@ -193,6 +196,11 @@ impl DataError {
             other => Self::Parquet { path, detail: other.to_string() },
         }
     }
+}
+
+/// What helps where a file is not there.
+fn remedy_of(error: &std::io::Error) -> &'static str {
+    if error.kind() == std::io::ErrorKind::NotFound { "; restore it, or correct the path" } else { "" }
 }
 
 /// Whether a server of files does not answer, or has forgotten what was open: what a mounted directory says

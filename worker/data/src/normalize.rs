@@ -116,7 +116,9 @@ pub struct Normalizer {
 impl Normalizer {
     /// The normalisation of `feature`, whose value has `width` elements, by the data set's statistics.
     pub fn new(catalog: &Catalog, feature: &str, width: usize, mode: NormMode) -> Result<Self, DataError> {
+        // Statistics are counted from rows, so that a shape that is not theirs is to blame first.
         Self::of(catalog.stats.as_ref(), &catalog.stats_path, feature, width, mode)
+            .map_err(|error| catalog.shape_fault(feature).unwrap_or(error))
     }
 
     /// The same by statistics that are those of the file at `path`.
@@ -130,12 +132,16 @@ impl Normalizer {
         let Some((first, second)) = mode.statistics() else {
             return Ok(Self { mode, offset: Vec::new(), scale: Vec::new() });
         };
-        let stats = stats.and_then(|s| s.0.get(feature));
+        // What is there, and wrong or not all, is replaced by these flags alone.
+        let flags = if stats.is_some() { " --anew --force" } else { "" };
         let fail = |field: String, found: String| {
-            let remedy = "compute the data set's statistics with `cox data stats`, or set data.normalization to \
-                          `identity`";
+            let remedy = format!(
+                "compute the data set's statistics with `cox data stats{flags}`, or set data.normalization to \
+                 `identity`"
+            );
             DataError::invalid(path, field, found, remedy)
         };
+        let stats = stats.and_then(|all| all.0.get(feature));
         let stats = stats.ok_or_else(|| fail(feature.into(), "no statistics".into()))?;
         let take = |stat: &str| -> Result<Vec<f32>, DataError> {
             let values = stats.get(stat);
@@ -155,6 +161,20 @@ impl Normalizer {
         let (offset, second_values) = (take(first)?, take(second)?);
         if offset.len() != second_values.len() {
             return Err(fail(format!("{feature}.{second}"), format!("not as long as {first}")));
+        }
+        let is_possible = |(low, high): (&f32, &f32)| match mode {
+            NormMode::MeanStd => *high >= 0.0,
+            _ => high >= low,
+        };
+        if let Some(element) = offset.iter().zip(&second_values).position(|pair| !is_possible(pair)) {
+            let found = match mode {
+                NormMode::MeanStd => format!("element {element} is negative ({})", second_values[element]),
+                _ => format!(
+                    "element {element} is {}, below the {first} of {}",
+                    second_values[element], offset[element]
+                ),
+            };
+            return Err(fail(format!("{feature}.{second}"), found));
         }
         let scale = match mode {
             NormMode::MeanStd => second_values,
@@ -213,6 +233,21 @@ impl Normalizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn statistics_that_no_values_have_are_refused_by_element() {
+        let named = [("mean", [0.0; 2]), ("std", [1.0, -0.5]), ("min", [0.0, 2.0]), ("max", [1.0; 2])];
+        let of_a: FeatureStats = named.map(|(name, values)| (name.to_owned(), values.to_vec())).into();
+        let stats = Stats([("a".to_owned(), of_a)].into());
+        let refused = |mode| {
+            let found = Normalizer::of(Some(&stats), Path::new("stats.json"), "a", 2, mode);
+            found.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let [std, max] = [NormMode::MeanStd, NormMode::MinMax].map(refused);
+        assert!(std.contains("a.std: element 1 is negative (-0.5)"), "{std}");
+        assert!(max.contains("a.max: element 1 is 1, below the min of 2"), "{max}");
+        assert!(max.contains("`cox data stats --anew --force`"), "{max}");
+    }
 
     #[test]
     fn a_value_that_a_mode_makes_far_too_large_is_found_with_what_made_it_so() {

@@ -7,11 +7,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
+use coxswain_video::LFS_POINTER;
 use png::{ColorType, Transformations};
 use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
 use zune_jpeg::JpegDecoder;
 
-use crate::{orientation::Orientation, pixels::Pixels, surviving::words, text::LFS_POINTER};
+use crate::{orientation::Orientation, pixels::Pixels, surviving::words};
 
 /// Largest decoded image accepted; a garbled header must not allocate the machine away.
 const MAX_DECODED_BYTES: usize = 512 << 20;
@@ -44,7 +45,8 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         [] => return Err("the image has no bytes; restore the file".into()),
         _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),
     };
-    let decoded = decoded.map_err(|e| format!("the image does not decode ({e}); record the frame again"));
+    let decoded = decoded
+        .map_err(|e| format!("the image does not decode ({e}); restore the file, or record the frame again"));
     Ok(orientation(encoded).apply(decoded?))
 }
 

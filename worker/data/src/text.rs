@@ -1,6 +1,6 @@
 //! Files of text, read whole up to a bound, wherever they lie.
 
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 use coxswain_proto::limits::MAX_METADATA_BYTES;
 
@@ -23,8 +23,16 @@ fn text(path: &Path, limit: u64) -> Result<String, DataError> {
 /// The byte order mark with which some programs begin a text in UTF-8. It is no part of the text.
 pub const MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// What stands in a clone without Git LFS in place of a file begins with this.
-pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+/// Letters of a name or a value that an error shows.
+const SHOWN: usize = 240;
+
+/// The beginning of what a file says, for errors: it may be megabytes.
+pub fn excerpt(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]).into(),
+        None => text.into(),
+    }
+}
 
 /// Bytes that are no text in UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +64,7 @@ pub fn decode(mut bytes: Vec<u8>) -> Result<String, NotText> {
 
 /// The whole file as one JSON value of type `T`.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
-    parse_json(path, &text(path, MAX_METADATA_BYTES)?)
-}
-
-/// The text of a file as one JSON value of type `T`.
-pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text).map_err(|e| {
+    serde_json::from_str(&text(path, MAX_METADATA_BYTES)?).map_err(|e| {
         DataError::invalid(path, format!("line {}", e.line()), e.to_string(), "repair or restore the file")
     })
 }
@@ -69,6 +72,13 @@ pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_shows_the_beginning_of_what_is_long() {
+        assert_eq!(excerpt("a"), "a");
+        let (all, more) = ("\u{e9}".repeat(SHOWN), "\u{e9}".repeat(SHOWN + 1));
+        assert_eq!((excerpt(&all), excerpt(&more)), (all.as_str().into(), format!("{all}...").into()));
+    }
 
     #[test]
     fn a_byte_order_mark_is_no_part_of_a_text_and_utf_16_is_named() {

@@ -21,7 +21,7 @@ pub enum StoreError {
     },
     /// No namespace is left on the device.
     #[error(
-        "write {}: {source}; nothing more is stored and training goes on without; free space there, set cache.budget, or move cache.dir",
+        "write {}: {source}; no more features are stored, and training continues; free space there, set cache.budget, or move cache.dir",
         path.display()
     )]
     Full {

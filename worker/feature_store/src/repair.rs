@@ -32,7 +32,7 @@ const BUFFER: usize = 1 << 20;
 /// One shard, after a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repaired {
-    /// The shard. It is gone if nothing in it was sound.
+    /// The shard. It is gone if it had no intact records.
     pub path: PathBuf,
     /// Records that it has now.
     pub kept: u64,

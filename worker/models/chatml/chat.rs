@@ -90,7 +90,7 @@ impl ChatMlChats {
             push_pieces(pieces, &mut text);
             text.push_str("<|im_end|>");
             if *learned {
-                answers.push(begin..text.len());
+                push_answers(begin, &text, &mut answers);
             }
             text.push('\n');
             rest = &rest[1..];
@@ -129,6 +129,16 @@ impl ChatEncoder for ChatMlChats {
         rendered.text.push_str("<|im_start|>assistant\n");
         Ok(self.encode_rendered(chat, &rendered, grids)?.ids)
     }
+}
+
+/// The answer from `begin` to the end of `text`, without the images in it: those are shown, not written.
+fn push_answers(begin: usize, text: &str, answers: &mut Vec<Range<usize>>) {
+    let mut from = begin;
+    for (image, _) in text[begin..].match_indices(IMAGE) {
+        answers.push(from..begin + image);
+        from = begin + image + IMAGE.len();
+    }
+    answers.push(from..text.len());
 }
 
 fn push_pieces(pieces: &[Piece], text: &mut String) {

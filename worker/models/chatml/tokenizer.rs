@@ -15,7 +15,7 @@ use super::facts::{ModelFacts, ToolTurns};
 use crate::pretrained::{pictures::ImageShape, tokenizer_file};
 use coxswain_data::{
     DataError,
-    text::{read_json, read_text},
+    text::{excerpt, read_json, read_text},
 };
 
 /// The system turn that published templates begin a chat with that has none.
@@ -125,13 +125,15 @@ impl ChatMlTokenizer {
         let placeholders = ids.iter().filter(|id| **id == self.facts.image_token).count();
         if placeholders != grids.len() {
             return Err(format!(
-                "the prompt has {placeholders} image placeholders for {} images; remove <|image_pad|> from text {text:?}",
+                "the prompt has {placeholders} image placeholders for {} images; remove <|image_pad|> from text {:?}",
                 grids.len(),
+                excerpt(text),
             ));
         }
         if self.tokenizer.token_to_id("<|video_pad|>").is_some_and(|video| ids.contains(&video)) {
             return Err(format!(
-                "a placeholder of a video, and there is none; remove <|video_pad|> from text {text:?}"
+                "a placeholder of a video, and there is none; remove <|video_pad|> from text {:?}",
+                excerpt(text)
             ));
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.facts.vocab) {

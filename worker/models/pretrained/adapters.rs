@@ -78,9 +78,22 @@ impl Tuned {
         modules: &[Module],
         head: HeadAdapter,
     ) -> Result<Self, ModelError> {
+        Self::resolve_reached(lora, train, modules, &|_| true, head)
+    }
+
+    /// The same of a model of which a part of the modules alone is `reached` by what trains it: others do not
+    /// train in full, and patterns that mean nothing else are refused.
+    pub fn resolve_reached(
+        lora: Option<&Lora>,
+        train: &[String],
+        modules: &[Module],
+        reached: &dyn Fn(&Module) -> bool,
+        head: HeadAdapter,
+    ) -> Result<Self, ModelError> {
         let adapters = lora.map(|lora| Adapters::resolve(lora, modules, head)).transpose()?;
         let plan = adapters.as_ref().map(|adapters| &adapters.plan);
-        let full = TrainedModules::resolve(train, modules, plan)?;
+        let of_full: Vec<Module> = modules.iter().filter(|module| reached(module)).cloned().collect();
+        let full = TrainedModules::resolve(train, &of_full, plan)?;
         if let (true, HeadAdapter::Refused(why)) = (full.contains("lm_head"), head) {
             let problem = format!("matches `lm_head`, {why}; leave it out");
             return Err(setting("model.train", problem));

@@ -14,6 +14,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
+    io::ErrorKind,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -77,14 +78,26 @@ pub struct Checkpoint {
     pub rules: Rules,
     /// Canonical name to shard number and the file's own spelling.
     tensors: HashMap<String, (usize, String)>,
-    /// Every tensor is there, in the shape asked for and without a value.
+    /// Tensors have no values; what is asked for is looked up in the headers, where there are files.
     hollow: bool,
 }
 
 impl Checkpoint {
-    /// What stands for the weight files of `dir` where tensors have no values: nothing is opened.
-    pub fn hollow(dir: &Path, rules: Rules) -> Self {
-        Self { dir: dir.into(), shards: Vec::new(), rules, tensors: HashMap::new(), hollow: true }
+    /// The weight files of `dir`, for a backend whose tensors have values or have none. One without them
+    /// needs no files: to plan, a directory with a configuration is enough.
+    pub fn open_for(dir: &Path, rules: Rules, values: bool) -> Result<Self, ModelError> {
+        match Self::open(dir, rules) {
+            Ok(found) => Ok(Self { hollow: !values, ..found }),
+            Err(ModelError::Io { source, .. }) if !values && source.kind() == ErrorKind::NotFound => {
+                Ok(Self { dir: dir.into(), shards: Vec::new(), rules, tensors: HashMap::new(), hollow: true })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Of tensors without values: that this one is in the headers, where there are any, in this shape.
+    fn look_up(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+        if self.shards.is_empty() { Ok(()) } else { self.locate(name, expected).map(drop) }
     }
 
     /// Maps the weight files of `dir` and checks their headers; no weight is read yet.
@@ -162,6 +175,14 @@ impl Checkpoint {
         Ok((info.dtype, &info.shape, &shard.map[shard.data_start + start..shard.data_start + end]))
     }
 
+    /// The tensor `name` holds values that are not finite.
+    pub fn not_finite(&self, name: &str) -> ModelError {
+        let stored = self.tensors.get(name);
+        let (path, tensor) =
+            stored.map_or((&self.dir, name), |(shard, spelling)| (&self.shards[*shard].path, spelling));
+        ModelError::NotFinite { path: path.clone(), tensor: tensor.into() }
+    }
+
     /// A tensor that multiplies activations, kept as `dtype`. `expected` is its shape in the file; the result
     /// is flattened to `shape`.
     ///
@@ -174,6 +195,7 @@ impl Checkpoint {
         dtype: WeightsDtype,
     ) -> Result<TensorData, ModelError> {
         if self.hollow {
+            self.look_up(name, expected)?;
             return Ok(TensorData {
                 bytes: Bytes::from_bytes_vec(Vec::new()),
                 shape: shape.into(),
@@ -204,6 +226,7 @@ impl Checkpoint {
         packing: Packing,
     ) -> Result<QuantizedMatrix, ModelError> {
         if self.hollow {
+            self.look_up(name, &shape)?;
             return Ok(QuantizedMatrix::hollow(packing, shape));
         }
         let at = self.locate(name, &shape)?;
@@ -218,14 +241,10 @@ impl Checkpoint {
         let matrix = QuantizedMatrix::quantize(packing, shape, read).map_err(|source| ModelError::Io {
             path: path.clone(),
             source,
-            remedy: "the file must stay as it is while the model is loaded",
+            remedy: "the file must not change while the model is loaded",
         })?;
         if !matrix.is_finite() {
-            return Err(ModelError::NotFinite {
-                path: path.clone(),
-                tensor: at.name,
-                packing: packing.name(),
-            });
+            return Err(self.not_finite(name));
         }
         Ok(matrix)
     }
@@ -371,9 +390,16 @@ impl Shard {
             source,
             remedy: "every file that model.safetensors.index.json names must be in the model directory",
         };
-        let file = File::open(path).map_err(unreadable)?;
+        let file = bounded::open(path).map_err(unreadable)?;
         let (stamp, map) =
             Stamp::of(&file).and_then(|stamp| Ok((stamp, mapping::map(&file)?))).map_err(unreadable)?;
+        if PICKLED.iter().any(|begins| map.starts_with(begins)) {
+            return Err(ModelError::Io {
+                path: path.into(),
+                source: std::io::Error::new(ErrorKind::InvalidData, "PyTorch's pickled weights"),
+                remedy: "no pickle is opened; load the model in Transformers and write it again by save_pretrained",
+            });
+        }
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| {
             ModelError::Safetensors { path: path.into(), problem: describe(&error, map.len()) }
         })?;
@@ -396,6 +422,9 @@ impl AsRef<[u8]> for MapOwner {
         &self.0
     }
 }
+
+/// What files of PyTorch's pickles begin with: a zip archive, or the pickle itself.
+const PICKLED: [&[u8]; 2] = [b"PK\x03\x04", b"\x80\x02"];
 
 /// What is wrong with a header, in words.
 fn describe(error: &SafeTensorError, file_len: usize) -> String {

@@ -13,7 +13,10 @@ pub fn read(dir: &Path) -> Result<(PathBuf, Value), ModelError> {
     let text = bounded::read_text(&path, MAX_METADATA_BYTES).map_err(|source| ModelError::Io {
         path: path.clone(),
         source,
-        remedy: "name a Hugging Face directory of a pretrained model",
+        remedy: match dir.join("adapter_config.json").exists() {
+            true => "this is a PEFT adapter: name it in `lora.init_from`, and the model that it adapts in `model.path`",
+            false => "name a Hugging Face directory of a pretrained model",
+        },
     })?;
     let json =
         serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.clone(), source })?;
@@ -29,4 +32,32 @@ pub fn model_type(dir: &Path) -> Result<(PathBuf, String), ModelError> {
     let found =
         found.ok_or_else(|| fields.error("model_type", "missing; use the checkpoint's own config.json"))?;
     Ok((path, found))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn quantised_weights_are_named_with_the_way_and_policies_as_what_they_are() {
+        for (config, told) in [
+            (
+                json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
+                ["quantised (bitsandbytes)", "`model.weights_dtype: nf4` (or `int8`) quantises it"],
+            ),
+            (
+                json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}),
+                ["quantised (awq)", "take the checkpoint that they were made from"],
+            ),
+            (json!({"type": "act"}), ["`type`: \"act\"", "a policy of LeRobot"]),
+        ] {
+            let dir = tempfile::tempdir().expect("a directory");
+            // As Windows' programs save it.
+            std::fs::write(dir.path().join("config.json"), format!("\u{feff}{config}")).expect("written");
+            let message = model_type(dir.path()).expect_err("refused").to_string();
+            assert!(told.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
 }

@@ -11,13 +11,19 @@
 //! part of it.
 //!
 //! What it does not do: prove. Training, merging, rounding and quantizing change values everywhere, and show;
-//! a change of a few values of a large tensor may not.
+//! a change of a few values of a large tensor may not. So it is with values that are not finite, for which a
+//! model is refused where they are seen.
 
 use std::{fs, io, path::Path};
 
 use rayon::prelude::*;
+use safetensors::Dtype;
 
-use super::{checkpoint::Checkpoint, error::ModelError, rules::Rules};
+use super::{
+    checkpoint::Checkpoint,
+    error::ModelError,
+    rules::{Place, Rules},
+};
 
 const DOMAIN: &str = "coxswain pretrained model v1";
 /// What is read of a model directory besides its weights, where it is there.
@@ -55,9 +61,13 @@ pub fn digest(dir: &Path, rules: Rules) -> Result<String, ModelError> {
         let (dtype, shape, bytes) = checkpoint.stored(name)?;
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
-        sampled(bytes).for_each(|piece| {
+        let computes = (rules.place)(name) != Place::Other;
+        for piece in sampled(bytes) {
+            if computes && !is_finite(dtype, whole(dtype, bytes, piece)) {
+                return Err(checkpoint.not_finite(name));
+            }
             hasher.update(piece);
-        });
+        }
         Ok(hasher.finalize())
     };
     let hashes: Vec<_> = names.par_iter().map(named).collect::<Result<_, ModelError>>()?;
@@ -77,15 +87,34 @@ fn sampled(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// A piece of a tensor's bytes without the parts of values that it begins and ends with.
+fn whole<'a>(dtype: Dtype, bytes: &[u8], piece: &'a [u8]) -> &'a [u8] {
+    let (start, size) = (piece.as_ptr().addr() - bytes.as_ptr().addr(), dtype.bitsize().div_ceil(8));
+    piece.get(start.next_multiple_of(size) - start..).unwrap_or_default()
+}
+
+/// Whether all floating-point values in a piece of a tensor are finite: not all bits of an exponent are set.
+fn is_finite(dtype: Dtype, piece: &[u8]) -> bool {
+    let halves = |exponent: u16| {
+        let mut values = piece.as_chunks::<2>().0.iter().map(|le| u16::from_le_bytes(*le));
+        values.all(|bits| bits & exponent != exponent)
+    };
+    match dtype {
+        Dtype::BF16 => halves(0x7f80),
+        Dtype::F16 => halves(0x7c00),
+        Dtype::F32 => piece.as_chunks::<4>().0.iter().all(|le| f32::from_le_bytes(*le).is_finite()),
+        _ => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{collections::HashMap, path::PathBuf};
 
     use proptest::prelude::*;
-    use safetensors::{Dtype, tensor::TensorView};
+    use safetensors::tensor::TensorView;
 
     use super::*;
-    use crate::pretrained::rules::Place;
 
     const NAMES: [&str; 2] = ["old.layers.0.mlp.up_proj.weight", "old.merger.ln_q.weight"];
     /// Two spellings: with `old.` and without it.
@@ -149,6 +178,35 @@ mod tests {
         fs::write(other.join("model.safetensors.index.json"), index).expect("ours");
         fs::write(other.join("config.json"), "{}").expect("ours");
         assert_eq!(digest(&other, RULES).expect("sound"), name);
+    }
+
+    #[test]
+    fn a_weight_that_is_not_finite_is_named() {
+        let (_dir, dir) = new();
+        let of_layers = Rules { place: |_| Place::Layer(0), ..RULES };
+        model(&dir, |_| {});
+        digest(&dir, of_layers).expect("all bytes are below 251");
+        model(&dir, |tensors| {
+            // The second of its pieces begins within a value.
+            tensors[0].truncate(199_992);
+            tensors[0].iter_mut().enumerate().for_each(|(at, byte)| *byte = [0x7f, 0x80][at % 2]);
+        });
+        digest(&dir, of_layers).expect("all values are small");
+        model(&dir, |tensors| tensors[0][..2].copy_from_slice(&[0x80, 0x7f]));
+        let error = digest(&dir, of_layers).expect_err("infinity").to_string();
+        assert!(
+            error.contains("model.safetensors") && error.contains("`old.layers.0.mlp.up_proj.weight`"),
+            "{error}"
+        );
+        digest(&dir, RULES).expect("what no family knows may hold anything");
+        for (dtype, bad) in [
+            (Dtype::F16, [0, 0x7c].to_vec()),
+            (Dtype::BF16, [0xc0, 0xff].to_vec()),
+            (Dtype::F32, f32::NAN.to_le_bytes().to_vec()),
+        ] {
+            assert!(!is_finite(dtype, &bad) && is_finite(dtype, &[0, 0x3c, 0, 0x3c]), "{dtype:?}");
+        }
+        assert!(is_finite(Dtype::I16, &[0xff, 0xff]));
     }
 
     #[test]

@@ -12,7 +12,10 @@ use std::{
 
 use coxswain_data::{
     DataError,
-    place::{self, Piece},
+    place::{
+        self, Piece,
+        hub::{self, Repository},
+    },
     text,
 };
 use serde::Deserialize;
@@ -56,7 +59,7 @@ fn at_hand(path: &str, wanted: Wish) -> Result<PathBuf, DataError> {
     static KNOWN: Mutex<BTreeMap<(String, Wish), PathBuf>> = Mutex::new(BTreeMap::new());
     let root = Path::new(path);
     if !place::is_remote(root) {
-        return Ok(root.to_path_buf());
+        return hub::directory(root, Repository::Model);
     }
     // Held while files are brought: other threads want the same ones.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +91,7 @@ fn pieces(root: &Path, wanted: Wish) -> Result<Vec<Piece>, DataError> {
             shards(&root.join(INDEX))?
         }
         false if wanted == Wish::Values => {
-            let found = format!("neither {WEIGHTS} nor {INDEX} is there");
+            let found = format!("has neither {WEIGHTS} nor {INDEX}");
             let remedy = "copy the checkpoint's safetensors files there";
             return Err(DataError::invalid(root, "(directory)", found, remedy));
         }

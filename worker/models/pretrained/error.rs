@@ -95,10 +95,9 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A weight that is to be quantized is no number.
+    /// A weight is no number.
     #[error(
-        "{}: tensor `{tensor}` holds values that are not finite, which {packing} cannot say: the file is damaged, or set \
-         `model.weights_dtype` to bfloat16 or float32",
+        "{}: tensor `{tensor}` holds values that are not finite (NaN or infinity): the file is damaged; download or copy it again",
         path.display()
     )]
     NotFinite {
@@ -106,8 +105,6 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// `nf4` or `int8`.
-        packing: &'static str,
     },
     /// A tensor's shape contradicts `config.json`.
     #[error(
@@ -162,8 +159,7 @@ pub enum ModelError {
 /// cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` or memory.shard `frozen` the file must stay as \
-     it is while the run lasts: restore it and start again, or copy the model to a disk that does not fail",
+    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` or memory.shard `frozen` the file must not change while the run lasts: restore it and start again, or copy the model to a disk that does not fail",
     path.display()
 )]
 pub struct UnreadableWeights {

@@ -38,9 +38,12 @@ impl<F: Named + ?Sized> Families<F> {
         })
     }
 
-    /// The family of the model in `dir`, if it is one of these.
-    pub fn find(self, dir: &Path) -> Option<&'static F> {
-        self.named(&model_type(dir).ok()?.1)
+    /// The family of the model in `dir`, if it is one of these, or why what is there is no model.
+    pub fn find(self, dir: &Path) -> Option<Result<&'static F, ModelError>> {
+        match model_type(dir) {
+            Ok((_, name)) => self.named(&name).map(Ok),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Every `model_type` that is read.

@@ -19,6 +19,7 @@ use coxswain_nn::{
     },
     params::TrainableLayout,
 };
+use coxswain_proto::bounded;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors, View, tensor::TensorView};
@@ -112,7 +113,7 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
         path: shard.into(),
         problem: error.to_string(),
     };
-    let map = File::open(shard).and_then(|file| mapping::map(&file));
+    let map = bounded::open(shard).and_then(|file| mapping::map(&file));
     let map = map.map_err(io(shard, "the model directory must not change meanwhile"))?;
     let (_, header) = SafeTensors::read_metadata(&map).map_err(unreadable)?;
     let file = SafeTensors::deserialize(&map).map_err(unreadable)?;

@@ -48,12 +48,13 @@ use crate::{
 };
 use coxswain_nn::{
     block::Block,
+    files,
     kernels::{
         DropoutRows, ModelBackend, Tape,
         flat::{Flat, FlatOn},
         pool,
     },
-    lora::{PeftAdapter, peft},
+    lora::PeftAdapter,
     params::{FlatGrads, ParamScope, TrainableLayout, Trainables},
 };
 
@@ -288,7 +289,7 @@ impl Results {
             (name.as_str(), view)
         });
         let bytes = safetensors::serialize(views, None).expect("views of owned tensors always serialize");
-        peft::publish(out, &bytes).map_err(|source| ModelError::Io {
+        files::replace(out, |staged| std::fs::write(staged, &bytes)).map_err(|source| ModelError::Io {
             path: PathBuf::from(out),
             source,
             remedy: "check that the directory exists, is writable, and has space",

@@ -55,8 +55,7 @@ impl<B: ModelBackend, V: VisionTower<B>> TwoTowers<B, V> {
         let (config, rules) = (V::Config::read(dir)?, V::Config::RULES);
         let (sizes, outline) = (config.sizes(), config.outline());
         let LoadOptions { dtype, blocks, table, .. } = options;
-        let checkpoint =
-            Arc::new(if B::VALUES { Checkpoint::open(dir, rules)? } else { Checkpoint::hollow(dir, rules) });
+        let checkpoint = Arc::new(Checkpoint::open_for(dir, rules, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
             check_blocks::<B>(blocks)?;

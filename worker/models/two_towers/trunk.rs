@@ -45,8 +45,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> TowerTrunk<B, V> {
     ) -> Result<Self, ModelError> {
         let (config, rules) = (V::Config::read(dir)?, V::Config::RULES);
         let sizes = V::Stem::cut(config.vision(), depth);
-        let checkpoint =
-            &Arc::new(if B::VALUES { Checkpoint::open(dir, rules)? } else { Checkpoint::hollow(dir, rules) });
+        let checkpoint = &Arc::new(Checkpoint::open_for(dir, rules, B::VALUES)?);
         let LoadOptions { dtype, blocks, .. } = options;
         if B::VALUES {
             precision::follow(dtype.dense());

@@ -7,13 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::in_place;
 use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
+use safetensors::{
+    Dtype, SafeTensorError,
+    tensor::{TensorInfo, TensorView},
+};
 
 use crate::{
     params::{ParamSpec, TrainableLayout},
     pulse,
-    tensor_file::{OpenFile, TensorFile},
+    tensor_file::{OpenFile, ReadAt, TensorFile},
 };
 
 /// Lets `write` make a file beside `path`, brings it to the disk, and renames it into place. Nothing is left
@@ -22,7 +26,8 @@ pub fn replace(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let staged: PathBuf = path.with_file_name(name);
-    let result = write(&staged)
+    let result = in_place::vacate(&staged)
+        .and_then(|()| write(&staged))
         .and_then(|()| {
             let file = File::open(&staged)?;
             pulse::allow(file.metadata()?.len());
@@ -47,25 +52,35 @@ pub struct StoredTensor {
 
 /// Reads all tensors of a safetensors file of float32, bfloat16 or float16, in the order of their names.
 pub fn read_tensors(path: &Path) -> io::Result<Vec<StoredTensor>> {
-    let refused = |detail: String| io::Error::new(io::ErrorKind::InvalidData, detail);
     let file = TensorFile::new(OpenFile::open(path)?)?;
     let mut tensors = Vec::new();
     // One after another: the file is never there as a whole beside what is made of it.
     for (name, info) in file.tensors() {
-        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
-        file.read(info, 0, &mut bytes)?;
-        let view = TensorView::new(info.dtype, info.shape.clone(), &bytes);
-        let view = view.map_err(|error| refused(format!("tensor `{name}`: {error}")))?;
-        let values = floats(&view).ok_or_else(|| {
-            refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
-        })?;
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            return Err(refused(format!("tensor `{name}` holds {value}")));
-        }
-        tensors.push(StoredTensor { shape: view.shape().to_vec(), name, values });
+        let values = read_floats(&file, &name, info)?;
+        tensors.push(StoredTensor { shape: info.shape.clone(), name, values });
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(tensors)
+}
+
+/// The finite elements of one tensor of a file.
+pub(crate) fn read_floats<S: ReadAt>(
+    file: &TensorFile<S>,
+    name: &str,
+    info: &TensorInfo,
+) -> io::Result<Vec<f32>> {
+    let refused = |detail: String| io::Error::new(io::ErrorKind::InvalidData, detail);
+    let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+    file.read(info, 0, &mut bytes)?;
+    let view = TensorView::new(info.dtype, info.shape.clone(), &bytes);
+    let view = view.map_err(|error| refused(format!("tensor `{name}`: {error}")))?;
+    let values = floats(&view).ok_or_else(|| {
+        refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
+    })?;
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(refused(format!("tensor `{name}` holds {value}"))),
+        None => Ok(values),
+    }
 }
 
 /// The elements of a tensor of one of the usual float types.

@@ -4,6 +4,7 @@
 //! lora recompute dense      adapters, layers that run again in the backward pass, a linear layer
 //! next_token                the loss of a language model, in chunks
 //! files tensor_file         weights in files
+//! rules                     how trainables follow their gradients: optimizers
 //! params                    trainables in one flat buffer
 //! sharded                   frozen weights of which each rank holds a part
 //! kernels                   fused operations on burn tensors with their backward passes; buffers of the flat
@@ -33,6 +34,7 @@ pub mod params;
 pub mod profile;
 pub mod pulse;
 pub mod recompute;
+pub mod rules;
 pub mod sharded;
 pub mod tensor_file;
 

@@ -8,6 +8,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
+use coxswain_proto::bounded;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::pulse;
@@ -70,7 +71,7 @@ pub struct OpenFile {
 impl OpenFile {
     /// Opens a file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let file = bounded::open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { file: Some(file), bytes })
     }

@@ -8,15 +8,25 @@ use coxswain_models::{
 };
 use serde_json::Value;
 
-use crate::directory::{Feature, PolicyDirectory};
-
-/// What the names of the language model's tensors begin with, before Transformers' own.
-pub(super) const OF_VLM: &str = "model.vlm_with_expert.vlm.";
-/// Where the expert is.
-pub(super) const EXPERT_AT: &str = "model.vlm_with_expert.lm_expert";
+use super::names::{EXPERT_AT, OF_VLM};
+use crate::{
+    directory::{Feature, PolicyDirectory},
+    export::PROCESSORS,
+};
 
 /// What is done to the expert's MLP without a tensor to look at: `ffn_dim_multiplier`, in LeRobot's words.
 const MULTIPLE: usize = 256;
+
+/// Steps of the processor before a policy, and of the one behind it.
+const BEFORE: [&str; 6] = [
+    "rename_observations_processor",
+    "to_batch_processor",
+    "smolvla_new_line_processor",
+    "tokenizer_processor",
+    "device_processor",
+    "normalizer_processor",
+];
+const BEHIND: [&str; 2] = ["unnormalizer_processor", "device_processor"];
 
 /// A SmolVLA policy's configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,8 +59,17 @@ pub struct SmolVlaConfig {
     pub width_factor: f64,
     /// Shortest and longest period of the time's sinusoids.
     pub periods: [f64; 2],
-    /// Whether `state_proj` trains.
-    pub state_trains: bool,
+    /// What trains beside the expert where the run does not say it.
+    pub trains: DefaultTraining,
+}
+
+/// What a policy's configuration lets train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DefaultTraining {
+    /// `state_proj`.
+    pub state: bool,
+    /// The language model and the connector.
+    pub vlm: bool,
 }
 
 impl SmolVlaConfig {
@@ -79,7 +98,10 @@ impl SmolVlaConfig {
             joint_every: every(&fields)?,
             width_factor: factor("expert_width_multiplier", 0.75)?,
             periods: [factor("min_period", 4e-3)?, factor("max_period", 4.0)?],
-            state_trains: fields.bool("train_state_proj")?.unwrap_or(true),
+            trains: DefaultTraining {
+                state: fields.bool("train_state_proj")?.unwrap_or(true),
+                vlm: fields.bool("train_expert_only")? == Some(false),
+            },
         };
         config.check(&fields)?;
         Ok(config)
@@ -99,6 +121,35 @@ impl SmolVlaConfig {
         {
             if found > most {
                 return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses processors with steps that are not known here, or by which values would be normalised in
+    /// another way; and a directory that has none.
+    pub fn check_processors(directory: &PolicyDirectory) -> Result<(), ModelError> {
+        for (file, known) in PROCESSORS.into_iter().zip([&BEFORE[..], &BEHIND]) {
+            let wrong = |problem| ModelError::Config {
+                path: directory.dir.join(file),
+                field: "steps".into(),
+                problem,
+            };
+            for step in directory.steps(file)? {
+                if !known.contains(&&step.name[..]) {
+                    let known = known.join(", ");
+                    return Err(wrong(format!("{:?}, which is not read here; {known} are", step.name)));
+                }
+                let modes = step.config.get("norm_map").and_then(Value::as_object);
+                for (kind, mode) in modes.into_iter().flatten() {
+                    let read = if kind == "VISUAL" { "IDENTITY" } else { "MEAN_STD" };
+                    if mode != read {
+                        let name = &step.name;
+                        return Err(wrong(format!(
+                            "{name} has {mode} for {kind}; {read} alone is read here"
+                        )));
+                    }
+                }
             }
         }
         Ok(())
@@ -159,6 +210,11 @@ fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
         if fields.bool(key)? == Some(true) {
             return Err(fields.error(key, "true, which is not read here"));
         }
+    }
+    if fields.bool("train_expert_only")? == Some(false)
+        && fields.bool("freeze_vision_encoder")? == Some(false)
+    {
+        return Err(fields.error("freeze_vision_encoder", "false; a vision tower does not train here"));
     }
     if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
         return Err(fields.error("n_obs_steps", "a policy of one frame alone is read"));

@@ -17,7 +17,7 @@ use coxswain_nn::{
     recompute::segment::Segment,
 };
 
-use super::config::{EXPERT_AT, SmolVlaConfig};
+use super::{config::SmolVlaConfig, names::EXPERT_AT};
 
 /// The projections, and the expert's last norm.
 pub(super) struct Ends<B: ModelBackend> {

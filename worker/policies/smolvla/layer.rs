@@ -1,12 +1,12 @@
-//! The state's token and the actions through one layer.
+//! The state's token and the actions through one layer, beside the keys and values of the prefix.
 //!
 //! As a segment both are one row of each sample, `[b, d + c * e]`: the state's token, then the actions;
 //! behind the last layer the actions alone, since nothing reads the state's token there.
 
 use burn::tensor::Tensor;
-use coxswain_models::joint::StreamLayer;
+use coxswain_models::joint::{StreamLayer, StreamShape};
 use coxswain_nn::{
-    kernels::{ModelBackend, Tape},
+    kernels::{DropoutRows, ModelBackend, Tape},
     params::ParamScope,
     recompute::segment::Segment,
 };
@@ -27,6 +27,26 @@ pub(super) struct Suffix<B: ModelBackend> {
     pub alone: Rotary<B>,
     /// Who sees what.
     pub masks: Masks<B>,
+    /// As adapters drop of rows; none if they drop nothing.
+    pub dropout: Option<SuffixRows<B>>,
+}
+
+/// The rows that linear layers read here, as adapters drop of them.
+pub(super) struct SuffixRows<B: ModelBackend> {
+    /// The states' tokens, `[b]`.
+    pub state: DropoutRows<B>,
+    /// Actions, `[b * c]`.
+    pub actions: DropoutRows<B>,
+    /// Keys and values of prefix and state, `[b * (s + 1)]`.
+    pub known: DropoutRows<B>,
+}
+
+impl<B: ModelBackend> Suffix<B> {
+    /// Those of the states' tokens and of actions.
+    pub fn rows(&self) -> [Option<DropoutRows<B>>; 2] {
+        let rows = self.dropout.as_ref();
+        [rows.map(|rows| rows.state.clone()), rows.map(|rows| rows.actions.clone())]
+    }
 }
 
 /// A layer of both streams.
@@ -48,12 +68,16 @@ impl<'a, B: Tape<Base = B>> PairedLayer<'a, B> {
         &self,
         params: &ParamScope<'_, T>,
         suffix: &Suffix<B>,
-        known: &[Tensor<B, 4>; 2],
+        known: [Tensor<T, 2>; 2],
         s_bd: Tensor<T, 2>,
     ) -> (Option<Tensor<T, 2>>, [Tensor<T, 4>; 2]) {
         let y_bd = self.vlm.normed(params, s_bd.clone());
         let [k, v] = self.vlm.keys_values(params, [y_bd.clone(), y_bd.clone()], suffix.batch);
-        let [known_k, known_v] = known.each_ref().map(|known| T::lift(known.clone()));
+        let StreamShape { kv_heads, head_dim, .. } = self.vlm.shape;
+        let [known_k, known_v] = known.map(|x_no| {
+            let tokens = x_no.dims()[0] / suffix.batch.max(1);
+            x_no.reshape([suffix.batch, tokens, kv_heads, head_dim])
+        });
         let k = Tensor::cat(vec![known_k, suffix.state.rotate(k)], 1);
         let v = Tensor::cat(vec![known_v, v], 1);
         let out = (!self.last).then(|| {
@@ -99,22 +123,24 @@ impl<'a, B: Tape<Base = B>> PairedLayer<'a, B> {
     }
 }
 
-/// A layer on one micro-batch, given the keys and values of its prefix.
+/// A layer on one micro-batch: state and actions, and the prefix's keys and values, `[b * s, kv]`.
 pub(super) struct LayerSegment<'a, B: ModelBackend> {
     pub layer: PairedLayer<'a, B>,
     pub suffix: &'a Suffix<B>,
-    pub known: &'a [Tensor<B, 4>; 2],
 }
 
 impl<B: Tape<Base = B>> Segment<B> for LayerSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        let Self { layer, suffix, known } = self;
+        let Self { layer, suffix } = self;
         let (d, e) = (layer.vlm.shape.width, layer.expert.shape.width);
-        let Suffix { batch, chunk, .. } = **suffix;
+        let Suffix { batch, chunk, dropout, .. } = suffix;
+        let (batch, chunk, rows) = (*batch, *chunk, dropout.as_ref());
         let s_bd = inputs[0].clone().narrow(1, 0, d);
         let a_ne = inputs[0].clone().narrow(1, d, chunk * e).reshape([batch * chunk, e]);
-        let (s_bd, keys_values) = layer.state(params, suffix, known, s_bd);
-        let read = layer.read(params, keys_values);
+        let known = [inputs[1].clone(), inputs[2].clone()];
+        let (s_bd, keys_values) =
+            params.reading(rows.map(|rows| &rows.state), || layer.state(params, suffix, known, s_bd));
+        let read = params.reading(rows.map(|rows| &rows.known), || layer.read(params, keys_values));
         let a_be = layer.actions(params, suffix, read, a_ne).reshape([batch, chunk * e]);
         match s_bd {
             Some(s_bd) => Tensor::cat(vec![s_bd, a_be], 1),

@@ -2,19 +2,16 @@
 
 use std::{cell::Cell, path::Path, sync::Arc};
 
-use burn::{backend::Flex, tensor::Tensor};
+use burn::tensor::Tensor;
 use coxswain_models::{
     Shelf,
     joint::{JointModel, LayerSource, StreamLayer},
     pretrained::{
         adapters::Tuned,
         blocks::BlockWeights,
-        checkpoint::{Checkpoint, CheckpointDir},
+        checkpoint::Checkpoint,
         error::{ModelError, TokenError},
         loader::{Loader, check_dtype},
-        prompts::Prompts,
-        rules::{Place, Rules},
-        trains::Trains,
     },
 };
 use coxswain_nn::{
@@ -25,36 +22,20 @@ use coxswain_nn::{
     params::{BaseWeight, GradientSums, Init, ParamId, ParamScope, TrainableLayout, Trainables},
     recompute::segment::{Input, Recorded, Segment},
 };
-use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    config::{EXPERT_AT, OF_VLM, SmolVlaConfig},
+    batch::{Draws, Observed, Training},
+    config::SmolVlaConfig,
+    dropped::SampleRows,
     ends::{ActionSegment, Ends, StateSegment, VelocitySegment, sinusoids},
-    layer::{LayerSegment, PairedLayer, Suffix},
-    prefix::Prefix,
+    kept::{KeptSegment, recorded},
+    layer::{LayerSegment, PairedLayer, Suffix, SuffixRows},
+    names::{EXPERT_AT, RULES, is_reached},
+    prefix::{Prefix, PrefixPass},
     rotary::{Masks, Rotary, placed},
+    tuning,
 };
 use crate::{directory::PolicyDirectory, groups::EXPERT};
-
-/// What names in a SmolVLA policy's file mean: they are LeRobot's own.
-pub const RULES: Rules =
-    Rules { canonical: str::to_owned, place, packs: |module| module.contains(".text_model.layers.") };
-
-fn place(name: &str) -> Place {
-    let Some(name) = name.strip_prefix(OF_VLM) else { return Place::Other };
-    if name.starts_with("model.vision_model.") || name.starts_with("model.connector.") {
-        return Place::Vision(Place::number(name, "model.vision_model.encoder.layers."));
-    }
-    if let Some(layer) = Place::number(name, "model.text_model.layers.") {
-        return Place::Layer(layer);
-    }
-    match name {
-        "model.text_model.embed_tokens.weight" => Place::Table,
-        "model.text_model.norm.weight" => Place::FinalNorm,
-        "lm_head.weight" => Place::Head,
-        _ => Place::Other,
-    }
-}
 
 /// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
 pub struct SmolVla<B: Tape<Base = B>> {
@@ -77,46 +58,23 @@ pub struct PolicyFiles<'f> {
     pub dtype: FrozenDtype,
 }
 
-/// What a policy sees of a micro-batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Observed<'b> {
-    /// Images and prompts.
-    pub prompts: Prompts<'b>,
-    /// The id that stands for a token of an image.
-    pub image: u32,
-    /// Normalised states, `[b, padded]`.
-    pub state: &'b [f32],
-}
-
-/// Actions on their way along the flow.
-#[derive(Clone, Copy, Debug)]
-pub struct Draws<'d> {
-    /// Of each sample, `[b]`.
-    pub times: &'d [f32],
-    /// `[b, chunk, padded]`.
-    pub noisy: &'d [f32],
-}
-
 /// What a forward pass kept.
-pub struct Trace<'a, B: Tape<Base = B>> {
-    prefix: Prefix<B>,
+pub struct Trace<'a, 'o, B: Tape<Base = B>> {
+    pass: PrefixPass<'a, 'o, B>,
+    prefix: Prefix<'a, B>,
     suffix: Suffix<B>,
     state: Recorded<'a, B>,
     actions: Recorded<'a, B>,
-    layers: Vec<KeptLayer<'a, B>>,
+    layers: Vec<KeptSegment<'a, B>>,
     velocity: Recorded<'a, B>,
 }
 
-/// Of a layer its graph, or what it is made of again.
-enum KeptLayer<'a, B: Tape<Base = B>> {
-    Graph(Recorded<'a, B>),
-    Inputs(Tensor<B, 2>),
-}
-
 impl<B: Tape<Base = B>> SmolVla<B> {
-    /// Reads a policy. What LeRobot trains by default is registered in `layout`, under the file's names.
+    /// Reads a policy. What trains of it is registered in `layout`: what is in full under the file's names,
+    /// adapters under PEFT's.
     pub fn load(
         files: PolicyFiles<'_>,
+        tuned: &Tuned,
         models: Shelf<B>,
         layout: &mut TrainableLayout,
         device: &B::Device,
@@ -126,18 +84,17 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         let family = models.joint.of(backbone)?;
         let within = config.within();
         let dir = &directory.dir;
-        let checkpoint =
-            &Arc::new(if B::VALUES { Checkpoint::open(dir, RULES)? } else { Checkpoint::hollow(dir, RULES) });
+        let checkpoint = &Arc::new(Checkpoint::open_for(dir, RULES, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
             precision::follow(dtype.dense());
         }
-        let inner = expert_inner(dir);
-        let (trains, in_flight, blocks) = (Trains::default(), Cell::default(), BlockWeights::Held);
+        let inner = tuning::expert_inner(dir);
+        let (trains, in_flight, blocks) = (tuned.trains(), Cell::default(), BlockWeights::Held);
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let vlm = family.load(backbone, within, &mut loader)?;
         let shape = vlm.outline().layer;
-        let mut source = ExpertSource { loader: &mut loader, state_trains: config.state_trains };
+        let mut source = ExpertSource { loader: &mut loader, full: &tuned.full };
         let expert = (0..vlm.outline().layers).map(|number| {
             let at = format!("{EXPERT_AT}.layers.{number}");
             StreamLayer::load(&mut source, &at, config.expert(&shape, number, inner))
@@ -145,21 +102,29 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         let expert = expert.collect::<Result<Vec<_>, _>>()?;
         let e = config.expert(&shape, 0, inner).width;
         let ends = Ends::load(&mut source, &config, [shape.width, e], shape.eps)?;
+        // An adapter that nothing reads, as PEFT has it on the last layer, stays what it is.
+        layout.without_decay(|name| !is_reached(name, vlm.outline().layers));
         Ok(Self { config, vlm, expert, ends, device: device.clone() })
     }
 
-    /// Predicts velocities, `[b * chunk, padded]`, keeping what `recompute` says for one backward pass.
-    pub fn forward<'a>(
+    /// Predicts velocities, `[b * chunk, padded]`, keeping what `training` says for one backward pass.
+    pub fn forward<'a, 'o>(
         &'a self,
         trainables: &'a Trainables<B>,
-        recompute: Recompute,
-        observed: Observed<'_>,
+        training: Training<'_>,
+        observed: Observed<'o>,
         draws: Draws<'_>,
-    ) -> Result<(Tensor<B, 2>, Trace<'a, B>), TokenError> {
-        let prefix = self.prefix(trainables, observed)?;
-        let suffix = self.suffix(&prefix);
-        let state = Recorded::run(&self.state_segment(observed), trainables, vec![]);
-        let actions = Recorded::run(&self.action_segment(&suffix, draws), trainables, vec![]);
+    ) -> Result<(Tensor<B, 2>, Trace<'a, 'o, B>), TokenError> {
+        let Training { recompute, dropout } = training;
+        let rows =
+            dropout.map(|keys| SampleRows::new(keys, observed.prompts, self.config.chunk, &self.device));
+        let (of_prefix, of_suffix) = rows.map(|rows| (rows.tokens, rows.suffix)).unzip();
+        let pass = PrefixPass { dropout: of_prefix, ..self.prefix(trainables, observed) };
+        let prefix = pass.forward(recompute)?;
+        let suffix = self.suffix(&prefix, of_suffix);
+        let [of_state, of_actions] = suffix.rows();
+        let state = recorded(&self.state_segment(observed), trainables, vec![], of_state);
+        let actions = recorded(&self.action_segment(&suffix, draws), trainables, vec![], of_actions.clone());
         let rows = |x: Tensor<B, 2>| {
             let values = x.shape().num_elements() / suffix.batch;
             x.reshape([suffix.batch, values])
@@ -168,57 +133,66 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         let mut layers = Vec::with_capacity(self.expert.len());
         for (number, known) in prefix.layers.iter().enumerate() {
             memory::check();
-            let segment = LayerSegment { layer: self.layer(number), suffix: &suffix, known };
-            let kept = match recompute {
-                Recompute::None => {
-                    let graph = Recorded::run(&segment, trainables, vec![Input::tracked(x)]);
-                    x = graph.output();
-                    KeptLayer::Graph(graph)
-                }
-                _ => {
-                    let params = ParamScope::<B>::frozen(trainables);
-                    let out = segment.run(&params, &[x.clone()]);
-                    KeptLayer::Inputs(std::mem::replace(&mut x, out))
-                }
-            };
+            let segment = LayerSegment { layer: self.layer(number), suffix: &suffix };
+            let tracked = prefix.trains(number);
+            let known = known.clone().map(|value| Input { value, tracked });
+            let inputs = std::iter::once(Input::tracked(x)).chain(known).collect();
+            let (out, kept) = KeptSegment::run(&segment, trainables, recompute, inputs, of_actions.clone());
+            x = out;
             layers.push(kept);
         }
         let x = x.reshape([suffix.batch * suffix.chunk, self.expert_width()]);
-        let velocity = Recorded::run(&VelocitySegment(&self.ends), trainables, vec![Input::tracked(x)]);
-        Ok((velocity.output(), Trace { prefix, suffix, state, actions, layers, velocity }))
+        let velocity =
+            recorded(&VelocitySegment(&self.ends), trainables, vec![Input::tracked(x)], of_actions);
+        Ok((velocity.output(), Trace { pass, prefix, suffix, state, actions, layers, velocity }))
     }
 
     /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
     pub fn backward<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
-        trace: Trace<'a, B>,
+        trace: Trace<'a, '_, B>,
         dv_nc: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) {
-        let Trace { prefix, suffix, state, actions, layers, velocity } = trace;
-        let Some(dx) = only(velocity.backward(dv_nc, grads)) else { return };
+        let Trace { pass, mut prefix, suffix, state, actions, layers, velocity } = trace;
+        let Some(dx) = velocity.backward(dv_nc, grads).into_iter().next().flatten() else { return };
         let (b, c, e, d) = (suffix.batch, suffix.chunk, self.expert_width(), self.vlm.outline().layer.width);
         let mut dx = dx.reshape([b, c * e]);
+        let mut dprefix = None;
         for (number, kept) in layers.into_iter().enumerate().rev() {
             memory::check();
-            let graph = match kept {
-                KeptLayer::Graph(graph) => graph,
-                KeptLayer::Inputs(x) => {
-                    let known = &prefix.layers[number];
-                    let segment = LayerSegment { layer: self.layer(number), suffix: &suffix, known };
-                    Recorded::run(&segment, trainables, vec![Input::tracked(x)])
-                }
-            };
-            match only(graph.backward(dx, grads)) {
-                Some(below) => dx = below,
-                None => return,
+            let segment = LayerSegment { layer: self.layer(number), suffix: &suffix };
+            let graph = kept.again(&segment, trainables, suffix.rows()[1].clone());
+            let mut gradients = graph.backward(dx, grads).into_iter();
+            let Some(below) = gradients.next().flatten() else { return };
+            dx = below;
+            if prefix.trains(number) {
+                let known = gradients.flatten().collect();
+                dprefix = pass.backward(&mut prefix, dprefix, known, grads);
             }
         }
         if self.ends.state_trains() {
             state.backward(dx.clone().narrow(1, 0, d), grads);
         }
         actions.backward(dx.narrow(1, d, c * e).reshape([b * c, e]), grads);
+        if let Some(dprefix) = dprefix {
+            pass.backward_of_embedding(prefix, dprefix, grads);
+        }
+    }
+
+    /// Values of a token's feature.
+    pub fn feature_width(&self) -> usize {
+        self.vlm.outline().layer.width
+    }
+
+    /// Features of a micro-batch's images, `[tokens, d]`, as [`Observed`] has them.
+    pub fn image_features(
+        &self,
+        trainables: &Trainables<B>,
+        observed: Observed<'_>,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        self.prefix(trainables, observed).image_features()
     }
 
     /// A function that predicts velocities without a tape, for sampling: prefix and state are run here,
@@ -228,15 +202,15 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         trainables: &'a Trainables<B>,
         observed: Observed<'_>,
     ) -> Result<impl Fn(Draws<'_>) -> Tensor<B, 2> + 'a, TokenError> {
-        let prefix = self.prefix(trainables, observed)?;
-        let suffix = self.suffix(&prefix);
+        let prefix = self.prefix(trainables, observed).run()?;
+        let suffix = self.suffix(&prefix, None);
         let params = ParamScope::<B>::frozen(trainables);
         let mut s_bd = Some(self.state_segment(observed).run(&params, &[]));
         let mut read = Vec::with_capacity(self.expert.len());
         for (number, known) in prefix.layers.iter().enumerate() {
             let Some(state) = s_bd.take() else { break };
             let layer = self.layer(number);
-            let (next, keys_values) = layer.state(&params, &suffix, known, state);
+            let (next, keys_values) = layer.state(&params, &suffix, known.clone(), state);
             read.push(layer.read(&params, keys_values));
             s_bd = next;
         }
@@ -263,11 +237,15 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         self.expert.first().map_or(0, |layer| layer.shape.width)
     }
 
-    fn prefix(&self, trainables: &Trainables<B>, observed: Observed<'_>) -> Result<Prefix<B>, TokenError> {
-        Prefix::run(&*self.vlm, trainables, observed.prompts, observed.image, &self.device)
+    fn prefix<'a, 'o>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        observed: Observed<'o>,
+    ) -> PrefixPass<'a, 'o, B> {
+        PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, dropout: None }
     }
 
-    fn suffix(&self, prefix: &Prefix<B>) -> Suffix<B> {
+    fn suffix(&self, prefix: &Prefix<'_, B>, dropout: Option<SuffixRows<B>>) -> Suffix<B> {
         let (batch, chunk, device) = (prefix.valid.len(), self.config.chunk, &self.device);
         let head_dim = self.vlm.outline().layer.head_dim;
         let lengths: Vec<u32> = prefix.valid.iter().map(|row| row.len() as u32).collect();
@@ -281,6 +259,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
             alone: rotary(alone.collect()),
             state: rotary(lengths),
             masks: Masks::new(&prefix.valid, prefix.seq, chunk, device),
+            dropout,
         }
     }
 
@@ -301,30 +280,11 @@ impl<B: Tape<Base = B>> SmolVla<B> {
     }
 }
 
-/// What everything that trains of the policy in `dir` starts from: what its file has.
-pub fn initial_values(dir: &Path, layout: &TrainableLayout) -> Result<Vec<f32>, ModelError> {
-    let tuned = Tuned { adapters: None, full: TrainedModules::default() };
-    let checkpoint = CheckpointDir { path: dir, rules: RULES };
-    tuned.initial_values::<Flex>(0, layout, checkpoint, FrozenDtype::Float32)
-}
-
-/// Width of the expert's MLP, which no key says: by the header of the weights. Plans are made without them,
-/// too.
-fn expert_inner(dir: &Path) -> Option<usize> {
-    let gate = format!("{EXPERT_AT}.layers.0.mlp.gate_proj.weight");
-    let checkpoint = Checkpoint::open(dir, RULES).ok()?;
-    checkpoint.stored(&gate).ok()?.1.first().copied()
-}
-
-/// The gradient of a segment's only input.
-fn only<B: Tape<Base = B>>(gradients: Vec<Option<Tensor<B, 2>>>) -> Option<Tensor<B, 2>> {
-    gradients.into_iter().next().flatten()
-}
-
-/// The expert's weights: they train, in the group of action experts, under the names of the file.
+/// The expert's weights. What trains of them in full is in the group of action experts, under the names of
+/// the file.
 struct ExpertSource<'l, 'a, B: Tape<Base = B>> {
     loader: &'l mut Loader<'a, B>,
-    state_trains: bool,
+    full: &'l TrainedModules,
 }
 
 impl<B: Tape<Base = B>> ExpertSource<'_, '_, B> {
@@ -340,7 +300,7 @@ impl<B: Tape<Base = B>> LayerSource<B> for ExpertSource<'_, '_, B> {
         [inputs, outputs]: [usize; 2],
         bias: bool,
     ) -> Result<LoraLinear<B>, ModelError> {
-        if module == "model.state_proj" && !self.state_trains {
+        if !self.full.contains(module) {
             return self.loader.linear(module, [inputs, outputs], bias);
         }
         let weight = LinearWeight::Trained(self.trained(format!("{module}.weight"), &[outputs, inputs]));
@@ -349,6 +309,9 @@ impl<B: Tape<Base = B>> LayerSource<B> for ExpertSource<'_, '_, B> {
     }
 
     fn gain(&mut self, name: &str, len: usize) -> Result<BaseWeight<B, 1>, ModelError> {
+        if !self.full.trains(name) {
+            return self.loader.gain(name, len);
+        }
         Ok(BaseWeight::Trained(self.trained(name.into(), &[len])))
     }
 }

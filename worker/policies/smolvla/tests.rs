@@ -1,7 +1,13 @@
 //! A tiny policy against LeRobot: one training step of it, and a sampled chunk
 //! (`integration-tests/fixtures/make_smolvla.py`).
 
-use std::{collections::BTreeMap, fs, ops::Range, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use burn::{
     backend::Flex,
@@ -11,6 +17,8 @@ use coxswain_models::{
     families::shelf,
     joint::JointOutline,
     pretrained::{
+        adapters::Tuned,
+        checkpoint::CheckpointDir,
         pictures::{ImageProcessor, Rgb},
         prompts::{Prompts, Rows},
     },
@@ -28,6 +36,7 @@ use serde_json::{Value, json};
 
 use super::{
     images::{Planes, letterbox, patches},
+    tuning::TuningSettings,
     *,
 };
 use crate::{
@@ -36,6 +45,9 @@ use crate::{
 };
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
+mod files;
+mod trained;
+
 /// What of the difference to LeRobot, over the largest value, is let through: values, gradients, actions.
 const VALUES: f32 = 1e-5;
 const GRADIENTS: f32 = 1e-4;
@@ -142,7 +154,7 @@ impl Batch {
     fn observed(&self) -> Observed<'_> {
         let rows = Rows::Padded(&self.valid);
         let prompts = Prompts { input_ids: &self.ids, rows, images: &[], pixel_values: &self.pixels };
-        Observed { prompts, image: self.image, state: &self.state }
+        Observed { prompts, image: self.image, state: &self.state, features: None }
     }
 }
 
@@ -152,14 +164,95 @@ fn outline(dir: &Path, config: &SmolVlaConfig) -> JointOutline {
 }
 
 fn policy() -> (SmolVla<Flex>, Trainables<Flex>) {
+    policy_of(TuningSettings::default())
+}
+
+/// The policy, of which this trains.
+fn policy_of(asked: TuningSettings<'_>) -> (SmolVla<Flex>, Trainables<Flex>) {
     let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
     let (mut layout, device) = (TrainableLayout::default(), Default::default());
-    let backbone = &Path::new(AT).join("vlm");
-    let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
-    let policy = SmolVla::load(files, shelf(), &mut layout, &device).expect("it is read");
-    let values = initial_values(&directory.dir, &layout).expect("they are there");
+    let files = PolicyFiles { directory: &directory, backbone: &vlm_dir(), dtype: FrozenDtype::Float32 };
+    let tuned = tuned_of(&directory, asked).expect("it means something");
+    let policy = SmolVla::load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
+    let values = initial_values(&tuned, &directory.dir, &layout);
     (policy, Trainables::new(layout, values, &device))
 }
+
+fn tuned_of(directory: &PolicyDirectory, asked: TuningSettings<'_>) -> Result<Tuned, String> {
+    let config = SmolVlaConfig::of(directory).expect("it is read");
+    tuning::tuned(&directory.dir, &config, &outline(&vlm_dir(), &config), asked)
+        .map_err(|error| error.to_string())
+}
+
+fn initial_values(tuned: &Tuned, dir: &Path, layout: &TrainableLayout) -> Vec<f32> {
+    let checkpoint = CheckpointDir { path: dir, rules: RULES };
+    tuned.initial_values::<Flex>(3, layout, checkpoint, FrozenDtype::Float32).expect("they are there")
+}
+
+fn vlm_dir() -> PathBuf {
+    Path::new(AT).join("vlm")
+}
+
+/// What LeRobot's step has beside the batch: the target, and which elements count.
+struct Step<'e> {
+    expected: &'e Expected,
+    batch: Batch,
+    target: Vec<f32>,
+    counts: Vec<bool>,
+}
+
+impl<'e> Step<'e> {
+    fn of(expected: &'e Expected, config: &SmolVlaConfig) -> Self {
+        let batch = Batch::of(expected, config);
+        let target: Vec<f32> =
+            expected.of("noise").iter().zip(&batch.actions).map(|(noise, action)| noise - action).collect();
+        let pad = expected.of("action_is_pad");
+        let counts = (0..target.len()).map(|at| at % 32 < config.action && pad[at / 32] == 0.0).collect();
+        Self { expected, batch, target, counts }
+    }
+
+    fn draws(&self) -> Draws<'_> {
+        Draws { times: self.expected.of("time"), noisy: &self.batch.noisy }
+    }
+
+    /// The mean loss, and all gradients of it.
+    fn gradients(
+        &self,
+        policy: &SmolVla<Flex>,
+        trainables: &Trainables<Flex>,
+        training: Training<'_>,
+    ) -> (f64, FlatGrads) {
+        let observed = self.batch.observed();
+        let (velocity, trace) =
+            policy.forward(trainables, training, observed, self.draws()).expect("it fits");
+        let (loss, slopes) = self.loss(&vector(velocity));
+        let mut grads = FlatGrads::new(trainables.layout().len());
+        let dv =
+            Tensor::from_data(TensorData::new(slopes, [self.target.len() / 32, 32]), &Default::default());
+        policy.backward(trainables, trace, dv, &mut grads);
+        (loss, grads)
+    }
+
+    fn loss(&self, velocity: &[f32]) -> (f64, Vec<f32>) {
+        let count = self.counts.iter().filter(|counts| **counts).count() as f32;
+        let off: Vec<f32> = velocity
+            .iter()
+            .zip(&self.target)
+            .zip(&self.counts)
+            .map(|((v, t), counts)| if *counts { v - t } else { 0.0 })
+            .collect();
+        let loss = off.iter().map(|off| f64::from(*off) * f64::from(*off)).sum::<f64>() / f64::from(count);
+        (loss, off.iter().map(|off| 2.0 * off / count).collect())
+    }
+
+    /// The loss alone, as sampling runs the policy.
+    fn loss_of(&self, policy: &SmolVla<Flex>, trainables: &Trainables<Flex>) -> f64 {
+        let velocity = policy.velocity(trainables, self.batch.observed()).expect("it fits");
+        self.loss(&vector(velocity(self.draws()))).0
+    }
+}
+
+const PLAIN: Training<'_> = Training { recompute: Recompute::None, dropout: None };
 
 fn vector(tensor: Tensor<Flex, 2>) -> Vec<f32> {
     tensor.into_data().into_vec().expect("f32")
@@ -168,30 +261,16 @@ fn vector(tensor: Tensor<Flex, 2>) -> Vec<f32> {
 #[test]
 fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
     let (expected, (policy, trainables)) = (Expected::read(), policy());
-    let batch = Batch::of(&expected, &policy.config);
-    let draws = Draws { times: expected.of("time"), noisy: &batch.noisy };
-    let target: Vec<f32> =
-        expected.of("noise").iter().zip(&batch.actions).map(|(noise, action)| noise - action).collect();
-    let valid: Vec<f32> = expected.of("action_is_pad").iter().map(|pad| 1.0 - pad).collect();
+    let step = Step::of(&expected, &policy.config);
+    let velocity = policy.velocity(&trainables, step.batch.observed()).expect("it fits");
+    let velocity = vector(velocity(step.draws()));
+    close("velocity", &velocity, expected.of("velocity"), VALUES);
+    let losses: Vec<f32> = velocity.iter().zip(&step.target).map(|(v, t)| (v - t) * (v - t)).collect();
+    close("losses", &losses, expected.of("losses"), VALUES);
     let mut modes = Vec::new();
     for recompute in [Recompute::None, Recompute::Full] {
-        let (velocity, trace) =
-            policy.forward(&trainables, recompute, batch.observed(), draws).expect("it fits");
-        let velocity = vector(velocity);
-        close("velocity", &velocity, expected.of("velocity"), VALUES);
-        let losses: Vec<f32> = velocity.iter().zip(&target).map(|(v, t)| (v - t) * (v - t)).collect();
-        close("losses", &losses, expected.of("losses"), VALUES);
-        let counts = |at: usize| at % 32 < policy.config.action && valid[at / 32] > 0.0;
-        let count = (0..losses.len()).filter(|at| counts(*at)).count() as f32;
-        let sum: f32 = losses.iter().enumerate().filter(|(at, _)| counts(*at)).map(|(_, loss)| loss).sum();
-        close("loss", &[sum / count], expected.of("loss"), VALUES);
-        let mut grads = FlatGrads::new(trainables.layout().len());
-        let slopes = velocity.iter().zip(&target).enumerate();
-        let scaled: Vec<f32> =
-            slopes.map(|(at, (v, t))| if counts(at) { 2.0 * (v - t) / count } else { 0.0 }).collect();
-        let shape = [scaled.len() / 32, 32];
-        let dv = Tensor::from_data(TensorData::new(scaled, shape), &Default::default());
-        policy.backward(&trainables, trace, dv, &mut grads);
+        let (loss, mut grads) = step.gradients(&policy, &trainables, Training { recompute, dropout: None });
+        close("loss", &[loss as f32], expected.of("loss"), VALUES);
         let silent: Vec<_> =
             trainables.layout().params().iter().filter(|param| !grads.touched(param)).collect();
         assert!(silent.is_empty(), "without a gradient: {silent:?}");
@@ -229,139 +308,4 @@ fn sampled_actions_are_those_of_lerobot() {
     let raw: Vec<f32> =
         places.map(|(at, value)| value * of.std[at % action] + of.mean[at % action]).collect();
     close("actions", &raw, expected.of("sampled"), ACTIONS);
-}
-
-#[test]
-fn every_tensor_of_the_file_is_known_with_its_shape() {
-    let (expected, directory) =
-        (Expected::read(), PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read"));
-    let config = SmolVlaConfig::of(&directory).expect("it is read");
-    let vlm = outline(&Path::new(AT).join("vlm"), &config);
-    let own = config.own_tensors(&vlm, Some(16));
-    let elements = |tensors: &[(String, Vec<usize>)]| {
-        tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>()
-    };
-    assert_eq!(Some(elements(&own) as u64), expected.about["trained"].as_u64());
-    // A prediction, which has no values, is of the same policy.
-    let (mut layout, backbone) = (TrainableLayout::default(), &Path::new(AT).join("vlm"));
-    let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
-    SmolVla::<Sizes>::load(files, shelf(), &mut layout, &Default::default()).expect("it is read");
-    assert_eq!(layout.len(), elements(&own));
-    assert_eq!(Some((elements(&own) + vlm.parameters()) as u64), expected.about["parameters"].as_u64());
-    let bytes = fs::read(directory.dir.join("model.safetensors")).expect("there");
-    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let stored: BTreeMap<_, _> =
-        file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec())).collect();
-    let known: BTreeMap<_, _> = vlm.tensors.iter().chain(&own).cloned().collect();
-    assert_eq!(known, stored);
-}
-
-#[test]
-fn the_published_policy_has_its_parameters() {
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let vlm = json!({
-        "model_type": "smolvlm", "scale_factor": 4,
-        "text_config": {
-            "model_type": "llama", "hidden_size": 960, "num_hidden_layers": 32, "num_attention_heads": 15,
-            "num_key_value_heads": 5, "head_dim": 64, "intermediate_size": 2560, "vocab_size": 49280,
-            "rms_norm_eps": 1e-5
-        },
-        "vision_config": { "hidden_size": 768, "num_attention_heads": 12, "image_size": 512, "patch_size": 16 }
-    });
-    fs::write(dir.path().join("config.json"), vlm.to_string()).expect("written");
-    let outline_dir = dir.path().to_owned();
-    let policy = json!({
-        "type": "smolvla", "num_vlm_layers": 16, "resize_imgs_with_padding": [512, 512],
-        "input_features": {
-            "observation.state": {"type": "STATE", "shape": [6]},
-            "observation.images.camera1": {"type": "VISUAL", "shape": [3, 256, 256]}
-        },
-        "output_features": {"action": {"type": "ACTION", "shape": [6]}}
-    });
-    let directory =
-        PolicyDirectory { dir: dir.path().into(), path: dir.path().join("config.json"), json: policy };
-    let config = SmolVlaConfig::of(&directory).expect("it is read");
-    let vlm = outline(&outline_dir, &config);
-    let own: usize =
-        config.own_tensors(&vlm, None).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
-    assert_eq!((own, own + vlm.parameters()), (99_880_992, 450_046_176));
-}
-
-#[test]
-fn what_is_not_read_is_refused_by_key() {
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
-    for (key, value) in [
-        ("attention_mode", json!("self_attn")),
-        ("adapt_to_pi_aloha", json!(true)),
-        ("add_image_special_tokens", json!(true)),
-        ("num_expert_layers", json!(2)),
-        ("resize_imgs_with_padding", json!(null)),
-        ("max_action_dim", json!(3)),
-        ("input_features", json!({})),
-    ] {
-        let mut json = directory.json.clone();
-        json[key] = value;
-        let changed = PolicyDirectory { json, ..directory.clone() };
-        let message = SmolVlaConfig::of(&changed).expect_err(key).to_string();
-        assert!(message.contains("config.json") && message.contains(key), "{message}");
-    }
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    fs::write(dir.path().join("config.json"), r#"{"type": "act"}"#).expect("written");
-    let message = PolicyDirectory::open(dir.path()).expect_err("another type").to_string();
-    assert!(message.contains(r#"`type`: "act"; policies that are read: smolvla"#), "{message}");
-}
-
-#[test]
-fn frames_and_tasks_become_what_lerobot_makes_of_them() {
-    let (expected, (policy, _)) = (Expected::read(), policy());
-    let backbone = Path::new(AT).join("vlm");
-    let outline = outline(&backbone, &policy.config);
-    let form = PromptForm { template: "{task}", images: 2, max_text_tokens: None };
-    let prompts =
-        SmolVlaPrompts::open(&backbone, &outline, policy.config.most_tokens, &form).expect("it opens");
-    let images = SmolVlaImages::of(&outline);
-    let batch = Batch::of(&expected, &policy.config);
-    let seq = batch.ids.len() / batch.valid.len();
-    for (row, task) in expected.about["tasks"].as_array().expect("a list").iter().enumerate() {
-        let shapes = vec![images.shape(24, 32).expect("a shape"); 2 - row];
-        let ids = prompts.encode(task.as_str().expect("text"), &shapes).expect("it is encoded");
-        assert_eq!(ids, batch.ids[row * seq..][..batch.valid[row].len()], "{task}");
-    }
-    let (shape, bytes) = &expected.tensors["observation.images.camera1"];
-    let [height, width] = [shape[2], shape[3]];
-    let plane = height * width;
-    let pixels =
-        (0..plane).flat_map(|at| (0..3).map(move |channel| bytes[channel * plane + at] as u8)).collect();
-    let input = images.process(Rgb { height, width, pixels }).expect("it is read");
-    assert_eq!(input.pixel_values, *batch.pixels[0]);
-}
-
-#[test]
-fn a_policy_that_is_written_is_the_one_that_was_trained() {
-    let (_, trainables) = policy();
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let out = dir.path().join("policy");
-    let changed: Vec<f32> = trainables.to_vec().iter().map(|value| value * 0.5).collect();
-    let [inputs, outputs] =
-        ["input_features", "output_features"].map(|key| directory.features(key).expect("there"));
-    let of =
-        |mean: f32| BTreeMap::from([("mean".to_owned(), vec![mean; 7]), ("std".to_owned(), vec![2.0; 7])]);
-    let statistics = Statistics::from([("action".to_owned(), of(0.5))]);
-    let export = Export {
-        directory: &directory,
-        rules: RULES,
-        layout: trainables.layout(),
-        values: &changed,
-        inputs: &inputs[..2],
-        outputs: &outputs,
-        statistics: &statistics,
-    };
-    write(&out, export).expect("it is written");
-    let again = PolicyDirectory::open(&out).expect("it is read");
-    assert_eq!(again.features("input_features").expect("there"), inputs[..2]);
-    let found = again.statistics(PROCESSORS[1], "unnormalizer_processor").expect("they are there");
-    assert_eq!(found["action"], MeanStd { mean: vec![0.5; 7], std: vec![2.0; 7] });
-    // Half of a bfloat16 number is one.
-    assert_eq!(initial_values(&again.dir, trainables.layout()).expect("they are there"), changed);
 }

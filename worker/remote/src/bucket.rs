@@ -64,7 +64,7 @@ impl Provider {
             Self::Azure => {
                 "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
             }
-            Self::Http => "the server wants to know who asks, which cannot be told to it here",
+            Self::Http => "the server asks for credentials of a kind that is not supported",
         }
     }
 
@@ -203,7 +203,7 @@ impl Bucket {
                 Some(RemoteError::Refused(message))
             }
             _ if message.contains("non-partial response") => {
-                let what = "the server sends whole files only, and ranges are asked for";
+                let what = "the server does not support range requests, which are needed";
                 Some(RemoteError::Refused(format!("{what}; use one that answers `Range` requests")))
             }
             _ => match status {

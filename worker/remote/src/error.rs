@@ -48,7 +48,7 @@ pub enum RemoteError {
     },
     /// The object is another one than it was at first.
     #[error(
-        "changed under way: {0}; leave data alone while a run reads it, and start again with the object as it is now"
+        "changed under way: {0}; do not change data while a run reads them; start again with the new object"
     )]
     Changed(String),
     /// The server's answer is of no use, and no other is to be expected.

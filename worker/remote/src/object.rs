@@ -242,7 +242,7 @@ impl Object {
         match bytes.len() == wanted {
             true => Ok(bytes),
             false => {
-                let source = format!("{} bytes where {wanted} were asked for", bytes.len()).into();
+                let source = format!("{} bytes instead of the {wanted} requested", bytes.len()).into();
                 Err(Error::Generic { store: "range", source })
             }
         }

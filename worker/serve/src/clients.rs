@@ -40,6 +40,18 @@ struct Refusals {
     told: Option<Stopwatch>,
 }
 
+impl Refusals {
+    /// One more; how many there are to be told, if the last line was `pause` ago.
+    fn add(&mut self, pause: Duration) -> Option<u64> {
+        self.count += 1;
+        if self.told.is_some_and(|told| told.elapsed() < pause) {
+            return None;
+        }
+        self.told = Some(Stopwatch::start());
+        Some(std::mem::take(&mut self.count))
+    }
+}
+
 impl Connected {
     fn is_empty(&self) -> bool {
         self.strangers.is_empty() && self.clients.is_empty()
@@ -124,12 +136,21 @@ impl Clients {
     /// Counts one that was not let in, and says so at most once a minute.
     pub fn refuse(&self, from: SocketAddr, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        refusals.count += 1;
-        if refusals.told.is_some_and(|told| told.elapsed() < LINE_PAUSE) {
-            return;
+        if let Some(count) = refusals.add(LINE_PAUSE) {
+            tracing::warn!(%from, count, "{count} turned away since the last such line, the newest: {why}");
         }
-        refusals.told = Some(Stopwatch::start());
-        let count = std::mem::take(&mut refusals.count);
-        tracing::warn!(%from, count, "{count} turned away since the last such line, the newest: {why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_does_not_give_up_fills_no_log() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.add(LINE_PAUSE), Some(1), "the first is told at once");
+        assert!((0..1_000).all(|_| refusals.add(LINE_PAUSE).is_none()));
+        assert_eq!(refusals.add(Duration::ZERO), Some(1_001), "and the others with the next line");
     }
 }

@@ -269,7 +269,12 @@ fn entries<'m>(
 }
 
 fn scalar(value: f64) -> Value {
-    Value::Numbers(Array { shape: Vec::new(), values: vec![value as f32] })
+    listed(Vec::new(), vec![value as f32])
+}
+
+/// Numbers of Python's, which are of no type of NumPy's.
+fn listed(shape: Vec<usize>, values: Vec<f32>) -> Value {
+    Value::Numbers(Array { shape, values, dtype: "numbers" })
 }
 
 /// A list of numbers, or what is in it instead.
@@ -286,7 +291,7 @@ fn list(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, &'static st
         }
     }
     let shape = vec![values.len()];
-    Ok(other.map_or(Ok(Value::Numbers(Array { shape, values })), Err))
+    Ok(other.map_or(Ok(listed(shape, values)), Err))
 }
 
 /// The parts of a map that stands for an array.
@@ -298,6 +303,8 @@ struct Parts<'m> {
     is_foreign: bool,
     data: Option<&'m [u8]>,
     number: Option<f64>,
+    /// The same, if it is a whole number.
+    integer: Option<i64>,
     dtype: Option<&'m str>,
     shape: Option<Vec<usize>>,
 }
@@ -317,7 +324,9 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
             (b"__npgeneric__", Token::Bool(yes)) => parts.is_scalar = *yes,
             (b"nd", Token::Bool(_)) => parts.is_foreign = true,
             (b"data", Token::Bytes(bytes)) => parts.data = Some(bytes),
-            (b"data", Token::Integer(value)) => parts.number = Some(*value as f64),
+            (b"data", Token::Integer(value)) => {
+                (parts.number, parts.integer) = (Some(*value as f64), Some(*value));
+            }
             (b"data", Token::Float(value)) => parts.number = Some(*value),
             (b"data", Token::Bool(value)) => parts.number = Some(f64::from(u8::from(*value))),
             (b"dtype", Token::Text(dtype)) => parts.dtype = Some(dtype),
@@ -335,6 +344,7 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
     }
     Ok(Some(match parts {
         Parts { is_foreign: true, data: Some(_), .. } => Err(FOREIGN.into()),
+        Parts { is_scalar: true, integer: Some(integer), .. } => Ok(Value::Integer(integer)),
         Parts { is_scalar: true, number: Some(number), .. } => Ok(scalar(number)),
         Parts { is_array: true, data: Some(data), dtype: Some(dtype), shape: Some(shape), .. } => {
             array(data, dtype, shape)
@@ -346,29 +356,37 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
 }
 
 fn array(data: &[u8], dtype: &str, shape: Vec<usize>) -> Result<Value, String> {
-    let width = width(dtype).ok_or_else(|| format!("dtype {dtype}; send uint8, float32 or float64"))?;
+    let (width, name) =
+        element(dtype).ok_or_else(|| format!("dtype {dtype}; send uint8, float32 or float64"))?;
     let bytes = shape.iter().try_fold(width, |bytes, axis| bytes.checked_mul(*axis));
     if bytes != Some(data.len()) {
         return Err(format!("{} bytes for an array {shape:?} of dtype {dtype}", data.len()));
     }
     Ok(match dtype {
-        "|u1" => Value::Bytes(Array { shape, values: data.to_vec() }),
-        _ => Value::Numbers(Array { shape, values: numbers(data, dtype) }),
+        "|u1" => Value::bytes(shape, data.to_vec()),
+        _ => Value::Numbers(Array { shape, values: numbers(data, dtype), dtype: name }),
     })
 }
 
-/// Bytes of an element; none for types that are not taken, those of objects among them.
-fn width(dtype: &str) -> Option<usize> {
+/// Bytes of an element, and its type's name; none for types that are not taken, those of objects among them.
+fn element(dtype: &str) -> Option<(usize, &'static str)> {
     Some(match dtype {
-        "|u1" | "|i1" | "|b1" => 1,
-        "<u2" | "<i2" => 2,
-        "<u4" | "<i4" | "<f4" => 4,
-        "<u8" | "<i8" | "<f8" => 8,
+        "|u1" => (1, "uint8"),
+        "|i1" => (1, "int8"),
+        "|b1" => (1, "bool"),
+        "<u2" => (2, "uint16"),
+        "<i2" => (2, "int16"),
+        "<u4" => (4, "uint32"),
+        "<i4" => (4, "int32"),
+        "<f4" => (4, "float32"),
+        "<u8" => (8, "uint64"),
+        "<i8" => (8, "int64"),
+        "<f8" => (8, "float64"),
         _ => return None,
     })
 }
 
-/// Little-endian numbers of a type that [`width`] knows, as float32.
+/// Little-endian numbers of a type that [`element`] knows, as float32.
 fn numbers(data: &[u8], dtype: &str) -> Vec<f32> {
     fn each<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         data.as_chunks::<N>().0.iter().map(|bytes| number(*bytes)).collect()

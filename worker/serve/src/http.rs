@@ -162,7 +162,9 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
             Reply::Upgrade { accept: derive_accept_key(key.as_bytes()) }
         }
         Some(_) => Reply::once("426 Upgrade Required", "WebSocket of version 13 is spoken here\n"),
-        None => Reply::once("404 Not Found", "a policy's WebSocket; /healthz and /metrics are there, too\n"),
+        None => {
+            Reply::once("404 Not Found", "a policy's WebSocket; /healthz and /metrics are served as well\n")
+        }
     }
 }
 

@@ -117,3 +117,40 @@ impl Write for PacedStream<'_> {
         self.stream.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Sends a byte whenever the last one has been read, until that is refused.
+    fn drip(sender: &mut TcpStream, receiver: &mut PacedStream<'_>) -> io::Error {
+        loop {
+            sender.write_all(b"G").expect("the other end is open");
+            if let Err(error) = receiver.read(&mut [0]) {
+                return error;
+            }
+        }
+    }
+
+    #[test]
+    fn who_sends_a_byte_at_a_time_is_given_up_and_who_rests_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let patience = Patience::with_a_stranger();
+        let mut receiver = PacedStream::new(&stream, &patience);
+        assert_eq!(patience.limit.get(), AUTHENTICATION);
+        patience.limit.set(Duration::from_millis(50));
+        assert_eq!(drip(&mut sender, &mut receiver).kind(), ErrorKind::TimedOut);
+        patience.rest();
+        assert_eq!(patience.left().unwrap(), None, "for as long as it lives");
+        sender.write_all(b"G").unwrap();
+        // What is left of the byte that came too late, and the first one of an observation.
+        receiver.read_exact(&mut [0; 2]).unwrap();
+        assert_eq!((patience.limit.get(), patience.left().unwrap()), (OBSERVATION_TIME, Some(STALL)));
+        patience.limit.set(Duration::from_millis(50));
+        assert_eq!(drip(&mut sender, &mut receiver).kind(), ErrorKind::TimedOut);
+    }
+}

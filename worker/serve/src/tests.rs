@@ -10,16 +10,15 @@ use std::{
     thread,
 };
 
-use coxswain_task::{
-    Array, BadRequest, Named, RequestReader, Responder, Sample, TaskError, Value, answers::SEED,
-};
+use coxswain_task::{BadRequest, Named, RequestReader, Responder, Sample, TaskError, Value, answers::SEED};
 use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::frame::coding::CloseCode};
 
 use crate::{
     Door, Model, Port, ServeError, Server,
+    clock::Stopwatch,
     decode::decode_answer,
     encode::encode_flat,
-    limits::{MAX_CLIENTS, MAX_STRANGERS},
+    limits::{AUTHENTICATION, MAX_CLIENTS, MAX_STRANGERS},
 };
 
 mod tls;
@@ -92,7 +91,7 @@ impl Responder for Adds {
 }
 
 fn number(value: f32) -> Named {
-    [("number".to_owned(), Value::Numbers(Array { shape: vec![1], values: vec![value] }))].into()
+    [("number".to_owned(), Value::numbers(vec![1], vec![value]))].into()
 }
 
 /// A server and the sizes of its passes, those of its warm-up taken out.
@@ -299,6 +298,36 @@ fn strangers_keep_no_robot_out_and_robots_stay() {
     let cut = ends.filter(|is_cut| *is_cut);
     assert!(cut.take(3 * MAX_STRANGERS).count() == 3 * MAX_STRANGERS, "those that came first");
     drop((first, robots));
+    assert_eq!(server.stop(), 0);
+}
+
+#[test]
+fn strangers_that_drip_keep_no_robot_out_and_are_cut_in_time() {
+    let (server, _sizes) = start(Some("secret"), None);
+    let address = server.address();
+    let ask_as_a_robot = || {
+        let mut robot =
+            Client::with_token(address, Some("secret")).unwrap_or_else(|status| panic!("{status}"));
+        assert_eq!(robot.ask(&number(1.0)), Ok(2.0));
+    };
+    let strangers = |count: usize| (0..count).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let drip = |stranger: &mut TcpStream| stranger.write_all(b"G").is_ok();
+    // More than there are places for: each robot takes that of one of them.
+    let mut many: Vec<_> = strangers(4 * MAX_STRANGERS);
+    for _ in 0..25 {
+        many.retain_mut(drip);
+        ask_as_a_robot();
+    }
+    drop(many);
+    // So few that nobody needs their places, and never silent.
+    let (mut few, since): (Vec<_>, _) = (strangers(MAX_STRANGERS / 2), Stopwatch::start());
+    while !few.is_empty() {
+        few.retain_mut(drip);
+        ask_as_a_robot();
+        assert!(since.elapsed() < 6 * AUTHENTICATION, "{} are still there", few.len());
+        thread::park_timeout(AUTHENTICATION / 500);
+    }
+    assert!(since.elapsed() > AUTHENTICATION / 2, "they had the time that everybody has");
     assert_eq!(server.stop(), 0);
 }
 

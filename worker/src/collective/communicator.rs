@@ -5,6 +5,7 @@ use std::sync::Arc;
 use coxswain_proto::ids::Rank;
 
 use super::{AbortHandle, Ahead, Buf, BufMut, CollectiveError, Progress, Reduce};
+use coxswain_nn::params::Cuts;
 
 /// A communicator of one generation.
 pub trait Collective {
@@ -29,20 +30,47 @@ pub trait Collective {
     /// Every rank ends with all ranks' `shard`, in rank order, in `output`.
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk); rank `r` ends with the reduction of all ranks' chunk `r`
-    /// in its place. The other chunks are scratch afterwards. No second buffer is needed, and the length need
-    /// not divide by the world.
-    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError>;
+    /// `buffer` is cut into the parts of `cuts`, which are of its length and for this world; rank `r` ends
+    /// with the reduction of all ranks' part `r` in its place. The other parts are scratch afterwards. No
+    /// second buffer is needed.
+    fn reduce_scatter_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with all of
-    /// it.
-    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError>;
+    /// `buffer` is cut into the parts of `cuts` and rank `r` brings part `r`; every rank ends with all of it.
+    fn all_gather_parts(&mut self, buffer: BufMut<'_>, cuts: &Cuts) -> Result<(), CollectiveError>;
 
-    /// `buffer` is cut by [`chunk`](super::chunk) and rank `r` brings chunk `r`; every rank ends with the
-    /// chunk of the rank `distance` before it in its place, too, counted around the ring: one rank's copy,
-    /// not everyone's. The other chunks are scratch afterwards. The distance is at least 1, and less than the
+    /// `buffer` is cut into the parts of `cuts` and rank `r` brings part `r`; every rank ends with the part
+    /// of the rank `distance` before it in its place, too, counted around the ring: one rank's copy, not
+    /// everyone's. The other parts are scratch afterwards. The distance is at least 1, and less than the
     /// world.
-    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError>;
+    fn shift_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        distance: usize,
+    ) -> Result<(), CollectiveError>;
+
+    /// [`Self::reduce_scatter_parts`] of equal parts ([`chunk`](super::chunk)).
+    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
+        let cuts = Cuts::equal(buffer.len(), self.world());
+        self.reduce_scatter_parts(buffer, &cuts, reduce)
+    }
+
+    /// [`Self::all_gather_parts`] of equal parts.
+    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+        let cuts = Cuts::equal(buffer.len(), self.world());
+        self.all_gather_parts(buffer, &cuts)
+    }
+
+    /// [`Self::shift_parts`] of equal parts.
+    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+        let cuts = Cuts::equal(buffer.len(), self.world());
+        self.shift_parts(buffer, &cuts, distance)
+    }
 
     /// Every rank ends with `root`'s `buffer`.
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError>;

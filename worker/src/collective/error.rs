@@ -38,7 +38,9 @@ pub enum CollectiveError {
         detail: String,
     },
     /// A rank tells of itself what cannot be.
-    #[error("rank {peer} tells what cannot be: {detail}; is it the same cox, and is its memory sound?")]
+    #[error(
+        "rank {peer} sent an impossible value: {detail}; check that it runs the same cox version, and test its memory"
+    )]
     Implausible {
         /// The rank.
         peer: Rank,

@@ -16,8 +16,9 @@
 //! and broadcasts it, all connect, and tell each other whether it worked. Only then is the transport used;
 //! otherwise the ring carries everything, and one line says why.
 //!
-//! Which way a buffer takes depends on its size alone, so all ranks agree. Reductions of a transport add in
-//! an order of its own, always the same one as long as it chooses the same algorithm.
+//! Which way a buffer takes depends on its size and its parts alone, so all ranks agree: a transport's parts
+//! are equal, and buffers that are cut otherwise take the ring. Reductions of a transport add in an order of
+//! its own, always the same one as long as it chooses the same algorithm.
 
 use std::{
     sync::Arc,
@@ -28,9 +29,9 @@ use coxswain_proto::{ids::Rank, run_spec::Collectives};
 use half::bf16;
 
 use super::{
-    AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Offer, Place, Progress, Reduce,
-    Ring, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId, TransportSource,
-    check_distance, check_root, chunk,
+    AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Cuts, Offer, Place, Progress,
+    Reduce, Ring, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,
+    TransportSource, check_distance, check_root, chunk,
     mixture::{self, named},
     ring::{Call, Element, Entered, Operation},
     through_host,
@@ -295,8 +296,14 @@ impl HybridCollective {
     }
 }
 
-/// Moves a large buffer as `$kind` says, a small one by `$small` on the ring.
+/// Moves a large buffer as `$kind` says, a small one, and one of unequal parts, by `$small` on the ring.
 macro_rules! either_way {
+    ($self:ident, $cuts:ident, $buffer:ident, $kind:expr, $small:expr) => {
+        match $cuts.are_equal() {
+            true => either_way!($self, $buffer, $kind, $small),
+            false => $small(&mut $self.ring, $buffer),
+        }
+    };
     ($self:ident, $buffer:ident, $kind:expr, $small:expr) => {
         match $buffer {
             BufMut::Bf16(values) if !$self.stays(size_of_val(values)) => $self.carry(values, $kind),
@@ -349,20 +356,30 @@ impl Collective for HybridCollective {
         self.all_gather_in_place(output)
     }
 
-    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
-        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.reduce_scatter_in_place(buffer, reduce);
-        either_way!(self, buffer, TransferKind::ReduceScatter(reduce), small)
+    fn reduce_scatter_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.reduce_scatter_parts(buffer, cuts, reduce);
+        either_way!(self, cuts, buffer, TransferKind::ReduceScatter(reduce), small)
     }
 
-    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.all_gather_in_place(buffer);
-        either_way!(self, buffer, TransferKind::AllGather, small)
+    fn all_gather_parts(&mut self, buffer: BufMut<'_>, cuts: &Cuts) -> Result<(), CollectiveError> {
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.all_gather_parts(buffer, cuts);
+        either_way!(self, cuts, buffer, TransferKind::AllGather, small)
     }
 
-    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+    fn shift_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        distance: usize,
+    ) -> Result<(), CollectiveError> {
         check_distance(distance, self.world())?;
-        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.shift_in_place(buffer, distance);
-        either_way!(self, buffer, TransferKind::Shift(distance), small)
+        let small = |ring: &mut Ring, buffer: BufMut<'_>| ring.shift_parts(buffer, cuts, distance);
+        either_way!(self, cuts, buffer, TransferKind::Shift(distance), small)
     }
 
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {

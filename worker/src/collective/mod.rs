@@ -34,7 +34,7 @@ pub use buffer::{Buf, BufMut, Reduce};
 use buffer::{size_error, through_host};
 pub use communicator::Collective;
 use communicator::{check_distance, check_root};
-pub use coxswain_nn::params::chunk;
+pub use coxswain_nn::params::{Cuts, chunk};
 pub use error::{CollectiveError, JoinError};
 pub use handles::{AbortHandle, Progress};
 pub use hybrid::{Brings, HybridCollective, join};

@@ -59,7 +59,7 @@ pub(super) use connected::{Call, Entered};
 pub(super) use element::Element;
 pub use join::Membership;
 pub use sockets::RingListener;
-pub(super) use sockets::prepare;
+pub(super) use sockets::{listen, prepare};
 pub(super) use wire::Operation;
 
 #[cfg(test)]

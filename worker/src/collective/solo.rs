@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering};
 
 use coxswain_proto::ids::Rank;
 
-use super::{AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce};
+use super::{AbortHandle, Buf, BufMut, Collective, CollectiveError, Cuts, Progress, Reduce};
 
 /// A world of one.
 #[derive(Debug, Default)]
@@ -66,19 +66,25 @@ impl Collective for Solo {
         self.pass("all_gather")
     }
 
-    fn reduce_scatter_in_place(
+    fn reduce_scatter_parts(
         &mut self,
         _buffer: BufMut<'_>,
+        _cuts: &Cuts,
         _reduce: Reduce,
     ) -> Result<(), CollectiveError> {
         self.pass("reduce_scatter")
     }
 
-    fn all_gather_in_place(&mut self, _buffer: BufMut<'_>) -> Result<(), CollectiveError> {
+    fn all_gather_parts(&mut self, _buffer: BufMut<'_>, _cuts: &Cuts) -> Result<(), CollectiveError> {
         self.pass("all_gather")
     }
 
-    fn shift_in_place(&mut self, _buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+    fn shift_parts(
+        &mut self,
+        _buffer: BufMut<'_>,
+        _cuts: &Cuts,
+        distance: usize,
+    ) -> Result<(), CollectiveError> {
         super::check_distance(distance, 1)?;
         self.pass("shift")
     }

@@ -5,6 +5,7 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{DeviceChoice, RunSpec},
 };
+use coxswain_task::Task;
 
 use super::{Device, Tasks, choose};
 use crate::{
@@ -46,8 +47,8 @@ impl ChosenTrainer {
             tracing::info!(%device, "using this device");
             self.device = device;
             let task = self.tasks.of(spec).map_err(|unknown| refused(unknown.to_string()))?;
-            if let (Device::Cpu, Some(float16)) = (device, task.float16(spec)) {
-                return Err(refused(float16.refused_on_cpu()));
+            if let Some(refusal) = refusal(task, spec, device) {
+                return Err(refused(refusal));
             }
             let listener = self.listener.take();
             self.inner = Some(match device {
@@ -66,6 +67,15 @@ impl ChosenTrainer {
             });
         }
         Ok(self.inner.as_mut().expect("made above"))
+    }
+}
+
+/// Why a run does not begin on this device, if it needs what that lacks: products in float16 on a CPU, an
+/// update rule without a GPU's.
+pub fn refusal(task: &dyn Task, spec: &RunSpec, device: Device) -> Option<String> {
+    match device {
+        Device::Cpu => task.float16(spec).map(|float16| float16.refused_on_cpu()),
+        Device::Cuda(_) => spec.optimizer.name.refused_on_gpu().map(Into::into),
     }
 }
 

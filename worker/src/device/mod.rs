@@ -23,7 +23,7 @@ mod tests;
 pub use self::{
     accelerator::{Absent, Accelerator, Gpus, NoGpus, Version},
     choose::choose,
-    chosen::ChosenTrainer,
+    chosen::{ChosenTrainer, refusal},
     tasks::Tasks,
 };
 pub use crate::trainer::Device;

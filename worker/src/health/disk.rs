@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use coxswain_proto::in_place;
+
 /// Less than this is free: no checkpoint of any size can be written.
 const LITTLE: u64 = 64 << 20;
 
@@ -54,7 +56,7 @@ fn in_time(
 fn write_and_remove(dir: &Path) -> io::Result<Option<u64>> {
     fs::create_dir_all(dir)?;
     let path = Removed(dir.join(format!(".health-{}", std::process::id())));
-    let mut file = fs::File::create(&path.0)?;
+    let mut file = in_place::make_anew(&path.0)?;
     file.write_all(&[0x5a; 4096])?;
     file.sync_all()?;
     if fs::read(&path.0)? != [0x5a; 4096] {

@@ -130,7 +130,7 @@ pub enum LinkError {
     #[error("generation ended: {0}")]
     Aborted(String),
     /// The run is over for everyone.
-    #[error("the run is over: {0}")]
+    #[error("the run has ended: {0}")]
     Over(String),
     /// The run goes on without this worker, which ends in good order.
     #[error("not needed any more: {0}")]

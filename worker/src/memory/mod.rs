@@ -28,6 +28,7 @@ mod pressure;
 mod resident;
 pub mod timeline;
 
+pub use coxswain_nn::memory::allocator::peak;
 pub use coxswain_nn::memory::{
     CountingAllocator, Overrun, Unfinished, after_refusal, check, guarded, guarded_again, guarded_unless,
     in_use, listen, refused,

@@ -16,12 +16,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::ids::{Rank, Step};
+use coxswain_proto::{
+    ids::{Rank, Step},
+    in_place,
+};
 use serde::Serialize;
 
 use super::PhasePeak;
@@ -59,7 +62,7 @@ impl Timeline {
         let path = run_dir.join("memory").join(format!("rank-{:04}.jsonl", rank.0));
         let open = || {
             fs::create_dir_all(run_dir.join("memory"))?;
-            OpenOptions::new().create(true).append(true).open(&path)
+            in_place::append(&path)
         };
         let file = open();
         let mut timeline = Self { rank, file: None, path: path.clone() };

@@ -2,19 +2,24 @@
 //! checkpoint has every tensor in the right shape, adapters find their targets, the output directory and the
 //! store of features can be written.
 
-use std::{fmt, fs, io, path::Path};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
 
 use coxswain_proto::{
     human,
     ids::Step,
+    in_place,
     plan::Plan,
     run_spec::{CacheMode, RunSpec},
 };
+use nix::sys::statvfs::statvfs;
 use serde::Serialize;
 
-use super::{TrainError, announce::describe, checkpoint, doubts::warnings, features, init_from};
+use super::{TrainError, checkpoint, describe, features, init_from, warnings};
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
-use coxswain_nn::kernels::Tape;
+use coxswain_nn::{kernels::Tape, params::TrainableLayout, rules::state_bytes};
 use coxswain_task::{Built, Module, Task, TaskOn};
 
 /// What a run will be.
@@ -72,7 +77,7 @@ pub fn check<B: Tape<Base = B>>(
         trainable: layout.len() as u64,
         notes: objective.notes().into_iter().chain(starts).collect(),
         warnings: warnings(spec, &*samples),
-        checkpoint_bytes: checkpoint::bytes(&layout, spec.optimizer.ema_decay.is_some()),
+        checkpoint_bytes: checkpoint_bytes(spec, &layout),
         features,
         resumes_at: resumes_at.map(|step| step.0),
     })
@@ -122,11 +127,38 @@ fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
 
 /// `dir`, or the nearest directory above it that exists, must take a file. A link to nothing takes none.
 pub fn check_writable(dir: &Path) -> io::Result<()> {
+    let probe = existing(dir)?.join(format!(".cox-check-{}", std::process::id()));
+    in_place::make_anew(&probe).and_then(|_| fs::remove_file(&probe))
+}
+
+/// The nearest directory above a path, or itself, that is there.
+fn existing(dir: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(dir)?;
     let exists = |dir: &&Path| dir.symlink_metadata().is_ok();
-    let existing = absolute.ancestors().find(exists).unwrap_or(Path::new("/"));
-    let probe = existing.join(format!(".cox-check-{}", std::process::id()));
-    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe))
+    Ok(absolute.ancestors().find(exists).unwrap_or(Path::new("/")).to_owned())
+}
+
+fn checkpoint_bytes(spec: &RunSpec, layout: &TrainableLayout) -> u64 {
+    checkpoint::bytes(layout, state_bytes(&spec.optimizer, layout, &(0..layout.len())))
+}
+
+/// Says that the disk has no room for the checkpoints of a run, which may have some already: for one that is
+/// kept and the next one, which is written beside it.
+pub fn lack_of_room(spec: &RunSpec, layout: &TrainableLayout, resumes: bool) -> Option<String> {
+    let output = Path::new(&spec.run.output_dir);
+    let disk = statvfs(&existing(output).ok()?).ok()?;
+    let free = disk.blocks_available() * disk.fragment_size();
+    let one = checkpoint_bytes(spec, layout);
+    let count = if resumes { 1 } else { 2 };
+    (free < one.saturating_mul(count)).then(|| {
+        format!(
+            "run.output_dir: {}: {} are free there, and a checkpoint takes {}, beside the one before it; free space, or \
+             choose another one",
+            output.display(),
+            human::bytes(free),
+            human::bytes(one),
+        )
+    })
 }
 
 impl fmt::Display for CheckReport {

@@ -6,10 +6,9 @@ use coxswain_feature_store::StoreError;
 use coxswain_task::{Fault, TaskError};
 
 use super::{
-    checkpoint::{CheckpointError, remedy},
-    finding::Comparison,
-    gradient_watch::SilentTrainables,
+    guards::{Comparison, SilentTrainables},
     init_from::InitError,
+    results::checkpoint::{CheckpointError, remedy},
     unknown_task::UnknownTask,
 };
 use crate::{
@@ -130,7 +129,7 @@ pub enum TrainError {
     /// Too many samples cannot be used.
     #[error(
         "of the last {seen} samples {left_out} were left out, and train.max_left_out allows {:.1} %: {causes}. Mend the data \
-         (`cox data check` lists what is wrong with them), or raise train.max_left_out",
+         (`cox data check` lists what is wrong with them) and train on them in another run.output_dir, or raise train.max_left_out",
         100.0 * share
     )]
     TooMuchLeftOut {
@@ -146,7 +145,8 @@ pub enum TrainError {
     /// The run is at its end, and no step has learned anything.
     #[error(
         "all samples of all {steps} steps were left out, so that nothing was learned, and nothing is exported: {causes}. Mend the data \
-         (`cox data check` lists what is wrong with them)"
+         (`cox data check` lists what is wrong with them), or restore the pretrained weights: where the data are sound, these are not \
+         finite. Then train in another run.output_dir"
     )]
     NothingLearned {
         /// Steps done.
@@ -263,7 +263,7 @@ fn remedy_of_divergence(good: Option<Step>) -> String {
              as *.diverged-N)",
             step.checkpoint_dir()
         ),
-        None => "the run begins anew, for it has no checkpoint from which a later step was taken".into(),
+        None => "the run starts over, because it has no checkpoint from which a later step was taken".into(),
     };
     format!(
         "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"

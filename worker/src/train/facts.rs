@@ -11,7 +11,8 @@ use coxswain_proto::{
 };
 use coxswain_task::{Objective, TaskOn};
 
-use super::advice::advice;
+use super::advice;
+use super::checkpoint::Store;
 use crate::zero::{LearningRateSchedule, Rates};
 
 /// What does not change while a rank trains.
@@ -21,6 +22,7 @@ pub(super) struct Facts<'a, B: Tape<Base = B>> {
     pub plan: Plan,
     pub task: &'static dyn TaskOn<B>,
     pub output_dir: PathBuf,
+    pub store: Store,
     /// What its first values come from, where that is not chance; a line for each group. Nothing where the
     /// run goes on from a state of its own: what it once started from need not be there any more.
     pub starts: Vec<String>,
@@ -32,6 +34,11 @@ impl<B: Tape<Base = B>> Facts<'_, B> {
     /// Whether an epoch ends with this step.
     pub fn ends_epoch(&self, step: Step) -> bool {
         (step.0 + 1).is_multiple_of(self.plan.steps_per_epoch())
+    }
+
+    /// Whether the run file names this step to be left out.
+    pub fn leaves_out(&self, step: Step) -> bool {
+        self.spec.train.skip_steps.contains(&step.0)
     }
 
     /// When kept features serve and are compared; none if they serve always or never.

@@ -10,7 +10,7 @@ use coxswain_proto::{
 };
 use coxswain_task::{Sample, Samples};
 
-use super::{TrainError, facts::Facts, features::Claim, members::Members};
+use super::{Claim, Facts, Members, TrainError};
 use crate::feeder::{DataError, Prefetcher};
 
 /// What this rank consumes.

@@ -32,10 +32,13 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Task, TaskError};
 
-use super::checkpoint::{CheckpointError, FileEntry, Found, SPEC_FILE, Store, TRAINABLES, io_error};
+use super::results::checkpoint::{CheckpointError, FileEntry, Found, SPEC_FILE, Store, TRAINABLES, io_error};
 
 /// Most tensors that a message names.
 const NAMED: usize = 40;
+/// The remedy for tensors of other sizes.
+const OTHER_SIZES: &str =
+    "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`";
 
 /// Why a run cannot start from the weights that it names.
 #[derive(Debug, thiserror::Error)]
@@ -118,20 +121,19 @@ impl WeightSource {
         }
     }
 
-    /// Whether it has a tensor of this group, as far as names say.
-    fn has(&self, task: &dyn Task, group: Group) -> Result<bool, InitError> {
+    /// Names and shapes, as its files have them.
+    fn headers(&self) -> Result<Vec<(String, Vec<usize>)>, InitError> {
         let files = match self {
             Self::Checkpoint(found) => vec![found.path.join(TRAINABLES)],
             Self::Task { files, .. } => files.clone(),
         };
+        let mut headers = Vec::new();
         for path in files.into_iter().filter(|path| path.extension().is_none_or(|end| end != "json")) {
             let file = OpenFile::open(&path).and_then(TensorFile::new);
             let file = file.map_err(|source| InitError::Io { path, source })?;
-            if file.tensors().any(|(name, _)| group_name(task, &name) == group.0) {
-                return Ok(true);
-            }
+            headers.extend(file.tensors().map(|(name, of)| (name, of.shape.clone())));
         }
-        Ok(false)
+        Ok(headers)
     }
 
     /// Of what its files hold.
@@ -178,7 +180,8 @@ pub fn check_brought(task: &dyn Task, spec: &RunSpec) -> Result<(), InitError> {
         if group.is_some_and(|group| group != wanted.0) {
             continue;
         }
-        if WeightSource::find(task, Path::new(path))?.has(task, wanted)? {
+        let there = WeightSource::find(task, Path::new(path))?.headers()?;
+        if there.iter().any(|(name, _)| group_name(task, name) == wanted.0) {
             return Ok(());
         }
         without.push(format!("{wanted}: {path} has no tensor of this group"));
@@ -187,6 +190,33 @@ pub fn check_brought(task: &dyn Task, spec: &RunSpec) -> Result<(), InitError> {
         without.push(format!("{wanted}: train.init_from names other groups"));
     }
     Err(InitError::NotBrought { list: lines(&without) })
+}
+
+/// Refuses a start whose tensors have other sizes than `layout`'s, or mean something else here: by headers,
+/// before a model is read or anything runs. What has no place here the workers refuse, who know each name.
+pub fn check_start(task: &dyn Task, spec: &RunSpec, layout: &TrainableLayout) -> Result<(), InitError> {
+    let Some(init) = &spec.train.init_from else { return Ok(()) };
+    let params: BTreeMap<&str, &ParamSpec> =
+        layout.whole().map(|param| (param.name.as_str(), param)).collect();
+    for (group, path) in init.places() {
+        let path = Path::new(path);
+        let (mut misfits, mut groups) = (Vec::new(), Vec::new());
+        for (name, shape) in WeightSource::find(task, path)?.headers()? {
+            let param = params.get(name.as_str()).filter(|of| group.is_none_or(|group| group == of.group.0));
+            let Some(param) = param else { continue };
+            groups.push(param.group);
+            if shape.iter().product::<usize>() != param.len() {
+                misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
+            }
+        }
+        if !misfits.is_empty() {
+            let list = lines(&misfits);
+            return Err(InitError::Misfits { path: path.into(), list, remedy: OTHER_SIZES });
+        }
+        groups.dedup();
+        refuse_other_meaning(task, spec, path, &groups)?;
+    }
+    Ok(())
 }
 
 /// Puts the weights that a run starts from in the place of drawn ones; what was taken from where and what was
@@ -316,7 +346,7 @@ impl<'l> Placed<'l> {
             } else if self.misfitting.contains(&Group::LORA) {
                 "set lora.targets, lora.rank and lora.use_dora as they were there, or take some groups only: `train.init_from: {GROUP: PATH}`"
             } else {
-                "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`"
+                OTHER_SIZES
             };
             return refused(lines(&self.misfits), remedy);
         }

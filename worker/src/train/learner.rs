@@ -14,10 +14,10 @@ use coxswain_proto::{
 };
 use coxswain_task::Objective;
 
-use super::{checkpoint, gradient_watch::GradientWatch, members::Members, recovery::Holding};
+use super::{GradientWatch, Members, checkpoint, recovery::Holding};
 use crate::{
     memory::{self, Category},
-    zero::{Keeps, LearningRateSchedule, Partition, ReplicatedAdamW},
+    zero::{Keeps, LearningRateSchedule, ReplicatedOptimizer, RunRule, ScaleState},
 };
 
 /// What learns.
@@ -39,7 +39,7 @@ pub(super) struct Learner<B: Tape<Base = B>> {
 /// The optimizer, and the generation whose partition it follows.
 pub(super) struct Held<F: Flat> {
     pub generation: Generation,
-    pub optimizer: ReplicatedAdamW<F>,
+    pub optimizer: ReplicatedOptimizer<F>,
     /// Weights of that state; none if they are the ones that train.
     pub weights: Option<Vec<f32>>,
     /// Whether other ranks may go on from it.
@@ -61,26 +61,34 @@ impl<F: Flat> Held<F> {
 
 impl<B: Tape<Base = B>> Learner<B> {
     /// The optimizer of the generation that trains.
-    pub fn optimizer(&self) -> &ReplicatedAdamW<B::Flat> {
+    pub fn optimizer(&self) -> &ReplicatedOptimizer<B::Flat> {
         &self.held.as_ref().expect("a generation begins with a state").optimizer
     }
 
     /// An optimizer for this generation's partition, without a state.
-    pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> ReplicatedAdamW<B::Flat> {
+    pub fn empty_optimizer(&self, spec: &RunSpec, members: &Members) -> ReplicatedOptimizer<B::Flat> {
         let offloaded = spec.memory.offload == Offload::Optimizer;
         let (place, layout) = (B::Flat::place(&self.trainables.device()), self.trainables.layout());
-        let partition = Partition::new(layout.len(), members.comm.world(), members.rank());
         let replica = spec.faults.replica.then_some(members.assignment.replica_distance);
         let keeps = Keeps { replica, offloaded };
         let settings = Optimizer { loss_scale: self.loss_scale, ..spec.optimizer.clone() };
-        ReplicatedAdamW::at(&place, layout, partition, &settings, keeps)
+        let rule = RunRule::from(&settings);
+        let partition = rule.partition(layout, members.comm.world(), members.rank());
+        ReplicatedOptimizer::at(&place, layout, partition, rule, keeps)
     }
 
     /// From now on this is the state, in the generation of these members.
-    pub fn hold(&mut self, optimizer: ReplicatedAdamW<B::Flat>, members: &Members) {
+    pub fn hold(&mut self, optimizer: ReplicatedOptimizer<B::Flat>, members: &Members) {
         let generation = members.assignment.generation;
         self.held = Some(Held { generation, optimizer, weights: None, trusted: true });
         self.coming = None;
+    }
+
+    /// Sums of gradients begin anew, scaled as in the next step.
+    pub fn begin_gradients(&mut self) {
+        self.grads.zero();
+        let scale = self.optimizer().loss_scale();
+        self.grads.scale_loss(scale.map(ScaleState::scale));
     }
 
     /// What this rank holds may be wrong: it brings nothing into the next generation.
@@ -109,7 +117,7 @@ impl<B: Tape<Base = B>> Learner<B> {
             (Category::FrozenWeights, Bytes(frozen)),
             (Category::Trainables, optimizer.weights),
             (Category::Gradients, optimizer.grads),
-            (Category::OptimizerShard, optimizer.moments),
+            (Category::OptimizerShard, optimizer.state),
             (Category::Replica, optimizer.redundancy),
             (Category::CollectiveBuffers, optimizer.comm_buffers),
             (Category::Cache, cache),
@@ -120,7 +128,7 @@ impl<B: Tape<Base = B>> Learner<B> {
 
     /// Bytes of one checkpoint.
     pub fn checkpoint_bytes(&self) -> Bytes {
-        let averaged = self.held.as_ref().is_some_and(|held| held.optimizer.average().is_some());
-        Bytes(checkpoint::bytes(self.trainables.layout(), averaged))
+        let state = self.held.as_ref().map_or(0, |held| held.optimizer.whole_state_bytes());
+        Bytes(checkpoint::bytes(self.trainables.layout(), state))
     }
 }

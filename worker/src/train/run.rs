@@ -12,10 +12,7 @@
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::Step;
 
-use super::{
-    TrainError, average, divergence, export::write_spec, learned, recovery::is_the_generations, skip,
-    stats::STEPS_OBSERVED, training::Training, validation,
-};
+use super::{Export, STEPS_OBSERVED, Search, TrainError, Training, Transaction, is_the_generations};
 use crate::{
     collective::{Computes, RingListener},
     feeder::{DataError, note},
@@ -36,12 +33,14 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     pub(super) fn train(&mut self, listener: Option<&RingListener>) -> Result<(), TrainError> {
         let mut why = None;
         loop {
-            match self.join(listener, why.take()).and_then(|()| self.run()) {
+            let ended = self.join(listener, why.take()).and_then(|()| self.run());
+            let bench = &mut self.bench;
+            match ended {
                 Ok(Ended::Done) | Err(TrainError::Link(LinkError::Dismissed(_))) => return Ok(()),
                 Ok(Ended::Regroup) => {}
-                Err(error) if !self.members.link.has_generations() => return Err(error),
+                Err(error) if !bench.members.link.has_generations() => return Err(error),
                 Err(error) if is_the_generations(&error) => {
-                    tracing::warn!(step = self.next.0, %error, "the generation is over; waiting for the next one");
+                    tracing::warn!(step = bench.next.0, %error, "the generation is over; waiting for the next one");
                     why = Some(error.to_string());
                 }
                 // A network that is away is no sample's fault: the worker ends, and is started again.
@@ -49,16 +48,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
                 Err(TrainError::Data(DataError::AtPosition { epoch, position, row, source })) => {
                     // Whether another worker tries it or the sample is left out is for the coordinator to
                     // decide.
-                    let (step, message) = (self.next, source.to_string());
+                    let (step, message) = (bench.next, source.to_string());
                     why = Some(message.clone());
-                    self.skips.samples.note(&message);
-                    self.members.link.report(Report::BadSample(BadSample {
-                        step,
-                        epoch,
-                        position,
-                        row,
-                        message,
-                    }))?;
+                    bench.skips.samples.note(&message);
+                    let sample = BadSample { step, epoch, position, row, message };
+                    bench.members.link.report(Report::BadSample(sample))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -67,135 +61,142 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Takes this worker's place in the next generation, and the state that its ranks agree on.
     fn join(&mut self, listener: Option<&RingListener>, why: Option<String>) -> Result<(), TrainError> {
-        self.members.leave();
-        self.feed.prefetch.clear();
-        self.members.link.at(Phase::Joining, self.next);
-        self.members.assignment = self.members.link.assignment(why.as_deref())?;
-        note::begin(self.members.assignment.generation);
+        let bench = &mut self.bench;
+        bench.members.leave();
+        bench.feed.prefetch.clear();
+        bench.members.link.at(Phase::Joining, bench.next);
+        bench.members.assignment = bench.members.link.assignment(why.as_deref())?;
+        note::begin(bench.members.assignment.generation);
         // What moving state takes is no step's.
-        self.enter(Phase::Connecting, self.next)?;
-        self.members.connect(listener, &self.run.spec_digest, self.run.spec.launch.collectives)?;
-        self.share_out(listener)?;
+        bench.enter(Phase::Connecting, bench.next)?;
+        bench.members.connect(listener, &bench.run.spec_digest, bench.run.spec.launch.collectives)?;
+        bench.members.share_out(listener, &bench.run, &bench.learner, &mut bench.stats, bench.next)?;
         let start = self.settle()?;
-        if self.members.assignment.closing {
-            return Ok(self.members.link.report(Report::Started(start))?);
+        let bench = &mut self.bench;
+        if bench.members.assignment.closing {
+            return Ok(bench.members.link.report(Report::Started(start))?);
         }
-        if self.run.spec.train.auto_micro_batch && !self.feed.searched {
-            self.find_micro_batch()?;
+        if bench.run.spec.train.auto_micro_batch && !bench.feed.searched {
+            Search::find_micro_batch(bench)?;
         }
-        self.skips.samples.begin(self.next);
-        self.stats.summary.begin(self.next, self.members.world());
-        self.feed.restart(self.next);
-        self.members.link.report(Report::Started(start))?;
-        if !std::mem::replace(&mut self.announced, true) {
-            if self.members.rank().0 == 0 {
-                write_spec(&self.run)?;
-            }
-            self.announce(&start)?;
-        }
-        Ok(())
+        bench.skips.samples.recount(&bench.run, &bench.members, &bench.feed, bench.next);
+        bench.stats.summary.begin(bench.next, bench.members.world());
+        bench.feed.restart(bench.next);
+        bench.members.link.report(Report::Started(start))?;
+        self.looking.announce(bench, &start)
     }
 
-    /// Runs steps to the end of the run or of the generation; at the end of the run saves, evaluates and
-    /// exports. The last generation of a run that has failed only saves.
+    /// Runs steps to the end of the run or of the generation. The last generation of a run that has failed
+    /// only saves.
     fn run(&mut self) -> Result<Ended, TrainError> {
-        if self.members.assignment.closing {
-            if self.next > Step(0) && self.saved != Some(self.next) {
-                self.save()?;
+        let Self { bench, results, looking, .. } = self;
+        if bench.members.assignment.closing {
+            if bench.next > Step(0) {
+                results.save_once(bench)?;
             }
             return Ok(Ended::Regroup);
         }
-        let seen = if self.before.is_none() { Some(self.evaluate()?) } else { None };
-        self.before = self.before.take().or_else(|| seen.clone());
-        if validation::is_validated(self, self.next) {
-            // Where a run or a generation begins: it may be that a fault has broken the one before off here.
-            if let Some(best) = validation::validate(self, seen)? {
-                validation::keep(self, &best)?;
-            }
+        if let Some(best) = looking.begin(bench)? {
+            results.keep(bench, &best)?;
         }
-        let total = Step(self.run.plan.total_steps());
-        while self.next < total && !self.stopped {
-            self.request_ahead(total)?;
-            let step = self.next;
-            let (mut done, verdict) = self.transaction(step)?;
-            self.next = Step(step.0 + 1);
-            if done.skipped.is_none() {
-                match self.learner.gradients.verdict(self.learner.trainables.layout()) {
-                    Err(silent) if silent.is_all() => return Err(silent.into()),
-                    Err(silent) => tracing::warn!("{silent}"),
-                    Ok(()) => {}
-                }
-            }
-            let (too_many, left_out) = (skip::count(self, &done), learned::count(self, &done));
-            self.stats.summary.book(&done);
-            // A CPU compiles nothing, and a step that was tried again is none to compare with.
-            let compares = self.members.computes == Computes::OnGpu && done.retries == 0;
-            let warm_up = compares.then(|| self.stats.warm_up.add(done.times.total)).flatten();
-            let best = validation::behind(self, &mut done);
-            self.members.link.report(Report::Step(done))?;
-            if let Some(best) = best? {
-                validation::keep(self, &best)?;
-            }
-            if too_many {
-                return Err(divergence::too_many(self, step)?);
-            }
-            left_out?;
-            if let Some(line) = warm_up.filter(|_| self.members.rank().0 == 0) {
-                self.members.link.report(Report::Note(line))?;
-            }
-            if self.stats.summary.losses.len() == STEPS_OBSERVED {
-                let peaks = self.stats.meter.report_recent();
-                self.report_memory(peaks)?;
-            }
-            self.with_features(|features, desk| features.tell_step(desk, step))?;
-            self.obey(verdict.commands)?;
-            if verdict.commands.regroup && !self.stopped {
-                self.with_features(|features, desk| features.publish_all(desk))?;
+        let total = Step(bench.run.plan.total_steps());
+        while self.bench.next < total && !self.obeyed.stop {
+            if self.step(total)? {
                 return Ok(Ended::Regroup);
             }
         }
-        self.with_features(|features, desk| features.publish_all(desk))?;
-        learned::require(self)?;
-        if self.saved != Some(self.next) {
-            self.save()?;
+        self.end()?;
+        Ok(Ended::Done)
+    }
+
+    /// One step, and what is due behind it; whether all leave the generation then.
+    fn step(&mut self, total: Step) -> Result<bool, TrainError> {
+        let Self { bench, results, looking, .. } = self;
+        bench.request_ahead(total)?;
+        let step = bench.next;
+        let (mut done, commands) = Transaction::begin(bench).run()?;
+        bench.next = Step(step.0 + 1);
+        if done.skipped.is_none() {
+            match bench.learner.gradients.verdict(bench.learner.trainables.layout()) {
+                Err(silent) if silent.is_all() => return Err(silent.into()),
+                Err(silent) => tracing::warn!("{silent}"),
+                Ok(()) => {}
+            }
         }
-        let (after, of_average) = match self.validation.newest.take() {
-            Some((step, found, of_average)) if step == self.next => (found, of_average),
-            _ => (self.evaluate()?, average::evaluate(self)?),
-        };
-        if let Some(error) = divergence::spoilt(self, after.as_ref())? {
-            return Err(error);
+        bench.skips.book(&done);
+        let left_out = bench.skips.samples.count(&bench.run, &mut bench.members, &bench.feed, &done);
+        bench.stats.summary.book(&done);
+        // A CPU compiles nothing, and a step that was tried again is none to compare with.
+        let compares = bench.members.computes == Computes::OnGpu && done.retries == 0;
+        let warm_up = compares.then(|| bench.stats.warm_up.add(done.times.total)).flatten();
+        let best = looking.behind(bench, &mut done);
+        bench.members.link.report(Report::Step(done))?;
+        if let Some(best) = best? {
+            results.keep(bench, &best)?;
+        }
+        bench.require_few_skips(step)?;
+        left_out?;
+        if let Some(line) = warm_up.filter(|_| bench.members.rank().0 == 0) {
+            bench.members.link.report(Report::Note(line))?;
+        }
+        if bench.stats.summary.losses.len() == STEPS_OBSERVED {
+            let peaks = bench.stats.meter.report_recent();
+            bench.report_memory(peaks)?;
+        }
+        bench.with_features(|features, desk| features.tell_step(desk, step))?;
+        self.obey(commands)?;
+        let regroups = commands.regroup && !self.obeyed.stop;
+        if regroups {
+            self.bench.with_features(|features, desk| features.publish_all(desk))?;
+        }
+        Ok(regroups)
+    }
+
+    /// Every step is done, or the run was stopped: saves, evaluates and exports.
+    fn end(&mut self) -> Result<(), TrainError> {
+        let Self { bench, results, looking, .. } = self;
+        bench.with_features(|features, desk| features.publish_all(desk))?;
+        bench.skips.samples.require(&mut bench.members, bench.next)?;
+        results.save_once(bench)?;
+        let [after, of_average] = looking.end(bench)?;
+        if looking.is_spoilt(after.as_ref()) {
+            return Err(bench.diverged(Some("the held-out error is not finite".into()))?);
         }
         // Before this run is among those that the prediction learns from.
-        let peaks = self.stats.meter.report();
-        self.report_memory(peaks)?;
+        let peaks = bench.stats.meter.report();
+        bench.report_memory(peaks)?;
         // The results first: what keeps the average's from being written costs those alone.
-        self.export(after, of_average)?;
-        average::export(self)?;
-        self.members.link.at(Phase::Done, self.next);
-        Ok(Ended::Done)
+        let mut summary = bench.stats.summary.clone();
+        summary.error_before = looking.before.clone().flatten();
+        (summary.error_after, summary.error_after_ema) = (after, of_average);
+        summary.stopped = self.obeyed.stop;
+        Export { bench, summary }.write()?;
+        bench.export_average()?;
+        bench.members.link.at(Phase::Done, bench.next);
+        Ok(())
     }
 
     /// Does what all ranks have agreed was asked for, at this boundary.
     fn obey(&mut self, agreed: Commands) -> Result<(), TrainError> {
+        let bench = &mut self.bench;
         if agreed.memory_reports > self.obeyed.memory_reports {
-            let peaks = self.stats.meter.report_recent();
-            self.report_memory(peaks)?;
+            let peaks = bench.stats.meter.report_recent();
+            bench.report_memory(peaks)?;
             if agreed.memory_reset > self.obeyed.memory_reports {
-                self.stats.meter.forget_recent();
+                bench.stats.meter.forget_recent();
             }
         }
-        let every = self.run.spec.train.checkpoint_every;
-        let due = every > 0 && self.next.0.is_multiple_of(every);
-        let due = due && self.saved != Some(self.next);
-        if due || agreed.hand_over || agreed.checkpoints > self.obeyed.checkpoints {
-            self.save()?;
+        let every = bench.run.spec.train.checkpoint_every;
+        let due = every > 0 && bench.next.0.is_multiple_of(every);
+        if agreed.hand_over || agreed.checkpoints > self.obeyed.checkpoints {
+            self.results.save(bench)?;
+        } else if due {
+            self.results.save_once(bench)?;
         }
-        self.obeyed = agreed;
-        self.stopped |= agreed.stop;
+        self.obeyed = Commands { stop: agreed.stop || self.obeyed.stop, ..agreed };
         if agreed.pause && !agreed.stop && !agreed.regroup {
-            self.members.link.at(Phase::Paused, self.next);
-            self.members.link.wait_while_paused()?;
+            bench.members.link.at(Phase::Paused, bench.next);
+            bench.members.link.wait_while_paused()?;
         }
         Ok(())
     }

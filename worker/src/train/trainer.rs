@@ -18,11 +18,10 @@ use coxswain_nn::{
 };
 use coxswain_task::{Built, Samples, TaskOn};
 
+use super::checkpoint::Store;
 use super::{
-    TrainError, advice::advice, check::check_base, checkpoint::Store, facts::Facts, fault::InjectedFaults,
-    features::Features, feed::Feed, gradient_watch::GradientWatch, held_out::Validation, init_from,
-    learner::Learner, members::Members, stats::RunStats, summary::Summary, training::Training,
-    warm_up::WarmUp,
+    Facts, Features, Feed, GradientWatch, InjectedFaults, Learner, Looking, Members, Results, RunStats,
+    Skips, TrainError, Training, Witness, Workbench, advice, check_base, init_from,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
@@ -167,8 +166,10 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let mut prefetch =
             Prefetcher::start(samples.clone(), samples.order(spec.run.seed), spec.data.prefetch, threads)?;
         prefetch.keep_ahead(features.as_ref().map_or(0, Features::encoder_batch));
+        let witness = Witness::from_environment(&output_dir);
         let peak = Rates::from(spec.learning_rates());
         let run = Facts {
+            store: Store::new(&output_dir),
             spec,
             spec_digest: document::digest(spec),
             plan,
@@ -195,9 +196,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             false => spec.train.micro_batch,
         };
         let (requested, claimed) = (Step(0), Default::default());
-        let (summary, warm_up) = (Summary::default(), WarmUp::default());
-        Ok(Training {
-            store: Store::new(&run.output_dir),
+        let bench = Workbench {
             run,
             members: Members::alone(link, self.computes, self.transport.take()),
             learner,
@@ -214,20 +213,17 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             stats: RunStats {
                 meter,
                 snapshots,
-                summary,
-                warm_up,
+                summary: Default::default(),
+                warm_up: Default::default(),
                 planned_before: None,
+                witness,
                 injected: InjectedFaults::from_environment(),
             },
+            skips: Skips::default(),
             next: Step(0),
-            obeyed: Commands::default(),
-            saved: None,
-            before: None,
-            validation: Validation::default(),
-            stopped: false,
-            skips: Default::default(),
-            announced: false,
-        })
+        };
+        let (results, looking) = (Results::default(), Looking::default());
+        Ok(Training { bench, results, looking, obeyed: Commands::default() })
     }
 }
 
@@ -262,15 +258,16 @@ where
         match training.train(self.options.listener.as_ref()) {
             Ok(()) => TrainerOutcome::Done,
             Err(error) => {
+                let bench = training.bench;
                 let phase = match &error {
                     // It is known only after the vote.
                     TrainError::Exhausted { source, .. } => source.phase,
-                    _ => training.stats.meter.phase(),
+                    _ => bench.stats.meter.phase(),
                 };
-                let mut failure = failure(&error, phase, training.next);
-                failure.memory_in_use = training.stats.meter.in_use();
+                let mut failure = failure(&error, phase, bench.next);
+                failure.memory_in_use = bench.stats.meter.in_use();
                 failure.positions =
-                    training.feed.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
+                    bench.feed.claimed.front().map_or(Vec::new(), |claim| claim.positions.clone());
                 ended(&error, failure)
             }
         }

@@ -6,10 +6,9 @@
 //! ```
 //!
 //! Rounded sums are rounded again at every rank on the way (8 bits of mantissa; the range is float32's, so
-//! nothing overflows that did not before). Everything after the exchange is float32: norm, clipping, moments,
-//! weights. A replica gets the owner's rounded part, so it repeats its arithmetic on the same numbers.
-
-use std::ops::Range;
+//! nothing overflows that did not before). Everything after the exchange is float32: norm, clipping, the
+//! update rule, weights. A replica gets the owner's rounded part, so it repeats its arithmetic on the same
+//! numbers.
 
 use coxswain_proto::run_spec::ReduceDtype;
 
@@ -38,19 +37,19 @@ impl<F: Flat> Exchange<F> {
         Self { dtype, halves: F::Halves::default() }
     }
 
-    /// The elements `own` of `grads` become the sum over ranks; the others are scratch.
+    /// This rank's part of `grads` becomes the sum over ranks; the others are scratch.
     pub fn reduce_scatter(
         &mut self,
         grads: &mut F,
-        own: Range<usize>,
+        partition: &Partition,
         comm: &mut dyn Collective,
     ) -> Result<(), CollectiveError> {
         if !self.rounds(comm) {
-            return comm.reduce_scatter_in_place(grads.lend().into(), Reduce::Sum);
+            return comm.reduce_scatter_parts(grads.lend().into(), partition.cuts(), Reduce::Sum);
         }
         grads.narrow(&mut self.halves);
-        comm.reduce_scatter_in_place(self.halves.lend().into(), Reduce::Sum)?;
-        grads.widen(&self.halves, own);
+        comm.reduce_scatter_parts(self.halves.lend().into(), partition.cuts(), Reduce::Sum)?;
+        grads.widen(&self.halves, partition.own());
         Ok(())
     }
 
@@ -59,15 +58,15 @@ impl<F: Flat> Exchange<F> {
     pub fn shift(
         &mut self,
         grads: &mut F,
+        partition: &Partition,
         distance: usize,
         comm: &mut dyn Collective,
     ) -> Result<(), CollectiveError> {
         if !self.rounds(comm) {
-            return comm.shift_in_place(grads.lend().into(), distance);
+            return comm.shift_parts(grads.lend().into(), partition.cuts(), distance);
         }
-        comm.shift_in_place(self.halves.lend().into(), distance)?;
-        let part = Partition::new(grads.len(), comm.world(), comm.rank()).before(distance);
-        grads.widen(&self.halves, part.own());
+        comm.shift_parts(self.halves.lend().into(), partition.cuts(), distance)?;
+        grads.widen(&self.halves, partition.before(distance).own());
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! ```text
 //! partition   which elements of the flat parameter buffer are this rank's, and which learning rate and decay
 //!             apply to them
-//! optimizer   one step: reduce-scatter, norm, clip, AdamW on the shard, all-gather
+//! optimizer   one step: reduce-scatter, norm, clip, the update rule on the shard, all-gather
 //! exchange    what gradients travel in
 //! outcome     what a step did, or why it was not taken
 //! replica     a copy of another rank's part, so that a lost rank, or a lost node, loses no step
@@ -13,23 +13,24 @@
 //! schedule    the learning rate of a step, as a pure function
 //! soundness   whether it is a state that training can go on from
 //! unsound     the first value of a rank that is not
-//! state       the moments as bytes, by parameter name and offset, readable at any world size
+//! state       the rule's state as bytes, by parameter name and offset, readable at any world size
 //! ```
 //!
 //! # What it is
 //!
 //! Data-parallel training repeats the same update on every rank. ZeRO lets each rank own `1/W` of the
 //! trainables: gradients are reduced only to their owner (reduce-scatter), the owner updates its part, and
-//! the results are passed to everyone (all-gather). The traffic is that of an all-reduce; the moments are
+//! the results are passed to everyone (all-gather). The traffic is that of an all-reduce; the rule's state is
 //! kept once instead of `W` times.
 //!
-//! The flat parameter buffer of `n` elements is cut by [`chunk`](crate::collective::chunk) as if it were
-//! padded to a multiple of `W`. The trainables are fp32, so the owner's part of the flat weights *is* the
+//! The flat parameter buffer of `n` elements is cut into `W` parts, as equal as the rule allows it
+//! ([`Grain`](coxswain_nn::params::Grain)): AdamW's may end anywhere, those of a rule of blocks or of whole
+//! matrices only between these. The trainables are fp32, so the owner's part of the flat weights *is* the
 //! master copy; there is no second one.
 //!
 //! # What it saves
 //!
-//! Bytes on each rank, with `n` trainables:
+//! Bytes on each rank, with `n` trainables and AdamW's two float32 moments:
 //!
 //! ```text
 //!              weights   gradients             moments   buffers
@@ -50,7 +51,8 @@
 //! # What it does not do
 //!
 //! It knows neither models nor files nor devices: it sees buffers
-//! ([`kernels::flat`](coxswain_nn::kernels::flat), where the arithmetic is) and a
+//! ([`kernels::flat`](coxswain_nn::kernels::flat)), an update rule
+//! ([`rules`](coxswain_nn::rules), where the arithmetic is) and a
 //! [`Collective`](crate::collective::Collective). It does not partition what trains (ZeRO-3; frozen
 //! weights are `coxswain_nn::sharded`), and does not overlap communication with the backward pass.
 
@@ -67,10 +69,10 @@ mod state;
 mod unsound;
 
 pub use loss_scale::{LossScaler, ScaleState};
-pub use optimizer::{ShardedAdamW, StepInput, ZeroBytes};
+pub use optimizer::{RunRule, ShardedOptimizer, StepInput, ZeroBytes};
 pub use outcome::{GroupNorm, StepError, StepOutcome};
 pub use partition::{Partition, Segment};
-pub use replica::{Copy, Digests, Keeps, PartDigests, ReplicatedAdamW, ShardState, Versions};
+pub use replica::{Copy, Digests, Keeps, PartDigests, ReplicatedOptimizer, ShardState, Versions};
 pub use schedule::{LearningRateSchedule, Rates};
 pub use soundness::are_sound_weights;
 pub use state::{StateError, read_average};

@@ -5,23 +5,24 @@
 //!   -> reduce-scatter in place        this rank's chunk is the sum over ranks (`exchange`)
 //!   -> norm over all chunks           one f64 around the ring, and one a group; not finite: an error,
 //!                                     nothing has changed
-//!   -> AdamW on this rank's chunk     of the flat weights, which is their master copy; then their average
-//!                                     follows, where one is kept
+//!   -> the update rule, on this       of the flat weights, which is their master copy; then their average
+//!      rank's chunk                   follows, where one is kept
 //!   -> all-gather in place            everyone has all weights
 //! ```
 //!
-//! In a world of one the collectives do nothing and this is plain AdamW, without a copy.
+//! In a world of one the collectives do nothing and this is the plain rule, without a copy. Which rule it is
+//! ([`UpdateRule`]) decides what state there is, where chunks may be cut, and what an update does.
 //!
-//! Gradients, weights and moments are buffers of one kind ([`Flat`]), in host memory or in a device's;
+//! Gradients, weights and float32 state are buffers of one kind ([`Flat`]), in host memory or in a device's;
 //! nothing here looks at an element but the search for one that is not finite. On a device work is ordered
 //! and not waited for: what a step's times call computing is then found in whatever waits next.
 //!
 //! A step can let a group rest ([`StepInput::resting`]): it is treated as parameters whose gradient is `None`
-//! are in torch. Its weights and moments keep their bits, by decay as little as by momentum, and the norm is
-//! that of what moves. One thing differs: torch counts steps for each parameter, and here one count, that of
-//! the bias correction, goes on for everyone (docs/decisions/lora-rests.md says what that comes to).
+//! are in torch. Its weights and their state keep their bits, by decay as little as by momentum, and the norm
+//! is that of what moves. One thing differs: torch counts steps for each parameter, and here one count, that
+//! of the bias correction, goes on for everyone (docs/decisions/feature-cache.md says what that comes to).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     ids::{Bytes, Rank},
@@ -33,27 +34,52 @@ use super::{
     exchange::Exchange,
     loss_scale::LossScaler,
     outcome::{GroupNorm, StepError, StepOutcome},
-    partition::{Partition, Segment, intersect, shifted},
+    partition::{Partition, Segment, intersect},
     schedule::Rates,
 };
 use crate::clock;
 use crate::collective::{BufMut, Collective, Reduce};
 use coxswain_nn::{
-    kernels::flat::{Coefficients, Flat, Part, Run},
-    params::{Group, TrainableLayout},
+    kernels::flat::{self, Flat, Part},
+    params::{Group, ParamSpec, TrainableLayout},
+    rules::{self, Hyperparameters, ParamPiece, ParamUpdate, StateValues, UpdateRule, rule_of},
 };
 
-/// AdamW whose moments exist only for this rank's part of the flat parameter buffer.
+/// A run's update rule and everything else that is said of its optimizer.
 #[derive(Clone, Debug)]
-pub struct ShardedAdamW<F: Flat = Vec<f32>> {
+pub struct RunRule<F: Flat> {
+    /// Section `optimizer`. Its name of a rule counts where the rule was made from it.
+    pub settings: Optimizer,
+    /// The rule.
+    pub rule: Arc<dyn UpdateRule<F>>,
+}
+
+impl<F: Flat> RunRule<F> {
+    /// The part of a rank, cut where the rule allows it.
+    pub fn partition(&self, layout: &TrainableLayout, world: usize, rank: Rank) -> Partition {
+        Partition::new(self.rule.grain().cuts(layout, world), rank)
+    }
+}
+
+impl<F: Flat> From<&Optimizer> for RunRule<F> {
+    fn from(settings: &Optimizer) -> Self {
+        Self { settings: settings.clone(), rule: rule_of(settings) }
+    }
+}
+
+/// An optimizer whose state exists only for this rank's part of the flat parameter buffer.
+#[derive(Clone, Debug)]
+pub struct ShardedOptimizer<F: Flat = Vec<f32>> {
     pub(super) place: F::Place,
     pub(super) layout: TrainableLayout,
     pub(super) partition: Partition,
     segments: Vec<Segment>,
-    settings: Optimizer,
+    pub(super) rule: RunRule<F>,
     pub(super) exchange: Exchange<F>,
-    pub(super) exp_avg: F,
-    pub(super) exp_avg_sq: F,
+    /// What of each parameter is in this rank's part.
+    pub(super) pieces: Vec<ParamPiece>,
+    /// What the rule keeps of them, in the order of its buffers.
+    pub(super) state: Vec<StateValues<F>>,
     /// That of the weights, if the run keeps one.
     pub(super) average: Option<Average<F>>,
     /// Steps of the run that are done.
@@ -150,52 +176,61 @@ impl Reduced {
 pub struct ZeroBytes {
     /// The flat weights, full length; this rank's part of them is the master copy.
     pub weights: Bytes,
-    /// Both moments and, where one is kept, the average of the weights: this rank's part.
-    pub moments: Bytes,
+    /// The rule's state and, where one is kept, the average of the weights: this rank's part.
+    pub state: Bytes,
     /// The flat gradients, full length.
     pub grads: Bytes,
     /// What the communicator holds for itself, and what gradients travel in where that is not their own
     /// buffer.
     pub comm_buffers: Bytes,
     /// What these take when they are not partitioned, for comparison.
-    pub moments_unpartitioned: Bytes,
-    /// What is kept in store for a lost rank ([`ReplicatedAdamW`](super::ReplicatedAdamW)).
+    pub state_unpartitioned: Bytes,
+    /// What is kept in store for a lost rank ([`ReplicatedOptimizer`](super::ReplicatedOptimizer)).
     pub redundancy: Bytes,
 }
 
-impl ShardedAdamW {
-    /// Moments of zero, in host memory, for `rank`'s part of `layout` in a world of `world`.
-    pub fn new(layout: &TrainableLayout, world: usize, rank: Rank, settings: &Optimizer) -> Self {
-        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, false)
+impl ShardedOptimizer {
+    /// State of zero, in host memory, for `rank`'s part of `layout` in a world of `world`.
+    pub fn new(
+        layout: &TrainableLayout,
+        world: usize,
+        rank: Rank,
+        rule: impl Into<RunRule<Vec<f32>>>,
+    ) -> Self {
+        let rule = rule.into();
+        Self::at(&(), layout, rule.partition(layout, world, rank), rule, false)
     }
 }
 
-impl<F: Flat> ShardedAdamW<F> {
-    /// Moments of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever
+impl<F: Flat> ShardedOptimizer<F> {
+    /// State of zero for one rank's part of `layout`; in host memory between steps if `offloaded`, wherever
     /// the rest is.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
         partition: Partition,
-        settings: &Optimizer,
+        rule: impl Into<RunRule<F>>,
         offloaded: bool,
     ) -> Self {
-        let zeros = if offloaded { F::offloaded } else { F::zeros };
-        let own = partition.own().len();
+        let rule = rule.into();
+        let zeros = |len| if offloaded { F::offloaded(place, len) } else { F::zeros(place, len) };
+        let (own, buffers, settings) = (partition.own(), rule.rule.state(), &rule.settings);
+        let counts = rules::counts(buffers, layout, &own);
+        let state = buffers.iter().zip(counts);
         Self {
             place: place.clone(),
             layout: layout.clone(),
             segments: partition.segments(layout),
-            partition,
-            settings: settings.clone(),
             exchange: Exchange::new(settings.reduce_dtype),
-            exp_avg: zeros(place, own),
-            exp_avg_sq: zeros(place, own),
-            average: Average::wanted(settings, || zeros(place, own)),
+            pieces: rules::pieces(buffers, layout, &own),
+            state: state.map(|(buffer, len)| StateValues::zeros(buffer.element, len, zeros)).collect(),
+            average: Average::wanted(settings, || zeros(own.len())),
             steps: 0,
             skipped: 0,
             last_norm: 0.0,
             loss_scaler: LossScaler::wanted(&settings.loss_scale),
+            partition,
+            rule,
         }
     }
 
@@ -209,7 +244,7 @@ impl<F: Flat> ShardedAdamW<F> {
         self.steps
     }
 
-    /// A step of the run is done without this optimizer: moments and bias correction are as before it, and
+    /// A step of the run is done without this optimizer: state and bias correction are as before it, and
     /// the loss scale too, unless the gradient overflowed.
     pub(super) fn skip(&mut self, overflows: bool) {
         self.steps += 1;
@@ -231,12 +266,12 @@ impl<F: Flat> ShardedAdamW<F> {
         let (updating, own) = (clock::now(), self.partition.own());
         self.advance(grads, weights, own.start, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
-        comm.all_gather_in_place(weights.lend().into())?;
+        comm.all_gather_parts(weights.lend().into(), self.partition.cuts())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
     /// First half of a step: this rank's chunk of `grads` becomes the sum over ranks, and the norm of all
-    /// chunks says how to apply it. Changes neither weights nor moments.
+    /// chunks says how to apply it. Changes neither weights nor state.
     pub(super) fn reduce(
         &mut self,
         grads: &mut F,
@@ -245,7 +280,7 @@ impl<F: Flat> ShardedAdamW<F> {
         comm: &mut dyn Collective,
     ) -> Result<Reduced, StepError> {
         self.check(grads.len(), weights, comm)?;
-        self.exchange.reduce_scatter(grads, self.partition.own(), comm)?;
+        self.exchange.reduce_scatter(grads, &self.partition, comm)?;
         let begin = clock::now();
         // The whole first: an element's sum over ranks does not depend on those behind it.
         let mut groups = self.layout.groups();
@@ -261,45 +296,44 @@ impl<F: Flat> ShardedAdamW<F> {
         let norms = groups.into_iter().zip(&sums[1..]);
         let group_norms: Vec<_> =
             norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
-        let (clips, clipped) = Clips::new(&self.settings.clip_norm, grad_norm, &group_norms);
+        let (clips, clipped) = Clips::new(&self.rule.settings.clip_norm, grad_norm, &group_norms);
         let update = Update { input: input.clone(), norm: grad_norm, clips };
         Ok(Reduced { group_norms, clipped, compute, update })
     }
 
-    /// Second half: AdamW on this rank's part. Gradients are full length; in `weights` the part begins at
-    /// `weights_from`.
+    /// Second half: the update rule on this rank's part. Gradients are full length; in `weights` the part
+    /// begins at `weights_from`.
     pub(super) fn advance(&mut self, grads: &F, weights: &mut F, weights_from: usize, how: &Update) {
         self.steps += 1;
         self.loss_scaler.iter_mut().for_each(LossScaler::taken);
         self.last_norm = how.norm;
-        let (settings, begin) = (&self.settings, self.partition.own().start);
         let taken = self.steps - self.skipped;
-        let moving = self.segments.iter().filter(|segment| how.input.resting != Some(segment.group));
-        let runs = moving.map(|segment| Run {
-            range: shifted(&segment.range, begin),
-            coefficients: coefficients(settings, taken, segment, how),
+        let param = |piece: &ParamPiece| &self.layout.params()[piece.param];
+        let moving = self.pieces.iter().filter(|piece| how.input.resting != Some(param(piece).group));
+        let update = |piece| {
+            let param = param(piece);
+            ParamUpdate { param, piece, with: hyperparameters(&self.rule.settings, taken, param, how) }
+        };
+        let updates: Vec<_> = moving.map(update).collect();
+        let average = self.average.as_mut().map(|average| {
+            let share = average.share(taken);
+            flat::Average { values: &mut average.values, share }
         });
-        let runs: Vec<_> = runs.collect();
-        let (exp_avg, exp_avg_sq) = (&mut self.exp_avg, &mut self.exp_avg_sq);
-        let part = Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from: begin };
-        match &mut self.average {
-            Some(average) => {
-                let share = average.share(taken);
-                F::adamw_averaging(part, &runs, &mut average.values, share);
-            }
-            None => F::adamw(part, &runs),
-        }
+        let (grads_from, state) = (self.partition.own().start, &mut self.state[..]);
+        let part = Part { weights, weights_from, state, grads, grads_from };
+        self.rule.rule.update(part, &updates, average);
     }
 
-    /// Everything that is kept of this rank's part besides its weights.
-    pub(super) fn buffers(&self) -> impl Iterator<Item = &F> {
-        [&self.exp_avg, &self.exp_avg_sq].into_iter().chain(self.average.iter().map(|of| &of.values))
+    /// Bytes of everything that is kept of this rank's part besides its weights.
+    pub(super) fn state_bytes(&self) -> u64 {
+        let average = self.average.as_ref().map_or(0, |of| 4 * of.values.len());
+        (self.state.iter().map(StateValues::bytes).sum::<usize>() + average) as u64
     }
 
-    /// The same, to be changed.
-    pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut F> {
-        let average = self.average.as_mut().map(|of| &mut of.values);
-        [&mut self.exp_avg, &mut self.exp_avg_sq].into_iter().chain(average)
+    /// The same of all ranks' parts together.
+    pub(super) fn whole_state_bytes(&self) -> u64 {
+        let average = if self.average.is_some() { 4 * self.layout.len() as u64 } else { 0 };
+        rules::bytes(self.rule.rule.state(), &self.layout, &(0..self.layout.len())) + average
     }
 
     /// Sums of squares over this rank's part: all that moves, then group by group. Gradients are read once
@@ -338,13 +372,12 @@ impl<F: Flat> ShardedAdamW<F> {
     pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
         let floats = |count: usize| Bytes(4 * count as u64);
         let whole = self.partition.whole_len();
-        let buffers = self.buffers().count();
         ZeroBytes {
             weights: floats(whole),
-            moments: floats(buffers * self.partition.own().len()),
+            state: Bytes(self.state_bytes()),
             grads: floats(whole),
             comm_buffers: Bytes(comm.buffer_bytes() as u64 + self.exchange.bytes()),
-            moments_unpartitioned: floats(buffers * whole),
+            state_unpartitioned: Bytes(self.whole_state_bytes()),
             redundancy: Bytes(0),
         }
     }
@@ -367,7 +400,7 @@ impl<F: Flat> ShardedAdamW<F> {
     /// The first parameter whose gradient, in this rank's part, is not finite.
     fn first_non_finite(&self, grads: &F, resting: Option<Group>) -> Option<String> {
         let own = self.partition.own();
-        let bad = |p: &&coxswain_nn::params::ParamSpec| {
+        let bad = |p: &&ParamSpec| {
             let here = intersect(&p.range(), &own);
             !here.is_empty() && grads.read(here).iter().any(|g| !g.is_finite())
         };
@@ -385,25 +418,17 @@ fn clip_coefficient(clip_norm: f64, norm: f64) -> (f64, bool) {
     (coefficient.min(1.0), coefficient < 1.0)
 }
 
-fn coefficients(
+fn hyperparameters(
     settings: &Optimizer,
-    steps: u64,
-    segment: &Segment,
+    step: u64,
+    param: &ParamSpec,
     Update { input, clips, .. }: &Update,
-) -> Coefficients {
-    let lr = input.rates.of(segment.group);
-    let [beta1, beta2] = settings.betas;
-    let decay = if segment.decay { settings.weight_decay.of(segment.group.0) } else { 0.0 };
-    let power = |beta: f64| beta.powf(steps as f64);
-    Coefficients {
-        factor: (input.scale * clips.of(segment.group)) as f32,
-        one_minus_beta1: (1.0 - beta1) as f32,
-        beta2: beta2 as f32,
-        one_minus_beta2: (1.0 - beta2) as f32,
-        keep: (1.0 - lr * decay) as f32,
-        step_size: (lr / (1.0 - power(beta1))) as f32,
-        root_factor: (1.0 / (1.0 - power(beta2)).sqrt()) as f32,
-        eps: settings.eps as f32,
+) -> Hyperparameters {
+    Hyperparameters {
+        gradient_factor: input.scale * clips.of(param.group),
+        lr: input.rates.of(param.group),
+        weight_decay: if param.decay { settings.weight_decay.of(param.group.0) } else { 0.0 },
+        step,
     }
 }
 

@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use coxswain_proto::ids::Rank;
 
-use crate::collective::chunk;
+use crate::collective::Cuts;
 use coxswain_nn::params::{Group, TrainableLayout};
 
-/// One rank's place in a flat parameter buffer that is cut in equal parts, the last ones short or empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One rank's place in a flat parameter buffer that is cut into parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    len: usize,
-    world: usize,
+    cuts: Cuts,
     rank: usize,
 }
 
@@ -27,26 +26,32 @@ pub struct Segment {
 }
 
 impl Partition {
-    /// The part of `rank` in a buffer of `len` elements shared by `world` ranks (at least one).
-    pub fn new(len: usize, world: usize, rank: Rank) -> Self {
+    /// The part of `rank` among these.
+    pub fn new(cuts: Cuts, rank: Rank) -> Self {
         let rank = rank.0 as usize;
-        assert!(rank < world, "rank {rank} in a world of {world}");
-        Self { len, world, rank }
+        assert!(rank < cuts.world(), "rank {rank} in a world of {}", cuts.world());
+        Self { cuts, rank }
     }
 
     /// That of the rank `distance` before this one, around the ring.
     pub fn before(&self, distance: usize) -> Self {
-        Self { rank: (self.rank + self.world - distance % self.world) % self.world, ..*self }
+        let world = self.world();
+        Self { cuts: self.cuts.clone(), rank: (self.rank + world - distance % world) % world }
+    }
+
+    /// All parts.
+    pub fn cuts(&self) -> &Cuts {
+        &self.cuts
     }
 
     /// Elements of the whole buffer.
     pub fn whole_len(&self) -> usize {
-        self.len
+        self.cuts.len()
     }
 
     /// Ranks that share it.
     pub fn world(&self) -> usize {
-        self.world
+        self.cuts.world()
     }
 
     /// This rank.
@@ -56,12 +61,7 @@ impl Partition {
 
     /// This rank's elements.
     pub fn own(&self) -> Range<usize> {
-        chunk(self.len, self.world, self.rank)
-    }
-
-    /// The length every part has if the buffer is padded to a multiple of the world.
-    pub fn padded_shard_len(&self) -> usize {
-        self.len.div_ceil(self.world)
+        self.cuts.part(self.rank)
     }
 
     /// This rank's elements by what applies to them, in order: parameters cut at the borders of the shard,
@@ -125,8 +125,7 @@ mod tests {
             let rules: Vec<_> = params.iter().flat_map(|&(len, group, decay)| vec![(group, decay); len]).collect();
             let mut next = 0;
             for rank in 0..world {
-                let part = Partition::new(layout.len(), world, Rank(rank as u32));
-                prop_assert!(part.own().len() <= part.padded_shard_len());
+                let part = Partition::new(Cuts::equal(layout.len(), world), Rank(rank as u32));
                 prop_assert_eq!(part.own().start, next);
                 for segment in part.segments(&layout) {
                     prop_assert_eq!(segment.range.start, next);
@@ -142,7 +141,7 @@ mod tests {
     #[test]
     fn neighbours_with_the_same_rules_are_one_segment() {
         let layout = layout(&[(4, Group::LORA, true), (4, Group::LORA, true), (4, Group::LORA, false)]);
-        let segments = Partition::new(12, 1, Rank(0)).segments(&layout);
+        let segments = Partition::new(Cuts::equal(12, 1), Rank(0)).segments(&layout);
         assert_eq!(segments.iter().map(|s| s.range.clone()).collect::<Vec<_>>(), [0..8, 8..12]);
     }
 }

@@ -1,10 +1,10 @@
 //! The optimizer's part of surviving a lost rank: every part of the flat parameter buffer exists twice, in
 //! two versions.
 //!
-//! A *version* is the state after so many steps: weights, both moments and, where one is kept, their
-//! average. While a step is under way, ranks are in the version before it or in the one after it. To go
-//! on without a lost rank, all of them must agree on one version of which every part is still somewhere.
-//! One step:
+//! A *version* is the state after so many steps: weights, the update rule's state of them and, where one is
+//! kept, their average. While a step is under way, ranks are in the version before it or in the one after
+//! it. To go on without a lost rank, all of them must agree on one version of which every part is still
+//! somewhere. One step:
 //!
 //! ```text
 //! reduce-scatter, norm
@@ -12,7 +12,7 @@
 //!              chunks and the norm is *prepared*: it can take the step on its own part and on its replica
 //!              without any other rank's help
 //! barrier      passed: everybody is prepared
-//! AdamW        on the own part and on the replica, in place
+//! update       of the own part and of the replica, in place
 //! all-gather   of the new weights
 //! ```
 //!
@@ -20,8 +20,8 @@
 //! step: taken already, or still to be taken from the chunks in the gradient buffer. If no living rank
 //! has passed it, none has changed anything, and every part exists in the version before. The replica repeats
 //! the owner's arithmetic on the owner's numbers, so it holds the same bits, and the network carries 4 bytes
-//! an element instead of 12. It costs 12 bytes an element of one part (16 with an average), and a barrier a
-//! step.
+//! an element and no state. It costs weights and state of one part (12 bytes an element with AdamW, 16 with
+//! an average as well), and a barrier a step.
 //!
 //! It survives the loss of any ranks of which none keeps another's replica: those of a node, since the
 //! replicas are so far along the ring ([`Placement`](coxswain_proto::replicas::Placement)) that they are on
@@ -33,10 +33,7 @@ mod parts;
 
 use std::{borrow::Cow, io::Write, ops::Range};
 
-use coxswain_proto::{
-    ids::{Bytes, Rank},
-    run_spec::Optimizer,
-};
+use coxswain_proto::ids::{Bytes, Rank};
 
 pub use self::{
     digests::{Digests, PartDigests},
@@ -44,19 +41,24 @@ pub use self::{
 };
 use super::{
     loss_scale::ScaleState,
-    optimizer::{ShardedAdamW, StepInput, Update, ZeroBytes},
+    optimizer::{RunRule, ShardedOptimizer, StepInput, Update, ZeroBytes},
     outcome::{StepError, StepOutcome},
     partition::{Partition, intersect, shifted},
     state::StateError,
 };
 use crate::clock;
-use crate::collective::{Collective, chunk};
-use coxswain_nn::{kernels::flat::Flat, params::TrainableLayout, tensor_file::ReadAt};
+use crate::collective::{Collective, Cuts};
+use coxswain_nn::{
+    kernels::flat::Flat,
+    params::TrainableLayout,
+    rules::{self, StateValues},
+    tensor_file::ReadAt,
+};
 
-/// [`ShardedAdamW`], and what is kept in store for a lost rank.
+/// [`ShardedOptimizer`], and what is kept in store for a lost rank.
 #[derive(Debug)]
-pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
-    pub(super) own: ShardedAdamW<F>,
+pub struct ReplicatedOptimizer<F: Flat = Vec<f32>> {
+    pub(super) own: ShardedOptimizer<F>,
     /// Absent in a world of one, and where it is switched off.
     replica: Option<Replica<F>>,
     /// How the chunks in the gradient buffer are applied, from the shift of a step until it is taken.
@@ -71,7 +73,7 @@ pub struct ReplicatedAdamW<F: Flat = Vec<f32>> {
 pub struct Keeps {
     /// If there is another rank, a replica of the part of the rank so many before this one.
     pub replica: Option<u32>,
-    /// Moments and replica in host memory between steps, wherever the weights are.
+    /// State and replica in host memory between steps, wherever the weights are.
     pub offloaded: bool,
 }
 
@@ -80,7 +82,7 @@ pub struct Keeps {
 struct Replica<F: Flat> {
     /// Of the rank so many before this one.
     distance: usize,
-    shard: ShardedAdamW<F>,
+    shard: ShardedOptimizer<F>,
     weights: F,
 }
 
@@ -90,44 +92,45 @@ impl<F: Flat> Replica<F> {
     }
 }
 
-impl ReplicatedAdamW {
-    /// Moments of zero, in host memory, for `rank`'s part in a world of `world`; with a
+impl ReplicatedOptimizer {
+    /// State of zero, in host memory, for `rank`'s part in a world of `world`; with a
     /// [`replica`](Keeps::replica) or without.
     pub fn new(
         layout: &TrainableLayout,
         world: usize,
         rank: Rank,
-        settings: &Optimizer,
+        rule: impl Into<RunRule<Vec<f32>>>,
         replica: Option<u32>,
     ) -> Self {
-        let keeps = Keeps { replica, offloaded: false };
-        Self::at(&(), layout, Partition::new(layout.len(), world, rank), settings, keeps)
+        let (rule, keeps) = (rule.into(), Keeps { replica, offloaded: false });
+        Self::at(&(), layout, rule.partition(layout, world, rank), rule, keeps)
     }
 }
 
-impl<F: Flat> ReplicatedAdamW<F> {
+impl<F: Flat> ReplicatedOptimizer<F> {
     /// The same for one rank's part, with all buffers at `place`.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
         partition: Partition,
-        settings: &Optimizer,
+        rule: impl Into<RunRule<F>>,
         keeps: Keeps,
     ) -> Self {
-        let Keeps { replica, offloaded } = keeps;
+        let (rule, Keeps { replica, offloaded }) = (rule.into(), keeps);
         let zeros = if offloaded { F::offloaded } else { F::zeros };
         let replica = replica.filter(|_| partition.world() > 1).map(|distance| {
             let distance = distance as usize;
-            let shard = ShardedAdamW::at(place, layout, partition.before(distance), settings, offloaded);
+            let before = partition.before(distance);
+            let shard = ShardedOptimizer::at(place, layout, before, rule.clone(), offloaded);
             let len = shard.partition().own().len();
             Replica { distance, shard, weights: zeros(place, len) }
         });
-        let own = ShardedAdamW::at(place, layout, partition, settings, offloaded);
+        let own = ShardedOptimizer::at(place, layout, partition, rule, offloaded);
         Self { own, replica, prepared: None, left_out: false }
     }
 
-    /// Declares that moments (all parts of this rank) and `weights`, full length, are the state after `steps`
-    /// steps, of which so many were left out.
+    /// Declares that the rule's state (of all parts of this rank) and `weights`, full length, are the state
+    /// after `steps` steps, of which so many were left out.
     pub fn begin(&mut self, steps: u64, skipped: u64, weights: &[f32]) {
         (self.own.steps, self.own.skipped) = (steps, skipped);
         (self.prepared, self.left_out) = (None, false);
@@ -138,7 +141,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         }
     }
 
-    /// Takes over moments from the files of a checkpoint ([`ShardedAdamW::import`]), whose weights are
+    /// Takes over state from the files of a checkpoint ([`ShardedOptimizer::import`]), whose weights are
     /// `weights`, full length. An average that is kept and not in the files begins with these weights;
     /// whether it had to.
     pub fn import<S: ReadAt>(&mut self, files: &[S], weights: &[f32]) -> Result<bool, StateError> {
@@ -182,8 +185,8 @@ impl<F: Flat> ReplicatedAdamW<F> {
             .any(|part| !intersect(&part, range).is_empty())
     }
 
-    /// Takes moments (and the average) of the elements `range` of the flat parameter buffer, as far as they
-    /// are in a part that this rank keeps.
+    /// Takes the rule's state (and the average) of the elements `range` of the flat parameter buffer, as far
+    /// as they are in a part that this rank keeps.
     pub fn adopt(&mut self, range: &Range<usize>, state: &ShardState) {
         let shards = [Some(&mut self.own), self.replica.as_mut().map(|replica| &mut replica.shard)];
         for shard in shards.into_iter().flatten() {
@@ -192,17 +195,23 @@ impl<F: Flat> ReplicatedAdamW<F> {
             if shared.is_empty() {
                 continue;
             }
-            let (to, from) = (shifted(&shared, part.start), shifted(&shared, range.start));
-            for (buffer, values) in
-                shard.buffers_mut().zip([&state.exp_avg, &state.exp_avg_sq, &state.average])
+            let counts = |range: Range<usize>| rules::counts(shard.rule.rule.state(), &shard.layout, &range);
+            let (lens, ours) = (counts(shared.clone()), counts(part.start..shared.start));
+            let places = lens.into_iter().zip(ours.into_iter().zip(counts(range.start..shared.start)));
+            for (to, (from, (len, (here, there)))) in
+                shard.state.iter_mut().zip(state.state.iter().zip(places))
             {
-                buffer.edit(|buffer| buffer[to.clone()].copy_from_slice(&values[from.clone()]));
+                to.copy_from(here..here + len, from, there);
+            }
+            let (to, from) = (shifted(&shared, part.start), shifted(&shared, range.start));
+            if let Some(average) = &mut shard.average {
+                average.values.edit(|values| values[to].copy_from_slice(&state.average[from]));
             }
         }
     }
 
-    /// Takes one step, as [`ShardedAdamW::step`]. If it fails, `grads` must stay as it is until
-    /// [`ReplicatedAdamW::state`] has been asked for what is needed of it.
+    /// Takes one step, as [`ShardedOptimizer::step`]. If it fails, `grads` must stay as it is until
+    /// [`ReplicatedOptimizer::state`] has been asked for what is needed of it.
     pub fn step(
         &mut self,
         grads: &mut F,
@@ -215,7 +224,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
         let Some(replica) = &mut self.replica else { return self.own.step(grads, weights, input, comm) };
         let begin = clock::now();
         let reduced = self.own.reduce(grads, weights.len(), input, comm)?;
-        self.own.exchange.shift(grads, replica.distance, comm)?;
+        self.own.exchange.shift(grads, &self.own.partition, replica.distance, comm)?;
         self.prepared = Some(reduced.update.clone());
         comm.barrier()?;
         let (updating, own) = (clock::now(), self.own.partition().own());
@@ -223,11 +232,11 @@ impl<F: Flat> ReplicatedAdamW<F> {
         self.own.advance(grads, weights, own.start, &reduced.update);
         replica.shard.advance(grads, &mut replica.weights, 0, &reduced.update);
         let compute = reduced.compute + updating.elapsed();
-        comm.all_gather_in_place(weights.lend().into())?;
+        comm.all_gather_parts(weights.lend().into(), self.own.partition.cuts())?;
         Ok(reduced.outcome(compute, begin.elapsed()))
     }
 
-    /// All ranks leave a step out: weights and moments stay as they are. Of one whose gradient overflows the
+    /// All ranks leave a step out: weights and state stay as they are. Of one whose gradient overflows the
     /// loss scale is lowered.
     pub fn skip(&mut self, overflows: bool) {
         self.own.skip(overflows);
@@ -268,7 +277,7 @@ impl<F: Flat> ReplicatedAdamW<F> {
     /// Which versions of its own part and of its replica this rank can give.
     pub fn versions(&self) -> (Versions, Option<Versions>) {
         let prepared = self.prepared.is_some();
-        let of = |shard: &ShardedAdamW<F>| Versions {
+        let of = |shard: &ShardedOptimizer<F>| Versions {
             newest: shard.steps() + u64::from(prepared),
             older: prepared || self.left_out,
         };
@@ -294,9 +303,31 @@ impl<F: Flat> ReplicatedAdamW<F> {
         Some(snapshot(&shard, weights.read(0..weights.len()).into_owned()))
     }
 
-    /// The part of the flat parameter buffer that is a rank's in a world of another size.
+    /// Zeros for some elements of the flat parameter buffer, which begin and end where parts may.
+    pub fn empty_state(&self, range: &Range<usize>) -> ShardState {
+        let (buffers, own) = (self.own.rule.rule.state(), &self.own);
+        let counts = buffers.iter().zip(rules::counts(buffers, &own.layout, range));
+        let zeros = |len: usize| vec![0.0; len];
+        ShardState {
+            weights: zeros(range.len()),
+            state: counts.map(|(buffer, len)| StateValues::zeros(buffer.element, len, zeros)).collect(),
+            average: if own.average.is_some() { zeros(range.len()) } else { Vec::new() },
+        }
+    }
+
+    /// The parts of the flat parameter buffer in a world of any size.
+    pub fn cuts_in(&self, world: usize) -> Cuts {
+        self.own.rule.rule.grain().cuts(&self.own.layout, world)
+    }
+
+    /// The part that is a rank's in a world of any size.
     pub fn part_in(&self, world: usize, rank: usize) -> Range<usize> {
-        chunk(self.own.partition().whole_len(), world, rank)
+        self.cuts_in(world).part(rank)
+    }
+
+    /// The parts in this world.
+    pub fn cuts(&self) -> &Cuts {
+        self.own.partition().cuts()
     }
 
     /// Ranks that share the flat parameter buffer.
@@ -324,39 +355,44 @@ impl<F: Flat> ReplicatedAdamW<F> {
         self.prepared.as_ref().map_or(self.own.last_norm, Update::norm)
     }
 
-    /// Writes this rank's moments ([`ShardedAdamW::write_to`]).
+    /// Writes this rank's state ([`ShardedOptimizer::write_to`]).
     pub fn write_to(&self, out: &mut dyn Write) -> std::io::Result<u64> {
         self.own.write_to(out)
     }
 
+    /// Bytes of all ranks' state together.
+    pub fn whole_state_bytes(&self) -> u64 {
+        self.own.whole_state_bytes()
+    }
+
     /// What all of it takes on this rank.
     pub fn bytes(&self, comm: &dyn Collective) -> ZeroBytes {
-        // Weights, and what is kept beside them.
-        let buffers = 1 + self.own.buffers().count();
-        let redundancy = self.replica.as_ref().map_or(0, |replica| 4 * buffers * replica.range().len());
-        ZeroBytes { redundancy: Bytes(redundancy as u64), ..self.own.bytes(comm) }
+        let of_replica =
+            |replica: &Replica<F>| 4 * replica.range().len() as u64 + replica.shard.state_bytes();
+        let redundancy = Bytes(self.replica.as_ref().map_or(0, of_replica));
+        ZeroBytes { redundancy, ..self.own.bytes(comm) }
     }
 
     /// Digests of the state behind the last step; `weights` are full length, as this rank computes with them.
     pub fn digests(&self, weights: &F) -> Digests {
         let world = self.world();
         let parts: Vec<u64> =
-            (0..world).map(|rank| digests::digest([(weights, self.part_in(world, rank))])).collect();
+            (0..world).map(|rank| digests::of_floats(weights, self.cuts().part(rank))).collect();
         let of = |rank: Rank| parts[rank.0 as usize];
         Digests {
             weights: digests::joined(&parts),
-            own: PartDigests { weights: of(self.rank()), moments: digests::moments(&self.own) },
+            own: PartDigests { weights: of(self.rank()), state: digests::of_state(&self.own) },
             replicated: self.replica.as_ref().map_or(0, |replica| of(replica.shard.partition().rank())),
             replica: self.replica.as_ref().map(|replica| PartDigests {
-                weights: digests::digest([(&replica.weights, 0..replica.weights.len())]),
-                moments: digests::moments(&replica.shard),
+                weights: digests::of_floats(&replica.weights, 0..replica.weights.len()),
+                state: digests::of_state(&replica.shard),
             }),
         }
     }
 }
 
-fn snapshot<F: Flat>(shard: &ShardedAdamW<F>, weights: Vec<f32>) -> ShardState {
+fn snapshot<F: Flat>(shard: &ShardedOptimizer<F>, weights: Vec<f32>) -> ShardState {
     let whole = |buffer: &F| buffer.read(0..buffer.len()).into_owned();
     let average = shard.average.as_ref().map_or_else(Vec::new, |average| whole(&average.values));
-    ShardState { weights, exp_avg: whole(&shard.exp_avg), exp_avg_sq: whole(&shard.exp_avg_sq), average }
+    ShardState { weights, state: shard.state.iter().map(StateValues::to_host).collect(), average }
 }

@@ -42,7 +42,7 @@ mod tests {
         ] {
             assert_eq!(are_sound_weights(&[0.5, value]), is_weight, "{value}");
             assert_eq!(check("ema", &[0.5, value]).is_ok(), is_weight, "{value}");
-            assert_eq!(check("exp_avg_sq", &[0.5, value]).is_ok(), is_moment, "{value}");
+            assert_eq!(check("moments", &[0.5, value]).is_ok(), is_moment, "{value}");
         }
     }
 }

@@ -1,21 +1,20 @@
-//! The first value of a rank's weights and moments that training cannot go on from, by parameter.
+//! The first value of a rank's weights and state that training cannot go on from, by parameter.
 
 use std::fmt;
 
-use coxswain_nn::kernels::flat::Flat;
+use coxswain_nn::{kernels::flat::Flat, rules::StateValues};
 
 use super::{
-    optimizer::ShardedAdamW,
-    partition::shifted,
-    replica::ReplicatedAdamW,
+    optimizer::ShardedOptimizer,
+    replica::ReplicatedOptimizer,
     soundness::{are_sound_weights, check},
-    state::KINDS,
+    state::AVERAGE,
 };
 
 /// The first of a rank's values that nothing can go on from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsoundValue {
-    /// `weights`, `exp_avg`, `exp_avg_sq` or `ema`.
+    /// `weights`, `ema`, or the name of a buffer of the update rule's state.
     kind: &'static str,
     parameter: String,
 }
@@ -32,31 +31,25 @@ impl fmt::Display for UnsoundValue {
     }
 }
 
-impl<F: Flat> ShardedAdamW<F> {
-    fn first_unsound(&self, weights: &F) -> Option<UnsoundValue> {
-        let begin = self.partition.own().start;
-        let names = self.own_pieces().map(|(param, range)| {
-            let whole = param.offset + range.start..param.offset + range.end;
-            (&param.name, whole)
-        });
-        for (parameter, whole) in names {
-            let of = |kind| UnsoundValue { kind, parameter: parameter.clone() };
-            if !are_sound_weights(&weights.read(whole.clone())) {
-                return Some(of("weights"));
-            }
-            for (kind, buffer) in KINDS.into_iter().zip(self.buffers()) {
-                if check(kind, &buffer.read(shifted(&whole, begin))).is_err() {
-                    return Some(of(kind));
-                }
-            }
-        }
-        None
-    }
-}
-
-impl<F: Flat> ReplicatedAdamW<F> {
+impl<F: Flat> ReplicatedOptimizer<F> {
     /// What of this rank's part nothing can go on from, if anything; `weights` are full length.
     pub fn first_unsound(&self, weights: &F) -> Option<UnsoundValue> {
-        self.own.first_unsound(weights)
+        let ShardedOptimizer { layout, partition, rule, pieces, state, average, .. } = &self.own;
+        let begin = partition.own().start;
+        pieces.iter().find_map(|piece| {
+            let of = |kind| UnsoundValue { kind, parameter: layout.params()[piece.param].name.clone() };
+            if !are_sound_weights(&weights.read(begin + piece.range.start..begin + piece.range.end)) {
+                return Some(of("weights"));
+            }
+            let buffers = rule.rule.state().iter().zip(state).zip(&piece.state);
+            let floats = buffers.filter_map(|((buffer, values), range)| match values {
+                StateValues::Float32(values) => Some((buffer.name, values, range)),
+                StateValues::Uint8(_) => None,
+            });
+            let averages = average.iter().map(|average| (AVERAGE.name, &average.values, &piece.range));
+            let mut all = floats.chain(averages);
+            all.find(|(kind, values, range)| check(kind, &values.read((*range).clone())).is_err())
+                .map(|(kind, ..)| of(kind))
+        })
     }
 }

@@ -66,7 +66,7 @@ fn outlying(
     let episode = &catalog.episodes.episodes[extreme.episode as usize];
     let found =
         format!("dimension {dim} is {}, {away:.0} standard deviations from all others", extreme.value);
-    let remedy = "look at the episode; repair it or delete it, since means, deviations and ranges follow it";
+    let remedy = "check the episode; repair or delete it, because means, deviations and ranges depend on it";
     (away > OUTLYING).then(|| {
         Finding::warning("outlying", found, remedy)
             .file(&catalog.root, &catalog.data_path(episode.file).unwrap_or_default())

@@ -6,7 +6,7 @@
 //! | v3.0, v2.0 | `meta/stats.json` | what is there, and what it lacks |
 //! | v2.1 | `meta/episodes_stats.jsonl` | all of it, an episode a line |
 //!
-//! A file that is there already is left alone: the new one lies beside it, until asked otherwise. Pictures
+//! A file that has some already is left alone: the new one lies beside it, until asked otherwise. Pictures
 //! are sampled as LeRobot samples them; the deviation of their colours is the true one, where LeRobot's own
 //! squares bytes in bytes (up to 0.4.x) and writes some hundredth of it.
 
@@ -99,7 +99,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
     // A line of v2.1 has all statistics of its episode.
     let computed = if per_episode { missing(&catalog, true) } else { missing_now };
     let own = &catalog.stats_path;
-    let (path, beside) = match own.exists() && !job.force {
+    let (path, beside) = match catalog.stats.is_some() && !job.force {
         true => (
             own.with_extension(if per_episode { "computed.jsonl" } else { "computed.json" }),
             Some(own.clone()),
@@ -110,7 +110,10 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
         let remedy = "delete it, or replace the data set's own file with --force";
         return Err(DataError::invalid(&path, "(file)", "is there already", remedy));
     }
-    let kept = if per_episode || job.anew { Map::new() } else { own_statistics(own)? };
+    let kept = match catalog.stats.is_none() || per_episode || job.anew {
+        true => Map::new(),
+        false => own_statistics(own)?,
+    };
     let mut out = Partial::new(&path)?;
     let totals = episodes(&catalog, job.progress, &computed, |episode, features| match per_episode {
         true => out.line(&json!({"episode_index": episode, "stats": features})),
@@ -124,14 +127,11 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
 }
 
 fn own_statistics(path: &Path) -> Result<Map<String, Value>, DataError> {
-    match path.exists() {
-        false => Ok(Map::new()),
-        true if read_text(path)?.contains("NaN") => {
-            let remedy = "compute all of them: `cox data stats --anew`";
-            Err(DataError::invalid(path, "(file)", "statistics that are no numbers (NaN)", remedy))
-        }
-        true => read_json(path),
+    if read_text(path)?.contains("NaN") {
+        let remedy = "compute all of them: `cox data stats --anew --force`";
+        return Err(DataError::invalid(path, "(file)", "statistics that are no numbers (NaN)", remedy));
     }
+    read_json(path)
 }
 
 /// What is there, with what it lacked.

@@ -31,6 +31,20 @@ pub struct Array<T> {
     pub shape: Vec<usize>,
     /// As many values as the shape has.
     pub values: Vec<T>,
+    /// The type that the sender's array has, as NumPy names it; `numbers` of a list.
+    pub dtype: &'static str,
+}
+
+impl Value {
+    /// An array of bytes.
+    pub fn bytes(shape: Vec<usize>, values: Vec<u8>) -> Self {
+        Self::Bytes(Array { shape, values, dtype: "uint8" })
+    }
+
+    /// An array of float32.
+    pub fn numbers(shape: Vec<usize>, values: Vec<f32>) -> Self {
+        Self::Numbers(Array { shape, values, dtype: "float32" })
+    }
 }
 
 /// The number whose request it is, on the line it came by: given to each request that does not bring one, so

@@ -3,7 +3,8 @@
 
 use coxswain_nn::{
     kernels::{flat::SLACK, sizes::Account},
-    params::chunk,
+    params::TrainableLayout,
+    rules,
     sharded::Cut,
 };
 use coxswain_proto::{
@@ -16,17 +17,6 @@ use crate::{
     Pass, TaskError,
     dry_run::{Flops, PassCost},
 };
-
-/// Bytes for each element of a shard that the optimizer's state of it takes: both moments, and the average of
-/// the weights where one is kept.
-pub fn shard_bytes(spec: &RunSpec) -> u64 {
-    8 + if spec.optimizer.ema_decay.is_some() { 4 } else { 0 }
-}
-
-/// Bytes for each element of a shard that the replica of another rank's takes: its weights and its state.
-pub fn replica_bytes(spec: &RunSpec) -> u64 {
-    4 + shard_bytes(spec)
-}
 
 /// Bytes that a ring keeps to receive into.
 pub const RECEIVE_BYTES: u64 = 128 << 10;
@@ -109,18 +99,18 @@ impl Prediction {
         Self { forward, kept: pass.kept, backward, flops: pass.flops, ..self }
     }
 
-    /// What the engine itself holds on a rank for so many trainables, whatever the task: everything but
-    /// frozen weights, activations and input.
-    pub fn of_engine(spec: &RunSpec, trainables: u64, ask: Ask) -> Self {
-        let mut prediction = Self::default();
+    /// What the engine itself holds on a rank for what trains, whatever the task: everything but frozen
+    /// weights, activations and input.
+    pub fn of_engine(spec: &RunSpec, layout: &TrainableLayout, ask: Ask) -> Self {
+        let (mut prediction, trainables) = (Self::default(), layout.len() as u64);
         let on_gpu = ask.place == Place::Gpu;
         // Buffers on a GPU have room behind their last element.
         let room = if on_gpu { 4 * SLACK as u64 } else { 0 };
         prediction.set(Category::Trainables, 4 * trainables + room);
         prediction.set(Category::Gradients, 4 * trainables + room);
         if !(on_gpu && spec.memory.offload == Offload::Optimizer) {
-            let [moments, replica] = shards(spec, trainables, room, ask);
-            prediction.set(Category::OptimizerShard, moments);
+            let [state, replica] = shards(spec, layout, room, ask);
+            prediction.set(Category::OptimizerShard, state);
             prediction.set(Category::Replica, replica);
         }
         let receiving = if ask.world > 1 && !on_gpu { RECEIVE_BYTES } else { 0 };
@@ -138,9 +128,9 @@ impl Prediction {
     }
 
     /// What of the engine's own is in host memory beside a GPU.
-    pub fn of_engine_beside_gpu(spec: &RunSpec, trainables: u64, ask: Ask) -> u64 {
+    pub fn of_engine_beside_gpu(spec: &RunSpec, layout: &TrainableLayout, ask: Ask) -> u64 {
         match spec.memory.offload {
-            Offload::Optimizer => shards(spec, trainables, 0, ask).iter().sum(),
+            Offload::Optimizer => shards(spec, layout, 0, ask).iter().sum(),
             Offload::None | Offload::Layers | Offload::Embedding => 0,
         }
     }
@@ -168,11 +158,13 @@ impl Prediction {
 
 /// This rank's part of the optimizer's state, and its copy of another rank's, with `room` bytes behind the
 /// elements of each buffer.
-fn shards(spec: &RunSpec, trainables: u64, room: u64, ask: Ask) -> [u64; 2] {
-    let shard = chunk(trainables as usize, ask.world.max(1) as usize, ask.rank as usize).len() as u64;
-    let buffers = |bytes: u64| bytes / 4 * (4 * shard + room);
+fn shards(spec: &RunSpec, layout: &TrainableLayout, room: u64, ask: Ask) -> [u64; 2] {
+    let rule = rules::rule_of::<Vec<f32>>(&spec.optimizer);
+    let part = rule.grain().cuts(layout, ask.world.max(1) as usize).part(ask.rank as usize);
+    let buffers = (rule.state().len() + usize::from(spec.optimizer.ema_decay.is_some())) as u64;
+    let state = rules::state_bytes(&spec.optimizer, layout, &part) + buffers * room;
     let replicated = ask.world > 1 && spec.faults.replica;
-    [buffers(shard_bytes(spec)), if replicated { buffers(replica_bytes(spec)) } else { 0 }]
+    [state, if replicated { 4 * part.len() as u64 + room + state } else { 0 }]
 }
 
 /// What a run's model is used for besides training.
@@ -202,6 +194,10 @@ pub struct Suggestion {
 pub trait Subject {
     /// The run.
     fn spec(&self) -> &RunSpec;
+
+    /// What trains, and what has to be brought beside it: sizes of tensors by name. Adapters may have other
+    /// names than in a checkpoint.
+    fn layout(&self) -> &TrainableLayout;
 
     /// Names the model: what is learned from runs of one says nothing about another.
     fn model(&self) -> String;

@@ -165,6 +165,17 @@ pub trait Objective<B: Tape<Base = B>> {
         None
     }
 
+    /// Writes a policy directory of LeRobot's, and says what the types in it have cost; nothing if this is no
+    /// such policy.
+    fn export_lerobot(
+        &self,
+        _dir: &Path,
+        _layout: &TrainableLayout,
+        _values: &[f32],
+    ) -> Option<Result<String, TaskError>> {
+        None
+    }
+
     /// What of it may be kept; none if the run's cache is off, or nothing may.
     fn extractor(&self) -> Option<&dyn Extractor<B>> {
         None

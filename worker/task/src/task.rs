@@ -125,6 +125,11 @@ pub trait Task: Send + Sync {
         None
     }
 
+    /// What to try with the results of a run in `RUN_DIR`.
+    fn next_commands(&self) -> [&'static str; 2] {
+        ["cox eval RUN_DIR", "cox export RUN_DIR"]
+    }
+
     /// The losses that [`TaskOn::few_steps`] had on the CPU of the machine it was written on; empty if it has
     /// none.
     fn known_losses(&self) -> &'static [f64] {

@@ -11,12 +11,16 @@ pub struct ForwardJob<'a> {
     pub model: &'a Path,
     /// PEFT directory of an adapter.
     pub adapter: Option<&'a Path>,
+    /// Directory of the model that a policy names, if it is given.
+    pub backbone: Option<&'a Path>,
     /// File of the inputs.
     pub inputs: &'a Path,
     /// File of the results.
     pub out: &'a Path,
     /// How the model's matrices are kept.
     pub dtype: FrozenDtype,
+    /// Whether gradients of what would train of a policy are wanted. An adapter's always are.
+    pub gradients: bool,
 }
 
 /// A checkpoint with random weights and the shapes of another one.
@@ -54,6 +58,8 @@ pub struct StarterJob<'a> {
     pub data: &'a Path,
     /// The pretrained model, if it is known.
     pub model: Option<&'a Path>,
+    /// Directory of the model that a policy names, if it is given.
+    pub backbone: Option<&'a Path>,
     /// Samples of a forward pass that fit, if that is known.
     pub micro_batch: Option<u64>,
     /// Whether the user asks for this task: what another would rather take is then its own.

@@ -180,7 +180,7 @@ impl TaskSettings for SeparationSettings {
         ("network.layers", 1.0, LAYERS),
         ("network.heads", 1.0, SIZE),
         ("data.sample_rate", 1.0, 1e7),
-        ("data.segment_seconds", 0.0, 86_400.0),
+        ("data.segment_seconds", 0.0, 120.0),
         ("data.hop_seconds", 0.0, 86_400.0),
         ("data.holdout_every", 0.0, COUNT),
         ("loss.waveform", 0.0, NO_MOST),

@@ -39,7 +39,7 @@ pub struct SeparatorSizes {
     spec: RunSpec,
     settings: SeparationSettings,
     shape: SeparatorShape,
-    trainables: u64,
+    trained: TrainableLayout,
     /// By the keys that change what a pass holds.
     passes: Passes<String>,
 }
@@ -55,8 +55,7 @@ impl SeparatorSizes {
         let shape = shape(&settings);
         let mut layout = TrainableLayout::default();
         Separator::register(&mut layout, shape.clone());
-        let trainables = layout.len() as u64;
-        Ok(Self { spec, settings, shape, trainables, passes })
+        Ok(Self { spec, settings, shape, trained: layout, passes })
     }
 
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, SettingsError> {
@@ -131,6 +130,10 @@ impl Subject for SeparatorSizes {
         &self.spec
     }
 
+    fn layout(&self) -> &TrainableLayout {
+        &self.trained
+    }
+
     fn model(&self) -> String {
         format!("a separator of {:?} and {:?}", self.settings.network, self.shape.stems)
     }
@@ -142,7 +145,7 @@ impl Subject for SeparatorSizes {
             Place::Gpu => 0,
             Place::Host { threads } => self.beside(stage, ask.micro_batch, threads),
         };
-        let engine = Prediction::of_engine(&self.spec, self.trainables, ask);
+        let engine = Prediction::of_engine(&self.spec, &self.trained, ask);
         let mut prediction = engine.with_pass(&pass, beside);
         prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
         let signals = CHANNELS as u64 + self.signals();
@@ -156,7 +159,7 @@ impl Subject for SeparatorSizes {
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {
-        let signals = Prediction::of_engine_beside_gpu(&self.spec, self.trainables, ask);
+        let signals = Prediction::of_engine_beside_gpu(&self.spec, &self.trained, ask);
         signals + self.beside(LOSS, ask.micro_batch, 1)
     }
 
@@ -181,7 +184,7 @@ impl Subject for SeparatorSizes {
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {
-        let trained = format!("{} parameters trained in float32", human::grouped(self.trainables));
+        let trained = format!("{} parameters trained in float32", human::grouped(self.trained.len() as u64));
         let sample = format!(
             "{} s of stereo at {} Hz: {} frames of {} bands",
             self.settings.data.segment_seconds,
@@ -202,7 +205,7 @@ impl Subject for SeparatorSizes {
 
     fn to_json(&self) -> Value {
         json!({
-            "parameters": {"trainable": self.trainables},
+            "parameters": {"trainable": self.trained.len()},
             "sample": {"frames": self.frames(), "bands": self.shape.bands.len()},
         })
     }

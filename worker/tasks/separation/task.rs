@@ -37,6 +37,10 @@ impl Task for Separation {
         super::config::SCHEMA
     }
 
+    fn next_commands(&self) -> [&'static str; 2] {
+        ["cox generate RUN_DIR --audio FILE.wav", "cox eval RUN_DIR"]
+    }
+
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
         Ok(Arc::new(Tracks::open(spec)?))
     }

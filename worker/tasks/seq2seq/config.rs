@@ -8,7 +8,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, RANK, SIZE},
+        bounds::{ABOVE_ZERO, Bounds, COUNT, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned, LearnedInOrder, Outside},
@@ -166,13 +166,13 @@ impl TaskSettings for Seq2SeqSettings {
 
     const BOUNDS: &'static Bounds = &[
         ("lora.rank", 1.0, RANK),
-        ("lora.alpha", 0.0, 1e9),
+        ("lora.alpha", ABOVE_ZERO, 1e9),
         ("lora.rank_pattern", 1.0, RANK),
-        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.alpha_pattern", ABOVE_ZERO, 1e9),
         ("lora.dropout", 0.0, 1.0),
         ("lora.layers_to_transform", 0.0, SIZE),
-        ("data.max_source_tokens", 2.0, 16_777_216.0),
-        ("data.max_target_tokens", 2.0, 16_777_216.0),
+        ("data.max_source_tokens", 2.0, SIZE),
+        ("data.max_target_tokens", 2.0, 4096.0),
         ("data.holdout_every", 0.0, COUNT),
         ("optimizer.lr.lora", 0.0, NO_MOST),
         ("optimizer.lr.base", 0.0, NO_MOST),

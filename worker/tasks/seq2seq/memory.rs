@@ -11,7 +11,7 @@ use coxswain_models::{
 };
 use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
-    params::Trainables,
+    params::{TrainableLayout, Trainables},
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{
@@ -156,6 +156,10 @@ fn weights(
 impl Subject for PairSizes {
     fn spec(&self) -> &RunSpec {
         &self.spec
+    }
+
+    fn layout(&self) -> &TrainableLayout {
+        &self.weights.layout
     }
 
     fn model(&self) -> String {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use coxswain_data::{DataError, yaml::yaml_scalar};
 use coxswain_task::{StarterFile, StarterJob};
 
-use super::data::columns;
+use super::data::{Table, columns};
 use crate::{
-    found::{ending, files, the_one},
+    found::{ending, files, first_line, the_one},
     starter::Starter,
     tokens::lines::Lines,
 };
@@ -30,18 +30,32 @@ const USUAL: [[&str; 2]; 11] = [
 /// The run file; nothing if there is no table of texts.
 pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     let tables: Vec<PathBuf> = files(job.data).into_iter().filter(|file| table(file).is_some()).collect();
-    let path = match the_one(job.data, &tables, "texts")? {
-        Ok(path) => path,
-        Err(error) => return Some(Err(error)),
+    let path = match the_one(job.data, &tables, "texts") {
+        Some(Ok(path)) => path,
+        Some(Err(error)) => return Some(Err(error)),
+        None => return why_none(job.data).map(Err),
     };
     let columns = table(&path)?;
     Some(write(job, &path, &columns))
 }
 
-/// The columns of a file that has at least two.
+/// Endings of names of tables.
+const TABLES: [&str; 5] = ["jsonl", "ndjson", "json", "csv", "tsv"];
+
+/// Why a file that is called a table is none; nothing of a folder, and of chats.
+fn why_none(file: &Path) -> Option<DataError> {
+    let is_called_table = file.is_file() && TABLES.contains(&&*ending(file));
+    let first = first_line(file).filter(|_| is_called_table)?;
+    let is_chats = ["\"messages\"", "\"conversations\""].iter().any(|key| first.contains(key));
+    if is_chats { None } else { Table::open(file, USUAL[0]).err() }
+}
+
+/// The columns of a file that has at least two, on a line of their own.
 fn table(file: &Path) -> Option<Vec<String>> {
-    let is_table = ["jsonl", "ndjson", "json", "csv", "tsv"].contains(&&*ending(file));
-    let columns = if is_table { columns(file)? } else { return None };
+    let columns = if TABLES.contains(&&*ending(file)) { columns(file)? } else { return None };
+    if columns.iter().any(|name| name.contains(char::is_control)) {
+        return None;
+    }
     let is_chats = ["messages", "conversations"].iter().any(|key| columns.iter().any(|name| name == key));
     (columns.len() >= 2 && !is_chats).then_some(columns)
 }
@@ -65,7 +79,7 @@ fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<Starte
     let sure = if usual.is_some() { "" } else { " # a guess" };
     file.lines(format_args!("  source: {} # what is read", yaml_scalar(source)));
     file.lines(format_args!("  target: {} # what is written{sure}", yaml_scalar(target)));
-    file.lines("  source_prefix: \"\" # stands before every source, as \"summarize: \" does for T5");
+    file.lines("  source_prefix: \"\" # prepended to every source, like T5's \"summarize: \"");
     file.lines("  max_source_tokens: 512\n  max_target_tokens: 128");
     let training = file.holdout(pairs);
     file.lines("");

@@ -88,6 +88,10 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
         pretrained::digest(spec, |dir| Ok(self.models.sizes.text_to_text.of(dir)?.outline(dir)?.rules))
     }
 
+    fn next_commands(&self) -> [&'static str; 2] {
+        ["cox generate RUN_DIR --prompt TEXT", "cox export RUN_DIR --merged"]
+    }
+
     fn group_of(&self, tensor: &str) -> Option<Group> {
         pretrained::group_of(tensor)
     }
@@ -128,10 +132,10 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
-        let ForwardJob { model, adapter, inputs, out, dtype } = *job;
+        let ForwardJob { model, adapter, inputs, out, dtype, .. } = *job;
         let family = self.models.device.text_to_text.find(model)?;
         let job = job::ForwardJob { model, adapter, inputs, out, dtype };
-        Some(family.forward(&job, device).map_err(TaskError::bad_input))
+        Some(family.and_then(|family| family.forward(&job, device)).map_err(TaskError::bad_input))
     }
 
     fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {

@@ -352,9 +352,11 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
     let job = coxswain_task::ForwardJob {
         model: Path::new(&model),
         adapter: None,
+        backbone: None,
         inputs: &sample,
         out: &out,
         dtype: FrozenDtype::Float32,
+        gradients: false,
     };
     TaskOn::<Flex>::forward(&Seq2Seq::<Flex>::default(), &job, &Default::default())
         .expect("a T5")

@@ -5,7 +5,7 @@ use coxswain_nn::lora::Lora;
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, NO_MOST, RANK, SIZE},
+        bounds::{ABOVE_ZERO, Bounds, COUNT, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
@@ -124,9 +124,9 @@ impl TaskSettings for SftSettings {
 
     const BOUNDS: &'static Bounds = &[
         ("lora.rank", 1.0, RANK),
-        ("lora.alpha", 0.0, 1e9),
+        ("lora.alpha", ABOVE_ZERO, 1e9),
         ("lora.rank_pattern", 1.0, RANK),
-        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.alpha_pattern", ABOVE_ZERO, 1e9),
         ("lora.dropout", 0.0, 1.0),
         ("lora.layers_to_transform", 0.0, SIZE),
         ("data.max_tokens", 2.0, 16_777_216.0),

@@ -188,6 +188,10 @@ impl Subject for ChatSizes {
         &self.spec
     }
 
+    fn layout(&self) -> &TrainableLayout {
+        &self.weights.layout
+    }
+
     fn model(&self) -> String {
         format!("{} for chats", self.model.sizes)
     }

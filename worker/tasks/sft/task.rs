@@ -91,6 +91,10 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
         pretrained::digest(spec, |dir| Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules))
     }
 
+    fn next_commands(&self) -> [&'static str; 2] {
+        ["cox generate RUN_DIR --prompt TEXT", "cox export RUN_DIR --merged"]
+    }
+
     fn group_of(&self, tensor: &str) -> Option<Group> {
         pretrained::group_of(tensor)
     }

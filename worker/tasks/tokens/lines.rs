@@ -11,6 +11,7 @@ use coxswain_data::{
     DataError, Fingerprint,
     text::{MARK, NotText},
 };
+use coxswain_proto::bounded;
 
 /// Bytes of the longest line that is read: a chat, without its images.
 const LONGEST: u64 = 64 << 20;
@@ -51,7 +52,7 @@ impl Lines {
         mut goes_on: impl FnMut(&[u8]) -> bool,
         mut look: impl FnMut(u64, &str) -> Result<(), DataError>,
     ) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io(path, "read"))?;
+        let file = bounded::open(path).map_err(DataError::io(path, "read"))?;
         let mut reader = BufReader::with_capacity(1 << 20, &file);
         let (mut hasher, mut lines, mut bytes) = (blake3::Hasher::new(), Vec::new(), Vec::new());
         let (mut offset, mut number) = (0, 0);
@@ -84,6 +85,11 @@ impl Lines {
                 let NotText { found, remedy } = NotText::of(&bytes);
                 refuse(&format!("{found}; {remedy}"))
             })?;
+            if number == 1 && text.trim_end().replace("\r\n", "").contains('\r') {
+                return Err(refuse(
+                    "has lines that end with CR alone; write LF: `tr '\\r' '\\n' < IN > OUT`",
+                ));
+            }
             if !text.trim().is_empty() {
                 look(number, text)?;
                 let (offset, bytes) = (offset + mark as u64, text.len() as u32);

@@ -44,6 +44,8 @@ pub struct TokenWeights {
     held: u64,
     lora: u64,
     base: u64,
+    /// What trains.
+    pub layout: TrainableLayout,
 }
 
 impl TokenWeights {
@@ -61,7 +63,8 @@ impl TokenWeights {
             params.map(|param| param.len() as u64).sum()
         };
         let [lora, base] = [Group::LORA, Group::BASE].map(trained);
-        Ok(Self { frozen: Frozen::read(dir.path, dir.rules, &tensors)?, held, lora, base })
+        let (frozen, layout) = (Frozen::read(dir.path, dir.rules, &tensors)?, layout.clone());
+        Ok(Self { frozen, held, lora, base, layout })
     }
 
     /// Elements that train.
@@ -98,7 +101,7 @@ impl TokenRun<'_> {
             let blocks = fetched.map_or(0, |frozen| streamed_during(stage, frozen));
             blocks + if stage == HEAD_STAGE { self.further_logits(ask) } else { 0 }
         };
-        let mut prediction = Prediction::of_engine(self.spec, self.weights.trained(), ask);
+        let mut prediction = Prediction::of_engine(self.spec, &self.weights.layout, ask);
         prediction = prediction.with_pass(pass, beside);
         prediction.set(Category::FrozenWeights, held.in_memory(in_memory) - self.table_elsewhere(ask));
         // The step holds blocks that are fetched when they run; two of them are booked as weights.
@@ -147,7 +150,7 @@ impl TokenRun<'_> {
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let host = Place::Host { threads: 1 };
         let table = self.weights.frozen.bytes(host, self.model.weights_dtype).table;
-        Prediction::of_engine_beside_gpu(self.spec, self.weights.trained(), ask)
+        Prediction::of_engine_beside_gpu(self.spec, &self.weights.layout, ask)
             + if self.table_elsewhere(ask) > 0 { table } else { 0 }
     }
 

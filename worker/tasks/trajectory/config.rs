@@ -7,7 +7,7 @@ use coxswain_nn::{
 use coxswain_proto::{
     config::{
         Findings, SettingsError, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
+        bounds::{ABOVE_ZERO, Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned},
@@ -221,7 +221,7 @@ impl TaskSettings for TrajectorySettings {
         ("network.heads", 1.0, SIZE),
         ("network.beta", 0.0, NO_MOST),
         ("lora.rank", 1.0, RANK),
-        ("lora.alpha", 0.0, 1e9),
+        ("lora.alpha", ABOVE_ZERO, 1e9),
         ("data.num_samples", 1.0, COUNT),
         ("data.image_size", 1.0, 16_384.0),
         ("data.holdout_every", 0.0, COUNT),

@@ -70,6 +70,7 @@ pub struct TrajectorySizes {
     frozen: Frozen,
     /// Elements that are frozen of the tower, constants of the network, and that train.
     elements: [u64; 3],
+    trained: TrainableLayout,
     /// By the keys that change what a pass holds.
     passes: Passes<(String, TrajectoryPass)>,
 }
@@ -106,10 +107,12 @@ impl TrajectorySizes {
             images,
             frozen,
             elements: [held, 0, 0],
+            trained: TrainableLayout::default(),
             passes,
         };
         let (_, layout) = sizes.hollow(&Account::open())?;
         sizes.elements = [held, (layout.whole_len() - layout.len()) as u64, layout.len() as u64];
+        sizes.trained = layout;
         sizes.pass(1, TrajectoryPass::Live)?;
         Ok(sizes)
     }
@@ -225,6 +228,10 @@ impl Subject for TrajectorySizes {
         &self.spec
     }
 
+    fn layout(&self) -> &TrainableLayout {
+        &self.trained
+    }
+
     fn model(&self) -> String {
         format!("{:?} of {:?}, {}", self.settings.network, self.shape, self.model.vision.sizes)
     }
@@ -235,7 +242,7 @@ impl Subject for TrajectorySizes {
         let live =
             pass(ask.micro_batch, if self.keeps() { TrajectoryPass::Kept } else { TrajectoryPass::Live });
         let blocks = InMemory::of(&self.spec, ask.cut());
-        let engine = Prediction::of_engine(&self.spec, self.elements[2], ask);
+        let engine = Prediction::of_engine(&self.spec, &self.trained, ask);
         let mut prediction = engine.with_pass(&live, |_| 0);
         let mut scratch = live.scratch;
         if self.keeps() {
@@ -260,7 +267,7 @@ impl Subject for TrajectorySizes {
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {
-        self.cache_bytes(ask) + Prediction::of_engine_beside_gpu(&self.spec, self.elements[2], ask)
+        self.cache_bytes(ask) + Prediction::of_engine_beside_gpu(&self.spec, &self.trained, ask)
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {

@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::{DataError, NormMode};
+use coxswain_data::{
+    DataError, NormMode,
+    place::hub::{self, Repository},
+};
 use coxswain_models::{
     Shelf,
     joint::JointOutline,
     pretrained::{
+        adapters::Tuned,
         directory,
         error::ModelError,
         pictures::{ImageProcessor, PixelBounds},
@@ -17,15 +21,19 @@ use coxswain_models::{
 use coxswain_nn::{
     dtypes::ActivationsDtype,
     kernels::{Tape, sizes::Sizes},
+    lora::Module,
 };
 use coxswain_policies::{
     backbone::{self, NamedIn},
     directory::{PolicyDirectory, is_policy},
-    smolvla::{SmolVlaConfig, SmolVlaImages, SmolVlaPrompts},
+    smolvla::{
+        SmolVlaConfig, SmolVlaImages, SmolVlaPrompts,
+        tuning::{self, TuningSettings},
+    },
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
-use super::config::{Expert, VlaSettings};
+use super::config::{Data, Expert, TapSetting, VlaSettings};
 use crate::settings::unread;
 
 /// A policy directory that a run starts from.
@@ -41,33 +49,73 @@ pub struct PolicyBase {
     pub outline: JointOutline,
 }
 
+/// Whether a run starts from a policy's directory.
+pub fn starts_from_policy(vla: &VlaSettings) -> bool {
+    let dir = hub::directory(Path::new(&vla.model.path), Repository::Model);
+    dir.is_ok_and(|dir| is_policy(&dir))
+}
+
 impl PolicyBase {
     /// That of a run; none if `model.path` is a plain model.
     pub fn of<B: Tape<Base = B>>(vla: &VlaSettings, models: Shelf<B>) -> Result<Option<Self>, ModelError> {
-        let dir = Path::new(&vla.model.path);
+        let dir = &hub::directory(Path::new(&vla.model.path), Repository::Model)?;
         if !is_policy(dir) {
             return Ok(None);
         }
+        Self::open(dir, vla.model.backbone.as_deref().map(Path::new), models).map(Some)
+    }
+
+    /// The policy in a directory; that of its vision-language model may be given.
+    pub fn open<B: Tape<Base = B>>(
+        dir: &Path,
+        given: Option<&Path>,
+        models: Shelf<B>,
+    ) -> Result<Self, ModelError> {
         let directory = PolicyDirectory::open(dir)?;
-        let config = SmolVlaConfig::of(&directory)?;
-        let given = vla.model.backbone.as_deref().map(Path::new);
-        let named = NamedIn { path: &directory.path, field: "vlm_model_name", repository: &config.vlm };
-        let backbone = backbone::find(given, named)?;
+        let (config, backbone) = named_model(&directory, given)?;
+        SmolVlaConfig::check_processors(&directory)?;
         let outline = models.joint.of(&backbone)?.outline(&backbone, config.within())?;
-        Ok(Some(Self { directory, config, backbone, outline }))
+        let side = outline.image_side;
+        if config.image != [side, side] {
+            let problem =
+                format!("{:?}, and the vision tower of {} takes {side} by {side}", config.image, config.vlm);
+            let (path, field) = (directory.path, "resize_imgs_with_padding".into());
+            return Err(ModelError::Config { path, field, problem });
+        }
+        Ok(Self { directory, config, backbone, outline })
+    }
+
+    /// What of it trains in a run.
+    pub fn tuned(&self, vla: &VlaSettings) -> Result<Tuned, ModelError> {
+        let Self { directory, config, outline, .. } = self;
+        let asked = TuningSettings { lora: vla.lora.as_ref(), train: &vla.model.train };
+        tuning::tuned(&directory.dir, config, outline, asked)
+    }
+
+    /// What of it trains by default: all that its own files say.
+    pub fn as_published(&self) -> Result<Tuned, ModelError> {
+        tuning::tuned(&self.directory.dir, &self.config, &self.outline, TuningSettings::default())
+    }
+
+    /// Its modules.
+    pub fn modules(&self) -> Vec<Module> {
+        tuning::modules(&self.directory.dir, &self.config, &self.outline)
     }
 
     /// What of a run's settings such a policy does not have; the key, and what is wrong with it.
     pub fn misfit(&self, vla: &VlaSettings, spec: &RunSpec) -> Option<(&'static str, String)> {
-        let Self { config, .. } = self;
-        let (chunk, cameras) = (config.chunk, config.cameras.len());
+        let chunk = self.config.chunk;
+        let cameras = self.cameras_misfit(&vla.data);
         let modes = vla.data.normalization;
         let not_yet = "is not there yet for a policy of LeRobot's; leave it out";
-        let rules: [(bool, &'static str, String); 18] = [
-            (vla.lora.is_none(), "lora", not_yet.into()),
-            (vla.model.train.is_empty(), "model.train", not_yet.into()),
+        let rules: [(bool, &'static str, String); 16] = [
             (vla.data.sensor.is_none(), "data.sensor", not_yet.into()),
-            (vla.data.sets.is_empty(), "data.sets", not_yet.into()),
+            (
+                vla.data.sets.is_empty(),
+                "data.sets",
+                "has several, each with its own statistics, and a policy of LeRobot's keeps one set's; leave it out"
+                    .into(),
+            ),
             // What LeRobot would not do with the actions and images that it is given.
             (!vla.data.delta_actions.contains(&true), "data.delta_actions", not_yet.into()),
             (vla.data.action_stride == 1, "data.action_stride", not_yet.into()),
@@ -77,7 +125,20 @@ impl PolicyBase {
                 "or a bound of pixels is given, and the policy scales images itself; leave them out".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
-            (spec.cache.mode == CacheMode::Off, "cache.mode", not_yet.into()),
+            (
+                spec.cache.mode != CacheMode::Periodic,
+                "cache.mode",
+                "is `periodic`, and of such a policy features of images alone are kept; use `exact`".into(),
+            ),
+            (
+                spec.cache.mode == CacheMode::Off
+                    || matches!(
+                        TapSetting::try_from(&spec.cache.tap),
+                        Ok(TapSetting::Auto | TapSetting::Vision)
+                    ),
+                "cache.tap",
+                "is above the features of images, which alone are kept of such a policy; use `auto`".into(),
+            ),
             (
                 vla.expert == Expert::default(),
                 "expert",
@@ -85,7 +146,6 @@ impl PolicyBase {
             ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),
-            (vla.model.weights_dtype.packing().is_none(), "model.weights_dtype", not_yet.into()),
             (
                 vla.model.activations_dtype == ActivationsDtype::Float32,
                 "model.activations_dtype",
@@ -96,15 +156,7 @@ impl PolicyBase {
                 "data.horizon",
                 format!("is {}, and the policy's chunk_size {chunk}; set it so", vla.data.horizon),
             ),
-            (
-                vla.data.cameras.len() <= cameras,
-                "data.cameras",
-                format!(
-                    "are {}, and the policy sees {cameras}: {}",
-                    vla.data.cameras.len(),
-                    config.cameras.join(", ")
-                ),
-            ),
+            (cameras.is_none(), "data.cameras", cameras.unwrap_or_default()),
             (
                 [modes.state, modes.action] == [NormMode::MeanStd; 2],
                 "data.normalization",
@@ -117,6 +169,47 @@ impl PolicyBase {
             ),
         ];
         rules.into_iter().find(|(fits, ..)| !fits).map(|(_, key, problem)| (key, problem))
+    }
+
+    /// What is wrong with a data set's cameras: each has to be one of the policy's, by name or by the map,
+    /// and they come in the policy's order, by which it tells them apart.
+    fn cameras_misfit(&self, data: &Data) -> Option<String> {
+        let own = &self.config.cameras;
+        let place = |name: &String| own.iter().position(|own| own == data.renamed(name));
+        let mut places: Vec<_> = data.cameras.iter().map(|name| (place(name), name)).collect();
+        if let Some(name) = data.rename_map.keys().find(|name| !data.cameras.contains(name)) {
+            return Some(format!("lack {name}, which data.rename_map names"));
+        }
+        let known = places.iter().all(|(place, _)| place.is_some());
+        if known && places.is_sorted_by(|a, b| a.0 < b.0) {
+            return None;
+        }
+        let policy = own.join(", ");
+        if known {
+            places.sort();
+            let names = places.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(", ");
+            let twice = places.windows(2).any(|pair| pair[0].0 == pair[1].0);
+            return Some(match twice {
+                true => {
+                    format!("have two of them for one camera of the policy's, by data.rename_map: {names}")
+                }
+                false => format!("are in another order than the policy's ({policy}); list them as [{names}]"),
+            });
+        }
+        let is_free = |name: &&String| {
+            !name.contains(".empty_camera_") && !data.cameras.iter().any(|taken| data.renamed(taken) == *name)
+        };
+        let mut free = own.iter().filter(is_free);
+        let strangers = || places.iter().filter(|(place, _)| place.is_none()).map(|(_, name)| name.as_str());
+        let map: Option<Vec<_>> = strangers().map(|name| Some(format!("{name}: {}", free.next()?))).collect();
+        let strange = strangers().collect::<Vec<_>>().join(", ");
+        Some(match map {
+            Some(map) => format!(
+                "have {strange}, and the policy sees {policy}: say which is which, as in data.rename_map: {{{}}}",
+                map.join(", ")
+            ),
+            None => format!("have {strange}, and the policy sees no more than {policy}; leave some out"),
+        })
     }
 }
 
@@ -157,13 +250,25 @@ impl InputMakers {
             }
         }
     }
+}
 
-    /// Where the tokenizer is.
-    pub fn tokenizer(&self) -> PathBuf {
-        let dir = match self {
-            Self::Model(_, dir) => dir,
-            Self::Policy(base) => &base.backbone,
-        };
-        dir.join("tokenizer.json")
-    }
+/// Where the tokenizer of a run is: a policy's is beside the model that it names.
+pub fn tokenizer(vla: &VlaSettings) -> Result<PathBuf, ModelError> {
+    let dir = directory::outline(&vla.model.path)?;
+    let dir = match is_policy(&dir) {
+        true => named_model(&PolicyDirectory::open(&dir)?, vla.model.backbone.as_deref().map(Path::new))?.1,
+        false => dir,
+    };
+    Ok(dir.join("tokenizer.json"))
+}
+
+/// A policy's configuration, and the directory of the vision-language model that it names, if not given.
+fn named_model(
+    directory: &PolicyDirectory,
+    given: Option<&Path>,
+) -> Result<(SmolVlaConfig, PathBuf), ModelError> {
+    let config = SmolVlaConfig::of(directory)?;
+    let named = NamedIn { path: &directory.path, field: "vlm_model_name", repository: &config.vlm };
+    let backbone = backbone::find(given, named)?;
+    Ok((config, backbone))
 }

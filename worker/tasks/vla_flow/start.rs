@@ -9,10 +9,11 @@ use coxswain_models::{
     pretrained::{directory, error::ModelError},
 };
 use coxswain_nn::{files::StoredTensor, kernels::sizes::Sizes, lora::Module, params::Group};
+use coxswain_policies::smolvla::tuning::with_targets;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
-use super::{EXPERT, adapters::Split, config::VlaSettings};
+use super::{EXPERT, adapters::Split, base::PolicyBase, config::VlaSettings};
 use crate::pretrained::{self, Tuning};
 
 /// Beside each other in a run's results.
@@ -26,8 +27,15 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 /// The tensors of these files.
 pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
-    let lora = |modules: &[Module]| Ok(Split::of(&vla, modules)?.model);
+    let base = PolicyBase::of(&vla, models).map_err(TaskError::bad_input)?;
+    let lora = |modules: &[Module]| match base {
+        Some(_) => Ok(vla.lora.as_ref().map(with_targets)),
+        None => Ok(Split::of(&vla, modules)?.model),
+    };
     let modules = || {
+        if let Some(base) = &base {
+            return Ok(base.modules());
+        }
         let dir = directory::outline(&vla.model.path).map_err(ModelError::from);
         let model = dir.and_then(|dir| models.vision_language.of(&dir)?.outline(&dir));
         model.map(|model| model.modules).map_err(TaskError::bad_input)

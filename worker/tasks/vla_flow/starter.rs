@@ -10,6 +10,7 @@ use coxswain_data::{
 };
 use coxswain_task::{StarterFile, StarterJob};
 
+use super::lerobot::PolicyStart;
 use crate::starter::Starter;
 
 /// Actions of a chunk: as many as there are in this many seconds, within bounds that the field uses.
@@ -41,10 +42,16 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     let state = needed(state, "vector of numbers for a state", "state")?;
     let action = needed(report.choose(Role::Action, "action"), "action", "action")?;
     let cameras = needed(of(Role::Camera).collect(), "camera", "cameras")?;
+    let policy = PolicyStart::of(job)?;
     let mut file = Starter::new(job, "vla_flow");
     file.lines("model:").model(job, "Qwen2.5-VL");
+    if let Some(backbone) = job.backbone {
+        file.lines(format_args!("  backbone: {}", yaml_scalar(&backbone.display().to_string())));
+    }
     file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
-    file.lines("lora: {} # rank 16 on every linear of the language model\n");
+    if policy.is_none() {
+        file.lines("lora: {} # rank 16 on every linear of the language model\n");
+    }
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&report.path)));
     file.lines(format_args!(
         "  # LeRobot {}: {} episodes, {} frames at {} a second, {} task{}",
@@ -56,12 +63,21 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
         if report.tasks == 1 { "" } else { "s" },
     ));
     file.lines("  cameras: # in the order of the prompt");
-    for camera in cameras {
+    let taken = policy.as_ref().map(|policy| policy.cameras(&cameras));
+    let listed =
+        taken.as_ref().map_or(cameras.clone(), |taken| taken.iter().map(|(camera, _)| *camera).collect());
+    for camera in listed {
         let shape = camera.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let coding = camera.video.as_ref().map_or_else(String::new, |coding| format!(", {coding}"));
         file.lines(format_args!("    - {} # {shape}{coding}", yaml_scalar(&camera.name)));
     }
-    let sensor = report.choose(Role::Window, "observation.sensor");
+    if let Some((policy, taken)) = policy.as_ref().zip(taken) {
+        policy.renames(&mut file, &cameras, &taken);
+    }
+    let sensor = match policy {
+        Some(_) => Vec::new(),
+        None => report.choose(Role::Window, "observation.sensor"),
+    };
     let taken = [("state", state), ("sensor", sensor), ("action", action)];
     for (key, features) in taken.iter().filter(|(_, features)| !features.is_empty()) {
         numbers(&mut file, key, features);
@@ -72,7 +88,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     if !left.is_empty() {
         file.lines(format_args!("  # numbers that are not taken: {}", left.join(", ")));
     }
-    let horizon = horizon(report);
+    let horizon = policy.as_ref().map_or(horizon(report), |policy| policy.horizon() as u64);
     let seconds = horizon as f64 / report.fps.max(1e-9);
     file.lines(format_args!("  horizon: {horizon} # actions of a chunk: {seconds:.1} s"));
     normalization(&mut file, &taken);
@@ -84,6 +100,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
         ));
     }
     file.lines("");
+    policy.map_or(Ok(()), |policy| policy.optimizer(&mut file))?;
     let held_out: u64 = held_out_frames(job, report)?;
     let saw = format!("a LeRobot data set of {} episodes", report.episodes);
     Ok(StarterFile { saw, text: file.train(job, report.frames - held_out) })
@@ -156,7 +173,7 @@ mod tests {
     use coxswain_models::families::shelf;
 
     fn job<'a>(data: &'a Path, model: Option<&'a Path>, micro_batch: Option<u64>) -> StarterJob<'a> {
-        StarterJob { data, model, micro_batch, asked: false }
+        StarterJob { data, model, backbone: None, micro_batch, asked: false }
     }
 
     #[test]

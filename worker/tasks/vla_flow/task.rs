@@ -6,9 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, Role, preview::Preview};
+use coxswain_data::{
+    DataError, Role,
+    place::hub::{self, Repository},
+    preview::Preview,
+};
 use coxswain_models::{
-    Shelves,
+    Shelf, Shelves,
     pretrained::{
         job,
         synthetic::{self, SyntheticCheckpoint},
@@ -20,7 +24,10 @@ use coxswain_nn::{
     kernels::Tape,
     params::Group,
 };
-use coxswain_policies::{directory::is_policy, smolvla::RULES};
+use coxswain_policies::{
+    directory::is_policy,
+    smolvla::{PassJob, PolicyFiles, RULES, run_pass},
+};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Offload, RunSpec, Shard},
@@ -124,7 +131,7 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
         let RandomJob { like, tokenizer, out, seed, .. } = *job;
         let family = self.models.sizes.vision_language.find(like)?;
         let checkpoint = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed };
-        let made = family.make_checkpoint(&checkpoint);
+        let made = family.and_then(|family| family.make_checkpoint(&checkpoint));
         let told = |made: synthetic::Made| {
             let synthetic::Made { parameters, tensors, bytes, shards } = made;
             Made { parameters, tensors, bytes, shards }
@@ -165,6 +172,10 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
         pretrained::group_of(tensor)
     }
 
+    fn next_commands(&self) -> [&'static str; 2] {
+        ["cox serve RUN_DIR", "cox eval RUN_DIR"]
+    }
+
     fn known_losses(&self) -> &'static [f64] {
         &selftest::STORED
     }
@@ -195,24 +206,42 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
         dir: &Path,
         device: &B::Device,
     ) -> Option<Result<Box<dyn Responder>, TaskError>> {
-        let opened = PolicyResponder::<B>::open(spec, self.models, dir, device);
+        let opened = PolicyResponder::open(spec, self.models, dir, device);
         Some(opened.map(|responder| Box::new(responder) as Box<dyn Responder>))
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
-        let ForwardJob { model, adapter, inputs, out, dtype } = *job;
+        let ForwardJob { model, adapter, inputs, out, dtype, .. } = *job;
+        let model = &match hub::directory(model, Repository::Model) {
+            Ok(dir) => dir,
+            Err(error) => return Some(Err(TaskError::bad_input(error))),
+        };
         if is_policy(model) {
-            let problem = "a policy of LeRobot's, of which no pass is written to a file yet; its own `forward` takes `noise` and `time`";
-            return Some(Err(TaskError::bad_input(format!("{}: {problem}", model.display()))));
+            return Some(forward_policy(&ForwardJob { model, ..*job }, self.models.device, device));
         }
         let family = self.models.device.vision_language.find(model)?;
         let job = job::ForwardJob { model, adapter, inputs, out, dtype };
-        Some(family.forward(&job, device).map_err(TaskError::bad_input))
+        Some(family.and_then(|family| family.forward(&job, device)).map_err(TaskError::bad_input))
     }
 
     fn few_steps(&self, device: &B::Device, width: Width) -> Option<Losses> {
         Some(selftest::step::<B>(self.models.device, device, width))
     }
+}
+
+fn forward_policy<B: Tape<Base = B>>(
+    job: &ForwardJob<'_>,
+    models: Shelf<B>,
+    device: &B::Device,
+) -> Result<(), TaskError> {
+    let ForwardJob { model, adapter, backbone, inputs, out, dtype, gradients } = *job;
+    if adapter.is_some() {
+        let problem = "a policy of LeRobot's, whose pass takes no adapter; merge it into the policy";
+        return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
+    }
+    let base = PolicyBase::open(model, backbone, models).map_err(TaskError::bad_input)?;
+    let files = PolicyFiles { directory: &base.directory, backbone: &base.backbone, dtype };
+    run_pass(PassJob { files, inputs, out, gradients }, models, device).map_err(TaskError::bad_input)
 }
 
 fn dtype(bfloat16: bool) -> WeightsDtype {

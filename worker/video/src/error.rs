@@ -51,6 +51,14 @@ pub enum Fault {
         "not a whole mp4 file: {0}; copy or download it again, or rewrite it with `ffmpeg -i IN -c copy OUT.mp4`"
     )]
     Container(String),
+    /// Something else has the video's name.
+    #[error("is {what}, and no video; {remedy}")]
+    NoVideo {
+        /// What it is.
+        what: &'static str,
+        /// How the video comes there.
+        remedy: &'static str,
+    },
     /// Valid, but not decoded here.
     #[error("{what} is not decoded here; convert with `{command}`")]
     Refused {
@@ -88,7 +96,7 @@ pub enum Fault {
         frames: usize,
     },
     /// The caller asked for a video track beyond the last.
-    #[error("the file has {tracks} video tracks and number {track} (from 0) was asked for")]
+    #[error("the file has {tracks} video tracks and track {track} (from 0) was requested")]
     NoSuchTrack {
         /// How many there are.
         tracks: usize,
@@ -96,8 +104,31 @@ pub enum Fault {
         track: usize,
     },
     /// The file is not the one that was indexed.
-    #[error("changed since it was indexed: {0}; start again with the file as it is now")]
+    #[error("changed since it was indexed: {0}; start again with the new file")]
     Changed(String),
+}
+
+/// What stands in a clone without Git LFS in place of a file begins with this.
+pub const LFS_POINTER: &[u8] = b"version https://git-lfs";
+/// What a page begins with, or what a store of files says in place of one.
+const PAGES: [&[u8]; 4] = [b"<!", b"<h", b"<H", b"<?"];
+
+impl Fault {
+    /// What is wrong with a file that is no mp4 and begins like this, where it is something else altogether.
+    pub(crate) fn no_video(begin: &[u8]) -> Option<Self> {
+        let (what, remedy) = match begin {
+            [] => ("empty", "copy or download it again"),
+            _ if begin.starts_with(LFS_POINTER) => (
+                "a pointer of Git LFS",
+                "bring the files that it stands for: `git lfs pull` in the data set's directory",
+            ),
+            _ if PAGES.iter().any(|page| begin.trim_ascii_start().starts_with(page)) => {
+                ("a web page", "download it again: a server has answered with a page, perhaps to log in")
+            }
+            _ => return None,
+        };
+        Some(Self::NoVideo { what, remedy })
+    }
 }
 
 pub(crate) const TO_H264: &str = "ffmpeg -i IN.mp4 -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4";

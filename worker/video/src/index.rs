@@ -26,6 +26,15 @@ impl Moov {
     /// Finds and reads the box, before or after the pictures. Reads nothing else but the heads of the other
     /// boxes.
     pub fn read(source: &dyn Source) -> Result<Self, Fault> {
+        Self::find(source).map_err(|fault| {
+            let mut begin = [0; 64];
+            let begin = &mut begin[..source.len().min(64) as usize];
+            let other = source.read(0, begin).ok().and_then(|()| Fault::no_video(begin));
+            other.unwrap_or(fault)
+        })
+    }
+
+    fn find(source: &dyn Source) -> Result<Self, Fault> {
         let file_bytes = source.len();
         let mut at = 0;
         for _ in 0..MAX_TOP_BOXES {

@@ -41,7 +41,7 @@ mod source;
 mod tables;
 
 pub use codec::Codec;
-pub use error::{Fault, VideoError};
+pub use error::{Fault, LFS_POINTER, VideoError};
 pub use index::{Moov, Video, VideoIndex};
 pub use matrix::Rotation;
 pub use picture::{Colour, Layout, Picture, Plane};

@@ -88,12 +88,11 @@ fn stepped<B: ModelBackend, F: FlatOn<B>>(
     let part = Part {
         weights: &mut weights,
         weights_from: 3,
-        exp_avg: &mut exp_avg,
-        exp_avg_sq: &mut exp_avg_sq,
+        state: [&mut exp_avg, &mut exp_avg_sq],
         grads: &grads,
         grads_from: 5,
     };
-    F::adamw(part, &[run(0..300), run(512..LEN - 7)]);
+    F::adamw(part, &[run(0..300), run(512..LEN - 7)], None);
     look([&mut weights, &mut exp_avg, &mut exp_avg_sq, &mut grads]);
     (norm, [weights, exp_avg, exp_avg_sq, grads].map(|flat| flat.read(0..LEN).into_owned()))
 }

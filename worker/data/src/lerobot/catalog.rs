@@ -8,9 +8,16 @@ use std::{
 use super::episodes::{Episodes, parquet_files};
 use super::info::{Info, Version};
 use super::stats::Stats;
+use super::tables;
 use super::tasks::{self, Tasks};
 use super::videos::VideoTable;
-use crate::{error::DataError, place};
+use crate::{
+    error::DataError,
+    place::{
+        self,
+        hub::{self, Repository},
+    },
+};
 
 /// A digest of what a data set contains; moving or copying the directory does not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,17 +67,19 @@ impl Catalog {
     /// Reads all metadata below `root` and checks that it agrees with itself. Data files and videos may be
     /// missing: their episodes or their camera may not be asked for.
     pub fn open(root: &Path) -> Result<Self, DataError> {
+        let root = &*hub::directory(root, Repository::Dataset)?;
         place::enter(root)?;
         let info = Info::read(root)?;
         let episodes = Episodes::read(root, &info)?;
+        place::require(&info.tasks_path())?;
         let (tasks, stats, stats_path) = match info.version {
             Version::V3_0 => {
                 let path = root.join("meta/stats.json");
-                (tasks::read_parquet(&root.join("meta/tasks.parquet"))?, Stats::read(&path)?, path)
+                (tasks::read_parquet(&info.tasks_path())?, Stats::read(&path)?, path)
             }
             Version::V2_1 | Version::V2_0 => {
                 let (stats, path) = stats_of_v2(root, info.version)?;
-                (tasks::read_jsonl(&root.join("meta/tasks.jsonl"))?, stats, path)
+                (tasks::read_jsonl(&info.tasks_path())?, stats, path)
             }
         };
         let cameras = info.features.iter().filter(|(_, feature)| feature.is_video());
@@ -105,13 +114,30 @@ impl Catalog {
     pub fn missing_file(&self, file: u32) -> DataError {
         let episodes = self.episodes.listed(file);
         let found = format!("there is no such file, and episodes {episodes} are in it");
-        let remedy = format!(
-            "copy or download it, or leave its episodes out with `data.exclude_episodes: [{episodes}]`"
-        );
+        let without = self.episodes.exclusion(file).map_or_else(String::new, |way| format!(", or {way}"));
+        let remedy = format!("copy or download it{without}");
         match self.data_path(file) {
             Ok(path) => DataError::invalid(&path, "(file)", found, remedy),
             Err(error) => error,
         }
+    }
+
+    /// What is wrong with the shape that `info.json` gives a feature, where its rows have another number of
+    /// values; none where they have as many, or where it cannot be known.
+    pub fn shape_fault(&self, name: &str) -> Option<DataError> {
+        let feature = self.info.feature(name)?;
+        let file = (0..self.episodes.files.len() as u32).find(|file| !self.missing.contains(file))?;
+        let metadata = tables::footer(&self.data_path(file).ok()?).ok()?;
+        let group = metadata.row_groups().first()?;
+        let is_mine = |path: &[String]| path.first().is_some_and(|root| root == name);
+        let column = group.columns().iter().find(|column| is_mine(column.column_path().parts()))?;
+        let (values, rows) = (column.num_values() as usize, group.num_rows() as usize);
+        let stored = (rows > 0 && values.is_multiple_of(rows)).then(|| values / rows)?;
+        (stored != feature.width()).then(|| {
+            let found = format!("{:?}, and its rows have {stored} values", feature.shape);
+            let remedy = "correct the shape to what the recording has";
+            DataError::invalid(&self.info.path, format!("features.{name}.shape"), found, remedy)
+        })
     }
 
     /// Where video `file` of `table` lies.

@@ -72,6 +72,10 @@ impl Episodes {
         let (path, entries) = match info.version {
             Version::V3_0 => {
                 let dir = root.join("meta/episodes");
+                // Buckets have no folders to ask for.
+                if !place::is_remote(&dir) {
+                    place::require(&dir)?;
+                }
                 let mut entries = Vec::new();
                 for path in parquet_files(&dir)? {
                     read_parquet(&path, &mut entries)?;
@@ -80,6 +84,7 @@ impl Episodes {
             }
             Version::V2_1 | Version::V2_0 => {
                 let path = root.join("meta/episodes.jsonl");
+                place::require(&path)?;
                 let entries = read_jsonl(&path, info.chunk_size)?;
                 (path, entries)
             }
@@ -149,6 +154,13 @@ impl Episodes {
             Some((last, _)) => format!("{first}-{last}"),
             None => first.to_string(),
         }
+    }
+
+    /// How a run does without what is in this file; none where every episode is in it.
+    pub fn exclusion(&self, file: u32) -> Option<String> {
+        let others = self.episodes.iter().any(|episode| episode.file != file);
+        others
+            .then(|| format!("leave its episodes out with `data.exclude_episodes: [{}]`", self.listed(file)))
     }
 
     /// The sample in row `row` of file `file`.

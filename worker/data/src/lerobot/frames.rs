@@ -30,6 +30,8 @@ use crate::{
 /// Decoders kept open for each camera: those of a few threads, which go through the frames of neighbouring
 /// samples.
 const DECODERS: usize = 3;
+/// Videos that are asked whether theirs is the size that one has not.
+const OTHERS: usize = 8;
 /// Tables of videos kept: those of two million frames.
 const TABLE_BYTES: usize = 64 << 20;
 /// What a video takes beside its table: its path, and its place in the cache.
@@ -176,35 +178,51 @@ impl FrameStore {
         if let Some(video) = lock(&self.videos).get(&(camera, file)) {
             return Ok(video);
         }
-        let (table, size) = (self.table(catalog, camera), self.cameras[camera].size);
+        let table = self.table(catalog, camera);
         let (name, path) = (&table.camera, catalog.video_path(table, file)?);
         // Read outside the lock: two threads may read the same table, which is only wasted work.
         let video = opened(&path).map_err(|unusable| match unusable {
             Unusable::Place(error) => error,
             Unusable::Video(fault) => DataError::Video { path: path.clone(), camera: name.clone(), fault },
         })?;
-        let found = orientation(video.index()).size(video.index().height, video.index().width);
-        if found != size {
-            let found = format!(
-                "{}x{} (height x width), the frames of {} are {}x{}",
-                size.0,
-                size.1,
-                path.display(),
-                found.0,
-                found.1
-            );
-            let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
-            return Err(DataError::invalid(
-                &catalog.info.path,
-                format!("features.{name}.shape"),
-                found,
-                remedy,
-            ));
-        }
+        self.check_size(catalog, camera, file, &video)?;
         let weight = video.index().bytes() + VIDEO_BYTES;
         let video = Arc::new(video);
         lock(&self.videos).put((camera, file), video.clone(), weight);
         Ok(video)
+    }
+
+    /// A video's pictures have the size that `info.json` says. Where they have not, the video is to blame if
+    /// another one's have.
+    fn check_size(
+        &self,
+        catalog: &Catalog,
+        camera: usize,
+        file: u32,
+        video: &Video,
+    ) -> Result<(), DataError> {
+        let (table, (height, width)) = (self.table(catalog, camera), self.cameras[camera].size);
+        let size = |video: &Video| orientation(video.index()).size(video.index().height, video.index().width);
+        let (path, name, found) = (video.path(), &table.camera, size(video));
+        if found == (height, width) {
+            return Ok(());
+        }
+        let (seen, stated) = (format!("{}x{}", found.0, found.1), format!("{height}x{width}"));
+        let other = |file: u32| Some(size(&opened(&catalog.video_path(table, file).ok()?).ok()?));
+        let mut others = (0..table.files.len() as u32).filter(|other| *other != file).take(OTHERS);
+        if others.any(|file| other(file) == Some((height, width))) {
+            let found =
+                format!("frames of {seen} (height x width), where info.json and others have {stated}");
+            let remedy = format!(
+                "leave its episodes out with `data.exclude_episodes: [{}]`, or re-encode it: `ffmpeg -i IN.mp4 -vf \
+                 scale={width}:{height} -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`",
+                table.listed(file)
+            );
+            return Err(DataError::invalid(path, name, found, remedy));
+        }
+        let found = format!("{stated} (height x width), the frames of {} are {seen}", path.display());
+        let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+        Err(DataError::invalid(&catalog.info.path, format!("features.{name}.shape"), found, remedy))
     }
 
     /// The number of an episode's first frame in its video, which has all frames of the episode.

@@ -63,6 +63,18 @@ impl Feature {
         self.shape.iter().product()
     }
 
+    /// Names of the elements of one frame's value, where there is one for each: `[x, y]`, or a map with one
+    /// list, `{motors: [x, y]}`.
+    pub fn element_names(&self) -> Vec<String> {
+        let list = match &self.names {
+            Value::Object(map) if map.len() == 1 => map.values().next().and_then(Value::as_array),
+            names => names.as_array(),
+        };
+        let names: Option<Vec<_>> =
+            list.and_then(|list| list.iter().map(|name| name.as_str().map(str::to_owned)).collect());
+        names.filter(|names| names.len() == self.width()).unwrap_or_default()
+    }
+
     /// Whether a frame's value has no more elements than any can have.
     fn is_possible(&self) -> bool {
         let width = self.shape.iter().try_fold(1usize, |width, axis| width.checked_mul(*axis));
@@ -159,14 +171,18 @@ impl Info {
     pub fn read(root: &Path) -> Result<Self, DataError> {
         let path = root.join("meta/info.json");
         if place::bytes(&path)?.is_none() {
-            return Err(DataError::invalid(
-                &path,
-                "(file)",
-                "missing",
-                "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0",
-            ));
+            let remedy = match place::is_remote(root) || root.is_dir() {
+                true => "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0".to_owned(),
+                false => {
+                    let place = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
+                    format!("there is no directory {}: correct data.path", place.display())
+                }
+            };
+            return Err(DataError::invalid(&path, "(file)", "missing", remedy));
         }
-        refuse_other_storage(&path, read_json(&path)?)?;
+        let value: Value = read_json(&path)?;
+        refuse_other_storage(&path, &value)?;
+        refuse_quoted_numbers(&path, &value)?;
         let raw: Raw = read_json(&path)?;
         let version = match raw.codebase_version.as_str() {
             "v3.0" => Version::V3_0,
@@ -177,7 +193,8 @@ impl Info {
                     &path,
                     "codebase_version",
                     format!("{other:?}"),
-                    "v3.0, v2.1 and v2.0 are read; convert the data set with lerobot's own scripts",
+                    "v3.0, v2.1 and v2.0 are read: an older data set is converted by lerobot's own scripts; for a newer one, \
+                     use a newer cox",
                 ));
             }
         };
@@ -221,6 +238,14 @@ impl Info {
             features,
             data_path: raw.data_path,
             video_path: raw.video_path,
+        })
+    }
+
+    /// Where task texts are, beside the file.
+    pub fn tasks_path(&self) -> PathBuf {
+        self.path.with_file_name(match self.version {
+            Version::V3_0 => "tasks.parquet",
+            Version::V2_1 | Version::V2_0 => "tasks.jsonl",
         })
     }
 
@@ -309,19 +334,27 @@ impl Info {
     }
 }
 
-/// Where LeRobot says how rows and videos are stored, if not in files of their own.
-#[derive(Deserialize)]
-struct Storage {
-    #[serde(default)]
-    storage_format: Option<String>,
-}
-
-fn refuse_other_storage(path: &Path, Storage { storage_format }: Storage) -> Result<(), DataError> {
-    let other = storage_format.filter(|format| !matches!(format.as_str(), "parquet" | "default"));
-    let Some(other) = other else { return Ok(()) };
+/// LeRobot says how rows and videos are stored, if not in files of their own.
+fn refuse_other_storage(path: &Path, info: &Value) -> Result<(), DataError> {
+    let format = info.get("storage_format").and_then(Value::as_str);
+    let Some(other) = format.filter(|format| !matches!(*format, "parquet" | "default")) else {
+        return Ok(());
+    };
     let found = format!("{other:?}: rows and videos in tables of another library");
     let remedy = "parquet and mp4 are read: name the data set that it was converted from";
     Err(DataError::invalid(path, "storage_format", found, remedy))
+}
+
+/// A number in quotation marks is a text.
+fn refuse_quoted_numbers(path: &Path, info: &Value) -> Result<(), DataError> {
+    for field in ["fps", "total_episodes", "total_frames", "chunks_size"] {
+        let text = info.get(field).and_then(Value::as_str);
+        if let Some(number) = text.filter(|text| text.parse::<f64>().is_ok()) {
+            let remedy = format!("write a number without quotes: `\"{field}\": {number}`");
+            return Err(DataError::invalid(path, field, format!("the text {number:?}"), remedy));
+        }
+    }
+    Ok(())
 }
 
 /// The candidate closest to `name`, if it is close at all.
@@ -336,6 +369,25 @@ mod tests {
     use coxswain_proto::limits::MAX_METADATA_BYTES;
 
     use super::*;
+
+    #[test]
+    fn elements_have_names_where_each_has_one() {
+        let names = |shape: Value, names: Value| {
+            let feature = serde_json::json!({"dtype": "float32", "shape": shape, "names": names});
+            serde_json::from_value::<Feature>(feature).unwrap().element_names()
+        };
+        let two = serde_json::json!(["x", "gripper"]);
+        assert_eq!(names(serde_json::json!([2]), two.clone()), ["x", "gripper"]);
+        assert_eq!(names(serde_json::json!([2]), serde_json::json!({"motors": two})), ["x", "gripper"]);
+        for other in [
+            Value::Null,
+            serde_json::json!(["all"]),
+            serde_json::json!([1, 2]),
+            serde_json::json!({"x": 0, "y": 1}),
+        ] {
+            assert!(names(serde_json::json!([2]), other).is_empty());
+        }
+    }
 
     #[test]
     fn a_shape_that_no_frame_has_is_refused_by_its_feature() {
@@ -357,6 +409,13 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_named_as_it_was_looked_for() {
+        let error = Info::read(Path::new("no/such")).unwrap_err().to_string();
+        let place = std::env::current_dir().unwrap().join("no/such");
+        assert!(error.contains(&format!("there is no directory {}: ", place.display())), "{error}");
     }
 
     #[test]

@@ -234,11 +234,9 @@ impl RowStore {
         let (found, expected) = (starts[starts.len() - 1], catalog.episodes.files[file as usize].rows);
         if found != expected {
             let found = format!("{found} rows, but the episode metadata puts {expected} there");
-            let remedy = format!(
-                "metadata and data are of different recordings: restore either, or leave episodes out with \
-                 `data.exclude_episodes: [{}]`",
-                catalog.episodes.listed(file)
-            );
+            let without =
+                catalog.episodes.exclusion(file).map_or_else(String::new, |way| format!(", or {way}"));
+            let remedy = format!("metadata and data are of different recordings: restore either{without}");
             return Err(DataError::invalid(&path, "rows", found, remedy));
         }
         let columns = metadata.file_metadata().schema().get_fields();

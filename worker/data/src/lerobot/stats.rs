@@ -21,11 +21,10 @@ use std::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{
-    error::DataError,
-    place,
-    text::{parse_json, read_text},
-};
+use crate::{error::DataError, place, text::read_text};
+
+/// What to do with statistics that cannot be read.
+const UNREADABLE: &str = "restore the file, or remove it and compute them with `cox data stats`";
 
 /// One feature's statistics by name (`mean`, `std`, `min`, `max`, `count`, `q01`, ...).
 pub type FeatureStats = BTreeMap<String, Vec<f64>>;
@@ -36,16 +35,22 @@ pub type FeatureStats = BTreeMap<String, Vec<f64>>;
 pub struct Stats(pub BTreeMap<String, FeatureStats>);
 
 impl Stats {
-    /// Reads a `stats.json`; `None` if there is no such file.
+    /// Reads a `stats.json`; `None` if there is no such file, or nothing in it.
     pub fn read(path: &Path) -> Result<Option<Self>, DataError> {
         if place::bytes(path)?.is_none() {
             return Ok(None);
         }
-        let features: Map<String, Value> = parse_json(path, &python_json(&read_text(path)?))?;
+        let text = read_text(path)?;
+        if text.trim().is_empty() {
+            return Ok(None);
+        }
+        let features: Map<String, Value> = serde_json::from_str(&python_json(&text))
+            .map_err(|e| DataError::invalid(path, format!("line {}", e.line()), e.to_string(), UNREADABLE))?;
         Ok(Some(parse(&features)))
     }
 
-    /// Reads and aggregates an `episodes_stats.jsonl`, one line at a time; `None` if there is no such file.
+    /// Reads and aggregates an `episodes_stats.jsonl`, one line at a time; `None` if there is no such file,
+    /// or nothing in it.
     pub fn read_episodes(path: &Path) -> Result<Option<Self>, DataError> {
         if place::bytes(path)?.is_none() {
             return Ok(None);
@@ -58,9 +63,7 @@ impl Stats {
             if line.trim().is_empty() {
                 continue;
             }
-            let at = |e: &str| {
-                DataError::invalid(path, format!("line {}", number + 1), e, "repair or restore the file")
-            };
+            let at = |e: &str| DataError::invalid(path, format!("line {}", number + 1), e, UNREADABLE);
             let value: Value = serde_json::from_str(&python_json(line)).map_err(|e| at(&e.to_string()))?;
             let features = value.get("stats").and_then(Value::as_object).ok_or_else(|| at("no `stats`"))?;
             for (name, stats) in parse(features).0 {
@@ -72,7 +75,8 @@ impl Stats {
                 }
             }
         }
-        Ok(Some(Self(sums.into_iter().map(|(name, sum)| (name, sum.finish())).collect())))
+        let sums: BTreeMap<_, _> = sums.into_iter().map(|(name, sum)| (name, sum.finish())).collect();
+        Ok((!sums.is_empty()).then_some(Self(sums)))
     }
 
     /// The statistics of `features` alone, in the layout of `stats.json`.

@@ -12,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 
+use coxswain_video::LFS_POINTER;
 use parquet::{
     basic::{Compression, ConvertedType, LogicalType, SortOrder, Type as Physical},
     column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader, get_typed_column_reader},
@@ -30,7 +31,6 @@ use crate::{
     error::DataError,
     place::{self, Content},
     surviving::surviving,
-    text::LFS_POINTER,
 };
 
 /// A small file, read column by column.

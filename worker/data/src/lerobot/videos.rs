@@ -141,6 +141,17 @@ impl VideoTable {
     pub fn episodes_of(&self, file: u32) -> impl Iterator<Item = u64> + '_ {
         self.by_file[self.files[file as usize].episodes.clone()].iter().map(|episode| u64::from(*episode))
     }
+
+    /// The same as `data.exclude_episodes` lists them.
+    pub fn listed(&self, file: u32) -> String {
+        let mut episodes: Vec<_> = self.episodes_of(file).collect();
+        episodes.sort_unstable();
+        let stretch = |of: &[u64]| match of {
+            [first, .., last] => format!("{first}-{last}"),
+            _ => of.iter().map(u64::to_string).collect(),
+        };
+        episodes.chunk_by(|one, next| one + 1 == *next).map(stretch).collect::<Vec<_>>().join(", ")
+    }
 }
 
 const RESTORE: &str = "restore the metadata";
@@ -194,6 +205,9 @@ mod tests {
         assert_eq!(table.files.iter().map(|file| file.file).collect::<Vec<_>>(), [3, 0]);
         let of = |file| table.episodes_of(file).collect::<Vec<_>>();
         assert_eq!((of(0), of(1)), (vec![2, 0], vec![1, 3]));
+        assert_eq!((table.listed(0), table.listed(1)), ("0, 2".to_owned(), "1, 3".to_owned()));
+        let one = VideoTable::assemble("front", &[entry(0, 0, 0.0), entry(1, 0, 2.0), entry(2, 0, 4.0)]);
+        assert_eq!(one.listed(0), "0-2");
         assert_eq!(table.span(0), Some(Span { file: 0, from: 2.0 }));
         assert_eq!(table.span(4), None);
     }

@@ -11,6 +11,8 @@ use std::{
     sync::Arc,
 };
 
+use coxswain_proto::bounded;
+
 use super::content::Content;
 use crate::error::DataError;
 
@@ -42,7 +44,7 @@ impl Content for OnDisk {
 
 pub fn open(path: &Path) -> Result<Arc<dyn Content>, DataError> {
     let open = || {
-        let file = File::open(path)?;
+        let file = bounded::open(path)?;
         let len = file.metadata()?.len();
         Ok(OnDisk { path: path.to_owned(), file, len })
     };

@@ -6,11 +6,13 @@
 //! ```text
 //! content   the bytes of a file, by range or one after the other
 //! disk      files
+//! hub       directories that are named as on Hugging Face's hub
 //! Remote    addresses: `worker/remote`, which a program installs. Where none does, they are refused
 //! ```
 
 mod content;
 mod disk;
+pub mod hub;
 
 use std::{
     io,
@@ -131,6 +133,12 @@ pub fn bytes(path: &Path) -> Result<Option<u64>, DataError> {
         true => remote(path)?.bytes(path),
         false => Ok(std::fs::metadata(path).ok().map(|file| file.len())),
     }
+}
+
+/// Refuses a data set that lacks a part of its metadata.
+pub fn require(path: &Path) -> Result<(), DataError> {
+    let remedy = "restore the data set's folder `meta`, or download it again";
+    bytes(path)?.map(drop).ok_or_else(|| DataError::invalid(path, "(file)", "missing", remedy))
 }
 
 /// What lies right below a directory, in order of names; `None` where that cannot be asked.

@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::bounded;
 use tar::{EntryType, Header, PaxExtensions};
 
 use crate::DataError;
@@ -68,7 +69,7 @@ pub(super) fn scan(
     mut look: impl FnMut(Found) -> Result<(), DataError>,
 ) -> Result<PassedOver, DataError> {
     let failed = |error| DataError::io(path, "read")(error);
-    let file = File::open(path).map_err(failed)?;
+    let file = bounded::open(path).map_err(failed)?;
     let len = file.metadata().map_err(failed)?.len();
     let mut scan = Scan {
         path,

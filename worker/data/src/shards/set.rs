@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::bounded;
+
 use super::{
     pattern::expand,
     scan::{BLOCK, PassedOver, at_byte, header_at, name_in, scan},
@@ -207,7 +209,7 @@ impl Shards {
     /// A member within its shard, for people.
     pub fn place(&self, member: MemberId) -> String {
         let at = self.header(member);
-        let file = File::open(&self.shard(member).path);
+        let file = bounded::open(&self.shard(member).path);
         let header = file.ok().and_then(|file| header_at(&file, &self.shard(member).path, at).ok());
         match header {
             Some(header) => format!("`{}` at {}", name_in(&header).display(), at_byte(at)),
@@ -218,7 +220,7 @@ impl Shards {
     /// The shard of a member, which has the size there that it had when it was scanned.
     fn file(&self, member: MemberId) -> Result<File, DataError> {
         let (path, at) = (&self.shard(member).path, self.header(member));
-        let file = File::open(path).map_err(DataError::io(path, "read"))?;
+        let file = bounded::open(path).map_err(DataError::io(path, "read"))?;
         let header = header_at(&file, path, at)?;
         match header.entry_size().ok() == Some(self.bytes(member)) {
             true => Ok(file),

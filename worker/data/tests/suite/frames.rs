@@ -130,7 +130,10 @@ fn a_video_that_players_rotate_is_rotated() {
     put(dir.path(), video, &rotated("av1_g2.mp4", [0, 1, -1, 0]));
     let (catalog, store) = open(dir.path());
     let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
-    assert!(error.contains("96x128 (height x width)") && error.contains("are 128x96"), "{error}");
+    assert!(
+        error.contains("frames of 128x96 (height x width)") && error.contains("others have 96x128"),
+        "{error}"
+    );
     edit_info(dir.path(), |info| info["features"][FRONT]["shape"] = json!([128, 96, 3]));
     let (catalog, store) = open(dir.path());
     assert_eq!(store.frame(&catalog, 0, 30).unwrap(), Orientation::RIGHT.apply(stored));

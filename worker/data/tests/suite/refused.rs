@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use coxswain_data::{DataError, inspect, lerobot::Catalog};
+use coxswain_data::{DataError, NormMode, Normalizer, inspect, lerobot::Catalog};
 use coxswain_video::Video;
 use serde_json::json;
 
@@ -37,7 +37,7 @@ fn with(layout: &Layout, video: usize, bytes: &[u8]) -> tempfile::TempDir {
 #[test]
 fn a_video_that_is_cut_off_or_missing_is_named_and_others_are_read() {
     let bytes = fs::read(clip("av1_g2.mp4")).unwrap();
-    for keep in [0, 20, bytes.len() / 2, bytes.len() - 10] {
+    for keep in [20, bytes.len() / 2, bytes.len() - 10] {
         let dir = with(&V30, 1, &bytes[..keep]);
         refused(
             dir.path(),
@@ -59,6 +59,10 @@ fn a_pointer_of_git_lfs_is_named_with_the_command_that_brings_the_file() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n";
     put(dir.path(), "meta/episodes/chunk-000/file-000.parquet", pointer);
     says(Catalog::open(dir.path()).map(drop).unwrap_err(), &["file-000.parquet", "`git lfs pull`"]);
+    let dir = with(&V30, 1, pointer);
+    refused(dir.path(), &["front/chunk-000/file-001.mp4: ", FRONT, "a pointer of Git LFS", "`git lfs pull`"]);
+    let dir = with(&V30, 1, b"");
+    refused(dir.path(), &["front/chunk-000/file-001.mp4: ", FRONT, "is empty", "copy or download it again"]);
 }
 
 #[test]
@@ -125,6 +129,101 @@ fn a_video_of_another_recording_is_named_with_its_episode() {
 }
 
 #[test]
+fn a_video_of_another_size_than_the_others_is_to_blame_itself() {
+    let dir = with(&V30, 1, &fs::read(clip("h264_joined.mp4")).unwrap());
+    let parts = [
+        "front/chunk-000/file-001.mp4: observation.images.front: frames of 120x160 (height x width)",
+        "where info.json and others have 96x128",
+        "leave its episodes out with `data.exclude_episodes: [2]`, or re-encode it",
+        "scale=128:96",
+    ];
+    refused(dir.path(), &parts);
+}
+
+#[test]
+fn a_shape_that_the_rows_have_not_is_blamed_before_statistics_of_the_rows() {
+    let dir = V30.write();
+    let normalizer = |width: usize| {
+        let catalog = Catalog::open(dir.path()).unwrap();
+        Normalizer::new(&catalog, "action", width, NormMode::MeanStd).map(drop)
+    };
+    assert!(normalizer(2).is_ok());
+    edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([7]));
+    let error = normalizer(7).unwrap_err().to_string();
+    says(&error, &["info.json: features.action.shape: [7], and its rows have 2 values; correct the shape"]);
+    assert!(!error.contains("cox data stats"), "{error}");
+    edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([2]));
+    put(dir.path(), "meta/stats.json", br#"{"action": {"mean": [1, 2, 3], "std": [1, 2, 3]}}"#);
+    says(
+        normalizer(2).unwrap_err(),
+        &["stats.json: action.mean: 3 values", "`cox data stats --anew --force`"],
+    );
+}
+
+#[test]
+fn statistics_that_are_empty_are_none_and_broken_ones_have_a_remedy() {
+    let dir = V30.write();
+    put(dir.path(), "meta/stats.json", b"\n");
+    let catalog = Catalog::open(dir.path()).unwrap();
+    assert_eq!(catalog.stats, None);
+    let error = Normalizer::new(&catalog, "action", 2, NormMode::MeanStd).map(drop).unwrap_err();
+    says(error, &["stats.json: action: no statistics", "`cox data stats`"]);
+    put(dir.path(), "meta/stats.json", b"{\"action\": ");
+    says(
+        Catalog::open(dir.path()).map(drop).unwrap_err(),
+        &["stats.json: line 1: EOF", "restore the file, or remove it and compute them with `cox data stats`"],
+    );
+    let dir = V21.write();
+    put(dir.path(), "meta/episodes_stats.jsonl", b"");
+    assert_eq!(Catalog::open(dir.path()).unwrap().stats, None);
+}
+
+#[test]
+fn leaving_episodes_out_is_no_way_where_none_would_be_left() {
+    let missing = |layout: &Layout, path: &str| {
+        let dir = layout.write();
+        fs::remove_file(dir.path().join(path)).unwrap();
+        Catalog::open(dir.path()).unwrap().missing_file(0).to_string()
+    };
+    let only = missing(&V30, "data/chunk-000/file-000.parquet");
+    assert!(only.contains("copy or download it") && !only.contains("exclude_episodes"), "{only}");
+    let one = missing(&V21, "data/chunk-000/episode_000000.parquet");
+    says(one, &["copy or download it, or leave its episodes out with `data.exclude_episodes: [0]`"]);
+}
+
+#[test]
+fn an_episode_that_is_lost_is_named_with_the_way_to_count_the_others_anew() {
+    let dir = V21.write();
+    let path = dir.path().join("meta/episodes.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.split_once('\n').unwrap().1).unwrap();
+    let parts = ["episodes.jsonl", "episode 1 where 0 was expected", "docs/guide/renumber_episodes.py"];
+    says(Catalog::open(dir.path()).map(drop).unwrap_err(), &parts);
+}
+
+#[test]
+fn metadata_that_is_missing_is_to_be_restored() {
+    for (layout, path) in [
+        (&V21, "meta/episodes.jsonl"),
+        (&V21, "meta/tasks.jsonl"),
+        (&V30, "meta/episodes"),
+        (&V30, "meta/tasks.parquet"),
+    ] {
+        let dir = layout.write();
+        let lost = dir.path().join(path);
+        if lost.is_dir() {
+            fs::remove_dir_all(&lost).unwrap()
+        } else {
+            fs::remove_file(&lost).unwrap()
+        }
+        says(
+            Catalog::open(dir.path()).map(drop).unwrap_err(),
+            &[path, "missing; restore the data set's folder `meta`"],
+        );
+    }
+}
+
+#[test]
 fn metadata_that_places_no_frames_is_refused() {
     let opened = |change: fn(&mut serde_json::Value)| {
         let dir = V30.write();
@@ -156,6 +255,24 @@ fn metadata_that_places_no_frames_is_refused() {
         opened(unplaced),
         &["file-000.parquet", "videos/observation.images.top/chunk_index", "restore the metadata"],
     );
+}
+
+#[test]
+fn numbers_in_quotation_marks_and_other_versions_are_told_with_the_way() {
+    let opened = |field: &str, value: &str| {
+        let dir = V30.write();
+        edit_info(dir.path(), |info| info[field] = json!(value));
+        Catalog::open(dir.path()).map(drop).unwrap_err()
+    };
+    for (field, number) in [("fps", "10"), ("total_frames", "39")] {
+        let told =
+            format!("{field}: the text \"{number}\"; write a number without quotes: `\"{field}\": {number}`");
+        says(opened(field, number), &["info.json", &told]);
+    }
+    for version in ["v1.6", "v3.1", "v4", "v4.0"] {
+        let told = format!("codebase_version: \"{version}\"; v3.0, v2.1 and v2.0 are read");
+        says(opened("codebase_version", version), &["info.json", &told, "for a newer one, use a newer cox"]);
+    }
 }
 
 #[test]

@@ -252,7 +252,7 @@ fn writes_against_a_limit() {
     let record = |i: u64| writer.append(key(i), &Record { ids: &ids, shapes: &[], values: &values });
     let error = (1..1000).map(record).find_map(Result::err).expect("the limit is far below this");
     assert!(error.is_full(), "{error}");
-    assert!(error.to_string().contains("nothing more is stored and training goes on"), "{error}");
+    assert!(error.to_string().contains("no more features are stored, and training continues"), "{error}");
     assert!(writer.publish().unwrap_err().to_string().contains("nothing of it is published"));
     // What was there is still served.
     assert_eq!(read(&namespace, 0), Some(super::values(0, TOKENS)));

@@ -201,6 +201,12 @@ fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
         ids.map(|(id, _)| *id).collect()
     };
     assert_eq!(learned(&one), learned(&many));
+    let shown = vec![Piece::Text("Yes".into()), Piece::Image, Piece::Text(".".into())];
+    let shown = [says(Role::User, vec![Piece::Text("Same?".into())]), says(Role::Assistant, shown)];
+    let shown = encoder.encode(&shown, &[[1, 2, 2]]).unwrap();
+    let image = shown.ids.iter().position(|id| *id == encoder.image_token()).expect("it is in the answer");
+    assert_eq!(shown.learned[image - 1..=image + 1], [false; 3], "what is shown is not written");
+    assert_eq!(shown.learned[image - 2..=image + 2], [true, false, false, false, true]);
     let mistyped = encoder.encode(&chat(vec![Piece::Text("<|image_pad|>".into())]), &[]).unwrap_err();
     assert!(mistyped.contains("remove <|image_pad|> from text \"<|image_pad|>\""), "{mistyped}");
 }

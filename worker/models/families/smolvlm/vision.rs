@@ -1,4 +1,4 @@
-//! Images to features of the language model's width: SigLIP (arXiv 2303.15343), pixel shuffle, connector.
+//! Images to what the connector reads, and the connector: SigLIP (arXiv 2303.15343), pixel shuffle.
 //!
 //! ```text
 //! x = W_patch p + b + position                                  patches in raster order
@@ -17,7 +17,7 @@ use coxswain_nn::{
 use super::config::{SmolVlmConfig, VisionSizes};
 use crate::pretrained::{error::ModelError, loader::Loader};
 
-/// The tower and what joins it to the language model. It does not train.
+/// The tower, which does not train, and what joins it to the language model.
 pub(super) struct ImageTower<B: ModelBackend> {
     sizes: VisionSizes,
     shuffle: usize,
@@ -26,7 +26,8 @@ pub(super) struct ImageTower<B: ModelBackend> {
     positions_pd: Tensor<B, 2>,
     blocks: Vec<Block<B>>,
     last_norm: TowerNorm<B>,
-    connector: LoraLinear<B>,
+    /// From a row of the tower's output to the language model's width.
+    pub connector: LoraLinear<B>,
 }
 
 struct Block<B: ModelBackend> {
@@ -90,7 +91,7 @@ impl<B: ModelBackend> ImageTower<B> {
 }
 
 impl<B: Tape<Base = B>> ImageTower<B> {
-    /// `[images * patches, values]` to `[images * tokens, d]`.
+    /// `[images * patches, values]` to `[images * tokens, r * r * d]`.
     pub fn run(&self, params: &ParamScope<'_, B>, patches_pi: Tensor<B, 2>) -> Tensor<B, 2> {
         let (side, width) = (self.sizes.patches(), self.sizes.width);
         let images = patches_pi.dims()[0] / (side * side);
@@ -101,7 +102,7 @@ impl<B: Tape<Base = B>> ImageTower<B> {
             memory::check();
             block.run(params, x_nd, images, &self.sizes)
         });
-        self.connector.forward(params, self.shuffled(self.last_norm.run(x_nd), images))
+        self.shuffled(self.last_norm.run(x_nd), images)
     }
 
     /// Squares of patches as one row each, their patches row by row.

@@ -53,12 +53,7 @@ impl TextFamily for T5Family {
     }
 
     fn tokenizer(&self, dir: &Path) -> Result<Box<dyn TextTokenizer>, DataError> {
-        let config = T5Config::read(dir).map_err(|error| DataError::Invalid {
-            path: dir.join("config.json"),
-            field: "(file)".into(),
-            found: error.to_string(),
-            remedy: "name the Hugging Face directory of a T5 or mT5 checkpoint".into(),
-        })?;
+        let config = T5Config::read(dir).map_err(|error| DataError::Model(error.to_string()))?;
         Ok(Box::new(T5Tokenizer::open(dir, &config)?))
     }
 }

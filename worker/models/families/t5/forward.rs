@@ -21,12 +21,13 @@ use std::{
 
 use burn::tensor::Tensor;
 use coxswain_nn::{
+    files,
     kernels::{
         Tape,
         flat::{Flat, FlatOn},
         pool,
     },
-    lora::{PeftAdapter, peft},
+    lora::PeftAdapter,
     params::{FlatGrads, GradientSums, TrainableLayout, Trainables},
     recompute::Retention,
 };
@@ -129,7 +130,7 @@ impl SeqResults {
             (name.as_str(), view)
         });
         let bytes = safetensors::serialize(views, None).expect("views of owned tensors always serialize");
-        peft::publish(out, &bytes).map_err(|source| ModelError::Io {
+        files::replace(out, |staged| std::fs::write(staged, &bytes)).map_err(|source| ModelError::Io {
             path: PathBuf::from(out),
             source,
             remedy: "check that the directory exists, is writable, and has space",

@@ -103,8 +103,7 @@ impl<B: Tape<Base = B>> T5<B> {
         device: &B::Device,
     ) -> Result<Self, ModelError> {
         let (dtype, config) = (dtype.into(), T5Config::read(dir)?);
-        let checkpoint =
-            Arc::new(if B::VALUES { Checkpoint::open(dir, RULES)? } else { Checkpoint::hollow(dir, RULES) });
+        let checkpoint = Arc::new(Checkpoint::open_for(dir, RULES, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
             precision::follow(dtype.dense());

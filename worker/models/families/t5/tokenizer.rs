@@ -30,7 +30,7 @@ impl T5Tokenizer {
     /// Opens the tokenizer of the checkpoint at `model`.
     pub fn open(model: &Path, config: &T5Config) -> Result<Self, DataError> {
         let Some(path) = Self::file(model) else {
-            let found = format!("neither {FAST} nor {PIECES} is there");
+            let found = format!("has neither {FAST} nor {PIECES}");
             let remedy = "copy one of them from the checkpoint";
             return Err(DataError::invalid(model, "(directory)", found, remedy));
         };

@@ -53,6 +53,17 @@ pub enum ModuleKind {
 }
 
 impl ModuleKind {
+    /// Elements of its weight; none where there is none.
+    pub fn weight(self) -> usize {
+        match self {
+            Self::Linear { inputs, outputs, .. } => inputs * outputs,
+            Self::Convolution { shape, .. } => shape.iter().product(),
+            Self::Embedding { rows, width, .. } => rows * width,
+            Self::Norm { width, .. } => width,
+            Self::Other => 0,
+        }
+    }
+
     /// The length of its bias, if it has one.
     pub fn bias(self) -> Option<usize> {
         let (len, bias) = match self {

@@ -15,7 +15,10 @@ use std::{
 };
 
 use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{
+    Dtype,
+    tensor::{TensorInfo, TensorView},
+};
 use serde_json::Value;
 
 use super::{
@@ -25,11 +28,13 @@ use super::{
     module::{Module, ModuleKind},
     peft_config::{self, AdapterConfig},
     plan::{AdapterSpec, LoraPlan},
+    targets::shown,
 };
 use crate::{
     dtypes::FrozenDtype,
     files::{self, StoredTensor},
-    params::{Group, TrainableLayout},
+    params::{Group, Init, ParamSpec, TrainableLayout},
+    tensor_file::{OpenFile, TensorFile},
 };
 
 /// File names, as PEFT knows them.
@@ -88,18 +93,20 @@ impl PeftAdapter {
             });
         }
         let path = dir.join(WEIGHTS);
-        let bytes = fs::read(&path).map_err(|source| LoraError::Io {
-            path: path.clone(),
-            source,
-            remedy: "adapters are read from safetensors only; save adapter_model.bin again with a current PEFT",
+        let opened = OpenFile::open(&path).and_then(TensorFile::new);
+        let file = opened.map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidData => {
+                LoraError::Adapter { path: path.clone(), problem: format!("{source}; copy it again") }
+            }
+            _ => LoraError::Io {
+                path: path.clone(),
+                source,
+                remedy: "adapters are read from safetensors only; save adapter_model.bin again with a current PEFT",
+            },
         })?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|error| LoraError::Adapter {
-            path: path.clone(),
-            problem: format!("not a valid safetensors file ({error}): truncated or garbled; copy it again"),
-        })?;
-        let tensors = Weights { path: &path, file, modules }.read(&plan, &saved)?;
-        let note = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, header)| header.metadata().clone());
-        let trained_above = note.and_then(|mut note| note.remove(TRAINED_ABOVE));
+        let tensors = Weights { path: &path, file: &file, modules }.read(&plan, &saved)?;
+        let note = file.metadata().metadata().as_ref();
+        let trained_above = note.and_then(|note| note.get(TRAINED_ABOVE).cloned());
         Ok(Self { plan, saved, path, tensors, trained_above })
     }
 
@@ -191,7 +198,7 @@ fn without_adapter_name(key: &str) -> String {
 
 struct Weights<'a> {
     path: &'a Path,
-    file: SafeTensors<'a>,
+    file: &'a TensorFile<OpenFile>,
     modules: &'a [Module],
 }
 
@@ -201,14 +208,14 @@ impl Weights<'_> {
         plan: &LoraPlan,
         saved: &TrainedModules,
     ) -> Result<BTreeMap<String, StoredTensor>, LoraError> {
-        let mut found: BTreeMap<String, TensorView<'_>> = BTreeMap::new();
+        let (mut found, mut copies) = (BTreeMap::new(), Vec::new());
         // PEFT writes a head that is tied to a saved embedding once more, under its own name.
         let tied = tied_table(self.modules).filter(|table| saved.contains(&table.name));
         let tied_copy = tied.map(|_| saved_key(&format!("{HEAD}.weight")));
-        for (stored, view) in self.file.tensors() {
+        for (stored, info) in self.file.tensors() {
             let key = without_adapter_name(&stored);
             if key.ends_with(BASE_COPY) || key.contains(ORIGINAL) {
-                tracing::warn!(file = %self.path.display(), tensor = %key, "copy of a base weight is ignored: the model's own is used");
+                copies.push(key);
                 continue;
             }
             if tied_copy.as_ref() == Some(&key) {
@@ -218,11 +225,14 @@ impl Weights<'_> {
                 Some(name) => name,
                 None => self.newer_spelling(&key, saved)?,
             };
-            if found.insert(name, view).is_some() {
+            if found.insert(name, info).is_some() {
                 return Err(
-                    self.error(format!("tensor `{stored}` is there a second time, in another spelling"))
+                    self.error(format!("tensor `{stored}` is stored twice, under two spellings of its name"))
                 );
             }
+        }
+        if !copies.is_empty() {
+            tracing::warn!(file = %self.path.display(), tensors = %shown(&copies), "copies of base weights are ignored: the model's own are used");
         }
         let mut tensors = BTreeMap::new();
         for (module, spec) in plan.adapters() {
@@ -231,29 +241,36 @@ impl Weights<'_> {
                 peft_keys(module).into_iter().zip([vec![spec.rank, inputs], vec![outputs, spec.rank]]);
             let magnitudes = spec.dora.then(|| (magnitude_key(module), vec![outputs]));
             for (key, shape) in matrices.chain(magnitudes) {
-                let view = found.remove(&key).ok_or_else(|| {
+                let info = found.remove(&key).ok_or_else(|| {
                     self.error(format!("no tensor `{key}`, although {CONFIG} targets that module"))
                 })?;
-                if view.shape() != shape {
+                if info.shape != shape {
                     let problem = format!(
                         "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}",
-                        view.shape(),
-                        spec.rank
+                        info.shape, spec.rank
                     );
                     return Err(self.error(problem));
                 }
-                let values = self.values(&key, &view)?;
+                let values = self.values(&key, info)?;
                 let stored = StoredTensor { name: key.clone(), shape, values };
                 tensors.insert(key, stored);
             }
         }
-        for (name, view) in found {
+        for (name, info) in found {
             // What is left of adapters: those of modules that are saved have names of the checkpoint.
             if !saved.trains(&name) && !plan.trains_bias(&name) {
                 let problem = format!("tensor `{name}` belongs to a module that {CONFIG} does not target");
                 return Err(self.error(problem));
             }
-            let (shape, values) = (view.shape().to_vec(), self.values(&name, &view)?);
+            // Before any of it is read: the file may be of any size.
+            if info.shape.iter().product::<usize>() > self.most_elements(&name) {
+                let problem = format!(
+                    "tensor `{name}` has shape {:?}, which is more than the model's has: an adapter of another model?",
+                    info.shape
+                );
+                return Err(self.error(problem));
+            }
+            let (shape, values) = (info.shape.clone(), self.values(&name, info)?);
             tensors.insert(name.clone(), StoredTensor { name, shape, values });
         }
         let missing = saved.iter().find(|module| !tensors.contains_key(&format!("{module}.weight")));
@@ -313,14 +330,15 @@ impl Weights<'_> {
             .expect("a plan only holds linears of the modules it was made from")
     }
 
-    fn values(&self, key: &str, view: &TensorView<'_>) -> Result<Vec<f32>, LoraError> {
-        let values = files::floats(view).ok_or_else(|| {
-            self.error(format!("tensor `{key}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
-        })?;
-        match values.iter().find(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(value) => Err(self.error(format!("tensor `{key}` holds {value}"))),
-        }
+    /// Elements that a tensor of the checkpoint may have, by its name.
+    fn most_elements(&self, tensor: &str) -> usize {
+        let Some((module, part)) = tensor.rsplit_once('.') else { return 0 };
+        let kind = self.modules.iter().find(|of| of.name == module).map(|of| of.kind);
+        kind.map_or(0, |kind| if part == "bias" { kind.bias().unwrap_or(0) } else { kind.weight() })
+    }
+
+    fn values(&self, key: &str, info: &TensorInfo) -> Result<Vec<f32>, LoraError> {
+        files::read_floats(self.file, key, info).map_err(|error| self.error(error.to_string()))
     }
 
     fn error(&self, problem: String) -> LoraError {
@@ -370,7 +388,8 @@ pub fn write_adapter(
         let param = layout.get(layout.find(&key).expect("the layout was made with this plan"));
         (key, param)
     });
-    let whole = || layout.params().iter().filter(|param| param.group == Group::BASE);
+    let in_full = |param: &&ParamSpec| param.init == Init::Pretrained && param.group != Group::LORA;
+    let whole = || layout.params().iter().filter(in_full);
     let biases = layout.params().iter().filter(|param| param.group == Group::LORA).filter_map(|param| {
         let module = param.name.strip_suffix(".bias")?;
         Some((bias_key(module, plan.adapter(module).is_some()), param))
@@ -395,24 +414,9 @@ pub fn write_adapter(
     let config = format!("{config:#}\n");
     for (name, bytes) in [("README.md", origin.readme.as_bytes()), (CONFIG, config.as_bytes())] {
         let path = dir.join(name);
-        publish(&path, bytes).map_err(failed(path))?;
+        files::replace(&path, |staged| fs::write(staged, bytes)).map_err(failed(path))?;
     }
     Ok(())
-}
-
-/// Writes a file next to its place and renames it there.
-pub fn publish(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let written = fs::write(&part, bytes)
-        .and_then(|()| fs::File::open(&part)?.sync_all())
-        .and_then(|()| fs::rename(&part, path));
-    if written.is_err() {
-        // The first error is the one to report; a leftover that cannot be removed changes nothing.
-        let _ = fs::remove_file(&part);
-    }
-    written
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use super::{
     error::LoraError,
     module::Module,
     plan::{LoraPlan, Recipe},
+    targets::shown,
 };
 
 /// The PEFT release whose fields are written.
@@ -74,6 +75,10 @@ const KNOWN: [&str; 30] = [
 /// adapter that is only right on weights which PEFT changes while it loads.
 const PLAIN_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
+/// Most entries of a list or a table: more than any model that is known here has modules to name, each of
+/// which is compared with all of them.
+const MAX_ENTRIES: usize = 4096;
+
 /// What `adapter_config.json` says about the adapters.
 #[derive(Debug)]
 pub struct AdapterConfig {
@@ -90,6 +95,7 @@ impl AdapterConfig {
     pub fn from_json(path: &Path, json: &Value) -> Result<Self, LoraError> {
         let object = json.as_object().ok_or_else(|| adapter_error(path, "expected a JSON object"))?;
         let fields = Fields { path, object };
+        fields.refuse_long_lists()?;
         fields.refuse_what_changes_the_adapter()?;
         let targets = fields.targets("target_modules")?.ok_or_else(|| {
             fields.error("target_modules", "missing; write the names of the adapted modules")
@@ -231,6 +237,20 @@ impl Fields<'_> {
         self.object.get(field).filter(|value| !value.is_null())
     }
 
+    fn refuse_long_lists(&self) -> Result<(), LoraError> {
+        let entries = |value: &Value| value.as_array().map(Vec::len).or(value.as_object().map(Map::len));
+        let long = |(_, value): &(&String, &Value)| entries(value).is_some_and(|found| found > MAX_ENTRIES);
+        match self.object.iter().find(long) {
+            Some((field, _)) => Err(self.error(
+                field,
+                format!(
+                    "has more than {MAX_ENTRIES} entries; write an expression that matches what they name"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn refuse_what_changes_the_adapter(&self) -> Result<(), LoraError> {
         let kind = self.typed("peft_type", "a string", |v| v.as_str().map(str::to_owned))?;
         match kind {
@@ -254,10 +274,10 @@ impl Fields<'_> {
             }
             _ => {}
         }
-        for field in self.object.keys() {
-            if !KNOWN.contains(&field.as_str()) && !REFUSED.contains(&field.as_str()) {
-                tracing::warn!(file = %self.path.display(), field, "unknown field is ignored");
-            }
+        let is_known = |field: &str| KNOWN.contains(&field) || REFUSED.contains(&field);
+        let unknown: Vec<_> = self.object.keys().filter(|field| !is_known(field)).collect();
+        if !unknown.is_empty() {
+            tracing::warn!(file = %self.path.display(), fields = %shown(&unknown), "unknown fields are ignored");
         }
         Ok(())
     }

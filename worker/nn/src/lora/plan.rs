@@ -1,8 +1,9 @@
 //! Which linears of a model get an adapter, of which rank and scale.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
+    sync::{Mutex, PoisonError},
 };
 
 use super::{
@@ -11,6 +12,9 @@ use super::{
     settings::{Bias, Lora, LoraTargets},
     targets::{LayerFilter, PatternTable, Targets},
 };
+
+/// Patterns, each with its key, that were warned of: a plan is made anew for each question about it.
+static WARNED_OF: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
 
 /// An adapter of one linear.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -209,6 +213,10 @@ impl RecipePatterns {
             ("lora.alpha_pattern", self.alpha.idle(adapted)?),
         ] {
             for pattern in idle {
+                let mut warned_of = WARNED_OF.lock().unwrap_or_else(PoisonError::into_inner);
+                if !warned_of.insert((field, pattern.to_owned())) {
+                    continue;
+                }
                 tracing::warn!(
                     field,
                     %pattern,
@@ -231,5 +239,51 @@ impl RecipePatterns {
         }
         let scale = if recipe.rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 };
         Ok(AdapterSpec { rank, alpha, scale, dora: recipe.dora })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+    use crate::lora::ModuleKind;
+
+    /// Counts events.
+    struct EventCount(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for EventCount {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn a_pattern_that_changes_nothing_is_warned_of_once_however_often_a_plan_is_made() {
+        let kind = ModuleKind::Linear { inputs: 2, outputs: 2, bias: false, head: false };
+        let name = "model.language_model.layers.0.self_attn.q_proj".to_owned();
+        let module = Module { old_name: name.clone(), name, kind };
+        let patterns = [("nothing_is_called_so".to_owned(), 4), ("nor_so".to_owned(), 8)];
+        let lora = Lora { rank_pattern: patterns.into_iter().collect(), ..Lora::default() };
+        let events = Arc::new(AtomicUsize::new(0));
+        tracing::subscriber::with_default(EventCount(events.clone()), || {
+            for _ in 0..3 {
+                LoraPlan::resolve(&lora, std::slice::from_ref(&module)).expect("sound");
+            }
+        });
+        assert_eq!(events.load(Ordering::Relaxed), 2);
     }
 }

@@ -13,6 +13,8 @@
 //! follow Oniguruma, and a runaway expression is an error instead of a hang. Module paths are ASCII, so
 //! Unicode classes do not matter.
 
+use std::collections::HashSet;
+
 use fancy_regex::Regex;
 
 use super::{
@@ -20,6 +22,11 @@ use super::{
     module::{Module, ModuleKind},
     settings::LoraTargets,
 };
+
+/// Names that a message lists.
+const SHOWN: usize = 16;
+/// Entries of a list that a mistyped name is looked for among: each is compared with every path.
+const HINTED: usize = 64;
 
 /// Compiled `target_modules`.
 pub struct Targets<'a> {
@@ -29,15 +36,51 @@ pub struct Targets<'a> {
 
 enum Rule<'a> {
     AllLinear,
-    Suffixes(&'a [String]),
+    Suffixes(Suffixes<'a>),
     Pattern(&'a str, Box<Regex>),
+}
+
+/// A list, of which each entry is found at once, however many there are.
+struct Suffixes<'a> {
+    entries: &'a [String],
+    known: HashSet<&'a str>,
+    /// How often an entry was looked up.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
+}
+
+impl<'a> Suffixes<'a> {
+    fn of(entries: &'a [String]) -> Self {
+        let known = entries.iter().map(String::as_str).collect();
+        Self {
+            entries,
+            known,
+            #[cfg(test)]
+            looks: std::cell::Cell::new(0),
+        }
+    }
+
+    /// The entries that name a path.
+    fn naming<'n>(&self, name: &'n str) -> impl Iterator<Item = &'n str> {
+        tails(name).filter(|tail| {
+            #[cfg(test)]
+            self.looks.set(self.looks.get() + 1);
+            self.known.contains(tail)
+        })
+    }
+
+    /// The entries that name none of these paths.
+    fn idle(&self, names: &[String]) -> Vec<&'a String> {
+        let used: HashSet<_> = names.iter().flat_map(|name| self.naming(name)).collect();
+        self.entries.iter().filter(|entry| !used.contains(entry.as_str())).collect()
+    }
 }
 
 impl<'a> Targets<'a> {
     /// Compiles targets; `field` names them in errors.
     pub fn new(targets: &'a LoraTargets, field: &'a str) -> Result<Self, LoraError> {
         let rule = match targets {
-            LoraTargets::Suffixes(names) => Rule::Suffixes(names),
+            LoraTargets::Suffixes(names) => Rule::Suffixes(Suffixes::of(names)),
             LoraTargets::Regex(text) if text.eq_ignore_ascii_case("all-linear") => Rule::AllLinear,
             LoraTargets::Regex(text) => Rule::Pattern(text, Box::new(full_match(field, text)?)),
         };
@@ -58,7 +101,7 @@ impl<'a> Targets<'a> {
     pub fn matches(&self, name: &str) -> Result<bool, LoraError> {
         match &self.rule {
             Rule::AllLinear => Ok(true),
-            Rule::Suffixes(suffixes) => Ok(suffixes.iter().any(|suffix| is_suffix(suffix, name))),
+            Rule::Suffixes(suffixes) => Ok(suffixes.naming(name).next().is_some()),
             Rule::Pattern(text, regex) => {
                 regex.is_match(name).map_err(|source| pattern_error(self.field, text, source))
             }
@@ -102,17 +145,16 @@ impl<'a> Targets<'a> {
     /// PEFT accepts list entries that match nothing; they are usually typing errors.
     fn warn_of_idle_suffixes(&self, selected: &[String]) {
         let Rule::Suffixes(suffixes) = &self.rule else { return };
-        for suffix in *suffixes {
-            if !selected.iter().any(|name| is_suffix(suffix, name)) {
-                tracing::warn!(field = self.field, target = %suffix, "target matches no module of the model");
-            }
+        let idle = suffixes.idle(selected);
+        if !idle.is_empty() {
+            tracing::warn!(field = self.field, targets = %shown(&idle), "these match no module of the model");
         }
     }
 
     fn text(&self) -> String {
         match &self.rule {
             Rule::AllLinear => "\"all-linear\"".into(),
-            Rule::Suffixes(suffixes) => format!("{suffixes:?}"),
+            Rule::Suffixes(suffixes) => format!("[{}]", shown(suffixes.entries)),
             Rule::Pattern(text, _) => format!("{text:?}"),
         }
     }
@@ -123,7 +165,9 @@ impl<'a> Targets<'a> {
         };
         if let Rule::Suffixes(suffixes) = &self.rule
             && let Some((near, distance)) = suffixes
+                .entries
                 .iter()
+                .take(HINTED)
                 .flat_map(|suffix| {
                     linears().flat_map(move |name| {
                         tails(name).map(move |tail| (tail, strsim::osa_distance(tail, suffix)))
@@ -144,8 +188,14 @@ fn tails(name: &str) -> impl Iterator<Item = &str> {
     std::iter::once(name).chain(name.match_indices('.').map(|(dot, _)| &name[dot + 1..]))
 }
 
-fn is_suffix(suffix: &str, name: &str) -> bool {
-    name.strip_suffix(suffix).is_some_and(|head| head.is_empty() || head.ends_with('.'))
+/// Names for a message: the first of them, and how many more there are.
+pub(super) fn shown(names: &[impl AsRef<str>]) -> String {
+    let first: Vec<_> = names.iter().take(SHOWN).map(|name| format!("{:?}", name.as_ref())).collect();
+    let more = match names.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", first.join(", "))
 }
 
 fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
@@ -257,6 +307,39 @@ impl LayerFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_list_costs_each_path_no_more_than_a_short_one() {
+        let module = |layer: usize| Module {
+            name: format!("model.layers.{layer}.self_attn.q_proj"),
+            old_name: String::new(),
+            kind: ModuleKind::Linear { inputs: 2, outputs: 2, bias: false, head: false },
+        };
+        let modules: Vec<_> = (0..300).map(module).collect();
+        let looks = |entries: usize| {
+            let entries = (0..entries).map(|entry| format!("nobody{entry}")).chain(["q_proj".into()]);
+            let list = LoraTargets::Suffixes(entries.collect());
+            let targets = Targets::new(&list, "target_modules").expect("a list");
+            assert_eq!(targets.select(&modules).expect("they are named").len(), modules.len());
+            let Rule::Suffixes(suffixes) = &targets.rule else { panic!("a list") };
+            suffixes.looks.get()
+        };
+        assert_eq!(looks(100_000), looks(1));
+        assert!(looks(1) <= 2 * 5 * modules.len(), "once to match and once to find what matches nothing");
+    }
+
+    #[test]
+    fn a_list_is_matched_from_a_dot_on_and_what_matches_nothing_is_told_at_once() {
+        let entries = ["q_proj", "attn.k_proj", "proj", "model.v_proj"].map(str::to_owned);
+        let suffixes = Suffixes::of(&entries);
+        let names = ["model.attn.q_proj", "model.attn.k_proj", "model.v_proj", "o.v_proj"].map(str::to_owned);
+        let is_named = |name: &String| suffixes.naming(name).next().is_some();
+        assert_eq!(names.each_ref().map(is_named), [true, true, true, false]);
+        assert_eq!(suffixes.idle(&names), ["proj"]);
+        let many: Vec<_> = (0..100_000).map(|entry| entry.to_string()).collect();
+        let told = shown(&many);
+        assert!(told.starts_with("\"0\", \"1\", ") && told.ends_with("\"15\" and 99984 more"), "{told}");
+    }
 
     #[test]
     fn patterns_that_match_no_adapted_module_are_found() {

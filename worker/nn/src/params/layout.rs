@@ -116,6 +116,11 @@ impl TrainableLayout {
         ParamId::Constant(self.constants.len() - 1)
     }
 
+    /// Takes weight decay off tensors of these names. One that never has a gradient stays what it is then.
+    pub fn without_decay(&mut self, names: impl Fn(&str) -> bool) {
+        self.params.iter_mut().filter(|param| names(&param.name)).for_each(|param| param.decay = false);
+    }
+
     /// Elements of the flat parameter buffer, without padding.
     pub fn len(&self) -> usize {
         self.len

@@ -260,7 +260,7 @@ impl<'a, T: Tape> ParamScope<'a, T> {
             return Tensor::from_primitive(leaf.into_primitive());
         }
         let shape: [usize; D] = param.shape.clone().try_into().unwrap_or_else(|shape: Vec<usize>| {
-            panic!("parameter {} has {} axes, asked for with {D}", param.name, shape.len())
+            panic!("parameter {} has {} axes, requested with {D}", param.name, shape.len())
         });
         leaf.reshape(shape)
     }

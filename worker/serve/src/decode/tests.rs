@@ -20,8 +20,8 @@ fn what_is_written_is_read_again() {
     let values = named(&[
         ("prompt", Value::Text("open the drawer".into())),
         ("seed", Value::Integer(-7)),
-        ("camera", Value::Bytes(Array { shape: vec![1, 2, 3], values: vec![0, 1, 2, 3, 4, 255] })),
-        ("state", Value::Numbers(Array { shape: vec![2], values: vec![0.5, -1.5] })),
+        ("camera", Value::bytes(vec![1, 2, 3], vec![0, 1, 2, 3, 4, 255])),
+        ("state", Value::numbers(vec![2], vec![0.5, -1.5])),
     ]);
     assert_eq!(decode(&encode_flat(&values)).unwrap(), values);
     let answer = encode(&values, &[("infer_ms", 1.5)]);
@@ -29,30 +29,36 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn numbers_of_every_type_become_float32() {
-    let cases: [(&str, Vec<u8>); 9] = [
-        ("|i1", vec![0xfe]),
-        ("<i2", (-2i16).to_le_bytes().to_vec()),
-        ("<i4", (-2i32).to_le_bytes().to_vec()),
-        ("<i8", (-2i64).to_le_bytes().to_vec()),
-        ("<f4", (-2f32).to_le_bytes().to_vec()),
-        ("<f8", (-2f64).to_le_bytes().to_vec()),
-        ("<u2", 2u16.to_le_bytes().to_vec()),
-        ("<u4", 2u32.to_le_bytes().to_vec()),
-        ("<u8", 2u64.to_le_bytes().to_vec()),
+fn numbers_of_every_type_become_float32_and_say_which_they_were() {
+    let cases: [(&str, &str, Vec<u8>); 9] = [
+        ("|i1", "int8", vec![0xfe]),
+        ("<i2", "int16", (-2i16).to_le_bytes().to_vec()),
+        ("<i4", "int32", (-2i32).to_le_bytes().to_vec()),
+        ("<i8", "int64", (-2i64).to_le_bytes().to_vec()),
+        ("<f4", "float32", (-2f32).to_le_bytes().to_vec()),
+        ("<f8", "float64", (-2f64).to_le_bytes().to_vec()),
+        ("<u2", "uint16", 2u16.to_le_bytes().to_vec()),
+        ("<u4", "uint32", 2u32.to_le_bytes().to_vec()),
+        ("<u8", "uint64", 2u64.to_le_bytes().to_vec()),
     ];
-    for (dtype, data) in cases {
+    for (dtype, name, data) in cases {
         let wanted = if dtype.contains('u') { 2.0 } else { -2.0 };
         let found = decode(&array_of(dtype, &[1, 1], &data)).unwrap();
-        let expected = Value::Numbers(Array { shape: vec![1, 1], values: vec![wanted] });
+        let expected = Value::Numbers(Array { shape: vec![1, 1], values: vec![wanted], dtype: name });
         assert_eq!(found["x"], expected, "{dtype}");
     }
 }
 
 #[test]
+fn a_whole_number_of_numpy_is_one() {
+    let message = b"\x81\xa4seed\x83\xc4\x0d__npgeneric__\xc3\xc4\x04data\x07\xc4\x05dtype\xa3<i8";
+    assert_eq!(decode(message).unwrap()["seed"], Value::Integer(7));
+}
+
+#[test]
 fn a_python_list_of_numbers_is_an_array() {
     let message = b"\x81\xa1x\x93\x01\xcb\x3f\xe0\0\0\0\0\0\0\xff";
-    let expected = Value::Numbers(Array { shape: vec![3], values: vec![1.0, 0.5, -1.0] });
+    let expected = Value::Numbers(Array { shape: vec![3], values: vec![1.0, 0.5, -1.0], dtype: "numbers" });
     assert_eq!(decode(message).unwrap()["x"], expected);
 }
 
@@ -133,8 +139,8 @@ fn hostile_observations_are_refused_or_read_within_their_own_size() {
     let observation = named(&[
         ("prompt", Value::Text("open the drawer".into())),
         ("seed", Value::Integer(-7)),
-        ("camera", Value::Bytes(Array { shape: vec![4, 4, 3], values: (0..48).collect() })),
-        ("state", Value::Numbers(Array { shape: vec![3], values: vec![0.5, -1.5, 2.0] })),
+        ("camera", Value::bytes(vec![4, 4, 3], (0..48).collect())),
+        ("state", Value::numbers(vec![3], vec![0.5, -1.5, 2.0])),
     ]);
     let samples = [
         encode_flat(&observation),

@@ -75,7 +75,7 @@ const ALL: &[Behaviour] = &[
     Behaviour::in_rank_order("sums are added in the documented order of ranks", values::order_of_additions),
     Behaviour::new("reduce-scatter leaves each rank its chunk", values::reduce_scatter),
     Behaviour::new("all-gather gives every rank all shards", values::all_gather),
-    Behaviour::new("in-place operations cut any length", values::in_place),
+    Behaviour::new("in-place operations cut any length, into parts of any length", values::in_place),
     Behaviour::new("bfloat16 goes every way that float32 goes", values::halves),
     Behaviour::new("buffers of a device go every way that the optimizer sends them", device::on_flex),
     Behaviour::new("a shift brings the chunk of a rank before", values::shift),

@@ -65,7 +65,7 @@ const ABOUT_VALUES: [&str; 8] = [
     "sums are added in the documented order of ranks",
     "reduce-scatter leaves each rank its chunk",
     "all-gather gives every rank all shards",
-    "in-place operations cut any length",
+    "in-place operations cut any length, into parts of any length",
     "a shift brings the chunk of a rank before",
     "buffers of a device go every way that the optimizer sends them",
     "broadcast works from every root",

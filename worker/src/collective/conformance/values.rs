@@ -10,8 +10,11 @@ use half::bf16;
 
 use super::{Violation, hold};
 use crate::clock;
-use crate::collective::{Buf, BufMut, Collective, CollectiveError, Reduce, chunk};
-use coxswain_nn::rng::{Key, Purpose};
+use crate::collective::{Buf, BufMut, Collective, CollectiveError, Cuts, Reduce, chunk};
+use coxswain_nn::{
+    params::{Grain, Group, Init, TrainableLayout},
+    rng::{Key, Purpose},
+};
 
 pub(super) type Seen = Result<bool, Violation>;
 
@@ -169,19 +172,33 @@ pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
 
 pub(super) fn in_place(comm: &mut dyn Collective) -> Seen {
     let (rank, world) = place(comm);
-    for len in LENGTHS {
-        let all = of_all(world, len);
-        let sum = reduced(&all, |a, b| a + b);
-        let mut buffer = all[rank].clone();
-        comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?;
-        let own = chunk(len, world, rank);
+    for cuts in LENGTHS.into_iter().flat_map(|len| [Cuts::equal(len, world), by_parameter(len, world)]) {
+        let (len, own) = (cuts.len(), cuts.part(rank));
+        let sum = reduced(&of_all(world, len), |a, b| a + b);
+        let mut buffer = values(rank, len);
+        comm.reduce_scatter_parts(BufMut::F32(&mut buffer), &cuts, Reduce::Sum)?;
         hold!(buffer[own.clone()] == sum[own.clone()], "reduce-scatter of {len}");
+        for distance in 1..world {
+            let mut buffer = buffer.clone();
+            comm.shift_parts(BufMut::F32(&mut buffer), &cuts, distance)?;
+            let before = cuts.part((rank + world - distance) % world);
+            hold!(buffer[before.clone()] == sum[before], "shift of {len} by {distance}");
+        }
         buffer[..own.start].fill(f32::NAN);
         buffer[own.end..].fill(f32::NAN);
-        comm.all_gather_in_place(BufMut::F32(&mut buffer))?;
+        comm.all_gather_parts(BufMut::F32(&mut buffer), &cuts)?;
         hold!(buffer == sum, "all-gather of {len}");
     }
     Ok(true)
+}
+
+/// Parts of whole parameters, one of which is half of all, so that some ranks have nothing.
+fn by_parameter(len: usize, world: usize) -> Cuts {
+    let mut layout = TrainableLayout::default();
+    for (number, len) in [len / 2, len / 5, len - len / 2 - len / 5].into_iter().enumerate() {
+        layout.add(number.to_string(), &[len], Group::BASE, true, Init::Zeros);
+    }
+    Grain::Parameter.cuts(&layout, world)
 }
 
 pub(super) fn halves(comm: &mut dyn Collective) -> Seen {

@@ -4,7 +4,7 @@
 //! another one is told that it is not here. Bytes go from where they are held to the socket, without a copy.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io::{self, ErrorKind, Write},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::{fd::AsFd, unix::net::UnixStream},
@@ -21,12 +21,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, OPENING, encode_answer, hear};
 use crate::collective::{
     proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
-    ring::prepare,
+    ring::{listen, prepare},
 };
 
 /// For a caller to say who it is, and to take what it has asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Callers at a time that have not proved yet to be ranks: each is a thread.
+/// Callers at a time that have not proved yet to be ranks: each is a thread. The one that is there for
+/// longest makes room for the next.
 pub(super) const STRANGERS: usize = 64;
 
 /// What is answered for, and to whom.
@@ -42,7 +43,7 @@ struct Answers {
 #[derive(Default)]
 struct Callers {
     next: u64,
-    strangers: HashMap<u64, TcpStream>,
+    strangers: BTreeMap<u64, TcpStream>,
     ranks: HashMap<u64, TcpStream>,
     closed: bool,
 }
@@ -64,8 +65,7 @@ impl PartServer {
         parts: Arc<dyn HeldParts>,
         tokens: Option<Tokens>,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind((ip, 0))?;
-        listener.set_nonblocking(true)?;
+        let listener = listen(SocketAddr::new(ip, 0))?;
         let address = listener.local_addr()?;
         let (wake, woken) = UnixStream::pair()?;
         let blocks = parts.digest();
@@ -138,18 +138,25 @@ fn welcome(socket: TcpStream, answers: &Arc<Answers>) {
 
 impl Callers {
     fn enter(&mut self, socket: TcpStream) -> Option<u64> {
-        if self.closed || self.strangers.len() >= STRANGERS {
+        if self.closed {
             return None;
+        }
+        let longest = (self.strangers.len() >= STRANGERS).then(|| self.strangers.pop_first()).flatten();
+        if let Some((_, stranger)) = longest {
+            // Its thread finds the end of its stream.
+            let _ = stranger.shutdown(Shutdown::Both);
         }
         self.next += 1;
         self.strangers.insert(self.next, socket);
         Some(self.next)
     }
 
-    /// A stranger has proved to be a rank.
-    fn admit(&mut self, number: u64) {
+    /// A stranger has proved to be a rank; false if it has made room for another one.
+    fn admit(&mut self, number: u64) -> bool {
         let socket = self.strangers.remove(&number);
+        let is_there = socket.is_some();
         self.ranks.extend(socket.map(|socket| (number, socket)));
+        is_there
     }
 
     fn leave(&mut self, number: u64) {
@@ -170,7 +177,9 @@ impl Answers {
         socket.set_write_timeout(Some(PATIENCE))?;
         prepare(socket)?;
         let Some(hello) = self.admit(socket)? else { return Ok(()) };
-        self.callers().admit(number);
+        if !self.callers().admit(number) {
+            return Ok(());
+        }
         // Between passes nothing is asked, however long that takes.
         socket.set_read_timeout(None)?;
         let cut = Cut { rank: hello.to as usize, world: hello.world as usize };

@@ -165,16 +165,27 @@ fn strangers_other_runs_and_other_models_are_refused() {
 }
 
 #[test]
-fn strangers_that_say_nothing_are_bounded_and_a_rank_that_is_there_is_answered() {
+fn strangers_that_say_nothing_make_room_for_ranks_that_come_and_leave_those_that_are_there() {
     let parts = Parts::new(cut(1, 2), 64);
     let server = served(&parts, None);
-    let peers = RemotePeers::new(caller(cut(0, 2)), vec![None, Some(server.address())]);
-    assert!(fetch(&peers, cut(0, 2), 0, 64)[0].1);
+    let peers = || RemotePeers::new(caller(cut(0, 2)), vec![None, Some(server.address())]);
+    let first = peers();
+    assert!(fetch(&first, cut(0, 2), 0, 64)[0].1);
     let connect = || TcpStream::connect(server.address()).expect("it listens");
-    let _silent: Vec<_> = (0..server::STRANGERS).map(|_| connect()).collect();
-    let ended = connect().read(&mut [0]);
-    assert!(matches!(ended, Ok(0)) || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
-    assert!(fetch(&peers, cut(0, 2), 1, 64)[0].1);
+    let mut silent: Vec<_> = (0..2 * server::STRANGERS).map(|_| connect()).collect();
+    assert!(fetch(&peers(), cut(0, 2), 1, 64)[0].1, "a rank that comes");
+    assert!(fetch(&first, cut(0, 2), 2, 64)[0].1, "one that is there");
+    // Sooner than their patience ends, which all have alike.
+    let last = silent.pop().expect("there are some");
+    for mut stranger in silent.drain(..=server::STRANGERS) {
+        let ended = stranger.read(&mut [0]);
+        assert!(
+            matches!(ended, Ok(0)) || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+        );
+    }
+    last.set_nonblocking(true).expect("a socket");
+    let quiet = (&last).read(&mut [0]).expect_err("it says nothing");
+    assert_eq!(quiet.kind(), ErrorKind::WouldBlock, "the last one is still heard");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::{
     wire::{Header, Operation},
 };
 use crate::clock;
-use crate::collective::{CollectiveError, JoinError, Progress, Reduce};
+use crate::collective::{CollectiveError, Cuts, JoinError, Progress, Reduce};
 
 /// What a collective is, apart from its buffers.
 #[derive(Clone, Copy, Debug)]
@@ -183,8 +183,8 @@ impl Ring {
     ) -> Result<Entered, CollectiveError> {
         let entered = self.enter::<T>(call)?;
         let mut tokens = vec![0.0f32; self.world];
-        let (world, rank) = (self.world, self.rank);
-        self.pump(&entered.header, Reduce::Sum, &mut plan::all_gather(&mut tokens, world, rank))?;
+        let (cuts, rank) = (Cuts::equal(self.world, self.world), self.rank);
+        self.pump(&entered.header, Reduce::Sum, &mut plan::all_gather(&mut tokens, &cuts, rank))?;
         Ok(entered)
     }
 

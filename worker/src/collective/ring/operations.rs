@@ -12,8 +12,8 @@ use super::{
     wire::Operation,
 };
 use crate::collective::{
-    AbortHandle, Buf, BufMut, Collective, CollectiveError, Progress, Reduce, check_distance, check_root,
-    chunk, size_error, through_host,
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Cuts, Progress, Reduce, check_distance,
+    check_root, chunk, size_error, through_host,
 };
 
 /// An all-reduce is small if everybody's values together have at most this many bytes.
@@ -24,11 +24,12 @@ impl Ring {
         let (rank, world, length) = (self.rank, self.world, buffer.len());
         let call = Call { operation: Operation::AllReduce, reduce: Some(reduce), root: 0, length };
         if size_of_val(buffer) * world > SMALL || world == 1 {
-            return self.run(&call, &mut plan::all_reduce(buffer, world, rank));
+            return self.run(&call, &mut plan::all_reduce(buffer, &Cuts::equal(length, world), rank));
         }
         let mut everyone = vec![T::zeroed(); length * world];
         everyone[length * rank..length * (rank + 1)].copy_from_slice(buffer);
-        self.run(&call, &mut plan::all_gather(&mut everyone, world, rank))?;
+        let cuts = Cuts::equal(everyone.len(), world);
+        self.run(&call, &mut plan::all_gather(&mut everyone, &cuts, rank))?;
         for owner in 0..world {
             let part = chunk(length, world, owner);
             for step in 1..=world {
@@ -47,26 +48,32 @@ impl Ring {
         &mut self,
         buffer: &mut [T],
         output: &mut [T],
+        cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), CollectiveError> {
-        let (rank, world, length) = (self.rank, self.world, buffer.len());
+        let (rank, length) = (self.rank, buffer.len());
         let call = Call { operation: Operation::ReduceScatter, reduce: Some(reduce), root: 0, length };
-        if world == 1 && !output.is_empty() {
+        if self.world == 1 && !output.is_empty() {
             output.copy_from_slice(buffer);
         }
-        self.run(&call, &mut plan::reduce_scatter(buffer, output, world, rank))
+        self.run(&call, &mut plan::reduce_scatter(buffer, output, cuts, rank))
     }
 
-    fn all_gather_of<T: Element>(&mut self, buffer: &mut [T]) -> Result<(), CollectiveError> {
-        let (rank, world, length) = (self.rank, self.world, buffer.len());
+    fn all_gather_of<T: Element>(&mut self, buffer: &mut [T], cuts: &Cuts) -> Result<(), CollectiveError> {
+        let (rank, length) = (self.rank, buffer.len());
         let call = Call { operation: Operation::AllGather, reduce: None, root: 0, length };
-        self.run(&call, &mut plan::all_gather(buffer, world, rank))
+        self.run(&call, &mut plan::all_gather(buffer, cuts, rank))
     }
 
-    fn shift_of<T: Element>(&mut self, buffer: &mut [T], distance: usize) -> Result<(), CollectiveError> {
-        let (rank, world, length) = (self.rank, self.world, buffer.len());
+    fn shift_of<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        cuts: &Cuts,
+        distance: usize,
+    ) -> Result<(), CollectiveError> {
+        let (rank, length) = (self.rank, buffer.len());
         let call = Call { operation: Operation::Shift, reduce: None, root: distance as u32, length };
-        self.run(&call, &mut plan::shift(buffer, world, rank, distance))
+        self.run(&call, &mut plan::shift(buffer, cuts, rank, distance))
     }
 
     fn broadcast_of<T: Element>(&mut self, buffer: &mut [T], root: Rank) -> Result<(), CollectiveError> {
@@ -124,10 +131,13 @@ impl Collective for Ring {
         reduce: Reduce,
     ) -> Result<(), CollectiveError> {
         self.check("reduce_scatter", input.as_buf(), output.as_buf())?;
+        let cuts = Cuts::equal(input.len(), self.world);
         match (input, output) {
-            (BufMut::Bf16(input), BufMut::Bf16(output)) => self.reduce_scatter_of(input, output, reduce),
-            (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, reduce),
-            (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, reduce),
+            (BufMut::Bf16(input), BufMut::Bf16(output)) => {
+                self.reduce_scatter_of(input, output, &cuts, reduce)
+            }
+            (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, &cuts, reduce),
+            (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, &cuts, reduce),
             (input, output) => Err(size_error("reduce_scatter", input.as_buf(), output.as_buf())),
         }
     }
@@ -138,17 +148,27 @@ impl Collective for Ring {
         self.all_gather_in_place(output)
     }
 
-    fn reduce_scatter_in_place(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError> {
-        of_elements!(self.reduce_scatter_in_place(buffer, reduce) => reduce_scatter_of(&mut [], reduce))
+    fn reduce_scatter_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), CollectiveError> {
+        of_elements!(self.reduce_scatter_parts(buffer, cuts, reduce) => reduce_scatter_of(&mut [], cuts, reduce))
     }
 
-    fn all_gather_in_place(&mut self, buffer: BufMut<'_>) -> Result<(), CollectiveError> {
-        of_elements!(self.all_gather_in_place(buffer) => all_gather_of())
+    fn all_gather_parts(&mut self, buffer: BufMut<'_>, cuts: &Cuts) -> Result<(), CollectiveError> {
+        of_elements!(self.all_gather_parts(buffer, cuts) => all_gather_of(cuts))
     }
 
-    fn shift_in_place(&mut self, buffer: BufMut<'_>, distance: usize) -> Result<(), CollectiveError> {
+    fn shift_parts(
+        &mut self,
+        buffer: BufMut<'_>,
+        cuts: &Cuts,
+        distance: usize,
+    ) -> Result<(), CollectiveError> {
         check_distance(distance, self.world)?;
-        of_elements!(self.shift_in_place(buffer, distance) => shift_of(distance))
+        of_elements!(self.shift_parts(buffer, cuts, distance) => shift_of(cuts, distance))
     }
 
     fn broadcast(&mut self, buffer: BufMut<'_>, root: Rank) -> Result<(), CollectiveError> {
@@ -160,8 +180,8 @@ impl Collective for Ring {
         // Everyone's token has come round: everyone is here.
         let mut tokens = vec![0.0f32; self.world];
         let call = Call { operation: Operation::Barrier, reduce: None, root: 0, length: self.world };
-        let (world, rank) = (self.world, self.rank);
-        self.run(&call, &mut plan::all_gather(&mut tokens, world, rank))
+        let (cuts, rank) = (Cuts::equal(self.world, self.world), self.rank);
+        self.run(&call, &mut plan::all_gather(&mut tokens, &cuts, rank))
     }
 
     fn ahead(&self, length: usize) -> Option<Ahead> {

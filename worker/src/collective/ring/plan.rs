@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use crate::collective::chunk;
+use crate::collective::Cuts;
 
 /// What to do with received elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,15 +43,15 @@ pub(super) struct Plan<'a, T> {
     pub head: usize,
 }
 
-/// `buffer` is cut by [`chunk`]; the reduction of this rank's chunk goes to `output`, or stays in `buffer` if
-/// `output` is empty.
+/// `buffer` is cut into the parts of `cuts`; the reduction of this rank's goes to `output`, or stays in
+/// `buffer` if `output` is empty.
 pub(super) fn reduce_scatter<'a, T>(
     buffer: &'a mut [T],
     output: &'a mut [T],
-    world: usize,
+    cuts: &Cuts,
     rank: usize,
 ) -> Plan<'a, T> {
-    let (send, mut receive) = reduce_rounds(buffer.len(), world, rank);
+    let (send, mut receive) = reduce_rounds(cuts, rank);
     if let (Some((_, action)), false) = (receive.last_mut(), output.is_empty()) {
         *action = Action::ReduceToOutput;
     }
@@ -59,17 +59,17 @@ pub(super) fn reduce_scatter<'a, T>(
     Plan { buffer, output, send: Some(send), receive: Some(receive), head }
 }
 
-/// `buffer` is cut by [`chunk`]; this rank brings its own.
-pub(super) fn all_gather<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan<'_, T> {
-    let (send, receive) = gather_rounds(buffer.len(), world, rank);
+/// `buffer` is cut into the parts of `cuts`; this rank brings its own.
+pub(super) fn all_gather<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize) -> Plan<'a, T> {
+    let (send, receive) = gather_rounds(cuts, rank);
     let head = send.first().map_or(0, Range::len);
     Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
 }
 
-/// `buffer` is cut by [`chunk`]; this rank brings its own and takes that of the rank `distance` before it,
-/// after those in between, which it passes on.
-pub(super) fn shift<T>(buffer: &mut [T], world: usize, rank: usize, distance: usize) -> Plan<'_, T> {
-    let (mut send, mut receive) = gather_rounds(buffer.len(), world, rank);
+/// `buffer` is cut into the parts of `cuts`; this rank brings its own and takes that of the rank `distance`
+/// before it, after those in between, which it passes on.
+pub(super) fn shift<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize, distance: usize) -> Plan<'a, T> {
+    let (mut send, mut receive) = gather_rounds(cuts, rank);
     send.truncate(distance);
     receive.truncate(distance);
     let head = send.first().map_or(0, Range::len);
@@ -77,10 +77,10 @@ pub(super) fn shift<T>(buffer: &mut [T], world: usize, rank: usize, distance: us
 }
 
 /// Reduce-scatter and all-gather as one stream.
-pub(super) fn all_reduce<T>(buffer: &mut [T], world: usize, rank: usize) -> Plan<'_, T> {
-    let (mut send, mut receive) = reduce_rounds(buffer.len(), world, rank);
+pub(super) fn all_reduce<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize) -> Plan<'a, T> {
+    let (mut send, mut receive) = reduce_rounds(cuts, rank);
     let head = send.first().map_or(0, Range::len);
-    let (gather_send, gather_receive) = gather_rounds(buffer.len(), world, rank);
+    let (gather_send, gather_receive) = gather_rounds(cuts, rank);
     send.extend(gather_send);
     receive.extend(gather_receive);
     Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
@@ -101,21 +101,24 @@ pub(super) fn broadcast<T>(buffer: &mut [T], world: usize, rank: usize, root: us
 
 type Rounds = (Vec<Range<usize>>, Vec<(Range<usize>, Action)>);
 
-fn reduce_rounds(len: usize, world: usize, rank: usize) -> Rounds {
-    let send = downwards(len, world, rank + world - 1).collect();
-    let receive = downwards(len, world, rank + 2 * world - 2).map(|span| (span, Action::Reduce)).collect();
+fn reduce_rounds(cuts: &Cuts, rank: usize) -> Rounds {
+    let world = cuts.world();
+    let send = downwards(cuts, rank + world - 1).collect();
+    let receive = downwards(cuts, rank + 2 * world - 2).map(|span| (span, Action::Reduce)).collect();
     (send, receive)
 }
 
-fn gather_rounds(len: usize, world: usize, rank: usize) -> Rounds {
-    let send = downwards(len, world, rank + world).collect();
-    let receive = downwards(len, world, rank + world - 1).map(|span| (span, Action::Store)).collect();
+fn gather_rounds(cuts: &Cuts, rank: usize) -> Rounds {
+    let world = cuts.world();
+    let send = downwards(cuts, rank + world).collect();
+    let receive = downwards(cuts, rank + world - 1).map(|span| (span, Action::Store)).collect();
     (send, receive)
 }
 
-/// The chunks of `world - 1` rounds, from the owner `first` (modulo `world`, at least `world - 2`) downwards.
-fn downwards(len: usize, world: usize, first: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..world - 1).map(move |round| chunk(len, world, (first - round) % world))
+/// The parts of `world - 1` rounds, from the owner `first` (modulo `world`, at least `world - 2`) downwards.
+fn downwards(cuts: &Cuts, first: usize) -> impl Iterator<Item = Range<usize>> {
+    let world = cuts.world();
+    (0..world - 1).map(move |round| cuts.part((first - round) % world))
 }
 
 #[cfg(test)]
@@ -126,13 +129,13 @@ mod tests {
     fn what_is_received_in_one_round_is_sent_in_the_next() {
         for world in 1..=6 {
             for rank in 0..world {
-                let mut buffer = vec![0.0f32; 29];
+                let (mut buffer, cuts) = (vec![0.0f32; 29], Cuts::equal(29, world));
                 let mut plans = vec![
-                    reduce_scatter(&mut buffer.clone(), &mut [], world, rank).spans(),
-                    all_gather(&mut buffer.clone(), world, rank).spans(),
-                    all_reduce(&mut buffer, world, rank).spans(),
+                    reduce_scatter(&mut buffer.clone(), &mut [], &cuts, rank).spans(),
+                    all_gather(&mut buffer.clone(), &cuts, rank).spans(),
+                    all_reduce(&mut buffer, &cuts, rank).spans(),
                 ];
-                plans.extend((1..world).map(|distance| shift(&mut buffer, world, rank, distance).spans()));
+                plans.extend((1..world).map(|distance| shift(&mut buffer, &cuts, rank, distance).spans()));
                 for (send, receive) in plans {
                     assert_eq!(send.len(), receive.len());
                     assert!(send.iter().skip(1).zip(&receive).all(|(sent, received)| sent == received));
@@ -146,8 +149,9 @@ mod tests {
         for world in 2..=6 {
             for rank in 0..world {
                 let (mut mine, mut theirs) = (vec![0.0f32; 31], vec![0.0f32; 31]);
-                let (sent, _) = all_reduce(&mut mine, world, rank).spans();
-                let (_, received) = all_reduce(&mut theirs, world, (rank + 1) % world).spans();
+                let cuts = Cuts::equal(31, world);
+                let (sent, _) = all_reduce(&mut mine, &cuts, rank).spans();
+                let (_, received) = all_reduce(&mut theirs, &cuts, (rank + 1) % world).spans();
                 assert_eq!(sent, received);
             }
         }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use coxswain_identity::Tokens;
+use coxswain_proto::limits::BACKLOG;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::collective::JoinError;
@@ -77,11 +78,12 @@ impl RingListener {
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+/// Listens without blocking who accepts.
+pub(in crate::collective) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
-    socket.listen(128)?;
+    socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
@@ -103,4 +105,23 @@ pub(in crate::collective) fn prepare<'a>(socket: impl Into<SockRef<'a>>) -> io::
         socket.set_send_buffer_size(SAME_HOST_SEND_BUFFER)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn more_callers_may_wait_than_programs_have_by_default() {
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+        let address = listener.local_addr().expect("it listens");
+        // Nothing accepts them. One for whom there is no room is answered after a second at the earliest.
+        let call = |_| TcpStream::connect_timeout(&address, Duration::from_millis(500));
+        let waiting: Vec<_> = (0..200).map_while(|caller| call(caller).ok()).collect();
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("Linux has it");
+        let most: usize = most.trim().parse().expect("a number");
+        assert!(waiting.len() >= most.min(200), "{} of 200 may wait", waiting.len());
+    }
 }

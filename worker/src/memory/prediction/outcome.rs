@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use coxswain_task::memory::{Ask, Place, Subject};
 
-use super::recorded::{Calibration, Record, RecordedRuns};
+use super::{
+    fit,
+    recorded::{Calibration, Record, RecordedRuns},
+};
 use crate::zero::ZeroBytes;
 
 /// Bytes in use at moments of a worker's life.
@@ -35,7 +38,7 @@ impl MemorySnapshots {
     /// them. Input and framework cannot be told apart and are left out. `cache` is what is held for kept
     /// features.
     pub fn measured(&self, zero: &ZeroBytes, cache: u64, took: u64) -> Vec<(Category, u64)> {
-        let ZeroBytes { weights, moments, grads, comm_buffers, redundancy, .. } = *zero;
+        let ZeroBytes { weights, state, grads, comm_buffers, redundancy, .. } = *zero;
         vec![
             (
                 Category::FrozenWeights,
@@ -43,7 +46,7 @@ impl MemorySnapshots {
             ),
             (Category::Trainables, weights.0),
             (Category::Gradients, grads.0),
-            (Category::OptimizerShard, moments.0),
+            (Category::OptimizerShard, state.0),
             (Category::Replica, redundancy.0),
             (Category::CollectiveBuffers, comm_buffers.0),
             (Category::Activations, took.saturating_sub(self.streamed)),
@@ -66,6 +69,8 @@ pub struct Finished<'a> {
     pub peak: u64,
     /// By category.
     pub measured: Vec<(Category, u64)>,
+    /// How long its steps took, without what only the first ones take; none where none were counted.
+    pub seconds_a_step: Option<f64>,
     /// Where earlier runs of this machine are on record, and this one is put; none: it learns nothing and
     /// leaves nothing.
     pub records: Option<&'a Path>,
@@ -111,7 +116,12 @@ impl Finished<'_> {
         let recorded = self.records.map(|dir| RecordedRuns::open(dir, self.subject, place));
         let calibration = recorded.as_ref().and_then(|recorded| recorded.calibration(&prediction));
         let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
-        let record = Record::new(self.subject, ask, &prediction, self.peak, &self.measured);
+        let samples = fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world);
+        let flops = self.subject.predict(Ask { micro_batch: 1, ..ask }).flops.times(samples).total() as f64;
+        let record = Record {
+            flops_per_second: self.seconds_a_step.map(|seconds| flops / seconds),
+            ..Record::new(self.subject, ask, &prediction, self.peak, &self.measured)
+        };
         let outcome = Outcome {
             predicted,
             measured: self.peak,
@@ -153,10 +163,10 @@ mod tests {
     fn frozen_weights_are_a_difference_between_snapshots_and_activations_what_a_micro_batch_took() {
         let zero = ZeroBytes {
             weights: Bytes(40),
-            moments: Bytes(80),
+            state: Bytes(80),
             grads: Bytes(40),
             comm_buffers: Bytes(1),
-            moments_unpartitioned: Bytes(80),
+            state_unpartitioned: Bytes(80),
             redundancy: Bytes(0),
         };
         let snapshots = MemorySnapshots { opened: 10, loaded: 350, streamed: 0, parts: 0 };

@@ -25,6 +25,8 @@ use coxswain_task::memory::{Ask, Place, Prediction, Subject};
 
 /// Records kept per machine and model.
 const KEPT: usize = 64;
+/// Of these, how many of the newest say how fast the machine is.
+const NEWEST: usize = 8;
 /// The slope is believed within this factor of one: beyond it the records contradict each other.
 const STEEPEST: f64 = 2.0;
 /// The least of a predicted peak that a correction leaves. A run whose data threads were behind had less read
@@ -60,6 +62,10 @@ pub struct Record {
     pub measured: u64,
     /// By category: predicted, and measured where a category can be told apart.
     pub categories: Vec<Compared>,
+    /// Floating-point operations of this rank's products in a second of its steps; none where no step's time
+    /// is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops_per_second: Option<f64>,
 }
 
 impl Record {
@@ -84,6 +90,7 @@ impl Record {
             varying: prediction.peak() - prediction.fixed(),
             measured,
             categories: categories.into(),
+            flops_per_second: None,
         }
     }
 }
@@ -244,6 +251,14 @@ impl RecordedRuns {
         Calibration::of(&self.records, prediction.fixed())
     }
 
+    /// Operations a second of a rank in a world of so many, the median of the newest runs that say it, and
+    /// how many these are.
+    pub fn speed(&self, world: u64) -> Option<(f64, usize)> {
+        let alike = self.records.iter().rev().filter(|record| record.world == world);
+        let speeds: Vec<_> = alike.filter_map(|record| record.flops_per_second).take(NEWEST).collect();
+        (!speeds.is_empty()).then(|| (median(&speeds, &vec![1.0; speeds.len()]), speeds.len()))
+    }
+
     /// Adds a record and writes the file anew, by rename.
     pub fn add(&mut self, record: Record) -> io::Result<()> {
         self.records.push(record);
@@ -265,7 +280,26 @@ mod tests {
     use super::*;
 
     fn record(fixed: u64, varying: u64, measured: u64) -> Record {
-        Record { run: "r".into(), micro_batch: 1, world: 1, fixed, varying, measured, categories: Vec::new() }
+        Record {
+            run: "r".into(),
+            micro_batch: 1,
+            world: 1,
+            fixed,
+            varying,
+            measured,
+            categories: Vec::new(),
+            flops_per_second: None,
+        }
+    }
+
+    #[test]
+    fn the_newest_runs_of_a_world_say_how_fast_it_is() {
+        let of = |world, flops_per_second| Record { world, flops_per_second, ..record(1, 1, 1) };
+        let mut records = vec![of(1, Some(9e9)); 4];
+        records.extend([of(2, Some(1e9)), of(1, None)]);
+        records.extend([1e9, 2e9, 3e9, 2e9, 2e9, 2e9, 2e9, 2e9].map(|speed| of(1, Some(speed))));
+        let runs = RecordedRuns { path: PathBuf::new(), records };
+        assert_eq!((runs.speed(1), runs.speed(2), runs.speed(4)), (Some((2e9, 8)), Some((1e9, 1)), None));
     }
 
     #[test]

@@ -4,10 +4,10 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::ids::{Bytes, Step};
 use coxswain_task::Extractor;
 
+use crate::train::{Facts, Feed, Learner, Members, TrainError};
 use crate::{
     link::Phase,
     memory::{Meter, OutOfMemory, Overrun},
-    train::{TrainError, facts::Facts, feed::Feed, learner::Learner, members::Members},
 };
 
 /// What [`Features`](super::Features) work with and do not own.

@@ -35,10 +35,8 @@ use super::{
     serving::Serving,
     store_writer::Made,
 };
-use crate::{
-    link::{CacheNamespace, Phase, Report},
-    train::{TrainError, facts::Facts},
-};
+use crate::link::{CacheNamespace, Phase, Report};
+use crate::train::{Facts, TrainError};
 
 /// What is known of the drift of features, and is still to be found out.
 pub(super) struct DriftWatch<B: Tape<Base = B>> {

@@ -26,12 +26,12 @@ use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
 use coxswain_task::{Batch, Sample};
 
+use crate::train::{Facts, TrainError};
 use crate::{
     clock,
     feeder::{Missing, Prefetcher, Prepared, Upcoming},
     link::{Phase, Report},
     memory,
-    train::{TrainError, facts::Facts},
 };
 
 /// A row without features.

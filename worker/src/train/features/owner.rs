@@ -10,7 +10,7 @@ use coxswain_proto::{
 use coxswain_task::{Objective, Samples};
 
 use super::{desk::Desk, drift_watch::DriftWatch, memo::Memo, serving::Serving};
-use crate::train::{TrainError, facts::Facts};
+use crate::train::{Facts, TrainError};
 
 /// What a run keeps of its features, and how.
 pub(in crate::train) struct Features<B: Tape<Base = B>> {

@@ -30,88 +30,84 @@ pub use choice::{Choice, Holding, Source, choose};
 use table::Agreed;
 pub(super) use table::Carried;
 
-use super::{
-    TrainError,
-    facts::Facts,
-    features::Features,
-    init_from,
-    learner::{Held, Learner},
-    members::Members,
-    training::Training,
-};
+use super::{Facts, Features, Held, Learner, Members, TrainError, Training, Workbench, init_from};
 use crate::{
     clock,
-    collective::{BufMut, CollectiveError},
+    collective::CollectiveError,
     link::{Start, StateSource},
-    zero::ShardState,
 };
 use coxswain_nn::kernels::Tape;
 
 impl<B: Tape<Base = B>> Training<'_, B> {
-    /// Agrees with the other ranks of a new generation where to start, and takes over that state. `self.next`
-    /// is where.
+    /// Agrees with the other ranks of a new generation where to start, and takes over that state. The
+    /// workbench's `next` is where.
     pub(super) fn settle(&mut self) -> Result<Start, TrainError> {
         let began = clock::now();
+        let carried = &self.carried();
+        let bench = &mut self.bench;
         let holdings =
-            [&self.learner.held, &self.learner.coming].map(|held| held.as_ref().and_then(Held::holding));
-        let own = table::Own { holdings, carried: &self.carried(), asks_for_less: self.feed.asks_for_less };
+            [&bench.learner.held, &bench.learner.coming].map(|held| held.as_ref().and_then(Held::holding));
+        let own = table::Own { holdings, carried, asks_for_less: bench.feed.asks_for_less };
         let Agreed { holdings, carried, asks_for_less } =
-            table::exchange(own, self.learner.objective.measures(), self.members.comm.as_mut())?;
-        let (source, bytes) = match choose(&holdings, self.members.assignment.checkpoint_step) {
+            table::exchange(own, bench.learner.objective.measures(), bench.members.comm.as_mut())?;
+        let newest = bench.members.assignment.checkpoint_step;
+        let (source, bytes) = match choose(&holdings, newest) {
             Some(choice) => {
-                let bytes = self.learner.take_over(&choice, self.run.spec, &mut self.members)?;
-                self.next = Step(choice.version);
+                let bytes = bench.learner.take_over(&choice, bench.run.spec, &mut bench.members)?;
+                bench.next = Step(choice.version);
                 let replicated = choice.uses_replica();
                 (if replicated { StateSource::Replica } else { StateSource::Carried }, bytes)
             }
-            None if self.members.assignment.checkpoint_step > Step(0) => {
-                (StateSource::Checkpoint, sound::restore(self, self.members.assignment.checkpoint_step)?)
+            None if newest > Step(0) => {
+                (StateSource::Checkpoint, sound::restore(&mut self.results, bench, newest)?)
             }
             None => {
-                self.run.starts = self.learner.begin_afresh(&self.run, &self.members)?;
-                self.next = Step(0);
+                bench.run.starts = bench.learner.begin_afresh(&bench.run, &bench.members)?;
+                bench.next = Step(0);
                 (StateSource::Fresh, Bytes(0))
             }
         };
-        let restored = source == StateSource::Checkpoint;
-        self.carry_on(carried, restored)?;
+        self.carry_on(carried, source == StateSource::Checkpoint)?;
+        let Workbench { run, members, feed, next, .. } = &mut self.bench;
         if let Some(rank) = asks_for_less {
-            self.shrink_after_kill(rank)?;
+            feed.shrink_after_kill(run, members, *next, rank)?;
         }
-        Ok(Start { first_step: self.next, source, bytes, took: began.elapsed() })
+        Ok(Start { first_step: *next, source, bytes, took: began.elapsed() })
     }
 
     /// What this rank did that later decisions depend on.
     fn carried(&self) -> Carried {
+        let Workbench { feed, skips, features, .. } = &self.bench;
         Carried {
             checkpoints: self.obeyed.checkpoints,
             memory_reports: self.obeyed.memory_reports,
-            micro_batch: self.feed.micro_batch as u32,
-            searched: self.feed.searched,
-            saved: self.saved,
-            before: self.before.clone(),
-            stopped: self.stopped,
-            skipped_in_a_row: self.skips.in_a_row,
-            cache: self.features.as_ref().and_then(Features::mark),
+            micro_batch: feed.micro_batch as u32,
+            searched: feed.searched,
+            saved: self.results.saved,
+            before: self.looking.before.clone(),
+            stopped: self.obeyed.stop,
+            skipped_in_a_row: skips.in_a_row,
+            cache: features.as_ref().and_then(Features::mark),
         }
     }
 
     fn carry_on(&mut self, carried: Carried, restored: bool) -> Result<(), TrainError> {
         self.obeyed.checkpoints = carried.checkpoints;
         self.obeyed.memory_reports = carried.memory_reports;
-        self.before = carried.before;
-        self.stopped = carried.stopped;
+        self.looking.before = carried.before;
+        self.obeyed.stop = carried.stopped;
+        let bench = &mut self.bench;
         // A checkpoint says for itself which step it is of, and which micro-batch fitted. Steps behind it
         // that were left out come again, and count then.
-        self.skips.in_a_row = 0;
-        self.skips.newest.split_off(&self.next);
-        self.skips.losses.go_back(self.next);
+        bench.skips.in_a_row = 0;
+        bench.skips.newest.split_off(&bench.next);
+        bench.skips.losses.go_back(bench.next);
         if !restored {
-            self.skips.in_a_row = carried.skipped_in_a_row;
-            self.feed.micro_batch = carried.micro_batch as usize;
-            self.feed.searched = carried.searched;
-            self.saved = carried.saved;
-            self.with_features(|features, desk| features.resume(desk, carried.cache))?;
+            bench.skips.in_a_row = carried.skipped_in_a_row;
+            bench.feed.micro_batch = carried.micro_batch as usize;
+            bench.feed.searched = carried.searched;
+            self.results.saved = carried.saved;
+            bench.with_features(|features, desk| features.resume(desk, carried.cache))?;
         }
         Ok(())
     }
@@ -149,7 +145,6 @@ impl<B: Tape<Base = B>> Learner<B> {
         });
         let mut weights = self.trainables.to_vec();
         let mut optimizer = self.empty_optimizer(spec, members);
-        let averaged = optimizer.average().is_some();
         let (own_rank, mut received) = (members.comm.rank(), 0);
         for (part, source) in choice.sources.iter().enumerate() {
             let range = optimizer.part_in(choice.sources.len(), part);
@@ -165,15 +160,12 @@ impl<B: Tape<Base = B>> Learner<B> {
                     )
                     .expect("a rank is chosen for what it said it holds"),
                 None => {
-                    let mut state = ShardState::zeros(range.len(), averaged);
-                    received += state.buffers().map(|buffer| 4 * buffer.len() as u64).iter().sum::<u64>();
+                    let state = optimizer.empty_state(&range);
+                    received += state.bytes();
                     state
                 }
             };
-            // Without an average its place is empty on all ranks.
-            for buffer in state.buffers().into_iter().filter(|buffer| !buffer.is_empty()) {
-                members.comm.broadcast(BufMut::F32(buffer), source.from)?;
-            }
+            state.broadcast(source.from, members.comm.as_mut())?;
             weights[range.clone()].copy_from_slice(&state.weights);
             optimizer.adopt(&range, &state);
         }

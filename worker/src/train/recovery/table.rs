@@ -13,7 +13,7 @@ use crate::{
     collective::{Buf, BufMut, Collective, CollectiveError},
     train::{
         features::{FeatureVersion, Mark},
-        held_out::{HeldOutError, MAX_MEASURES},
+        looking::{HeldOutError, MAX_MEASURES},
     },
     zero::{ScaleState, Versions},
 };

@@ -1,6 +1,8 @@
 //! A rank, or all ranks of a node, die at every point of a step, on a real ring; what the others hold is put
 //! together and compared with a run in which no rank died, bit by bit.
 
+use std::ops::Range;
+
 use coxswain_proto::{
     ids::{Generation, Rank, Step},
     run_spec::{Optimizer, PerGroup},
@@ -9,9 +11,12 @@ use coxswain_proto::{
 use super::{Holding, choose};
 use crate::{
     collective::{BufMut, Collective, Reduce, Ring, chunk, loopback},
-    zero::{Rates, ReplicatedAdamW, ShardState, ShardedAdamW, StepInput},
+    zero::{Rates, ReplicatedOptimizer, ShardState, ShardedOptimizer, StepInput},
 };
-use coxswain_nn::params::{Group, Init, TrainableLayout};
+use coxswain_nn::{
+    params::{Group, Init, TrainableLayout},
+    rules::StateValues,
+};
 
 /// Steps that everyone finishes.
 const BEFORE: u64 = 3;
@@ -64,7 +69,7 @@ fn on_ring<R: Send>(world: usize, body: impl Fn(usize, Ring) -> R + Sync) -> Vec
 /// Weights, moments and average, full length, after each number of steps of a run without losses.
 fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
     let ranks = on_ring(world, |rank, mut ring| {
-        let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
         let mut weights = noise(layout().len(), 0);
         optimizer.begin_average(&weights);
         let mut states = vec![(weights.clone(), optimizer.export())];
@@ -77,7 +82,7 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
     let version = |version: usize| {
         let files: Vec<&[u8]> = ranks.iter().map(|states| states[version].1.as_slice()).collect();
         let weights = ranks[0][version].0.clone();
-        let mut whole = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), None);
+        let mut whole = ReplicatedOptimizer::new(&layout(), 1, Rank(0), &settings(), None);
         whole.import(&files, &weights).expect("what was exported");
         whole.state(crate::zero::Copy::Own, version as u64, &weights, &Vec::new()).expect("its own version")
     };
@@ -85,14 +90,14 @@ fn undisturbed(world: usize, steps: u64) -> Vec<ShardState> {
 }
 
 /// What a rank has when the step that somebody died in is over for it; none for the dead.
-type Left = Option<(ReplicatedAdamW, Vec<f32>, Vec<f32>)>;
+type Survivor = Option<(ReplicatedOptimizer, Vec<f32>, Vec<f32>)>;
 
 /// Everyone takes [`BEFORE`] steps; in the next one those of `lost` die after so many of its five
 /// collectives. Replicas are `distance` along the ring.
-fn lose(world: usize, distance: usize, lost: &[usize], collectives: usize) -> Vec<Left> {
+fn lose(world: usize, distance: usize, lost: &[usize], collectives: usize) -> Vec<Survivor> {
     on_ring(world, |rank, mut ring| {
         let (own, replica) = (Rank(rank as u32), Some(distance as u32));
-        let mut optimizer = ReplicatedAdamW::new(&layout(), world, own, &settings(), replica);
+        let mut optimizer = ReplicatedOptimizer::new(&layout(), world, own, &settings(), replica);
         let mut weights = noise(layout().len(), 0);
         optimizer.begin_average(&weights);
         optimizer.begin(0, 0, &weights);
@@ -125,7 +130,14 @@ fn lose(world: usize, distance: usize, lost: &[usize], collectives: usize) -> Ve
     })
 }
 
-fn holding(rank: usize, world: usize, optimizer: &ReplicatedAdamW) -> Holding {
+/// Some of AdamW's values, one for each element.
+fn cut_out(values: &StateValues<Vec<f32>>, range: &Range<usize>) -> StateValues<Vec<f32>> {
+    let mut part = StateValues::Float32(vec![0.0; range.len()]);
+    part.copy_from(0..range.len(), values, range.start);
+    part
+}
+
+fn holding(rank: usize, world: usize, optimizer: &ReplicatedOptimizer) -> Holding {
     let ((own, replica), (skipped, left_out)) = (optimizer.versions(), optimizer.skipped());
     let (world, rank) = (world as u32, Rank(rank as u32));
     let (loss_scale, distance) = (optimizer.loss_scales(), optimizer.distance());
@@ -167,8 +179,7 @@ fn after_any_rank_dies_anywhere_in_a_step_the_others_hold_the_undisturbed_state(
                     let whole = |of: &[f32]| of[range.clone()].to_vec();
                     let due = ShardState {
                         weights: whole(&reference.weights),
-                        exp_avg: whole(&reference.exp_avg),
-                        exp_avg_sq: whole(&reference.exp_avg_sq),
+                        state: reference.state.iter().map(|values| cut_out(values, &range)).collect(),
                         average: whole(&reference.average),
                     };
                     assert!(state == due, "{what}: part {part} from {source:?}");
@@ -186,14 +197,13 @@ fn a_state_put_together_at_another_world_size_trains_on_as_if_nothing_had_happen
         let ranks = on_ring(world, |rank, mut ring| {
             let replica = Some((world as u32 / 2).max(1));
             let mut optimizer =
-                ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), replica);
+                ReplicatedOptimizer::new(&layout(), world, Rank(rank as u32), &settings(), replica);
             for part in 0..3 {
                 let range = chunk(layout().len(), 3, part);
                 let cut = |of: &[f32]| of[range.clone()].to_vec();
                 let state = ShardState {
                     weights: cut(&whole.weights),
-                    exp_avg: cut(&whole.exp_avg),
-                    exp_avg_sq: cut(&whole.exp_avg_sq),
+                    state: whole.state.iter().map(|values| cut_out(values, &range)).collect(),
                     average: cut(&whole.average),
                 };
                 optimizer.adopt(&range, &state);

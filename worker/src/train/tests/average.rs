@@ -10,7 +10,7 @@ use coxswain_tasks::vla_flow::VlaFlow;
 use crate::{
     link::SoloLink,
     memory,
-    train::{TaskTrainer, TrainError, TrainerOptions, average::with_average, training::Training},
+    train::{TaskTrainer, TrainError, TrainerOptions, workbench::Workbench},
 };
 
 /// Set where a test runs in a process of its own.
@@ -30,37 +30,37 @@ fn spec(dir: &Path) -> RunSpec {
 }
 
 /// A rank that is alone, with an average of the weights that is not the weights; and both.
-fn averaging(spec: &RunSpec) -> (Training<'_, Flex>, [Vec<f32>; 2]) {
+fn averaging(spec: &RunSpec) -> (Workbench<'_, Flex>, [Vec<f32>; 2]) {
     let options = TrainerOptions { device: Default::default(), listener: None };
     let mut trainer = TaskTrainer::<Flex>::new(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), options);
-    let mut training = trainer.prepare(spec, Box::new(SoloLink::new(Step(0)))).unwrap();
-    let mut optimizer = training.learner.empty_optimizer(spec, &training.members);
-    let weights = training.learner.trainables.to_vec();
+    let mut bench = trainer.prepare(spec, Box::new(SoloLink::new(Step(0)))).unwrap().bench;
+    let mut optimizer = bench.learner.empty_optimizer(spec, &bench.members);
+    let weights = bench.learner.trainables.to_vec();
     optimizer.begin(0, 0, &weights);
     let average: Vec<f32> = weights.iter().map(|weight| weight + 0.5).collect();
     optimizer.begin_average(&average);
-    training.learner.hold(optimizer, &training.members);
-    (training, [weights, average])
+    bench.learner.hold(optimizer, &bench.members);
+    (bench, [weights, average])
 }
 
-fn values(training: &Training<'_, Flex>) -> Vec<f32> {
-    training.learner.trainables.to_vec()
+fn values(bench: &Workbench<'_, Flex>) -> Vec<f32> {
+    bench.learner.trainables.to_vec()
 }
 
 #[test]
 fn whatever_becomes_of_the_work_weights_and_average_are_in_their_places_again() {
     let dir = tempfile::tempdir().unwrap();
     let spec = spec(dir.path());
-    let (mut training, [weights, average]) = averaging(&spec);
-    let seen = with_average(&mut training, |training| Ok(values(training))).unwrap();
-    assert!(seen == Some(average.clone()) && values(&training) == weights);
-    let failed = with_average(&mut training, |training| {
-        assert!(values(training) == average);
+    let (mut bench, [weights, average]) = averaging(&spec);
+    let seen = bench.with_average(|bench| Ok(values(bench))).unwrap();
+    assert!(seen == Some(average.clone()) && values(&bench) == weights);
+    let failed = bench.with_average(|bench| {
+        assert!(values(bench) == average);
         Err::<(), _>(TrainError::Device { step: Step(3), detail: "a fault".into() })
     });
     assert!(matches!(failed, Err(TrainError::Device { step: Step(3), .. })), "{failed:?}");
-    assert!(values(&training) == weights);
-    let kept = training.learner.optimizer().average().unwrap().1;
+    assert!(values(&bench) == weights);
+    let kept = bench.learner.optimizer().average().unwrap().1;
     assert!(kept.read(0..kept.len()) == average);
 }
 
@@ -77,17 +77,17 @@ fn weights_that_a_device_had_no_memory_for_are_not_gone_on_with() {
     memory::listen();
     let dir = tempfile::tempdir().unwrap();
     let spec = spec(dir.path());
-    let (mut training, _) = averaging(&spec);
+    let (mut bench, _) = averaging(&spec);
     let refused = || std::thread::spawn(|| panic!("CUDA_ERROR_OUT_OF_MEMORY")).join().unwrap_err();
     // As the average is put in place: nothing is to be looked at, or written, with such weights.
     refused();
-    let outcome = with_average(&mut training, |_| -> Result<(), _> { panic!("there is nothing to look at") });
+    let outcome = bench.with_average(|_| -> Result<(), _> { panic!("there is nothing to look at") });
     assert!(matches!(outcome, Err(TrainError::Device { .. })), "{outcome:?}");
     // As the weights come back.
-    let outcome = with_average(&mut training, |_| {
+    let outcome = bench.with_average(|_| {
         refused();
         Ok(())
     });
     assert!(matches!(outcome, Err(TrainError::Device { .. })), "{outcome:?}");
-    assert_eq!(with_average(&mut training, |_| Ok(7)).unwrap(), Some(7));
+    assert_eq!(bench.with_average(|_| Ok(7)).unwrap(), Some(7));
 }

@@ -13,9 +13,9 @@ use coxswain_tasks::vla_flow::{
 
 use super::peak;
 use crate::{
-    collective::Solo,
+    collective::{Cuts, Solo},
     train::GradientWatch,
-    zero::{Keeps, Partition, Rates, ReplicatedAdamW, StepInput},
+    zero::{Keeps, Partition, Rates, ReplicatedOptimizer, StepInput},
 };
 
 #[test]
@@ -92,9 +92,10 @@ fn what_has_no_learning_rate_is_not_expected_to_train() {
 fn adapters_learn_through_an_expert_that_keeps_its_bits() {
     let Fixture { policy, mut trainables } = shaken(&spec(&[]));
     let layout = trainables.layout().clone();
-    let partition = Partition::new(layout.len(), 1, Rank(0));
+    let partition = Partition::new(Cuts::equal(layout.len(), 1), Rank(0));
     let settings = Optimizer { weight_decay: PerGroup::All(0.1), ..Optimizer::default() };
-    let mut optimizer = ReplicatedAdamW::<Vec<f32>>::at(&(), &layout, partition, &settings, Keeps::default());
+    let mut optimizer =
+        ReplicatedOptimizer::<Vec<f32>>::at(&(), &layout, partition, &settings, Keeps::default());
     let before = trainables.to_vec();
     optimizer.begin(0, 0, &before);
     let rates = Rates::from([("lora", 1e-2), ("expert", 0.0), ("sensor", 0.0)]);

@@ -10,7 +10,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::{InitFrom, RunSpec};
 use coxswain_tasks::vla_flow::VlaFlow;
 
-use crate::train::init_from::{InitError, bring, check_brought, content_digest, take};
+use crate::train::init_from::{InitError, bring, check_brought, check_start, content_digest, take};
 
 const EXPERT: Group = Group("expert");
 const SENSOR: Group = Group("sensor");
@@ -91,6 +91,20 @@ fn what_does_not_fit_is_named_with_both_shapes_and_nothing_is_taken() {
     assert!(error.to_string().contains("expert.more"), "{error}");
     let error = started(InitFrom::Groups([("lora".into(), path)].into())).unwrap_err().to_string();
     assert!(error.contains("no tensor of the group `lora`"), "{error}");
+}
+
+#[test]
+fn tensors_of_other_sizes_are_refused_by_headers_and_names_without_a_place_are_not_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |init_from| check_start(&VlaFlow::<Flex>::default(), &spec(init_from), &here());
+    let path = file(
+        dir.path(),
+        &[("expert.in", &[3, 3], EXPERT), ("expert.more", &[1], EXPERT), ("sensor.in", &[3], SENSOR)],
+    );
+    let error = check(InitFrom::All(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("\n  expert.in: [3, 3] there, [2, 3] here"), "{error}");
+    assert!(!error.contains("expert.more") && !error.contains("sensor.in"), "{error}");
+    check(InitFrom::Groups([("sensor".into(), path)].into())).unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod average;
 mod gradients;
 mod init_from;
 mod on_device;
+mod room;
 
 use crate::zero::Rates;
 

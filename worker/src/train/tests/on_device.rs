@@ -19,15 +19,15 @@ use serde_json::json;
 
 use super::peak;
 use crate::{
-    collective::Solo,
+    collective::{Cuts, Solo},
     train::GradientWatch,
-    zero::{Keeps, Partition, Rates, ReplicatedAdamW, StepInput},
+    zero::{Keeps, Partition, Rates, ReplicatedOptimizer, StepInput},
 };
 
 const STEPS: u64 = 5;
 
 fn whole(layout: &TrainableLayout) -> Partition {
-    Partition::new(layout.len(), 1, Rank(0))
+    Partition::new(Cuts::equal(layout.len(), 1), Rank(0))
 }
 
 /// Losses, gradient norms, and what the trainables have come to.
@@ -37,8 +37,13 @@ fn trained<F: FlatOn<Flex>>(spec: &RunSpec) -> (Vec<[f64; 2]>, Vec<f32>) {
     let place = F::place(&trainables.device());
     let mut grads = FlatGrads::<F>::at(&place, layout.len());
     let mut watch = GradientWatch::new(&layout, &peak());
-    let mut optimizer =
-        ReplicatedAdamW::<F>::at(&place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
+    let mut optimizer = ReplicatedOptimizer::<F>::at(
+        &place,
+        &layout,
+        whole(&layout),
+        &Optimizer::default(),
+        Keeps::default(),
+    );
     optimizer.begin(0, 0, &trainables.to_vec());
     let mut told = Vec::new();
     for step in 0..STEPS {
@@ -91,8 +96,13 @@ fn a_gradient_that_is_not_finite_is_named_wherever_it_lies() {
         grads.values_mut().edit(|values| values[bad] = f32::NAN);
         let mut weights = F::zeros(place, layout.len());
         let input = StepInput { scale: 1.0, rates: peak(), resting: None };
-        let mut optimizer =
-            ReplicatedAdamW::<F>::at(place, &layout, whole(&layout), &Optimizer::default(), Keeps::default());
+        let mut optimizer = ReplicatedOptimizer::<F>::at(
+            place,
+            &layout,
+            whole(&layout),
+            &Optimizer::default(),
+            Keeps::default(),
+        );
         let error = optimizer.step(grads.values_mut(), &mut weights, &input, &mut Solo::default());
         error.expect_err("not finite").to_string()
     }

@@ -2,6 +2,7 @@
 //! resumed (`saved`); the average of its weights against a plain loop (`average`).
 
 mod average;
+mod blocks;
 mod device;
 mod saved;
 mod torch;
@@ -11,8 +12,8 @@ use half::bf16;
 
 use super::*;
 use crate::{
-    collective::{Ring, Solo, chunk, loopback},
-    zero::{Copy, ReplicatedAdamW},
+    collective::{Cuts, Ring, Solo, chunk, loopback},
+    zero::{Copy, ReplicatedOptimizer},
 };
 use coxswain_nn::params::Init;
 
@@ -64,7 +65,7 @@ fn connect_with(connect: impl FnOnce() -> Ring) -> Ring {
 
 /// Takes `steps` steps with gradients that differ by rank; returns the weights.
 fn run(
-    optimizer: &mut ShardedAdamW,
+    optimizer: &mut ShardedOptimizer,
     comm: &mut dyn Collective,
     weights: &mut Vec<f32>,
     steps: std::ops::Range<usize>,
@@ -76,18 +77,25 @@ fn run(
 }
 
 /// Optimizers and weights of all ranks after `steps` steps from zero moments.
-fn trained(world: usize, steps: usize) -> Vec<(ShardedAdamW, Vec<f32>)> {
+fn trained(world: usize, steps: usize) -> Vec<(ShardedOptimizer, Vec<f32>)> {
     on_ring(world, |rank, comm| {
-        let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
         let mut weights = noise(layout().len(), 0);
         run(&mut optimizer, comm, &mut weights, 0..steps);
         (optimizer, weights)
     })
 }
 
-fn moments(ranks: &[ShardedAdamW]) -> (Vec<f32>, Vec<f32>) {
-    let join = |of: fn(&ShardedAdamW) -> &Vec<f32>| ranks.iter().flat_map(|o| of(o).clone()).collect();
-    (join(|o| &o.exp_avg), join(|o| &o.exp_avg_sq))
+fn moments(ranks: &[ShardedOptimizer]) -> (Vec<f32>, Vec<f32>) {
+    let join = |number: usize| ranks.iter().flat_map(|o| floats(&o.state[number]).clone()).collect();
+    (join(0), join(1))
+}
+
+fn floats<F: Flat>(values: &StateValues<F>) -> &F {
+    match values {
+        StateValues::Float32(values) => values,
+        StateValues::Uint8(_) => panic!("AdamW's moments are float32"),
+    }
 }
 
 /// Gradients are summed here in the ring's own order, so the only difference left is the order in which f64
@@ -98,7 +106,7 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
     let len = layout().len();
     for world in 2..=4 {
         let partitioned = trained(world, 5);
-        let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings());
         let mut weights = noise(len, 0);
         for step in 0..5 {
             let all: Vec<_> = (0..world).map(|rank| noise(len, 1 + 10 * step + rank)).collect();
@@ -128,7 +136,7 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
     for (world, distance) in (2..=4).flat_map(|world| (1..world).map(move |by| (world, by))) {
         let partitioned = on_ring(world, |rank, comm| {
             let (rank_of, replica) = (Rank(rank as u32), Some(distance as u32));
-            let mut optimizer = ReplicatedAdamW::new(&layout(), world, rank_of, &settings, replica);
+            let mut optimizer = ReplicatedOptimizer::new(&layout(), world, rank_of, &settings, replica);
             let mut weights = noise(len, 0);
             optimizer.begin(0, 0, &weights);
             for step in 0..3 {
@@ -141,7 +149,7 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
             assert_eq!(held, 2 * len as u64);
             (replica.weights, weights)
         });
-        let mut alone = ShardedAdamW::new(&layout(), 1, Rank(0), &settings);
+        let mut alone = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings);
         let mut weights = noise(len, 0);
         for step in 0..3 {
             let all: Vec<_> = (0..world).map(|rank| noise(len, 1 + 10 * step + rank)).collect();
@@ -168,7 +176,7 @@ fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
 }
 
 /// Weights of the adapter, whole, and both of its moments as far as they are this rank's.
-fn lora_bits(optimizer: &ShardedAdamW, weights: &[f32]) -> (Vec<u32>, Vec<u32>) {
+fn lora_bits(optimizer: &ShardedOptimizer, weights: &[f32]) -> (Vec<u32>, Vec<u32>) {
     let lora = |range: &std::ops::Range<usize>| {
         layout().params()[..2].iter().any(|p| p.range().contains(&range.start))
     };
@@ -176,7 +184,7 @@ fn lora_bits(optimizer: &ShardedAdamW, weights: &[f32]) -> (Vec<u32>, Vec<u32>) 
     let segments = optimizer.segments.iter().filter(|segment| lora(&segment.range));
     let moments = segments.flat_map(|s| {
         let at = s.range.start - own.start..s.range.end - own.start;
-        [&optimizer.exp_avg[at.clone()], &optimizer.exp_avg_sq[at]].concat()
+        [&floats(&optimizer.state[0])[at.clone()], &floats(&optimizer.state[1])[at]].concat()
     });
     let adapter = weights[..layout().params()[2].offset].iter();
     (adapter.map(|w| w.to_bits()).collect(), moments.map(f32::to_bits).collect())
@@ -186,9 +194,9 @@ fn lora_bits(optimizer: &ShardedAdamW, weights: &[f32]) -> (Vec<u32>, Vec<u32>) 
 fn what_rests_keeps_its_bits_on_owner_and_replica_and_a_bad_gradient_of_it_harms_nobody() {
     for world in 1..=4 {
         on_ring(world, |rank, comm| {
-            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut optimizer = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
             let mut replicated =
-                ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &settings(), Some(1));
+                ReplicatedOptimizer::new(&layout(), world, Rank(rank as u32), &settings(), Some(1));
             let mut weights = noise(layout().len(), 0);
             let mut again = weights.clone();
             replicated.begin(0, 0, &again);
@@ -211,7 +219,7 @@ fn what_rests_keeps_its_bits_on_owner_and_replica_and_a_bad_gradient_of_it_harms
             }
             let previous = Rank(((rank + world - 1) % world) as u32);
             let own = replicated.state(Copy::Own, 6, &again, &Vec::new()).expect("the newest version");
-            assert!(own.exp_avg == optimizer.exp_avg && own.exp_avg_sq == optimizer.exp_avg_sq);
+            assert!(own.state == optimizer.state);
             if world > 1 {
                 let replica =
                     replicated.state(Copy::Replica, 6, &again, &Vec::new()).expect("the newest version");
@@ -227,12 +235,12 @@ fn norms_of_groups_make_up_the_norm_of_all_and_leave_its_bits_as_they_are() {
     for (world, resting) in (1..=4).flat_map(|world| [(world, None), (world, Some(Group::LORA))]) {
         let input = StepInput { resting, ..input() };
         let outcomes = on_ring(world, |rank, comm| {
-            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut optimizer = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
             let (mut grads, mut weights) = (noise(len, 1 + rank), noise(len, 0));
             // The norm without groups: one number a rank.
             let mut reduced = grads.clone();
-            let own = optimizer.partition().own();
-            optimizer.exchange.reduce_scatter(&mut reduced, own, comm).expect("a sum");
+            let own = optimizer.partition().clone();
+            optimizer.exchange.reduce_scatter(&mut reduced, &own, comm).expect("a sum");
             let mut alone = [optimizer.squares(&reduced, resting)];
             comm.all_reduce(BufMut::F64(&mut alone), Reduce::Sum).expect("a sum");
             let outcome = optimizer.step(&mut grads, &mut weights, &input, comm).expect("a step");
@@ -264,7 +272,7 @@ fn norms_of_groups_make_up_the_norm_of_all_and_leave_its_bits_as_they_are() {
 fn a_gradient_that_is_not_finite_stops_all_ranks_before_anything_changes() {
     for bad in [f32::NAN, f32::INFINITY] {
         let names = on_ring(2, |rank, comm| {
-            let mut optimizer = ShardedAdamW::new(&layout(), 2, Rank(rank as u32), &settings());
+            let mut optimizer = ShardedOptimizer::new(&layout(), 2, Rank(rank as u32), &settings());
             let before = noise(layout().len(), 0);
             let (mut weights, mut grads) = (before.clone(), noise(layout().len(), 5));
             if rank == 1 {
@@ -273,7 +281,9 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_before_anything_changes() {
             }
             let error = optimizer.step(&mut grads, &mut weights, &input(), comm).expect_err("not finite");
             assert!(
-                weights == before && optimizer.steps() == 0 && optimizer.exp_avg.iter().all(|m| *m == 0.0)
+                weights == before
+                    && optimizer.steps() == 0
+                    && floats(&optimizer.state[0]).iter().all(|m| *m == 0.0)
             );
             match error {
                 StepError::NonFinite { parameter, .. } => parameter,
@@ -286,12 +296,12 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_before_anything_changes() {
 
 #[test]
 fn buffers_and_communicators_of_another_size_are_refused() {
-    let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+    let mut optimizer = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings());
     let (mut right, mut wrong) = (noise(layout().len(), 0), noise(3, 0));
     let comm = &mut Solo::default();
     assert!(optimizer.step(&mut wrong, &mut right.clone(), &input(), comm).is_err());
     assert!(optimizer.step(&mut right, &mut wrong, &input(), comm).is_err());
-    let mut other = ShardedAdamW::new(&layout(), 2, Rank(0), &settings());
+    let mut other = ShardedOptimizer::new(&layout(), 2, Rank(0), &settings());
     let error = other.step(&mut right.clone(), &mut right, &input(), comm).expect_err("a world of one");
     assert!(error.to_string().contains("expected 2, found 1"), "{error}");
 }
@@ -303,7 +313,7 @@ fn the_number_of_threads_does_not_change_a_bit() {
     layout.add("b".into(), &[1001], Group("expert"), false, Init::Zeros);
     let in_pool = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool starts");
-        let mut optimizer = ShardedAdamW::new(&layout, 1, Rank(0), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout, 1, Rank(0), &settings());
         let mut weights = noise(layout.len(), 0);
         pool.install(|| run(&mut optimizer, &mut Solo::default(), &mut weights, 0..2));
         weights
@@ -313,13 +323,14 @@ fn the_number_of_threads_does_not_change_a_bit() {
 
 #[test]
 fn the_bytes_are_those_of_the_formula() {
-    let bytes =
-        on_ring(2, |rank, comm| ShardedAdamW::new(&layout(), 2, Rank(rank as u32), &settings()).bytes(comm));
+    let bytes = on_ring(2, |rank, comm| {
+        ShardedOptimizer::new(&layout(), 2, Rank(rank as u32), &settings()).bytes(comm)
+    });
     let whole = layout().len() as u64;
-    assert_eq!(bytes[0].moments.0 + bytes[1].moments.0, 8 * whole);
+    assert_eq!(bytes[0].state.0 + bytes[1].state.0, 8 * whole);
     for bytes in bytes {
         assert_eq!((bytes.weights.0, bytes.grads.0), (4 * whole, 4 * whole));
-        assert_eq!(bytes.moments_unpartitioned.0, 8 * whole);
+        assert_eq!(bytes.state_unpartitioned.0, 8 * whole);
         assert_eq!(bytes.comm_buffers.0, 128 << 10);
     }
 }

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use coxswain_nn::{kernels::flat::Flat, pulse};
+use coxswain_nn::{kernels::flat::Flat, pulse, rules::StateValues};
 
-use crate::zero::optimizer::ShardedAdamW;
+use crate::zero::optimizer::ShardedOptimizer;
 
 /// Elements that are brought to the host at once.
 const CHUNK: usize = 1 << 20;
@@ -31,26 +31,38 @@ pub struct Digests {
 pub struct PartDigests {
     /// Its weights.
     pub weights: u64,
-    /// Its moments, and the average of its weights where one is kept.
-    pub moments: u64,
+    /// The update rule's state of it, and the average of its weights where one is kept.
+    pub state: u64,
 }
 
-/// Of the moments of a shard, and of the average of its weights where one is kept.
-pub(super) fn moments<F: Flat>(shard: &ShardedAdamW<F>) -> u64 {
-    digest(shard.buffers().map(|buffer| (buffer, 0..buffer.len())))
-}
-
-/// Of parts of buffers, one after another.
-pub(super) fn digest<'f, F: Flat + 'f>(buffers: impl IntoIterator<Item = (&'f F, Range<usize>)>) -> u64 {
+/// Of the state of a shard, and of the average of its weights where one is kept.
+pub(super) fn of_state<F: Flat>(shard: &ShardedOptimizer<F>) -> u64 {
     let mut hash = blake3::Hasher::new();
-    for (buffer, range) in buffers {
-        for begin in range.clone().step_by(CHUNK) {
-            let values = buffer.read(begin..range.end.min(begin + CHUNK));
-            hash.update(bytemuck::cast_slice(&values));
-            pulse::beat();
+    for values in &shard.state {
+        match values {
+            StateValues::Float32(values) => add(&mut hash, values, 0..values.len()),
+            StateValues::Uint8(values) => values.chunks(CHUNK).for_each(|values| {
+                hash.update(values);
+                pulse::beat();
+            }),
         }
     }
+    shard.average.iter().for_each(|average| add(&mut hash, &average.values, 0..average.values.len()));
     first_bytes(&hash)
+}
+
+/// Of a part of a buffer.
+pub(super) fn of_floats<F: Flat>(values: &F, range: Range<usize>) -> u64 {
+    let mut hash = blake3::Hasher::new();
+    add(&mut hash, values, range);
+    first_bytes(&hash)
+}
+
+fn add<F: Flat>(hash: &mut blake3::Hasher, values: &F, range: Range<usize>) {
+    for begin in range.clone().step_by(CHUNK) {
+        hash.update(bytemuck::cast_slice(&values.read(begin..range.end.min(begin + CHUNK))));
+        pulse::beat();
+    }
 }
 
 /// Of all parts together.

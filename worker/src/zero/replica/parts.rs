@@ -1,30 +1,56 @@
 //! What a rank can give of its parts: which of them, in which versions, and what is in one.
 
+use coxswain_nn::rules::StateValues;
+use coxswain_proto::ids::Rank;
+
+use crate::collective::{BufMut, Collective, CollectiveError};
+
 /// One part of the flat parameter buffer in one version.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShardState {
     /// Weights.
     pub weights: Vec<f32>,
-    /// First moments.
-    pub exp_avg: Vec<f32>,
-    /// Second moments.
-    pub exp_avg_sq: Vec<f32>,
+    /// The update rule's state of them, in the order of its buffers.
+    pub state: Vec<StateValues<Vec<f32>>>,
     /// The average of the weights; empty if none is kept.
     pub average: Vec<f32>,
 }
 
 impl ShardState {
-    /// Zeros for a part of `len` elements, with an average of the weights or without one.
-    pub fn zeros(len: usize, averaged: bool) -> Self {
-        let zeros = || vec![0.0; len];
-        let average = if averaged { zeros() } else { Vec::new() };
-        Self { weights: zeros(), exp_avg: zeros(), exp_avg_sq: zeros(), average }
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> u64 {
+        let state: usize = self.state.iter().map(StateValues::bytes).sum();
+        (4 * (self.weights.len() + self.average.len()) + state) as u64
     }
 
-    /// All of it, in one order.
-    pub fn buffers(&mut self) -> [&mut Vec<f32>; 4] {
-        [&mut self.weights, &mut self.exp_avg, &mut self.exp_avg_sq, &mut self.average]
+    /// Every rank ends with that of `from`. Buffers that are empty, which they are on all ranks, are passed
+    /// over.
+    pub fn broadcast(&mut self, from: Rank, comm: &mut dyn Collective) -> Result<(), CollectiveError> {
+        let Self { weights, state, average } = self;
+        broadcast_floats(weights, from, comm)?;
+        for values in state {
+            match values {
+                StateValues::Float32(values) => broadcast_floats(values, from, comm)?,
+                StateValues::Uint8(values) => {
+                    // Nothing is added up on the way: any bits travel as float32.
+                    let len = values.len();
+                    let mut words = vec![0.0f32; len.div_ceil(size_of::<f32>())];
+                    bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(values);
+                    broadcast_floats(&mut words, from, comm)?;
+                    values.copy_from_slice(&bytemuck::cast_slice(&words)[..len]);
+                }
+            }
+        }
+        broadcast_floats(average, from, comm)
     }
+}
+
+fn broadcast_floats(
+    values: &mut [f32],
+    from: Rank,
+    comm: &mut dyn Collective,
+) -> Result<(), CollectiveError> {
+    if values.is_empty() { Ok(()) } else { comm.broadcast(BufMut::F32(values), from) }
 }
 
 /// Which versions of a part a rank can give: the newest, and perhaps the one before.

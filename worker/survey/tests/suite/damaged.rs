@@ -170,7 +170,11 @@ fn pictures_that_do_not_decode_are_found_among_those_that_are_asked_for() {
     says(only(&few), ("", Some(2), None), &[CAMERA, "one colour in all of 3 pictures", "covered"]);
     let every = check(damaged.path(), Frames::Every);
     let place = ("data/chunk-000/file-001.parquet", Some(1), Some(1));
-    says(one(&every, "unreadable"), place, &[CAMERA, "does not decode", "record the frame again"]);
+    says(
+        one(&every, "unreadable"),
+        place,
+        &[CAMERA, "does not decode", "restore the file, or record the frame again"],
+    );
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub struct WavHeader {
     pub format: Format,
     /// Where the samples lie in the file.
     pub samples: Range<u64>,
+    /// Where the file ends: before its samples do, if it was cut off.
+    pub end: u64,
 }
 
 /// Why a header cannot be used.
@@ -130,7 +132,13 @@ impl WavHeader {
                         None => u64::from(size),
                     };
                     let Layout { rate, channels, format } = layout;
-                    return Ok(Self { rate, channels, format, samples: at..at.saturating_add(size) });
+                    return Ok(Self {
+                        rate,
+                        channels,
+                        format,
+                        samples: at..at.saturating_add(size),
+                        end: len,
+                    });
                 }
                 _ => {}
             }
@@ -147,6 +155,12 @@ impl WavHeader {
     /// Frames that the header promises.
     pub fn frames(&self) -> u64 {
         (self.samples.end - self.samples.start) / self.frame_bytes().max(1) as u64
+    }
+
+    /// Frames that are there.
+    pub fn frames_there(&self) -> u64 {
+        let end = self.samples.end.min(self.end);
+        end.saturating_sub(self.samples.start) / self.frame_bytes().max(1) as u64
     }
 }
 
@@ -216,9 +230,9 @@ mod tests {
     fn a_byte_that_fills_up_a_chunk_of_odd_length_belongs_to_none() {
         let plain = read(file(&[], 44, 8)).unwrap();
         assert_eq!((plain.rate, plain.channels, plain.format), (8000, 2, Format::Integer(2)));
-        assert_eq!((plain.samples.clone(), plain.frames()), (44..52, 2));
+        assert_eq!((plain.samples.clone(), plain.frames(), plain.frames_there()), (44..52, 2, 2));
         let junk = [&b"LIST"[..], &3u32.to_le_bytes(), b"abc\0"].concat();
-        assert_eq!(read(file(&junk, 56, 8)).unwrap(), WavHeader { samples: 56..64, ..plain });
+        assert_eq!(read(file(&junk, 56, 8)).unwrap(), WavHeader { samples: 56..64, end: 64, ..plain });
     }
 
     #[test]
@@ -227,7 +241,8 @@ mod tests {
             assert_eq!(read(file(&[], riff, data)).unwrap().frames(), 2, "{data:x}");
         }
         assert_eq!(read(file(&[], 36, 0)).unwrap().frames(), 0, "it has none");
-        assert_eq!(read(file(&[], 136, 100)).unwrap().frames(), 25, "it was cut off, and is not to be read");
+        let cut = read(file(&[], 136, 100)).unwrap();
+        assert_eq!((cut.frames(), cut.frames_there()), (25, 2), "it was cut off, and is not to be read");
         let ds64 = [&b"ds64"[..], &28u32.to_le_bytes(), &[0; 8], &8u64.to_le_bytes(), &[0; 12]].concat();
         assert_eq!(read(file(&ds64, u32::MAX, u32::MAX)).unwrap().frames(), 2, "RF64 says it");
     }

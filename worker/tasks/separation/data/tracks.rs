@@ -1,9 +1,9 @@
 //! Tracks as a run sees them: a folder each, or a sample of a tar shard, with a WAV file for each stem and,
 //! if there is one, `mixture.wav`; without it the mixture is the stems' sum.
 //!
-//! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts. What
-//! only shows when a segment is read (a file that ends early) is the segment's own fault: the run goes on
-//! without it. A track's end that is shorter than a segment is left out.
+//! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts: a file
+//! that ends early, too, whose missing segments are their own faults, as is what only shows when a segment is
+//! read. The run goes on without them. A track's end that is shorter than a segment is left out.
 
 use std::{
     fs,
@@ -30,6 +30,9 @@ use crate::{
 
 /// How far a mixture may be from the sum of its stems: what 8 bits round to.
 const MIXED: f32 = 1.0 / 128.0;
+
+/// Above it a peak is no loud music, but whole numbers that were not divided by their full scale.
+const LOUD: f32 = 16.0;
 
 /// Where the files of a track lie.
 #[derive(Debug)]
@@ -289,6 +292,13 @@ impl Samples for Tracks {
             if stem.iter().all(|value| *value == 0.0) {
                 doubts.push(("silent", at(wav, "nothing in the whole segment".into())));
             }
+            let peak = stem.iter().fold(0.0, |peak: f32, value| peak.max(value.abs()));
+            if peak > LOUD {
+                let what = format!(
+                    "a peak of {peak:.0}, and full scale is 1; divide the samples by their full scale"
+                );
+                doubts.push(("loud", at(wav, what)));
+            }
         }
         if let Some(mixture) = &track.mixture {
             let all = sum(&sample.stems, track.stems.len());
@@ -339,6 +349,18 @@ impl Samples for Tracks {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.shards.as_deref().map_or_else(Vec::new, Shards::warnings)
+        let files = || self.tracks.iter().flat_map(|track| track.stems.iter().chain(&track.mixture));
+        let mut cut = files().filter(|wav| wav.there < wav.frames);
+        let told = cut.next().map(|Wav { place, frames, there }| {
+            let others = match cut.count() {
+                0 => String::new(),
+                more => format!(", and so do {more} others of {} files", files().count()),
+            };
+            format!(
+                "{place}: ends early ({there} of {frames} samples are there){others}: segments beyond are left out; copy or write the \
+                 file again"
+            )
+        });
+        self.shards.as_deref().map_or_else(Vec::new, Shards::warnings).into_iter().chain(told).collect()
     }
 }

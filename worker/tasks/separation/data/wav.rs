@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    fs::File,
     io::{BufReader, Read, Seek, SeekFrom},
     path::PathBuf,
     sync::Arc,
@@ -12,6 +11,7 @@ use coxswain_data::{
     DataError,
     shards::{MemberId, Shards},
 };
+use coxswain_proto::bounded;
 
 use super::{
     batch::CHANNELS,
@@ -37,8 +37,10 @@ pub enum WavPlace {
 pub struct Wav {
     /// Where it is.
     pub place: WavPlace,
-    /// Samples of a channel.
+    /// Samples of a channel, as the header has it.
     pub frames: u64,
+    /// Those that are there.
+    pub there: u64,
 }
 
 /// What reads and seeks.
@@ -49,7 +51,7 @@ impl<T: Read + Seek> Readable for T {}
 impl WavPlace {
     fn open(&self) -> Result<Box<dyn Readable>, DataError> {
         Ok(match self {
-            Self::File(path) => Box::new(File::open(path).map_err(DataError::io(path, "read"))?),
+            Self::File(path) => Box::new(bounded::open(path).map_err(DataError::io(path, "read"))?),
             Self::Member(shards, member) => Box::new(shards.section(*member)?),
         })
     }
@@ -93,7 +95,7 @@ impl Wav {
             let found = format!("{}, and separation is of stereo", header.channels);
             return refuse("channels", found, "write it with two channels (a mono file's one twice)");
         }
-        Ok(Self { place, frames: header.frames() })
+        Ok(Self { place, frames: header.frames(), there: header.frames_there() })
     }
 
     /// `frames` frames from `start` on, `[channels, frames]`, full scale at 1. Says in words what is wrong.

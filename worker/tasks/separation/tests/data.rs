@@ -156,6 +156,11 @@ fn a_file_that_ends_early_takes_its_segments_alone() {
     let bytes = fs::read(&path).expect("a file");
     fs::write(&path, &bytes[..bytes.len() - 4 * 1000]).expect("a file");
     let opened = open(dir.path(), &[]).expect("the header is sound");
+    let told = format!(
+        "{}: ends early (1500 of 2500 samples are there): segments beyond are left out; copy or write the file again",
+        path.display()
+    );
+    assert_eq!(opened.warnings(), [told]);
     assert!(opened.sample(2).is_ok());
     let fault = opened.sample(3).expect_err("it is not there");
     assert!(matches!(fault, DataError::Sample { index: 3, .. }));
@@ -168,6 +173,25 @@ fn a_file_that_ends_early_takes_its_segments_alone() {
     );
     let row = opened.damaged_row(3, &fault);
     assert_eq!((row.row, row.begin, row.end), (3, 3, 4));
+}
+
+#[test]
+fn whole_numbers_in_a_file_of_floats_are_doubted_by_their_peak() {
+    let dir = tempfile::tempdir().expect("a folder");
+    tracks(dir.path());
+    let opened = open(dir.path(), &[]).expect("sound");
+    assert!(opened.doubts(&opened.sample(0).expect("sound")).is_empty());
+    let spec = WavSpec { bits_per_sample: 32, sample_format: SampleFormat::Float, ..PLAIN };
+    let mut writer = WavWriter::create(dir.path().join("a/drums.wav"), spec).expect("a file");
+    for value in 0..2 * 2500 {
+        writer.write_sample(value as f32).expect("a sample");
+    }
+    writer.finalize().expect("a file");
+    let opened = open(dir.path(), &[]).expect("sound");
+    let doubts = opened.doubts(&opened.sample(0).expect("it can be read"));
+    let [("loud", told)] = &doubts[..] else { panic!("{doubts:?}") };
+    let told = told.to_string();
+    assert!(told.contains("drums.wav") && told.contains("a peak of 1999, and full scale is 1"), "{told}");
 }
 
 fn refused_keys(changes: &[(&str, Value)]) -> String {
@@ -227,7 +251,10 @@ fn tracks_of_shards_are_those_of_folders_bit_for_bit() {
     let cut = packed(&changed).err().expect("refused").to_string();
     assert!(cut.contains("`music/b.drums.wav`") && cut.contains("write it as WAV"), "{cut}");
     changed[2].1 = files[2].1[..6000].to_vec();
-    let short = packed(&changed).expect("known before training: nothing");
+    let short = packed(&changed).expect("its segments are left out");
+    let [told] = &short.warnings()[..] else { panic!("{:?}", short.warnings()) };
+    assert!(told.contains("tracks.tar, `music/b.drums.wav`") && told.contains(" of 2500 samples"), "{told}");
+    assert_eq!(folder.warnings(), Vec::<String>::new());
     let fault = short.sample(3).expect_err("it ends early");
     assert!(matches!(&fault, DataError::Sample { index: 3, .. }), "{fault:?}");
     assert!(fault.to_string().contains("ends early"), "{fault}");

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use coxswain_data::DataError;
+use coxswain_data::{DataError, text::excerpt};
 use serde_json::Value;
 
 use crate::{
@@ -34,6 +34,9 @@ impl Pair {
         Ok(self)
     }
 }
+
+/// Names that an error lists.
+const LISTED: usize = 16;
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,34 +163,74 @@ struct Columns<'a> {
 }
 
 fn places(header: &[String], columns: &[String; 2]) -> Result<[usize; 2], String> {
+    if header.first().is_some_and(|first| first.starts_with("sep=")) {
+        return Err(
+            "is the line `sep=` of a spreadsheet; remove it: columns are named in the first line".into()
+        );
+    }
     let place = |column: &String| {
-        let found = header.iter().position(|name| name.trim() == column);
-        let there = header.join("`, `");
+        let mut found = header.iter().enumerate().filter(|(_, name)| name.trim() == column);
+        let (found, twice) = (found.next().map(|(place, _)| place), found.next().is_some());
+        if twice {
+            return Err(format!("has two columns `{column}`; rename one of them"));
+        }
+        if let [only] = header {
+            let separated = |by: char| only.contains(by);
+            if separated(';') {
+                return Err(
+                    "has fields separated by semicolons; separate them by commas or tabs (.tsv)".into()
+                );
+            }
+            // A file of the other ending: of its own, this separator would have made two fields.
+            for (by, named, ending) in [('\t', "tabs", ".tsv"), (',', "commas", ".csv")] {
+                if separated(by) {
+                    return Err(format!("has fields separated by {named}; name the file {ending}"));
+                }
+            }
+        }
         found.ok_or_else(|| {
-            format!("has no column `{column}`; name one of `{there}` in data.source and data.target")
+            let there = listed(header.iter().map(String::as_str));
+            format!("has no column `{column}`; name one of {there} in data.source and data.target")
         })
     };
     Ok([place(&columns[0])?, place(&columns[1])?])
 }
 
+/// The first of these names, for errors.
+fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let others = names.len().saturating_sub(LISTED);
+    let shown: Vec<_> = names.take(LISTED).map(|name| format!("`{}`", excerpt(name))).collect();
+    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
+    shown.join(", ") + &others
+}
+
 fn pair(kind: FileKind, text: &str, columns: &Columns<'_>) -> Result<Pair, String> {
     let Columns { names, header } = columns;
     if kind == FileKind::Json {
-        let record: Value = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?;
+        let record: Value = serde_json::from_str(text).map_err(|error| {
+            format!("is not JSON: {error}; write one pair a line, for instance with `jq -c .`")
+        })?;
+        if !record.is_object() {
+            return Err("is not a JSON object; write one pair a line, for instance with `jq -c '.[]'`".into());
+        }
         let [source, target] = names.each_ref().map(|name| field(&record, name));
         return Pair { source: source?, target: target? }.checked(&names[1]);
     }
     let fields = fields(kind, text)?;
     if fields.len() > header.fields {
-        let quoted = if kind == FileKind::Comma { "; put a text that has a comma in quotes" } else { "" };
-        return Err(format!("has {} fields, and the header {}{quoted}", fields.len(), header.fields));
+        let remedy = match kind {
+            FileKind::Comma => "put a text that has a comma in quotes",
+            FileKind::Json | FileKind::Tab => "write spaces for tabs within a text",
+        };
+        return Err(format!("has {} fields, and the header has {}; {remedy}", fields.len(), header.fields));
     }
     let [source, target] = [0, 1].map(|column| {
         let field = fields.get(header.places[column]).cloned();
         field.ok_or_else(|| {
             format!(
-                "has {} fields, and `{}` is the {}th; complete the record",
+                "has {} field{}, and `{}` is field {} of the header; complete the record",
                 fields.len(),
+                if fields.len() == 1 { "" } else { "s" },
                 names[column],
                 header.places[column] + 1
             )
@@ -201,11 +244,12 @@ fn field(record: &Value, column: &str) -> Result<String, String> {
     match record.get(column) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(value.to_string()),
-        Some(other) => Err(format!("`{column}` is {other}; write a text")),
+        Some(other) => Err(format!("`{column}` is {}; write a text", excerpt(&other.to_string()))),
         None => {
             let there: Vec<_> = record.as_object().into_iter().flat_map(|all| all.keys()).collect();
+            let there = listed(there.into_iter().map(String::as_str));
             Err(format!(
-                "has no `{column}`, but {there:?}; add it, or name the fields in data.source and data.target"
+                "has no `{column}`, but [{there}]; add it, or name the fields in data.source and data.target"
             ))
         }
     }
@@ -338,23 +382,59 @@ mod tests {
     }
 
     #[test]
+    fn a_header_of_megabytes_is_not_repeated() {
+        let (long, many) = ("x".repeat(1 << 20), "x,".repeat(1 << 20));
+        for header in [long, many] {
+            let message = read("t.csv", &format!("{header}\na,b\n")).expect_err("no such column");
+            assert!(message.len() < 1000 && message.contains("data.source"), "{} letters", message.len());
+        }
+        let ends_twice = read("t.csv", "source,target\r\r\na,b\r\r\n").expect("names are trimmed");
+        assert_eq!(ends_twice.len(), 1);
+    }
+
+    #[test]
     fn what_cannot_be_used_is_refused_with_line_and_remedy() {
         for (name, text, told) in [
+            (
+                "t.csv",
+                "source,target,target\na,b,c\n",
+                "t.csv:1: has two columns `target`; rename one of them",
+            ),
+            ("t.csv", "source;target\na;b\n", "t.csv:1: has fields separated by semicolons; separate them"),
+            ("t.csv", "source\ttarget\na\tb\n", "t.csv:1: has fields separated by tabs; name the file .tsv"),
+            ("t.tsv", "source,target\na,b\n", "t.tsv:1: has fields separated by commas; name the file .csv"),
+            (
+                "t.csv",
+                "sep=,\nsource,target\na,b\n",
+                "t.csv:1: is the line `sep=` of a spreadsheet; remove it",
+            ),
+            (
+                "t.csv",
+                "sep=;\nsource;target\na;b\n",
+                "t.csv:1: is the line `sep=` of a spreadsheet; remove it",
+            ),
+            ("t.csv", "source,target\ra,b\r", "t.csv:1: has lines that end with CR alone; write LF"),
+            ("t.tsv", "source\ttarget\na\tb\tc\n", "the header has 2; write spaces for tabs within a text"),
+            ("t.jsonl", "[{\"source\": \"a\"}]\n", "t.jsonl:1: is not a JSON object; write one pair a line"),
             (
                 "t.csv",
                 "source,label\na,b\n",
                 "t.csv:1: has no column `target`; name one of `source`, `label`",
             ),
-            ("t.csv", "source,target\na,b\na\n", "t.csv:3: has 1 fields, and `target` is the 2th"),
+            (
+                "t.csv",
+                "source,target\na,b\na\n",
+                "t.csv:3: has 1 field, and `target` is field 2 of the header",
+            ),
             (
                 "t.csv",
                 "source,target\na,b,c\n",
-                "t.csv:2: has 3 fields, and the header 2; put a text that has a comma in quotes",
+                "t.csv:2: has 3 fields, and the header has 2; put a text that has a comma in quotes",
             ),
             ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
             ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` behind a closing quote"),
             ("t.tsv", "source\ttarget\na\t \n", "t.tsv:2: has an empty `target`"),
-            ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, but [\"source\"]"),
+            ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, but [`source`]"),
             ("t.jsonl", "{\"source\": [1], \"target\": \"b\"}\n", "t.jsonl:1: `source` is [1]; write a text"),
             ("t.jsonl", "source\n", "t.jsonl:1: is not JSON"),
             ("t.parquet", "x", "ends with none of .jsonl, .csv and .tsv"),

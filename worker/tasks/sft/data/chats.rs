@@ -9,7 +9,7 @@ use std::{path::Path, sync::Arc};
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, surviving::surviving};
 use coxswain_models::{
     Shelf,
-    vision_language::{EncodedChat, Piece},
+    vision_language::{EncodedChat, Message, Piece},
 };
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::{ids::Step, order::DamagedRow, run_spec::RunSpec};
@@ -23,7 +23,7 @@ use super::{
     source::ChatSource,
     spelling::Chat,
 };
-use crate::{holdout::Holdout, settings::checked, sft::config::SftSettings};
+use crate::{holdout::Holdout, settings::checked, sft::config::SftSettings, tokens::outline::looked_at};
 
 /// What helps chats that are too long.
 const TOO_LONG: &str = "raise data.max_tokens, or lower data.max_pixels";
@@ -31,6 +31,8 @@ const TOO_LONG: &str = "raise data.max_tokens, or lower data.max_pixels";
 const TURN_TOKENS: usize = 16;
 const IMAGE_TOKENS: usize = 4;
 const SYSTEM_TOKENS: usize = 256;
+/// Chats that are encoded when they are opened, of those that may lose their end: a fraction of a second.
+const LOOKED_AT: usize = 256;
 
 /// Opened chats. Shared between threads.
 pub struct Chats {
@@ -41,6 +43,12 @@ pub struct Chats {
     holdout: Holdout,
     /// Chats that are left out: the whole of their first answer lies beyond `max_tokens`.
     too_long: Vec<u64>,
+    /// How many others lose their end, and whether all that may were looked at.
+    cut: (u64, bool),
+    /// Chats with an answer that is learned and says nothing.
+    silent: Vec<u64>,
+    /// What is wrong with the first chat that has an unusable image, and how many others have one.
+    unusable: (Option<DataError>, u64),
 }
 
 impl Chats {
@@ -50,17 +58,27 @@ impl Chats {
         let path = Path::new(&spec.data.path);
         let reader = ChatReader::open(&settings, models)?;
         let (max_tokens, image_tokens) = (settings.data.max_tokens, reader.image_tokens());
-        let mut long = Vec::new();
+        let (mut long, mut ends, mut silent) = (Vec::new(), Vec::new(), Vec::new());
         let mut see = |index, chat: &Chat| {
             if reach(chat, image_tokens) > max_tokens {
                 long.push(index);
+            }
+            if most_tokens(&chat.messages, image_tokens) > max_tokens {
+                ends.push(index);
+            }
+            if chat.messages.iter().any(says_nothing) {
+                silent.push(index);
             }
         };
         let (source, fingerprint) = open_checked(path, &settings.data, &mut see)?;
         let (count, every) = (source.len(), settings.data.holdout_every);
         let holdout = Holdout::of(path, "chat", source.remedy(), count, every)?;
-        let mut chats = Self { source, fingerprint, reader, max_tokens, holdout, too_long: Vec::new() };
+        let (too_long, cut, unusable) = (Vec::new(), (0, true), (None, 0));
+        let mut chats =
+            Self { source, fingerprint, reader, max_tokens, holdout, too_long, cut, silent, unusable };
         long.retain(|index| !chats.fits(*index));
+        ends.retain(|index| long.binary_search(index).is_err());
+        chats.cut = chats.count_cut(&ends);
         chats.holdout = chats.holdout.without(&long);
         if chats.training().is_empty() {
             let found = format!(
@@ -69,6 +87,7 @@ impl Chats {
             return Err(DataError::invalid(path, "(samples)", found, TOO_LONG));
         }
         chats.too_long = long;
+        chats.unusable = chats.count_unusable();
         Ok(chats)
     }
 
@@ -152,28 +171,68 @@ impl Chats {
     /// Whether the first answer that is learned lies within `data.max_tokens`, or it cannot be known: of a
     /// chat that may be too long its texts are encoded and its images' sizes read.
     fn fits(&self, index: u64) -> bool {
+        let outline = self.outline(index);
+        outline.is_none_or(|EncodedChat { ids, learned }| self.end_of(&ids, &learned).is_some())
+    }
+
+    /// How many of these chats lose their end, and whether each was looked at; of many it is an estimate.
+    fn count_cut(&self, chats: &[u64]) -> (u64, bool) {
+        let looked_at = chats.len().min(LOOKED_AT);
+        let is_cut = |index: &u64| self.outline(*index).is_some_and(|chat| chat.ids.len() > self.max_tokens);
+        let some = (0..looked_at).map(|number| &chats[number * chats.len() / looked_at]);
+        let cut = some.filter(|index| is_cut(index)).count();
+        ((cut * chats.len()).div_ceil(looked_at.max(1)) as u64, looked_at == chats.len())
+    }
+
+    /// What is wrong with the first chat whose image cannot be used, and how many others have one, of the
+    /// chats that are looked at: a read of each image would take as long as an epoch's decoding.
+    fn count_unusable(&self) -> (Option<DataError>, u64) {
+        let fault = |index: u64| {
+            let head = |image: &str| self.source.image(index, image, HEADER);
+            let chat = self.source.chat(index).ok()?;
+            self.reader.image_shapes(&chat, &head).err()?;
+            // It says what is wrong; and the size of an image may stand behind its beginning.
+            self.sample(index).err()
+        };
+        let others = looked_at(self.len()).filter(|index| self.too_long.binary_search(index).is_err());
+        let mut faults = others.filter_map(fault);
+        (faults.next(), faults.count() as u64)
+    }
+
+    fn outline(&self, index: u64) -> Option<EncodedChat> {
         let head = |image: &str| self.source.image(index, image, HEADER);
-        let outline = self.source.chat(index).ok().and_then(|chat| self.reader.outline(&chat, &head).ok());
-        outline.is_none_or(|(EncodedChat { ids, learned }, _)| self.end_of(&ids, &learned).is_some())
+        let outline = self.reader.outline(&self.source.chat(index).ok()?, &head);
+        outline.ok().map(|(chat, _)| chat)
+    }
+
+    /// A chat that is not alone in what it is warned of.
+    fn others(&self, like_it: &[u64], are: &str) -> String {
+        match like_it.len() {
+            1 => String::new(),
+            all => format!(", and {are} {} others of {} chats", all - 1, self.len()),
+        }
     }
 }
 
-/// At most so many tokens come before a chat's first answer that is learned, and the first of its own: a
-/// token has one byte at least.
+/// At most so many tokens come before a chat's first answer that is learned, and the first of its own.
 fn reach(chat: &Chat, image_tokens: usize) -> usize {
-    let mut tokens = SYSTEM_TOKENS;
-    for message in &chat.messages {
-        tokens += TURN_TOKENS;
-        if message.learned {
-            break;
-        }
-        let pieces = message.pieces.iter().map(|piece| match piece {
-            Piece::Text(text) => text.len(),
-            Piece::Image => image_tokens + IMAGE_TOKENS,
-        });
-        tokens += pieces.sum::<usize>();
-    }
-    tokens
+    let first = chat.messages.iter().position(|message| message.learned).unwrap_or(chat.messages.len());
+    TURN_TOKENS + most_tokens(&chat.messages[..first], image_tokens)
+}
+
+/// At most so many tokens have the first turns of a chat: a token has one byte at least.
+fn most_tokens(messages: &[Message], image_tokens: usize) -> usize {
+    let pieces = messages.iter().flat_map(|message| &message.pieces).map(|piece| match piece {
+        Piece::Text(text) => text.len(),
+        Piece::Image => image_tokens + IMAGE_TOKENS,
+    });
+    SYSTEM_TOKENS + TURN_TOKENS * messages.len() + pieces.sum::<usize>()
+}
+
+/// Whether of a turn that is learned there is nothing but its end.
+fn says_nothing(message: &Message) -> bool {
+    let is_nothing = |piece: &Piece| matches!(piece, Piece::Text(text) if text.trim().is_empty());
+    message.learned && message.pieces.iter().all(is_nothing)
 }
 
 impl Samples for Chats {
@@ -199,7 +258,8 @@ impl Samples for Chats {
             return Vec::new();
         }
         let whole = input_ids.len() + cut;
-        let what = format!("{whole} tokens, of which {cut} are cut off; raise data.max_tokens");
+        // Of a text of megabytes not all is encoded.
+        let what = format!("{whole} tokens or more, of which {cut} are cut off; raise data.max_tokens");
         vec![("cut", self.source.fault(*index, what))]
     }
 
@@ -241,15 +301,29 @@ impl Samples for Chats {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let (lost, most) = (self.too_long.len(), self.max_tokens);
-        let line = self.too_long.first().map(|first| {
-            let others = match lost {
-                1 => String::new(),
-                _ => format!(", and neither have {} others of {} chats", lost - 1, self.len()),
-            };
+        let (most, all) = (self.max_tokens, self.len());
+        let left_out = self.too_long.first().map(|first| {
+            let others = self.others(&self.too_long, "neither have");
             let what = format!("has no answer within data.max_tokens ({most}){others}: left out; {TOO_LONG}");
             self.source.fault(*first, what).to_string()
         });
-        self.source.warnings().into_iter().chain(line).collect()
+        let cut = (self.cut.0 > 0).then(|| {
+            let ((cut, is_exact), about) = (self.cut, if self.cut.1 { "" } else { "about " });
+            let (are, lose) = if cut == 1 && is_exact { ("is", "loses its") } else { ("are", "lose their") };
+            format!("{about}{cut} of {all} chats {are} longer than data.max_tokens = {most} and {lose} end; {TOO_LONG}")
+        });
+        let silent = self.silent.first().map(|first| {
+            let others = self.others(&self.silent, "so have");
+            let remedy = "write the answer, or switch its turn off with `\"loss\": false`";
+            let what =
+                format!("has an empty answer of the assistant{others}: to say nothing is learned; {remedy}");
+            self.source.fault(*first, what).to_string()
+        });
+        let unusable = self.unusable.0.as_ref().map(|first| {
+            let (looked_at, others) = (looked_at(all).len(), self.unusable.1);
+            format!("{first}; {} of {looked_at} chats that were looked at are left out like it", others + 1)
+        });
+        let warnings = self.source.warnings().into_iter().chain(left_out).chain(unusable);
+        warnings.chain(cut).chain(silent).collect()
     }
 }

@@ -159,11 +159,19 @@ fn image_of(given: &Value, asking: &Value, key: &str) -> Result<ChatImage, Strin
     let text = given.as_str().or_else(|| nested().and_then(Value::as_str));
     let text = text.ok_or_else(|| format!("`{key}` gives no path of an image; write the path as text"))?;
     let path = text.strip_prefix("file://").unwrap_or(text);
-    if path.contains("://") || path.starts_with("data:") {
+    if path.contains("://") || path.starts_with("data:") || is_base64(path) {
         let shown: String = path.chars().take(40).collect();
         return Err(format!(
             "`{key}` is {shown:?}, and images are read from files; store it, and give its path"
         ));
     }
     Ok(ChatImage { path: path.to_owned(), size: ImageSize::of(asking)? })
+}
+
+/// Whether an image itself stands where its path is expected.
+fn is_base64(text: &str) -> bool {
+    // How PNG, JPEG, GIF and WebP begin. A path may begin so as well, and has a dot.
+    let begins = ["iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR"].iter().any(|image| text.starts_with(image));
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte);
+    begins && text.len() > 100 && text.bytes().all(is_letter)
 }

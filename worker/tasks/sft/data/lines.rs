@@ -1,12 +1,13 @@
 //! Chats in a file of lines, and images by path.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::Read,
     path::{Path, PathBuf},
 };
 
-use coxswain_data::{DataError, Fingerprint};
+use coxswain_data::{DataError, Fingerprint, text::excerpt};
+use coxswain_proto::bounded;
 
 use super::{source::ChatSource, spelling::Chat};
 use crate::{
@@ -78,7 +79,7 @@ fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<Chat, 
         let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
         let file = file.ok_or_else(|| {
             let remedy = "correct the path, or set data.images to where paths begin";
-            format!("there is no image {}; {remedy}", image.display())
+            format!("there is no image {}; {remedy}", excerpt(&image.to_string_lossy()))
         })?;
         sizes.push(file.len());
     }
@@ -118,7 +119,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
 
 fn read_head(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    let read = bounded::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     match read {
         Ok(_) => Ok(bytes),
         Err(error) => Err(format!("{}: cannot be read ({error}); restore the file", path.display())),

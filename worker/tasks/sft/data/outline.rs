@@ -84,7 +84,8 @@ impl ChatOutline {
             };
             let (tokens, learned) = match &encoder {
                 Some(encoder) => {
-                    let encoded = encoder.encode(&chat.messages, &images).map_err(refuse)?;
+                    let messages = reader::shortened(&chat.messages, settings.data.max_tokens);
+                    let encoded = encoder.encode(&messages, &images).map_err(refuse)?;
                     (encoded.ids.len(), encoded.learned.iter().filter(|learned| **learned).count())
                 }
                 None => {

@@ -7,7 +7,7 @@ use std::path::Path;
 use coxswain_data::{
     DataError, Fingerprint,
     shards::{MemberId, Shards},
-    text::{NotText, decode},
+    text::{NotText, decode, excerpt},
 };
 
 use super::{images::ChatImage, source::ChatSource, spelling::Chat};
@@ -91,7 +91,8 @@ impl ChatShards {
         let found = [&*file, behind].iter().find_map(|ending| self.shards.with_ending(index, ending));
         found.ok_or_else(|| {
             format!(
-                "there is no image {name} in the sample, which has {}; correct the name, or write the image beside the chat",
+                "there is no image {} in the sample, which has {}; correct the name, or write the image beside the chat",
+                excerpt(name),
                 self.endings(index)
             )
         })

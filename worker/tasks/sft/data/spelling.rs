@@ -8,9 +8,11 @@
 //!
 //! `<image>` may stand in any text. Paths without a place for them come first in the first turn of the user.
 //! Nothing else of a text is changed: a line break behind `<image>` stays. `system` beside the turns is the
-//! first of them; a turn of the assistant with `loss: false` or `weight: 0` is shown and not learned; an
-//! image may have a size (`images`). What else would change what is learned, and is not read, is refused.
+//! first of them; a turn of the assistant with `loss: false`, `train: false` or `weight: 0` is shown and not
+//! learned; an image may have a size (`images`). What else would change what is learned, and is not read, is
+//! refused.
 
+use coxswain_data::text::excerpt;
 use coxswain_models::vision_language::{Message, Piece, Role};
 use serde_json::{Map, Value};
 
@@ -40,6 +42,10 @@ impl Chat {
             serde_json::from_str(line).map_err(|error| match line.trim_start().starts_with('[') {
                 true => {
                     "begins a JSON list; write one chat a line, for instance with `jq -c '.[]'`".to_owned()
+                }
+                false if line.trim() == "{" => {
+                    "is the first line of an object; write one chat a line, for instance with `jq -c .`"
+                        .to_owned()
                 }
                 false => format!("is not JSON ({}); repair or remove the line", reason(&error)),
             })?;
@@ -145,10 +151,10 @@ fn system_of(fields: &Map<String, Value>, messages: &mut Vec<Message>) -> Result
     Ok(())
 }
 
-/// Whether a turn is learned: the assistant's are, unless `loss` or `weight` switches one off.
+/// Whether a turn is learned: the assistant's are, unless `loss`, `train` or `weight` switches one off.
 fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
     let mut learned = role == Role::Assistant;
-    for key in ["loss", "weight"] {
+    for key in ["loss", "train", "weight"] {
         let given = match message.get(key) {
             None | Some(Value::Null) => continue,
             Some(Value::Bool(given)) => *given,
@@ -156,7 +162,8 @@ fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
             Some(number) if number.as_f64() == Some(1.0) => true,
             Some(other) => {
                 return Err(format!(
-                    "`{key}` is {other}, and a turn is learned or not; write true or false, or 1 or 0"
+                    "`{key}` is {}, and a turn is learned or not; write true or false, or 1 or 0",
+                    excerpt(&other.to_string())
                 ));
             }
         };
@@ -185,7 +192,7 @@ fn messages_of(
         let role = who.and_then(role_named).ok_or_else(|| {
             at(format!(
                 "`{role}` is {}; expected system, user (human), assistant (gpt) or tool",
-                who.map_or("missing".to_owned(), |who| format!("{who:?}"))
+                who.map_or("missing".to_owned(), |who| format!("{:?}", excerpt(who)))
             ))
         })?;
         let pieces = match given.get(content) {
@@ -250,7 +257,7 @@ fn piece_of(piece: &Value, images: &mut Images) -> Result<Vec<Piece>, String> {
         }
         kind => Err(format!(
             "a piece is of type {}; only `text` and `image` are supported",
-            kind.map_or("(none)".to_owned(), |kind| format!("`{kind}`"))
+            kind.map_or("(none)".to_owned(), |kind| format!("`{}`", excerpt(kind)))
         )),
     }
 }
@@ -331,10 +338,10 @@ mod tests {
         let learned = |text: &str| -> Vec<bool> {
             Chat::parse(text).expect(text).messages.iter().map(|message| message.learned).collect()
         };
-        for off in [r#", "loss": false"#, r#", "weight": 0"#, r#", "weight": 0.0"#] {
+        for off in [r#", "loss": false"#, r#", "train": false"#, r#", "weight": 0"#, r#", "weight": 0.0"#] {
             assert_eq!(learned(&line("", off)), [false, false, true], "{off}");
         }
-        for on in ["", r#", "loss": true"#, r#", "weight": 1"#, r#", "loss": null"#] {
+        for on in ["", r#", "loss": true"#, r#", "train": true"#, r#", "weight": 1"#, r#", "loss": null"#] {
             assert_eq!(learned(&line(r#", "weight": 0"#, on)), [false, true, true], "{on}");
         }
         for (first, second, wanted) in [
@@ -396,7 +403,16 @@ mod tests {
     fn what_is_wrong_is_named_with_a_remedy() {
         let says = |list: &str| format!(r#"{{"messages": {list}}}"#);
         let answer = r#"{"role": "assistant", "content": "x"}"#;
+        let png = format!("iVBORw0KGgo{}=", "A/b+".repeat(1000));
+        let long = "role".repeat(1000);
         for (line, wanted) in [
+            (says(&format!(r#"[{{"role": "{long}", "content": "x"}}]"#)), "rolerole...\"; expected system"),
+            (
+                format!(
+                    r#"{{"image": "{png}", "messages": [{{"role": "user", "content": "x"}}, {answer}]}}"#
+                ),
+                "`image` is \"iVBORw0KGgoA/b+A/b+A/b+A/b+A/b+A/b+A/b+A\", and images are read from files",
+            ),
             ("{\"messages\": [".to_owned(), "is not JSON (EOF while parsing a list at character"),
             ("[".to_owned(), "write one chat a line"),
             ("[1]".to_owned(), "is not a JSON object"),

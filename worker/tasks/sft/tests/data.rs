@@ -9,6 +9,13 @@ fn chat(question: &str) -> String {
     format!(r#"{{"messages": [{{"role": "user", "content": "{question}"}}, {ANSWER}]}}"#)
 }
 
+/// The same, answered so.
+fn answered(text: String) -> String {
+    format!(
+        r#"{{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{text}"}}]}}"#
+    )
+}
+
 /// A file of these lines, in a directory with one picture.
 fn file(lines: &[String]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a directory");
@@ -90,6 +97,26 @@ fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
 }
 
 #[test]
+fn images_that_a_run_would_leave_out_are_told_when_chats_are_opened() {
+    let with_image = |path: &str| {
+        format!(r#"{{"image": "{path}", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)
+    };
+    let names = ["a.png", "none.png", "gif.png", "broken.png"];
+    let (dir, path) = file(&names.map(with_image));
+    fs::write(dir.path().join("none.png"), b"").expect("a file");
+    fs::write(dir.path().join("gif.png"), b"GIF89a\x01\0\x01\0\0\0\0;").expect("a file");
+    let warnings = || Chats::open(&spec(&path, &[]), shelf()).expect("one is sound").warnings();
+    let [told] = &warnings()[..] else { panic!("{:?}", warnings()) };
+    let wanted =
+        ["chats.jsonl:2: none.png: the image has no bytes; restore", "3 of 4 chats that were looked at"];
+    assert!(wanted.iter().all(|part| told.contains(part)), "{told}");
+    for name in ["none.png", "gif.png", "broken.png"] {
+        fs::copy(dir.path().join("a.png"), dir.path().join(name)).expect("it ships");
+    }
+    assert_eq!(warnings(), Vec::<String>::new());
+}
+
+#[test]
 fn a_chat_that_is_too_long_loses_its_end() {
     let (_dir, path) = file(&[chat("Sound?")]);
     let whole = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound");
@@ -100,6 +127,17 @@ fn a_chat_that_is_too_long_loses_its_end() {
     let cut = cut.expect("a part of the answer is left");
     assert_eq!(cut.input_ids, whole.input_ids[..tokens - 2]);
     assert_eq!(cut.learned, whole.learned[..tokens - 2]);
+}
+
+#[test]
+fn of_a_text_of_megabytes_the_same_ids_are_kept_as_of_one_that_is_encoded_whole() {
+    let (_dir, path) =
+        file(&[answered("word and more ".repeat(1000)), answered("word and more ".repeat(200_000))]);
+    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).expect("sound");
+    let [short, long] = [0, 1].map(|index| chats.sample(index).expect("its beginning is kept"));
+    assert_eq!((&long.input_ids, &long.learned), (&short.input_ids, &short.learned));
+    let whole = long.input_ids.len() + long.cut;
+    assert!(long.input_ids.len() == 64 && whole < 64 * 300, "{whole} tokens were encoded");
 }
 
 /// A chat of these turns of the user, each of so many pictures and a question, and answers.
@@ -125,7 +163,79 @@ fn a_chat_whose_later_pictures_do_not_fit_ends_before_their_turn() {
     let doubts = chats.doubts(&cut);
     assert!(doubts[0].1.to_string().contains(&format!("of which {} are cut off", cut.cut)), "{doubts:?}");
     assert!(cut.cut > 0 && chats.doubts(&chats.sample(1).expect("sound")).is_empty());
-    assert_eq!(chats.warnings(), Vec::<String>::new());
+    let told = format!(
+        "1 of 2 chats is longer than data.max_tokens = {most} and loses its end; raise data.max_tokens, or lower data.max_pixels"
+    );
+    assert_eq!(chats.warnings(), [told]);
+}
+
+#[test]
+fn chats_that_lose_their_end_are_counted_once_and_of_many_some_are_looked_at() {
+    let (long, short) = (answered("word ".repeat(40)), chat("Sound?"));
+    let (_dir, path) = file(std::slice::from_ref(&short));
+    let most =
+        Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound").input_ids.len();
+    let warnings = |long_ones: usize, short_ones: usize| {
+        let lines = [vec![long.clone(); long_ones], vec![short.clone(); short_ones]].concat();
+        let (_dir, path) = file(&lines);
+        Chats::open(&spec(&path, &[("data.max_tokens", json!(most))]), shelf()).expect("sound").warnings()
+    };
+    let told = |count: &str| {
+        format!(
+            "{count} chats are longer than data.max_tokens = {most} and lose their end; raise data.max_tokens, or lower data.max_pixels"
+        )
+    };
+    assert_eq!(warnings(90, 30), [told("90 of 120")]);
+    assert_eq!(warnings(600, 0), [told("about 600 of 600")]);
+    assert_eq!(warnings(0, 3), Vec::<String>::new());
+}
+
+#[test]
+fn an_answer_that_is_empty_is_told_by_its_line_and_learned() {
+    let off = r#"{"messages": [{"role": "assistant", "content": "", "loss": false}, {"role": "assistant", "content": "Yes."}]}"#;
+    let lines = [chat("Sound?"), answered(String::new()), off.to_owned(), answered(" \\n".to_owned())];
+    let warnings = |lines: &[String]| {
+        let (_dir, path) = file(lines);
+        let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
+        assert!((0..chats.len()).all(|index| chats.sample(index).is_ok()));
+        chats.warnings()
+    };
+    let [told] = &warnings(&lines)[..] else { panic!("one is expected") };
+    let wanted = "chats.jsonl:2: has an empty answer of the assistant, and so have 1 others of 4 chats: to say nothing is learned; ";
+    assert!(told.contains(wanted) && told.ends_with("`\"loss\": false`"), "{told}");
+    assert_eq!(warnings(&[lines[0].clone(), lines[2].clone()]), Vec::<String>::new());
+}
+
+#[test]
+fn chats_that_are_no_lines_are_told_with_the_command_that_makes_lines_of_them() {
+    let pretty = |text: &str| {
+        let value: Value = serde_json::from_str(text).expect("JSON");
+        serde_json::to_string_pretty(&value).expect("JSON")
+    };
+    let list = format!("[{}, {}]", chat("a"), chat("b"));
+    for (name, text, told) in [
+        (
+            "list.json",
+            list.clone(),
+            ":1: is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`",
+        ),
+        (
+            "list.json",
+            pretty(&list),
+            ":1: begins a JSON list; write one chat a line, for instance with `jq -c '.[]'`",
+        ),
+        (
+            "pretty.jsonl",
+            pretty(&chat("a")),
+            ":1: is the first line of an object; write one chat a line, for instance with `jq -c .`",
+        ),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(name);
+        fs::write(&path, text).expect("a file");
+        let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
+        assert!(error.contains(&format!("{name}{told}")), "{error}");
+    }
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
     f.require(
         *train || brought,
         "expert.train",
-        "is false, and nothing brings an expert that could stay as it is",
+        "is false, and no pretrained expert is given that could stay frozen",
         "name one with `train.init_from`, or let it train",
     );
     f.require(
@@ -148,7 +148,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
         !brought || !something || learns.into_iter().any(|(is_there, rate)| is_there && rate != 0.0),
         "optimizer.lr.expert",
         "is 0, and so is the rate of whatever else this run trains, so nothing would move",
-        "add a section `lora` or patterns to `model.train`, or give a group that is there a rate above 0",
+        "add a section `lora` or patterns to `model.train`, or give a trained group a rate above 0",
     );
 }
 

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, path::Path};
 
 use coxswain_data::NormMode;
 use coxswain_models::pretrained::pictures::{Fit, PixelBounds};
+use coxswain_proto::run_spec::{EpisodeRange, episode_numbers};
 use serde::{Deserialize, Serialize};
 
 use super::{
     augmentation::Augmentation,
-    episodes::EpisodeRange,
     features::{FeatureList, SensorFeature},
 };
 
@@ -23,6 +23,9 @@ pub struct Data {
     pub exclude_episodes: Vec<EpisodeRange>,
     /// Image features, in prompt order.
     pub cameras: Vec<String>,
+    /// Which of them is which camera of the policy of LeRobot's that a run starts from, where names differ.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rename_map: BTreeMap<String, String>,
     /// Proprioceptive state features; none for a policy that sees images alone.
     #[serde(default = "default_state")]
     pub state: FeatureList,
@@ -64,6 +67,13 @@ pub struct Data {
     /// Several data sets to train on at once, below `data.path`; that directory itself when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sets: Vec<DataSet>,
+}
+
+impl Data {
+    /// The policy's name of a camera.
+    pub fn renamed<'n>(&'n self, camera: &'n str) -> &'n str {
+        self.rename_map.get(camera).map_or(camera, String::as_str)
+    }
 }
 
 fn default_state() -> FeatureList {
@@ -135,7 +145,7 @@ pub struct DataSet {
     #[serde(default)]
     pub exclude_episodes: Vec<EpisodeRange>,
     /// Episodes of this set that are kept out of training.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "episode_numbers")]
     pub holdout_episodes: Vec<usize>,
 }
 

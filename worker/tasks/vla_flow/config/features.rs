@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for FeatureList {
                     names.push(name);
                 }
                 match names.is_empty() {
-                    true => Err(de::Error::custom("an empty list; write `none` where there is none")),
+                    true => Err(de::Error::custom("an empty list; write `none` instead")),
                     false => Ok(FeatureList(names)),
                 }
             }

@@ -4,7 +4,6 @@
 mod augmentation;
 mod check;
 mod data;
-mod episodes;
 mod features;
 mod observation;
 mod schema;
@@ -19,7 +18,6 @@ mod trainables;
 pub use self::{
     augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
     data::{Data, DataSet, Normalization},
-    episodes::EpisodeRange,
     features::{FeatureList, SensorFeature},
     observation::Observation,
     schema::SCHEMA,

@@ -4,7 +4,7 @@
 use coxswain_proto::{
     config::{
         Findings, TaskSchema, TaskSettings,
-        bounds::{Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
+        bounds::{ABOVE_ZERO, Bounds, COUNT, LAYERS, NO_MOST, RANK, SIZE},
     },
     identity::{
         Class::{Base, Learned, LearnedInOrder, LearnedSince, Outside},
@@ -60,6 +60,7 @@ impl TaskSettings for VlaSettings {
         ("data.episodes", LearnedSince("[]")),
         ("data.exclude_episodes", LearnedSince("[]")),
         ("data.cameras", Learned),
+        ("data.rename_map", LearnedSince("{}")),
         ("data.state", Learned),
         ("data.sensor", Learned),
         ("data.action", Learned),
@@ -90,9 +91,9 @@ impl TaskSettings for VlaSettings {
 
     const BOUNDS: &'static Bounds = &[
         ("lora.rank", 1.0, RANK),
-        ("lora.alpha", 0.0, 1e9),
+        ("lora.alpha", ABOVE_ZERO, 1e9),
         ("lora.rank_pattern", 1.0, RANK),
-        ("lora.alpha_pattern", 0.0, 1e9),
+        ("lora.alpha_pattern", ABOVE_ZERO, 1e9),
         ("lora.dropout", 0.0, 1.0),
         ("lora.layers_to_transform", 0.0, SIZE),
         ("expert.width", 1.0, SIZE),

@@ -132,7 +132,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
         f.require(
             !by_shares || (set.share.is_some() && set.weight.is_none()),
             &key("share"),
-            "is for all sets or for none, and stands instead of `weight`",
+            "must be given for all sets or for none, and excludes `weight`",
             "give every set a `share` and no `weight`, or none of them a `share`",
         );
         check_cameras(data, set, &key("cameras"), f);

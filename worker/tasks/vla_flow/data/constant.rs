@@ -3,31 +3,31 @@
 
 use coxswain_data::{FarValue, NormMode, lerobot::stats::FeatureStats};
 
-use super::Dataset;
+use super::{Dataset, numeric::Numeric};
 
 /// Dimensions named in a line; of more the first are.
 const NAMED: usize = 16;
 
-impl Dataset {
-    /// A line for each feature that the model sees and that has dimensions which never change, and one for
-    /// each that has values far outside of its range, by the data set's statistics; none where there are no
-    /// statistics.
-    pub(super) fn odd_features(&self) -> Vec<String> {
-        let modes = &self.settings.data.normalization;
-        let features = [
-            (!self.state.is_none()).then_some(("state", &self.state.name, modes.state)),
-            self.sensor.as_ref().map(|sensor| ("sensor", &sensor.name, modes.sensor)),
-            Some(("action", &self.action.name, modes.action)),
-        ];
-        let stats = self.stats();
-        let lines = |(key, name, mode): (&str, &String, NormMode)| {
-            let stats = stats.0.get(name)?;
-            let dims = constant_dims(stats);
-            let constant = (!dims.is_empty()).then(|| told(name, &dims, mode));
-            Some(constant.into_iter().chain(mode.far_value(stats).map(|far| far_told(name, key, mode, &far))))
-        };
-        features.into_iter().flatten().filter_map(lines).flatten().collect()
-    }
+/// A line for each feature that the model sees and that has dimensions which never change, and one for
+/// each that has values far outside of its range, by the data set's statistics; none where there are no
+/// statistics.
+pub(super) fn odd_features(dataset: &Dataset) -> Vec<String> {
+    let modes = &dataset.settings.data.normalization;
+    let features = [
+        (!dataset.state.is_none()).then_some(("state", &dataset.state, modes.state)),
+        dataset.sensor.as_ref().map(|sensor| ("sensor", sensor, modes.sensor)),
+        Some(("action", &dataset.action, modes.action)),
+    ];
+    let stats = dataset.stats();
+    let lines = |(key, numeric, mode): (&str, &Numeric, NormMode)| {
+        let (name, names) = (&numeric.name, numeric.element_names());
+        let stats = stats.0.get(name)?;
+        let dims = constant_dims(stats);
+        let constant = (!dims.is_empty()).then(|| told(name, &dims, &names, mode));
+        let far = mode.far_value(stats).map(|far| far_told(name, key, mode, &far, &names));
+        Some(constant.into_iter().chain(far))
+    };
+    features.into_iter().flatten().filter_map(lines).flatten().collect()
 }
 
 /// Whose spread is 0: no deviation, or the least is the largest. Statistics may have been computed in
@@ -43,8 +43,13 @@ fn constant_dims(stats: &FeatureStats) -> Vec<usize> {
     (0..dims).filter(is_constant).collect()
 }
 
-fn told(name: &str, dims: &[usize], mode: NormMode) -> String {
-    let named: Vec<_> = dims.iter().take(NAMED).map(usize::to_string).collect();
+/// `3 (gripper)`; the number alone where the data set has no names.
+fn dimension(dim: usize, names: &[String]) -> String {
+    names.get(dim).map_or_else(|| dim.to_string(), |name| format!("{dim} ({name})"))
+}
+
+fn told(name: &str, dims: &[usize], names: &[String], mode: NormMode) -> String {
+    let named: Vec<_> = dims.iter().take(NAMED).map(|dim| dimension(*dim, names)).collect();
     let more = if dims.len() > NAMED { format!(" and {} more", dims.len() - NAMED) } else { String::new() };
     let (of, s) = if dims.len() == 1 { ("dimension", "s") } else { ("dimensions", "") };
     let consequence = match mode {
@@ -59,8 +64,9 @@ fn told(name: &str, dims: &[usize], mode: NormMode) -> String {
     )
 }
 
-fn far_told(name: &str, key: &str, mode: NormMode, far: &FarValue) -> String {
+fn far_told(name: &str, key: &str, mode: NormMode, far: &FarValue, names: &[String]) -> String {
     let FarValue { dim, recorded, normalized, range } = far;
+    let dim = dimension(*dim, names);
     let other = if mode == NormMode::MeanStd { "min_max" } else { "mean_std` or `min_max" };
     format!(
         "{name}: dimension {dim} is {recorded} somewhere, which normalization by `{}` ({range}) makes {normalized:.1e}: \
@@ -90,10 +96,13 @@ mod tests {
 
     #[test]
     fn a_line_names_the_feature_its_dimensions_and_what_to_do() {
-        let line = told("observation.state", &[3], NormMode::MeanStd);
+        let line = told("observation.state", &[3], &[], NormMode::MeanStd);
         assert!(line.starts_with("observation.state: dimension 3 never changes in the data set: "), "{line}");
         assert!(line.contains("1e8") && line.ends_with("leave it out of the feature"), "{line}");
-        let line = told("action", &(0..20).collect::<Vec<_>>(), NormMode::Identity);
+        let names = ["x", "y", "gripper"].map(str::to_owned);
+        let line = told("action", &[2], &names, NormMode::MeanStd);
+        assert!(line.starts_with("action: dimension 2 (gripper) never changes"), "{line}");
+        let line = told("action", &(0..20).collect::<Vec<_>>(), &[], NormMode::Identity);
         assert!(
             line.contains("dimensions 0, 1, 2") && line.contains("15 and 4 more never change in"),
             "{line}"

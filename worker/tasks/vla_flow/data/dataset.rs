@@ -146,7 +146,7 @@ impl Dataset {
             catalog,
             settings: vla,
         };
-        dataset.check()?;
+        check(&dataset)?;
         let Self { catalog, rows, state, action, recipe, settings, .. } = &dataset;
         let recorded = Recorded { catalog, rows, state, action, run: Path::new(&spec.run.output_dir) };
         if let Some(LearnedActions { normalizer, stats }) =
@@ -162,65 +162,6 @@ impl Dataset {
     /// What the decoders of its videos have done so far.
     pub fn decoding(&self) -> Decoding {
         self.frames.counts()
-    }
-
-    /// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be
-    /// opened.
-    fn check(&self) -> Result<(), DataError> {
-        let path = &self.catalog.info.path;
-        let shapes = self.image_shapes()?;
-        if self.catalog.tasks.is_empty() {
-            let found = "no task text at all";
-            return Err(DataError::invalid(
-                &self.catalog.root.join("meta"),
-                "tasks",
-                found,
-                "restore the tasks",
-            ));
-        }
-        for task in self.catalog.tasks.values().take(1) {
-            self.prompt.encode(task, &shapes).map_err(|e| {
-                DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
-            })?;
-        }
-        check_files(&self.catalog, &self.rows, &self.frames, &self.selection, FILES_CHECKED_AT_OPEN)?;
-        let checked = self.cameras.iter().try_for_each(|camera| match camera.stored {
-            Stored::Images(column) => self.check_images(camera, column),
-            Stored::Video(_) => Ok(()),
-        });
-        // An opened data set holds its metadata, and windows only of what is read next.
-        self.rows.forget();
-        checked
-    }
-
-    /// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot
-    /// be read here is for the step that needs it, and one image of another size for its sample; only if all
-    /// differ is the metadata wrong.
-    fn check_images(&self, camera: &Camera, column: usize) -> Result<(), DataError> {
-        let Camera { name, size, .. } = camera;
-        let last = self.training_len() - 1;
-        // Lazily: the first one is at the beginning of its file, and others may be a file away in a bucket.
-        let mut others = None;
-        for index in [0, last / 2, last].into_iter().filter_map(|rank| self.training_sample(rank)) {
-            match self.stored_size(index, name, column) {
-                Some(seen) if seen == *size => return Ok(()),
-                seen => others = others.or(seen),
-            }
-        }
-        match others {
-            Some((height, width)) => {
-                let found =
-                    format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
-                let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
-                Err(DataError::invalid(
-                    &self.catalog.info.path,
-                    format!("features.{name}.shape"),
-                    found,
-                    remedy,
-                ))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Sizes that all samples share.
@@ -355,6 +296,64 @@ impl Dataset {
         let len = episodes.len() as u64;
         let found = usize::try_from(number).ok().and_then(|n| episodes.get(n));
         found.copied().ok_or(DataError::OutOfRange { what: "episode", index: number, len })
+    }
+}
+
+/// What needs the opened data set: images have a legal shape, tasks can be rendered, data files can be
+/// opened.
+fn check(dataset: &Dataset) -> Result<(), DataError> {
+    let path = &dataset.catalog.info.path;
+    let shapes = dataset.image_shapes()?;
+    if dataset.catalog.tasks.is_empty() {
+        let found = "no task text at all";
+        return Err(DataError::invalid(
+            &dataset.catalog.root.join("meta"),
+            "tasks",
+            found,
+            "restore the tasks",
+        ));
+    }
+    for task in dataset.catalog.tasks.values().take(1) {
+        dataset.prompt.encode(task, &shapes).map_err(|e| {
+            DataError::invalid(path, "data.prompt", e, "correct data.prompt or the task text")
+        })?;
+    }
+    check_files(&dataset.catalog, &dataset.rows, &dataset.frames, &dataset.selection, FILES_CHECKED_AT_OPEN)?;
+    let checked = dataset.cameras.iter().try_for_each(|camera| match camera.stored {
+        Stored::Images(column) => check_images(dataset, camera, column),
+        Stored::Video(_) => Ok(()),
+    });
+    // An opened data set holds its metadata, and windows only of what is read next.
+    dataset.rows.forget();
+    checked
+}
+
+/// Images have the size that `info.json` says: some of them, from the whole of the data set. What cannot
+/// be read here is for the step that needs it, and one image of another size for its sample; only if all
+/// differ is the metadata wrong.
+fn check_images(dataset: &Dataset, camera: &Camera, column: usize) -> Result<(), DataError> {
+    let Camera { name, size, .. } = camera;
+    let last = dataset.training_len() - 1;
+    // Lazily: the first one is at the beginning of its file, and others may be a file away in a bucket.
+    let mut others = None;
+    for index in [0, last / 2, last].into_iter().filter_map(|rank| dataset.training_sample(rank)) {
+        match dataset.stored_size(index, name, column) {
+            Some(seen) if seen == *size => return Ok(()),
+            seen => others = others.or(seen),
+        }
+    }
+    match others {
+        Some((height, width)) => {
+            let found = format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
+            let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+            Err(DataError::invalid(
+                &dataset.catalog.info.path,
+                format!("features.{name}.shape"),
+                found,
+                remedy,
+            ))
+        }
+        None => Ok(()),
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Numeric {
 pub(super) struct FeatureColumn {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
+    /// Names of its elements, where the data set has them.
+    names: Vec<String>,
     /// Its place among the columns of a numeric block.
     place: usize,
 }
@@ -63,6 +65,12 @@ impl Numeric {
         names.iter().map(|name| Ok(FeatureColumn::of(info, key, name)?.width())).sum()
     }
 
+    /// Names of its elements; none unless the data set has one for each.
+    pub(super) fn element_names(&self) -> Vec<String> {
+        let names: Vec<_> = self.parts.iter().flat_map(|part| part.names.iter().cloned()).collect();
+        if names.len() == self.width { names } else { Vec::new() }
+    }
+
     /// Whether the model sees no such numbers.
     pub(super) fn is_none(&self) -> bool {
         self.parts.is_empty()
@@ -97,6 +105,7 @@ impl Numeric {
 impl FeatureColumn {
     fn of(info: &Info, key: &'static str, name: &str) -> Result<Self, DataError> {
         let feature = info.require(key, name, |f| f.is_number() && f.width() > 0)?;
-        Ok(Self { name: name.to_owned(), shape: feature.shape.clone(), place: 0 })
+        let (shape, names) = (feature.shape.clone(), feature.element_names());
+        Ok(Self { name: name.to_owned(), shape, names, place: 0 })
     }
 }

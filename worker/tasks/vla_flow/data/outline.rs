@@ -27,7 +27,10 @@ use super::sizes::{camera_size, prompt_form, sensor_shape};
 use crate::{
     settings::checked,
     tokens::outline::{SMALL_TOKENIZER, estimated},
-    vla_flow::{base::InputMakers, config::VlaSettings},
+    vla_flow::{
+        base::{InputMakers, tokenizer},
+        config::VlaSettings,
+    },
 };
 
 /// Tokens of the prompt's frame: system turn, user turn, generation prompt (`prompt`).
@@ -126,7 +129,8 @@ impl Outline {
         let images =
             data.cameras.iter().map(shape).collect::<Result<Vec<_>, DataError>>()?.repeat(frames_seen);
         let patches = processor.patches();
-        let tokenizer_bytes = std::fs::metadata(makers.tokenizer()).map_or(0, |file| file.len());
+        let tokenizer_bytes =
+            tokenizer(&vla).ok().and_then(|path| std::fs::metadata(path).ok()).map_or(0, |file| file.len());
         let texts: Vec<&str> = catalog.tasks.values().map(String::as_str).collect();
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {

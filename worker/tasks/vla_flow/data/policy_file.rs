@@ -90,6 +90,9 @@ pub struct NumericFeature {
     pub name: String,
     /// Its shape: in the data set, or of all its parts side by side.
     pub shape: Vec<usize>,
+    /// Names of its elements; absent where the data set has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
     /// How the model's values are made of it, by its statistics.
     pub normalization: NormMode,
     /// The data set's features that it is made of, side by side; absent where it is one of them.
@@ -153,7 +156,8 @@ impl PolicyFile {
                 [only] => (only.shape.clone(), Vec::new()),
                 _ => (vec![numeric.width], parts),
             };
-            NumericFeature { name: numeric.name.clone(), shape, normalization, parts, rows: None }
+            let names = numeric.element_names();
+            NumericFeature { name: numeric.name.clone(), shape, names, normalization, parts, rows: None }
         };
         let sensor = |sensor: &Numeric| {
             let mut feature = feature(sensor, modes.sensor);
@@ -161,6 +165,7 @@ impl PolicyFile {
             // A window that is read row by row is given as one.
             if feature.rows.is_some() {
                 feature.shape = vec![own.sensor_window, own.sensor_channels];
+                feature.names.clear();
             }
             feature
         };

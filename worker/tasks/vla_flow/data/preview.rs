@@ -45,15 +45,15 @@ impl Dataset {
             }
         }
         let plots = plots.into_iter().filter(|plot| !plot.series.is_empty()).collect();
-        Ok(Preview { title: self.title(number, samples.start), frames, strips, plots })
+        Ok(Preview { title: title(self, number, samples.start), frames, strips, plots })
     }
+}
 
-    fn title(&self, number: u64, first: u64) -> String {
-        let held_out =
-            if self.holdout_episodes().any(|held_out| held_out == number) { ", held out" } else { "" };
-        let task = self.at(first).and_then(|at| at.task()).unwrap_or_default();
-        format!("episode {number}{held_out}: {task}")
-    }
+fn title(dataset: &Dataset, number: u64, first: u64) -> String {
+    let held_out =
+        if dataset.holdout_episodes().any(|held_out| held_out == number) { ", held out" } else { "" };
+    let task = dataset.at(first).and_then(|at| at.task()).unwrap_or_default();
+    format!("episode {number}{held_out}: {task}")
 }
 
 /// What each camera shows in a sample, as it enters the model; the oldest frame of its history first.

@@ -4,15 +4,15 @@ use std::{io, path::Path, sync::Arc};
 
 use coxswain_data::{DataError, Fingerprint, TrainingSamples, place};
 use coxswain_feature_store::{Digest, Store, StoreError};
-use coxswain_models::pretrained::{directory, pictures::Rgb};
-use coxswain_policies::directory::is_policy;
+use coxswain_models::pretrained::pictures::Rgb;
 use coxswain_proto::{ids::Step, order::DamagedRow};
 use coxswain_task::{Batch, CachedFeatures, InputIngredients, Inputs, SampleKeys, Samples, TextFile};
 
 use super::{
-    Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, SampleDims, collate, preview::pictures,
-    run_data::RunData, take_apart,
+    Dataset, MicroBatch, PolicyFile, STATS_FILE, Sample, SampleDims, collate, constant::odd_features,
+    preview::pictures, run_data::RunData, take_apart,
 };
+use crate::vla_flow::base::{starts_from_policy, tokenizer};
 
 impl coxswain_task::Sample for Sample {
     fn index(&self) -> u64 {
@@ -89,7 +89,7 @@ impl Dataset {
     pub(super) fn text_files(&self, dims: SampleDims) -> Vec<TextFile> {
         let (path, text) = (STATS_FILE.to_owned(), self.stats().to_json());
         let stats = TextFile { path, what: "normalisation statistics", text };
-        if is_policy(Path::new(&self.settings.model.path)) {
+        if starts_from_policy(&self.settings) {
             // Its own directory says what it takes and gives.
             return vec![stats];
         }
@@ -110,6 +110,21 @@ fn chunk_too_long(dataset: &Dataset) -> Option<String> {
              {longest}, so that its last actions are never learned; lower one of them"
         )
     })
+}
+
+/// Tasks that say nothing: their frames are learned with no instruction.
+fn texts_empty(dataset: &Dataset) -> Option<String> {
+    let tasks = &dataset.catalog.tasks;
+    let mut empty = tasks.iter().filter(|(_, text)| text.trim().is_empty()).map(|(index, _)| index);
+    let first = empty.next()?;
+    let others = match empty.count() {
+        0 => String::new(),
+        more => format!(", and so are {more} others of {}", tasks.len()),
+    };
+    Some(format!(
+        "{}: the text of task_index {first} is empty{others}: their frames are learned without an instruction; write what the robot does",
+        dataset.catalog.info.tasks_path().display()
+    ))
 }
 
 /// Task texts that are longer than the run keeps them.
@@ -211,7 +226,7 @@ impl Samples for Dataset {
         let model = &self.settings.model.path;
         let away =
             |error| StoreError::Io { action: "read", path: model.into(), source: io::Error::other(error) };
-        let path = directory::outline(model).map_err(away)?.join("tokenizer.json");
+        let path = tokenizer(&self.settings).map_err(away)?;
         let tokenizer = Digest::of_file(&path);
         Ok(InputIngredients {
             preprocessing: self.preprocessing(),
@@ -234,6 +249,11 @@ impl Samples for Dataset {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.odd_features().into_iter().chain(texts_cut(self)).chain(chunk_too_long(self)).collect()
+        odd_features(self)
+            .into_iter()
+            .chain(texts_empty(self))
+            .chain(texts_cut(self))
+            .chain(chunk_too_long(self))
+            .collect()
     }
 }

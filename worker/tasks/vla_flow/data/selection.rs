@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use coxswain_data::{DataError, TrainingSamples, lerobot::Catalog};
+use coxswain_proto::run_spec::EpisodeRange;
 
-use crate::vla_flow::config::{Data, EpisodeRange};
+use crate::vla_flow::config::Data;
 
 /// The episodes of a run.
 pub(super) struct Selection {

@@ -3,13 +3,24 @@
 //! ```text
 //! passes      a micro-batch through the policy: loss, gradients, samples
 //! objective   the policy as the engine trains it
+//! features    what of it is kept
+//! parts       what of it is frozen, and what trains
 //! subject     what it will take
+//! starter     a run file that begins with it
 //! ```
 
+mod features;
 mod objective;
+mod parts;
 mod passes;
+mod starter;
 mod subject;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::{objective::PolicyObjective, subject::PolicySubject};
+pub(super) use self::{
+    objective::{POLICY_DIR, PolicyObjective},
+    passes::{PolicyPasses, TunedPolicy},
+    starter::PolicyStart,
+    subject::PolicySubject,
+};

@@ -1,32 +1,42 @@
 //! A policy of LeRobot's as the engine trains it.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use coxswain_data::lerobot::stats::FeatureStats;
-use coxswain_models::Shelf;
+use coxswain_models::{
+    Shelf,
+    pretrained::{adapters::Tuned, checkpoint::CheckpointDir, error::ModelError},
+};
 use coxswain_nn::{
     kernels::Tape,
+    lora::{AdapterOrigin, Module as ModelModule, write_adapter},
     params::{GradientSums, TrainableLayout, Trainables},
 };
 use coxswain_policies::{
     directory::Feature,
-    export::{Export, Statistics, write},
-    smolvla::{PolicyFiles, RULES, SmolVla, initial_values},
+    export::{Export, Rounding, Statistics, write},
+    smolvla::{RULES, connector},
 };
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{CacheMode, RunSpec};
 use coxswain_task::{
-    Artifact, Batch, Built, Evaluation, Example, MicroLoss, Module, Objective, Samples, StageClock, TaskError,
+    Artifact, Batch, Built, Evaluation, Example, Extractor, MicroLoss, Module, Objective, Samples,
+    StageClock, TaskError,
 };
 
-use super::passes::PolicyPasses;
-use crate::vla_flow::{
-    EXPERT,
-    base::PolicyBase,
-    config::VlaSettings,
-    data::{Dataset, MicroBatch, PolicyFile, SampleDims},
-    examples::examples,
-    measures::{MEASURES, denormalize, evaluated, parts, run_data},
-    policy::PolicyError,
+use super::{
+    parts::{frozen, rows},
+    passes::{PolicyPasses, TunedPolicy},
+};
+use crate::{
+    pretrained::{ADAPTER, ADAPTER_DIR},
+    vla_flow::{
+        base::PolicyBase,
+        config::VlaSettings,
+        data::{CameraInput, Dataset, MicroBatch, PolicyFile, SampleDims},
+        examples::examples,
+        measures::{MEASURES, denormalize, evaluated, parts, run_data},
+        policy::PolicyError,
+    },
 };
 
 /// What a run leaves: the policy as LeRobot loads it.
@@ -35,18 +45,20 @@ const POLICY: [Artifact; 2] = [
     Artifact { path: "policy/model.safetensors", what: "all weights of the policy" },
 ];
 /// Where it is.
-const POLICY_DIR: &str = "policy";
+pub const POLICY_DIR: &str = "policy";
 
 /// A policy, and the run that it is trained by.
 pub struct PolicyObjective<B: Tape<Base = B>> {
-    passes: PolicyPasses<B>,
-    base: PolicyBase,
+    pub(super) passes: PolicyPasses<B>,
+    pub(super) base: PolicyBase,
+    pub(super) settings: VlaSettings,
+    tuned: Tuned,
     spec: RunSpec,
-    settings: VlaSettings,
     dims: SampleDims,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
     statistics: Statistics,
+    renamed: BTreeMap<String, String>,
 }
 
 impl<B: Tape<Base = B>> PolicyObjective<B> {
@@ -60,26 +72,25 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
     ) -> Result<Built<B>, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let dims = run_data(samples).dims();
-        check(&base, &settings, spec, dims).map_err(TaskError::bad_input)?;
-        let mut layout = TrainableLayout::default();
-        let PolicyBase { directory, backbone, .. } = &base;
-        let dtype = settings.model.weights_dtype;
-        let files = PolicyFiles { directory, backbone, dtype };
-        let policy = SmolVla::load(files, models, &mut layout, device).map_err(TaskError::bad_input)?;
-        let initial = initial_values(&directory.dir, &layout).map_err(TaskError::bad_input)?;
-        let passes = PolicyPasses {
-            policy,
-            image: base.outline.image_token,
-            seed: spec.run.seed,
-            recompute: spec.train.recompute,
-            action: dims.action,
-            device: device.clone(),
-        };
+        let tuned = check(&base, &settings, spec, dims).map_err(TaskError::bad_input)?;
+        let loaded =
+            PolicyPasses::load(spec, TunedPolicy { base: &base, tuned: &tuned }, models, dims, device);
+        let (passes, layout, initial) = loaded.map_err(TaskError::bad_input)?;
         let statistics = statistics(samples, &settings);
-        let (inputs, outputs) = features(samples, dims);
+        let (inputs, outputs) = features(samples, dims, &base, &settings).map_err(TaskError::bad_input)?;
+        let renamed = renamed(&settings);
         let spec = spec.clone();
-        let objective = Self { passes, base, spec, settings, dims, inputs, outputs, statistics };
+        let objective =
+            Self { passes, base, settings, tuned, spec, dims, inputs, outputs, statistics, renamed };
         Ok(Built { objective: Box::new(objective), layout, initial })
+    }
+
+    fn write(&self, out: &Path, layout: &TrainableLayout, values: &[f32]) -> Result<Rounding, TaskError> {
+        let Self { base, inputs, outputs, statistics, renamed, .. } = self;
+        let (directory, plan) = (&base.directory, self.tuned.trains().lora);
+        let export =
+            Export { directory, rules: RULES, plan, layout, values, inputs, outputs, statistics, renamed };
+        write(out, export).map_err(TaskError::io)
     }
 
     fn sampled(&self, trainables: &Trainables<B>, batch: &MicroBatch) -> Result<Vec<f32>, TaskError> {
@@ -88,13 +99,13 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
     }
 }
 
-/// Refuses settings that the policy does not have, and data that do not fit it.
+/// What trains. Refuses settings that the policy does not have, and data that do not fit it.
 pub(super) fn check(
     base: &PolicyBase,
     settings: &VlaSettings,
     spec: &RunSpec,
     dims: SampleDims,
-) -> Result<(), PolicyError> {
+) -> Result<Tuned, PolicyError> {
     if let Some((field, problem)) = base.misfit(settings, spec) {
         return Err(PolicyError::Setting { field, problem });
     }
@@ -105,7 +116,18 @@ pub(super) fn check(
             return Err(PolicyError::Setting { field, problem });
         }
     }
-    Ok(())
+    let tuned = base.tuned(settings)?;
+    let connector = connector();
+    let is_connector = |module: &&ModelModule| module.name == connector;
+    let trains =
+        base.modules().iter().find(is_connector).is_some_and(|module| tuned.trains().touches(module));
+    if spec.cache.mode != CacheMode::Off && trains {
+        let problem = format!(
+            "is `exact`, but `{connector}` trains, and every feature comes after it; take it out of lora.targets and model.train, or use `off`"
+        );
+        return Err(PolicyError::Setting { field: "cache.mode", problem });
+    }
+    Ok(tuned)
 }
 
 /// Those of the data set, under LeRobot's names.
@@ -120,16 +142,40 @@ fn statistics(samples: &dyn Samples, settings: &VlaSettings) -> Statistics {
     dataset.stats().0.into_iter().map(of).collect()
 }
 
-/// What the policy sees and gives, as its directory says it.
-fn features(samples: &dyn Samples, dims: SampleDims) -> (Vec<Feature>, Vec<Feature>) {
-    let feature =
-        |name: &str, kind: &str, shape: Vec<usize>| Feature { name: name.into(), kind: kind.into(), shape };
-    let state = feature("observation.state", "STATE", vec![dims.state]);
-    let file = samples.downcast_ref::<Dataset>().map(|dataset| PolicyFile::of(dataset, dims));
-    let cameras = file.iter().flat_map(|file| &file.cameras);
-    let cameras = cameras.map(|camera| feature(&camera.name, "VISUAL", vec![3, camera.height, camera.width]));
-    let inputs = std::iter::once(state).chain(cameras).collect();
-    (inputs, vec![feature("action", "ACTION", vec![dims.action])])
+/// What the policy sees and gives, as its directory says it: its own features, in the data set's sizes.
+fn features(
+    samples: &dyn Samples,
+    dims: SampleDims,
+    base: &PolicyBase,
+    settings: &VlaSettings,
+) -> Result<(Vec<Feature>, Vec<Feature>), ModelError> {
+    let [mut inputs, mut outputs] =
+        [base.directory.features("input_features")?, base.directory.features("output_features")?];
+    let dataset = samples.downcast_ref::<Dataset>();
+    let cameras = dataset.map(|dataset| PolicyFile::of(dataset, dims).cameras).unwrap_or_default();
+    for feature in inputs.iter_mut().chain(&mut outputs) {
+        let seen = |camera: &&CameraInput| settings.data.renamed(&camera.name) == feature.name;
+        match &feature.kind[..] {
+            "STATE" => feature.shape = vec![dims.state],
+            "ACTION" => feature.shape = vec![dims.action],
+            _ => {
+                if let Some(CameraInput { height, width, .. }) = cameras.iter().find(seen) {
+                    feature.shape = vec![3, *height, *width];
+                }
+            }
+        }
+    }
+    Ok((inputs, outputs))
+}
+
+/// LeRobot's map: of the data set's names those that are not the policy's.
+fn renamed(settings: &VlaSettings) -> BTreeMap<String, String> {
+    let mut map = settings.data.rename_map.clone();
+    if let [name] = settings.data.state.names() {
+        map.insert(name.clone(), "observation.state".into());
+    }
+    map.retain(|from, to| from != to);
+    map
 }
 
 impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
@@ -183,27 +229,7 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {
-        let frozen = self.base.outline.parameters();
-        let dtype = self.settings.model.weights_dtype;
-        let tensors = self.base.outline.tensors.len();
-        let bytes = frozen as u64 * dtype.dense().bytes();
-        let backbone = Module {
-            module: "backbone".into(),
-            tensors,
-            parameters: frozen,
-            trains: false,
-            dtype: dtype.name(),
-            bytes,
-        };
-        let expert = Module {
-            module: EXPERT.to_string(),
-            tensors: layout.params().len(),
-            parameters: layout.len(),
-            trains: true,
-            dtype: "float32",
-            bytes: 4 * layout.len() as u64,
-        };
-        vec![backbone, expert]
+        rows(&frozen(&self.base, &self.tuned), self.settings.model.weights_dtype, layout)
     }
 
     fn base(&self) -> &str {
@@ -211,7 +237,10 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
-        initial_values(&self.base.directory.dir, layout).map_err(TaskError::bad_input)
+        let checkpoint = CheckpointDir { path: &self.base.directory.dir, rules: RULES };
+        let dtype = self.settings.model.weights_dtype;
+        let values = self.tuned.initial_values::<B>(self.spec.run.seed, layout, checkpoint, dtype);
+        values.map_err(TaskError::bad_input)
     }
 
     fn export(
@@ -220,10 +249,54 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
         layout: &TrainableLayout,
         values: &[f32],
     ) -> Result<Vec<Artifact>, TaskError> {
-        let Self { base, inputs, outputs, statistics, .. } = self;
-        let export =
-            Export { directory: &base.directory, rules: RULES, layout, values, inputs, outputs, statistics };
-        write(&dir.join(POLICY_DIR), export).map_err(TaskError::io)?;
-        Ok(POLICY.into())
+        let cost = self.write(&dir.join(POLICY_DIR), layout, values)?;
+        tracing::info!("{POLICY_DIR}: {cost}");
+        let mut written = POLICY.to_vec();
+        if let Some(plan) = self.tuned.trains().lora {
+            let base_model = &self.settings.model.path;
+            let readme = readme(base_model);
+            let trained_above = Some(self.settings.model.weights_dtype);
+            let origin =
+                AdapterOrigin { base_model, task_type: None, readme: &readme, tied: None, trained_above };
+            write_adapter(&dir.join(ADAPTER_DIR), plan, layout, values, &origin)
+                .map_err(|error| TaskError::io(ModelError::from(error)))?;
+            written.extend(ADAPTER);
+        }
+        Ok(written)
     }
+
+    fn extractor(&self) -> Option<&dyn Extractor<B>> {
+        (self.spec.cache.mode != CacheMode::Off).then_some(self as &dyn Extractor<B>)
+    }
+
+    fn export_lerobot(
+        &self,
+        dir: &Path,
+        layout: &TrainableLayout,
+        values: &[f32],
+    ) -> Option<Result<String, TaskError>> {
+        Some(self.write(dir, layout, values).map(|cost| cost.to_string()))
+    }
+}
+
+/// The README of a policy's adapter.
+fn readme(base_model: &str) -> String {
+    format!(
+        "---\n\
+         base_model: {base_model}\n\
+         library_name: peft\n\
+         tags:\n\
+         - base_model:adapter:{base_model}\n\
+         - lora\n\
+         - lerobot\n\
+         ---\n\n\
+         # LoRA adapter of {base_model}\n\n\
+         Trained by Coxswain. The policy beside this directory, `../policy`, has it merged.\n\n\
+         ```python\n\
+         from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy\n\
+         from peft import PeftModel\n\n\
+         base = SmolVLAPolicy.from_pretrained(\"{base_model}\")\n\
+         policy = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
+         ```\n"
+    )
 }

@@ -4,26 +4,41 @@
 //! dimensions.
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_models::vision_language::Broken;
+use coxswain_models::{
+    Shelf,
+    pretrained::{adapters::Tuned, checkpoint::CheckpointDir, prompts::DropoutKeys},
+    vision_language::Broken,
+};
 use coxswain_nn::{
     kernels::Tape,
-    params::{GradientSums, Trainables},
+    params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{Draws, Observed, SmolVla};
-use coxswain_proto::run_spec::Recompute;
-use coxswain_task::{MicroLoss, Pass, StageClock};
+use coxswain_policies::smolvla::{Draws, Observed, PolicyFiles, RULES, SmolVla, Training};
+use coxswain_proto::run_spec::{Recompute, RunSpec};
+use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
+use super::parts::drops;
 use crate::vla_flow::{
-    config::FlowConvention,
-    data::{MicroBatch, widened},
+    base::PolicyBase,
+    config::{FlowConvention, VlaSettings},
+    data::{MicroBatch, SampleDims, widened},
     flow::{self, CleanActions, FlowKeys, NoisyActions},
-    policy::{StepError, failed},
+    policy::{PolicyError, StepError, check_finite, download, failed},
 };
 
 /// All of the policy, as its time is shown.
 const STAGE: &str = "expert";
 /// LeRobot's.
 const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
+
+/// A policy, and what of it trains.
+#[derive(Clone, Copy)]
+pub struct TunedPolicy<'p> {
+    /// Its directory.
+    pub base: &'p PolicyBase,
+    /// What trains.
+    pub tuned: &'p Tuned,
+}
 
 /// A policy with what its passes need of a run.
 pub struct PolicyPasses<B: Tape<Base = B>> {
@@ -35,6 +50,8 @@ pub struct PolicyPasses<B: Tape<Base = B>> {
     pub seed: u64,
     /// `train.recompute`.
     pub recompute: Recompute,
+    /// Whether adapters drop anything.
+    pub drops: bool,
     /// Values of the data set's actions.
     pub action: usize,
     /// Where it is.
@@ -49,6 +66,35 @@ struct PolicyBatch {
 }
 
 impl<B: Tape<Base = B>> PolicyPasses<B> {
+    /// Reads the policy in a directory for a run on samples of these sizes; with where in the flat buffer
+    /// what trains of it lies, and what that starts from.
+    pub fn load(
+        spec: &RunSpec,
+        TunedPolicy { base, tuned }: TunedPolicy<'_>,
+        models: Shelf<B>,
+        dims: SampleDims,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
+        let settings = VlaSettings::of(spec)?;
+        let dtype = settings.model.weights_dtype;
+        let mut layout = TrainableLayout::default();
+        let PolicyBase { directory, backbone, .. } = base;
+        let files = PolicyFiles { directory, backbone, dtype };
+        let policy = SmolVla::load(files, tuned, models, &mut layout, device)?;
+        let checkpoint = CheckpointDir { path: &directory.dir, rules: RULES };
+        let initial = tuned.initial_values::<B>(spec.run.seed, &layout, checkpoint, dtype)?;
+        let passes = Self {
+            policy,
+            image: base.outline.image_token,
+            seed: spec.run.seed,
+            recompute: spec.train.recompute,
+            drops: drops(&settings),
+            action: dims.action,
+            device: device.clone(),
+        };
+        Ok((passes, layout, initial))
+    }
+
     /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
     pub fn forward_backward(
         &self,
@@ -66,10 +112,10 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let (velocity, trace) = self
             .policy
-            .forward(trainables, self.recompute, self.observed(batch, &padded), draws)
+            .forward(trainables, self.training(batch), self.observed(batch, &padded), draws)
             .map_err(|error| failed(batch, Broken::from(error)))?;
         let clean = self.clean(batch, &padded, &batch.action_widths);
-        let loss = flow::squared_error(&values(velocity), &noised.target, clean);
+        let loss = flow::squared_error(&download(velocity), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         clock.lap(STAGE);
         clock.enter(Pass::Backward);
@@ -100,7 +146,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             .map_err(|error| failed(batch, Broken::from(error)))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let clean = self.clean(batch, &padded, &batch.action_widths);
-        let loss = flow::squared_error(&values(velocity(draws)), &noised.target, clean);
+        let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
@@ -113,6 +159,20 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         batch: &MicroBatch,
         seed: u64,
     ) -> Result<Vec<f32>, StepError> {
+        let chunk = self.policy.config.chunk * self.width();
+        let start = flow::starting_noise(seed, &batch.sample_indices, chunk);
+        let sampled = self.sample_from(trainables, batch, start)?;
+        Ok(sampled.chunks(self.width()).flat_map(|step| step[..self.action].to_vec()).collect())
+    }
+
+    /// Samples normalised action chunks of the policy's padded width from noise of that width, both `[b,
+    /// chunk, padded]`.
+    pub fn sample_from(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+        start: Vec<f32>,
+    ) -> Result<Vec<f32>, StepError> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
@@ -121,12 +181,9 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             .policy
             .velocity(trainables, self.observed(batch, &padded))
             .map_err(|error| failed(batch, Broken::from(error)))?;
-        let config = &self.policy.config;
-        let start = flow::starting_noise(seed, &batch.sample_indices, config.chunk * self.width());
-        let sampled = flow::sample(CONVENTION, config.steps, start, |x, t| {
-            values(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
-        });
-        Ok(sampled.chunks(self.width()).flat_map(|step| step[..self.action].to_vec()).collect())
+        Ok(flow::sample(CONVENTION, self.policy.config.steps, start, |x, t| {
+            download(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
+        }))
     }
 
     fn width(&self) -> usize {
@@ -143,7 +200,35 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     }
 
     fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> Observed<'b> {
-        Observed { prompts: batch.prompts(), image: self.image, state: &padded.state }
+        let features = batch.features.as_ref().map(|features| &features.values[..]);
+        Observed { prompts: batch.prompts(), image: self.image, state: &padded.state, features }
+    }
+
+    fn training<'b>(&self, batch: &'b MicroBatch) -> Training<'b> {
+        let keys = DropoutKeys {
+            seed: self.seed,
+            step: batch.step.0,
+            samples: &batch.sample_indices,
+            images_per_row: &batch.images_per_row,
+        };
+        Training { recompute: self.recompute, dropout: self.drops.then_some(keys) }
+    }
+
+    /// Features of a micro-batch's images, to be kept.
+    pub fn features(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<CachedFeatures, StepError> {
+        let width = self.policy.feature_width();
+        if batch.is_empty() {
+            return Ok(CachedFeatures { width, values: Vec::new() });
+        }
+        let features = self
+            .policy
+            .image_features(trainables, self.observed(batch, &self.padded(batch)))
+            .map_err(|error| failed(batch, Broken::from(error)))?;
+        Ok(CachedFeatures { width, values: download(features) })
     }
 
     fn clean<'b>(
@@ -164,21 +249,5 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     fn noised(&self, batch: &MicroBatch, padded: &PolicyBatch) -> NoisyActions {
         let keys = FlowKeys { seed: self.seed, step: batch.step.0, repeats: 1 };
         flow::noise(CONVENTION, keys, self.clean(batch, padded, &padded.widths))
-    }
-}
-
-fn values<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
-    if !B::VALUES {
-        return vec![0.0; x.shape().num_elements()];
-    }
-    x.into_data().convert::<f32>().into_vec().expect("converted to f32")
-}
-
-fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {
-    let losses = batch.sample_indices.iter().zip(per_sample);
-    let samples: Vec<u64> = losses.filter(|(_, loss)| !loss.is_finite()).map(|(&sample, _)| sample).collect();
-    match samples.is_empty() {
-        true => Ok(()),
-        false => Err(StepError::NonFiniteLoss { step: batch.step, samples }),
     }
 }

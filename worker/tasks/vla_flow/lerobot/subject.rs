@@ -1,27 +1,45 @@
 //! What training a policy of LeRobot's will take, from sizes alone.
 
-use coxswain_models::{Shelf, pretrained::error::ModelError};
+use coxswain_models::{
+    Shelf,
+    pretrained::{
+        adapters::Tuned,
+        error::ModelError,
+        frozen::{FrozenTensor, frozen_tensors, head_tensor},
+    },
+};
 use coxswain_nn::{
     kernels::sizes::{Sizes, SizesDevice},
-    params::{TrainableLayout, Trainables},
+    params::{Group, ParamSpec, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{PolicyFiles, SmolVla};
-use coxswain_proto::{human, ids::Step, memory::Category, run_spec::RunSpec};
+use coxswain_policies::smolvla::{PolicyFiles, RULES, SmolVla};
+use coxswain_proto::{
+    human,
+    ids::Step,
+    memory::Category,
+    run_spec::{CacheMode, RunSpec},
+};
 use coxswain_task::{
-    TaskError,
+    CachedFeatures, Pass, TaskError,
     dry_run::{PassCost, Passes},
     memory::{Ask, Place, Prediction, Subject, Suggestion},
 };
 use serde_json::{Value, json};
 
-use super::{objective::check, passes::PolicyPasses};
+use super::{
+    features::shape,
+    objective::check,
+    parts::{drops, frozen},
+    passes::PolicyPasses,
+};
 use crate::{
     savings::Savings,
     vla_flow::{
+        EXPERT,
         base::PolicyBase,
         config::VlaSettings,
         data::{MicroBatch, Outline},
-        memory::{PredictionError, of_process},
+        memory::{PredictionError, exact_bytes, of_process},
     },
 };
 
@@ -32,20 +50,43 @@ pub struct PolicySubject {
     base: PolicyBase,
     models: Shelf<Sizes>,
     outline: Outline,
-    trainables: usize,
-    passes: Passes<String>,
+    tuned: Tuned,
+    frozen: Vec<FrozenTensor>,
+    layout: TrainableLayout,
+    passes: Passes<(String, CountedPass)>,
+}
+
+/// A pass that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum CountedPass {
+    /// Of training, from pixels.
+    Live,
+    /// The same from kept features.
+    Kept,
+    /// What computes features.
+    Filling,
 }
 
 impl PolicySubject {
     /// Reads configuration and metadata of everything that the run names.
     pub fn read(spec: &RunSpec, base: PolicyBase, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
-        let settings = VlaSettings::of(spec)?;
         let outline = Outline::read(spec, models)?;
-        check(&base, &settings, spec, outline.dims)?;
-        let (spec, passes) = (spec.clone(), Passes::default());
-        let mut subject = Self { spec, settings, base, models, outline, trainables: 0, passes };
+        Self::of(spec.clone(), base, models, outline, Passes::default())
+    }
+
+    fn of(
+        spec: RunSpec,
+        base: PolicyBase,
+        models: Shelf<Sizes>,
+        outline: Outline,
+        passes: Passes<(String, CountedPass)>,
+    ) -> Result<Self, PredictionError> {
+        let settings = VlaSettings::of(&spec)?;
+        let tuned = check(&base, &settings, &spec, outline.dims)?;
+        let (frozen, layout) = (frozen(&base, &tuned), TrainableLayout::default());
+        let mut subject = Self { spec, settings, base, models, outline, tuned, frozen, layout, passes };
         let account = Place::Host { threads: 1 }.account();
-        subject.trainables = subject.load(account.device())?.1.len();
+        subject.layout = subject.load(account.device())?.1;
         Ok(subject)
     }
 
@@ -54,19 +95,24 @@ impl PolicySubject {
         let PolicyBase { directory, backbone, .. } = &self.base;
         let dtype = self.settings.model.weights_dtype;
         let files = PolicyFiles { directory, backbone, dtype };
-        let policy = SmolVla::load(files, self.models, &mut layout, device)?;
+        let policy = SmolVla::load(files, &self.tuned, self.models, &mut layout, device)?;
         Ok((policy, layout))
     }
 
-    /// A training pass over so many of the longest samples.
+    /// A training pass over so many of the longest samples, as the run's steps are once features are kept.
     fn pass(&self, ask: Ask) -> PassCost {
-        let place = if ask.place == Place::Gpu { "GPU" } else { "CPU" };
-        let kind = format!("{place} {:?}", self.spec.train.recompute);
-        let run = |rows| self.run_pass(rows as usize, ask.place);
-        self.passes.at(&kind, ask.micro_batch, run).unwrap_or_default()
+        let kept = self.spec.cache.mode != CacheMode::Off;
+        self.counted(if kept { CountedPass::Kept } else { CountedPass::Live }, ask.micro_batch, ask.place)
     }
 
-    fn run_pass(&self, rows: usize, place: Place) -> Result<PassCost, PredictionError> {
+    fn counted(&self, kind: CountedPass, micro_batch: u64, place: Place) -> PassCost {
+        let at = if place == Place::Gpu { "GPU" } else { "CPU" };
+        let key = (format!("{at} {:?} {:?}", self.settings, self.spec.train.recompute), kind);
+        let run = |rows| self.run_pass(rows as usize, kind, place);
+        self.passes.at(&key, micro_batch, run).unwrap_or_default()
+    }
+
+    fn run_pass(&self, rows: usize, kind: CountedPass, place: Place) -> Result<PassCost, PredictionError> {
         let account = place.account();
         let (policy, layout) = self.load(account.device())?;
         let trainables = Trainables::new(layout, Vec::new(), account.device());
@@ -75,14 +121,48 @@ impl PolicySubject {
             image: self.base.outline.image_token,
             seed: 0,
             recompute: self.spec.train.recompute,
+            drops: drops(&self.settings),
             action: self.outline.dims.action,
             device: *account.device(),
         };
-        let batch = self.longest(rows);
+        let mut batch = self.longest(rows);
+        if kind == CountedPass::Filling {
+            let (features, cost) = PassCost::of_forward(&account, || passes.features(&trainables, &batch));
+            features?;
+            return Ok(cost);
+        }
+        let width = self.base.outline.layer.width;
+        let values = vec![0.0; rows * self.feature_values() as usize];
+        batch.features = (kind == CountedPass::Kept).then_some(CachedFeatures { width, values });
         let cost = PassCost::of(&account, |grads, clock| {
             passes.forward_backward(&trainables, &batch, grads, clock).map(|_| ())
         });
         Ok(cost?)
+    }
+
+    /// Values of one sample's features.
+    fn feature_values(&self) -> u64 {
+        let Outline { images, prompt_tokens, .. } = &self.outline;
+        shape(&self.base).values(&vec![0; *prompt_tokens], images) as u64
+    }
+
+    /// Peak of activations while the features of one encoder batch are computed.
+    fn fill_peak(&self, ask: Ask) -> u64 {
+        if self.spec.cache.mode == CacheMode::Off {
+            return 0;
+        }
+        let batch = self.spec.cache.encoder_batch.map_or(ask.micro_batch, |batch| batch as u64);
+        // At the end they are in a tensor and in host memory.
+        let peak = self.counted(CountedPass::Filling, batch, ask.place).peak(Pass::Forward, |_| 0);
+        peak.max(8 * batch * self.feature_values())
+    }
+
+    /// Host memory for kept features.
+    fn cache_bytes(&self, ask: Ask) -> u64 {
+        match self.spec.cache.mode {
+            CacheMode::Off => 0,
+            _ => exact_bytes(&self.spec.cache, self.outline.frames, ask.micro_batch, self.feature_values()),
+        }
     }
 
     fn longest(&self, rows: usize) -> MicroBatch {
@@ -108,8 +188,16 @@ impl PolicySubject {
         }
     }
 
+    /// Parameters of the whole policy that do not train.
     fn frozen(&self) -> usize {
-        self.base.outline.parameters()
+        let tensors = self.base.modules();
+        let tensors = frozen_tensors(RULES, &tensors).into_iter().chain(head_tensor(&tensors));
+        let full = tensors.filter(|tensor| self.tuned.trains().group(&tensor.name).is_none());
+        full.map(|tensor| tensor.elements).sum()
+    }
+
+    fn trained(&self, group: Group) -> usize {
+        self.layout.params().iter().filter(|param| param.group == group).map(ParamSpec::len).sum()
     }
 }
 
@@ -118,17 +206,25 @@ impl Subject for PolicySubject {
         &self.spec
     }
 
+    fn layout(&self) -> &TrainableLayout {
+        &self.layout
+    }
+
     fn model(&self) -> String {
         format!("{:?} {:?}", self.base.config, self.base.outline.layer)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {
         let pass = self.pass(ask);
-        let mut prediction =
-            Prediction::of_engine(&self.spec, self.trainables as u64, ask).with_pass(&pass, |_| 0);
+        let mut prediction = Prediction::of_engine(&self.spec, &self.layout, ask).with_pass(&pass, |_| 0);
+        prediction.forward = prediction.forward.max(self.fill_peak(ask));
         prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
-        let bytes = self.settings.model.weights_dtype.dense().bytes();
-        prediction.set(Category::FrozenWeights, bytes * self.frozen() as u64);
+        let dtype = self.settings.model.weights_dtype;
+        let frozen = self.frozen.iter().map(|tensor| tensor.kept_bytes(dtype)).sum();
+        prediction.set(Category::FrozenWeights, frozen);
+        if ask.place != Place::Gpu {
+            prediction.set(Category::Cache, self.cache_bytes(ask));
+        }
         if let Place::Host { threads } = ask.place {
             let Outline { patches, dims, tokenizer_bytes, data_bytes, video_bytes, .. } = &self.outline;
             let pixels = patches * self.base.outline.patches.columns() as u64;
@@ -142,7 +238,8 @@ impl Subject for PolicySubject {
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {
-        Prediction::of_engine_beside_gpu(&self.spec, self.trainables as u64, ask)
+        let engine = Prediction::of_engine_beside_gpu(&self.spec, &self.layout, ask);
+        engine + self.cache_bytes(ask)
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
@@ -154,12 +251,15 @@ impl Subject for PolicySubject {
 
     fn describe(&self) -> Vec<(&'static str, String)> {
         let (frozen, trained) =
-            (human::grouped(self.frozen() as u64), human::grouped(self.trainables as u64));
+            (human::grouped(self.frozen() as u64), human::grouped(self.layout.len() as u64));
+        let groups = self.layout.groups().into_iter();
+        let groups: Vec<_> =
+            groups.map(|group| format!("{group} {}", human::grouped(self.trained(group) as u64))).collect();
         let dtype = self.settings.model.weights_dtype.name();
         let Outline { prompt_tokens, patches, dims, .. } = &self.outline;
         vec![
             ("model", format!("{frozen} parameters frozen in {dtype}, {trained} trained in float32")),
-            ("trains", format!("expert {trained}")),
+            ("trains", groups.join(", ")),
             (
                 "sample",
                 format!("{prompt_tokens} prompt tokens, {patches} image patches, {} actions", dims.horizon),
@@ -169,7 +269,13 @@ impl Subject for PolicySubject {
 
     fn to_json(&self) -> Value {
         json!({
-            "parameters": {"pretrained": self.frozen(), "trainable": self.trainables, "expert": self.trainables},
+            "parameters": {
+                "pretrained": self.frozen(),
+                "trainable": self.layout.len(),
+                "lora": self.trained(Group::LORA),
+                "base": self.trained(Group::BASE),
+                "expert": self.trained(EXPERT),
+            },
             "sample": {"prompt_tokens": self.outline.prompt_tokens, "patches": self.outline.patches},
         })
     }
@@ -177,11 +283,8 @@ impl Subject for PolicySubject {
     fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError> {
         let mut spec = self.spec.clone();
         change(&mut spec);
-        let settings = VlaSettings::of(&spec).map_err(TaskError::bad_input)?;
-        check(&self.base, &settings, &spec, self.outline.dims).map_err(TaskError::bad_input)?;
-        let Self { base, outline, trainables, models, .. } = self;
-        let (base, outline) = (base.clone(), outline.clone());
-        let passes = self.passes.clone();
-        Ok(Box::new(Self { spec, settings, base, models: *models, outline, trainables: *trainables, passes }))
+        let (base, outline) = (self.base.clone(), self.outline.clone());
+        let changed = Self::of(spec, base, self.models, outline, self.passes.clone());
+        Ok(Box::new(changed.map_err(TaskError::bad_input)?))
     }
 }

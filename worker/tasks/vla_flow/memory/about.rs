@@ -23,6 +23,7 @@ use coxswain_nn::{
     dtypes::{FrozenDtype, WeightsDtype},
     kernels::sizes::Sizes,
     lora::{LoraPlan, TrainedModules},
+    params::TrainableLayout,
 };
 use coxswain_proto::{
     config::SettingsError,
@@ -33,7 +34,7 @@ use coxswain_task::{
     memory::{Ask, Place},
 };
 
-use super::counts::Counts;
+use super::counts::{Counts, trained};
 use crate::vla_flow::{
     adapters::Split,
     config::VlaSettings,
@@ -87,6 +88,8 @@ pub struct Subject {
     pub full: TrainedModules,
     /// Sizes of its samples.
     pub outline: Outline,
+    /// What trains, tensor by tensor.
+    pub trained: TrainableLayout,
     /// Elements by part.
     pub counts: Counts,
     pub(super) frozen: Frozen,
@@ -110,10 +113,9 @@ impl Subject {
         let model = Arc::new(models.vision_language.of(dir)?.outline(dir)?);
         let outline = Outline::read(spec, models)?;
         let frozen = Frozen::read(dir, model.rules, &model.tensors())?;
-        let (spec, counts) = (spec.clone(), Counts::default());
-        let passes = Passes::default();
-        let (lora, full) = (None, TrainedModules::default());
-        let subject = Self { spec, vla, models, model, lora, full, outline, counts, frozen, passes };
+        let (spec, counts, trained) = (spec.clone(), Counts::default(), TrainableLayout::default());
+        let (lora, full, passes) = (None, TrainedModules::default(), Passes::default());
+        let subject = Self { spec, vla, models, model, lora, full, outline, trained, counts, frozen, passes };
         let subject = subject.changed(|_| {})?;
         subject.try_pass()?;
         Ok(subject)
@@ -137,7 +139,8 @@ impl Subject {
             let dir = directory::outline(&subject.vla.model.path).map_err(ModelError::from)?;
             subject.frozen = Frozen::read(&dir, subject.model.rules, &tensors)?;
         }
-        subject.counts = Counts::of(&subject.model, subject.trains(), &subject.vla, subject.outline.dims);
+        subject.trained = trained(&subject.model, subject.trains(), &subject.vla, subject.outline.dims);
+        subject.counts = Counts::of(&subject.model, &subject.trained);
         Ok(subject)
     }
 

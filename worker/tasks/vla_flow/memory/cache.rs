@@ -17,7 +17,7 @@
 use coxswain_proto::{
     human,
     limits::FEATURES_WAITING,
-    run_spec::{CacheDtype, CacheMode},
+    run_spec::{Cache, CacheDtype, CacheMode},
 };
 
 use super::{Ask, Subject, Suggestion};
@@ -73,16 +73,10 @@ impl Subject {
     pub(super) fn cache_bytes(&self, ask: Ask) -> u64 {
         let Some(tap) = self.tap() else { return 0 };
         let (cache, frames) = (&self.spec.cache, self.outline.frames);
-        let names = (size_of::<Option<SampleKey>>() + size_of::<SampleKey>()) as u64 * frames;
-        let more = match cache.mode {
-            CacheMode::Periodic => 4 * self.counts.lora,
-            _ => {
-                let batch = cache.encoder_batch.map_or(ask.micro_batch, |batch| batch as u64);
-                // Those that wait, and those that are written.
-                (FEATURES_WAITING as u64 + 1) * batch * 4 * self.feature_values(tap)
-            }
-        };
-        names + index_bytes(frames) + more
+        match cache.mode {
+            CacheMode::Periodic => names_bytes(frames) + 4 * self.counts.lora,
+            _ => exact_bytes(cache, frames, ask.micro_batch, self.feature_values(tap)),
+        }
     }
 
     /// Peak of activations while the features of one encoder batch are computed.
@@ -141,6 +135,18 @@ impl Subject {
             .then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
         [suggestion(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
+}
+
+/// Host memory for the features of so many frames with `exact`, so many values each.
+pub fn exact_bytes(cache: &Cache, frames: u64, micro_batch: u64, values: u64) -> u64 {
+    let batch = cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
+    // Those that wait, and those that are written.
+    names_bytes(frames) + (FEATURES_WAITING as u64 + 1) * batch * 4 * values
+}
+
+/// Names of so many frames, and the index of the store.
+fn names_bytes(frames: u64) -> u64 {
+    (size_of::<Option<SampleKey>>() + size_of::<SampleKey>()) as u64 * frames + index_bytes(frames)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::vla_flow::config::VlaSettings;
 
 use coxswain_models::{pretrained::trains::Trains, vision_language::ModelOutline};
 use coxswain_nn::{
-    lora::{LoraPlan, ModuleKind, TrainedModules},
-    params::TrainableLayout,
+    lora::{LoraPlan, ModuleKind},
+    params::{Group, Init, TrainableLayout},
 };
 
 use crate::vla_flow::{
@@ -58,17 +58,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts a policy for samples of these sizes.
-    pub fn of(model: &ModelOutline, trains: Trains<'_>, vla: &VlaSettings, dims: SampleDims) -> Self {
+    /// Counts a policy, of which this trains.
+    pub fn of(model: &ModelOutline, layout: &TrainableLayout) -> Self {
         let mut counts = Self::frozen(model);
-        counts.lora = trains.lora.map_or(0, |plan| adapters(model, plan));
-        counts.base = trains.full.map_or(0, |full| in_full(model, full));
-        let mut layout = TrainableLayout::default();
-        register(&mut layout, model, vla, dims);
         for param in layout.params() {
             let group = match param.group {
                 SENSOR => &mut counts.sensor,
                 EXPERT => &mut counts.expert,
+                Group::BASE => &mut counts.base,
                 _ => &mut counts.lora,
             };
             *group += param.len() as u64;
@@ -101,34 +98,22 @@ impl Counts {
             vectors: self.vision.vectors + self.language.vectors,
         }
     }
+}
 
-    /// Everything that trains: the length of the flat parameter buffer.
-    pub fn trainable(&self) -> u64 {
-        self.lora + self.base + self.expert + self.sensor
+/// What trains of a policy for samples of these sizes, tensor by tensor.
+pub fn trained(
+    model: &ModelOutline,
+    trains: Trains<'_>,
+    vla: &VlaSettings,
+    dims: SampleDims,
+) -> TrainableLayout {
+    let mut layout = TrainableLayout::default();
+    trains.lora.iter().for_each(|plan| add_adapters(&mut layout, model, plan));
+    for tensor in model.tensors().into_iter().chain(model.head()) {
+        let Some(group) = trains.group(&tensor.name) else { continue };
+        layout.add(tensor.name, &[tensor.elements], group, true, Init::Zeros);
     }
-}
-
-/// Elements of a model's adapters, and of biases that train beside them.
-pub(crate) fn adapters(model: &ModelOutline, plan: &LoraPlan) -> u64 {
-    let elements = model.modules.iter().filter_map(|module| match module.kind {
-        ModuleKind::Linear { inputs, outputs, .. } => plan
-            .adapter(&module.name)
-            .map(|adapter| adapter.rank * (inputs + outputs) + if adapter.dora { outputs } else { 0 }),
-        _ => None,
-    });
-    let tensors = model.tensors().into_iter().filter(|tensor| plan.trains_bias(&tensor.name));
-    (elements.sum::<usize>() + tensors.map(|tensor| tensor.elements).sum::<usize>()) as u64
-}
-
-/// Elements of what trains of a model in full.
-pub(crate) fn in_full(model: &ModelOutline, full: &TrainedModules) -> u64 {
-    let tensors = model.tensors().into_iter().chain(model.head());
-    let trained = tensors.filter(|tensor| full.trains(&tensor.name));
-    trained.map(|tensor| tensor.elements as u64).sum()
-}
-
-/// Sensor encoder and expert, in the order in which a policy registers them.
-fn register(layout: &mut TrainableLayout, model: &ModelOutline, vla: &VlaSettings, dims: SampleDims) {
+    // As a policy registers them.
     if dims.sensor_window > 0 {
         let shape = SensorShape {
             window: dims.sensor_window,
@@ -137,11 +122,25 @@ fn register(layout: &mut TrainableLayout, model: &ModelOutline, vla: &VlaSetting
             width: vla.sensor.width,
             outputs: vla.expert.width,
         };
-        SensorEncoder::register(layout, shape);
+        SensorEncoder::register(&mut layout, shape);
     }
     let shape = ExpertShape::of(vla, model.hidden_size, dims);
     // Targets that mean nothing were refused before anything is counted.
     let split = Split::of(vla, &model.modules).unwrap_or_default();
     let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-    ActionExpert::register(layout, shape, learning);
+    ActionExpert::register(&mut layout, shape, learning);
+    layout
+}
+
+/// A model's adapters.
+fn add_adapters(layout: &mut TrainableLayout, model: &ModelOutline, plan: &LoraPlan) {
+    for module in &model.modules {
+        let ModuleKind::Linear { inputs, outputs, .. } = module.kind else { continue };
+        let Some(adapter) = plan.adapter(&module.name) else { continue };
+        let factors = [("lora_A", adapter.rank * inputs), ("lora_B", adapter.rank * outputs)];
+        let magnitudes = adapter.dora.then_some(("lora_magnitude_vector", outputs));
+        for (part, len) in factors.into_iter().chain(magnitudes) {
+            layout.add(format!("{}.{part}", module.name), &[len], Group::LORA, true, Init::Zeros);
+        }
+    }
 }

@@ -17,10 +17,9 @@
 //! - frozen weights: elements times 4 or 2 (vectors always 4); on a host only what is not used in place in
 //!   the mapped files; of blocks that are streamed the two largest neighbours
 //! - trainables and gradients: `4 n` each; on a GPU every buffer has 400 kB behind its last element
-//! - optimizer shard: `8 n / W`, 12 with an average of the weights; beside a GPU in host memory with
-//!   `memory.offload: optimizer`
-//! - replica: 4 more than that when another rank's shard is kept, see
-//!   [`replica_bytes`](coxswain_task::memory::replica_bytes); in host memory as the shard is
+//! - optimizer shard: with AdamW `8 n / W`, 12 with an average of the weights; beside a GPU in host memory
+//!   with `memory.offload: optimizer`
+//! - replica: `4 n / W` more than that when another rank's shard is kept; in host memory as the shard is
 //! - activations: the peak of those passes
 //! - collective buffers: when `W > 1`, on a host the ring's receive buffer; `2 n` where gradients travel as
 //!   bfloat16
@@ -44,7 +43,7 @@ mod suggestions;
 mod tests;
 
 pub use about::{PredictionError, Subject};
-pub use cache::CacheOutlook;
+pub use cache::{CacheOutlook, exact_bytes};
 pub use counts::{Counts, Elements};
 // What another task on the same model predicts with.
 pub(crate) use about::Frozen;

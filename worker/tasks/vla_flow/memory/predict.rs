@@ -29,7 +29,7 @@ impl Subject {
 
     /// What is the same for every task.
     pub(super) fn engine(&self, ask: Ask) -> Prediction {
-        Prediction::of_engine(&self.spec, self.counts.trainable(), ask)
+        Prediction::of_engine(&self.spec, &self.trained, ask)
     }
 
     /// This rank's part of the optimizer's state and its copy of another's, as far as they are in the memory
@@ -45,7 +45,7 @@ impl Subject {
     pub fn beside_gpu(&self, ask: Ask) -> u64 {
         let table = self.frozen(Place::Host { threads: 1 }).table;
         self.cache_bytes(ask)
-            + Prediction::of_engine_beside_gpu(&self.spec, self.counts.trainable(), ask)
+            + Prediction::of_engine_beside_gpu(&self.spec, &self.trained, ask)
             + if self.table_elsewhere(ask.place) > 0 { table } else { 0 }
     }
 

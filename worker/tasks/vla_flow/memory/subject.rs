@@ -1,6 +1,6 @@
 //! The prediction as the engine and `cox plan` see it.
 
-use coxswain_nn::dtypes::ActivationsDtype;
+use coxswain_nn::{dtypes::ActivationsDtype, params::TrainableLayout};
 use coxswain_proto::{
     human,
     run_spec::{Recompute, RunSpec},
@@ -17,6 +17,10 @@ use crate::vla_flow::data::PromptLength;
 impl memory::Subject for Subject {
     fn spec(&self) -> &RunSpec {
         &self.spec
+    }
+
+    fn layout(&self) -> &TrainableLayout {
+        &self.trained
     }
 
     fn model(&self) -> String {
@@ -41,7 +45,7 @@ impl memory::Subject for Subject {
 
     fn describe(&self) -> Vec<(&'static str, String)> {
         let (counts, outline, vla) = (&self.counts, &self.outline, &self.vla);
-        let trainable = counts.trainable();
+        let trainable = self.trained.len() as u64;
         let frozen = counts.pretrained() - counts.base + counts.frozen_expert;
         let share = 100.0 * trainable as f64 / (frozen + trainable).max(1) as f64;
         let dtype = vla.model.weights_dtype.name();
@@ -101,7 +105,7 @@ impl memory::Subject for Subject {
         json!({
             "parameters": {
                 "pretrained": counts.pretrained(),
-                "trainable": counts.trainable(),
+                "trainable": self.trained.len(),
                 "lora": counts.lora,
                 "base": counts.base,
                 "expert": counts.expert,

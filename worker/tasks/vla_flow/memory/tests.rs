@@ -14,7 +14,7 @@ use coxswain_proto::{
     memory::Category,
     run_spec::{Offload, Recompute, ReduceDtype, RunSpec, Shard},
 };
-use coxswain_task::memory::{Prediction, replica_bytes};
+use coxswain_task::memory::Prediction;
 
 use super::*;
 use crate::vla_flow::{data::Outline, policy::Policy};
@@ -92,7 +92,7 @@ fn trainables_are_counted_as_the_layout_has_them() {
         let subject = Subject::read(&spec, shelf()).expect("a run that can be read");
         let (_, layout, _) = Policy::<Flex>::load(&spec, shelf(), subject.outline.dims, &Default::default())
             .expect("a run that can be loaded");
-        assert_eq!(subject.counts.trainable(), layout.len() as u64);
+        assert_eq!(subject.trained.len(), layout.len());
     }
 }
 
@@ -161,7 +161,7 @@ fn what_trains_in_full_is_counted_as_a_trainable_and_not_as_frozen() {
     let trained = subject.changed(tower).expect("the adapters are elsewhere");
     let vision = subject.counts.vision;
     assert_eq!((subject.counts.base, trained.counts.base), (0, vision.total()));
-    assert_eq!(trained.counts.trainable(), subject.counts.trainable() + vision.total());
+    assert_eq!(trained.trained.len(), subject.trained.len() + vision.total() as usize);
     let of = |subject: &Subject, category| subject.predict(gpu(1, 1)).of(category);
     let frozen = [&subject, &trained].map(|subject| of(subject, Category::FrozenWeights));
     assert_eq!(frozen[0] - frozen[1], 2 * vision.matrices + 4 * vision.vectors);
@@ -178,7 +178,7 @@ fn what_trains_in_full_is_counted_as_a_trainable_and_not_as_frozen() {
 #[test]
 fn only_moments_shrink_with_the_world() {
     let subject = subject("qwen2.5-vl-3b.yaml");
-    let n = subject.counts.trainable();
+    let n = subject.trained.len() as u64;
     let place = Place::Host { threads: 2 };
     let [one, four] = [1, 4].map(|world| subject.predict(Ask { micro_batch: 2, world, rank: 0, place }));
     assert_eq!(one.of(Category::OptimizerShard), 8 * n);
@@ -193,7 +193,7 @@ fn only_moments_shrink_with_the_world() {
 #[test]
 fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     let subject = subject("qwen2.5-vl-3b.yaml");
-    let n = subject.counts.trainable();
+    let n = subject.trained.len() as u64;
     let [one, four] = [1, 4].map(|world| subject.predict(gpu(2, world)));
     let taken = |prediction: &Prediction| {
         [Category::Trainables, Category::Gradients, Category::OptimizerShard, Category::Replica]
@@ -201,7 +201,7 @@ fn a_gpu_holds_the_flat_namespace_and_the_host_what_is_offloaded() {
     };
     // Behind the last element of each buffer there is room for a collective's equal chunks.
     let buffer = |elements: u64| 4 * (elements + SLACK as u64);
-    let (shard, replica) = (n.div_ceil(4), replica_bytes(&subject.spec));
+    let (shard, replica) = (n.div_ceil(4), 12);
     assert_eq!(taken(&one), [buffer(n), buffer(n), 2 * buffer(n), 0]);
     assert_eq!(taken(&four), [buffer(n), buffer(n), 2 * buffer(shard), replica / 4 * buffer(shard)]);
     assert_eq!(

@@ -80,3 +80,13 @@ pub(in crate::vla_flow) fn failed(batch: &MicroBatch, broken: impl Into<Broken>)
         Broken::Weights(source) => StepError::Weights { step: batch.step, source },
     }
 }
+
+/// Refuses losses that are infinite or not a number, with the samples whose they are.
+pub(in crate::vla_flow) fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {
+    let losses = batch.sample_indices.iter().zip(per_sample);
+    let samples: Vec<u64> = losses.filter(|(_, loss)| !loss.is_finite()).map(|(&sample, _)| sample).collect();
+    match samples.is_empty() {
+        true => Ok(()),
+        false => Err(StepError::NonFiniteLoss { step: batch.step, samples }),
+    }
+}

@@ -136,6 +136,10 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
         return refuse(field, "0; expected at least 1".into());
     }
+    if !vla.data.rename_map.is_empty() {
+        let problem = "names cameras of a policy of LeRobot's, and `model.path` is none; remove it";
+        return refuse("data.rename_map", problem.into());
+    }
     let (width, heads) = (vla.expert.width, vla.expert.heads);
     if !width.is_multiple_of(heads) {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));

@@ -30,9 +30,12 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::error::failed;
 pub use self::{
     error::{PolicyError, StepError},
     parts::{Policy, VlFeatures},
     tap::{Adapted, resolve as resolve_tap},
+};
+pub(super) use self::{
+    error::{check_finite, failed},
+    parts::download,
 };

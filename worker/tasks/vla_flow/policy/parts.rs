@@ -103,7 +103,8 @@ impl<B: Tape<Base = B>> Policy<B> {
     }
 }
 
-pub(super) fn download<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
+/// Values of a tensor; zeros where there are none.
+pub(in crate::vla_flow) fn download<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
     if !B::VALUES {
         return vec![0.0; x.shape().num_elements()];
     }

@@ -18,7 +18,7 @@ use coxswain_proto::run_spec::Recompute;
 use coxswain_task::{MicroLoss, Pass, StageClock};
 
 use super::{
-    error::{StepError, failed},
+    error::{StepError, check_finite, failed},
     parts::{Policy, Settings, VlFeatures, download, keys_mask},
 };
 use crate::vla_flow::{
@@ -237,18 +237,4 @@ impl<B: Tape<Base = B>> Policy<B> {
 /// The one tensor that was read.
 fn only<B: Tape<Base = B>>(read: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 1] {
     read.try_into().expect("a run gives a tensor for each tap that it is asked for")
-}
-
-fn check_finite(batch: &MicroBatch, per_sample: &[f64]) -> Result<(), StepError> {
-    let samples: Vec<u64> = batch
-        .sample_indices
-        .iter()
-        .zip(per_sample)
-        .filter(|(_, loss)| !loss.is_finite())
-        .map(|(&sample, _)| sample)
-        .collect();
-    match samples.is_empty() {
-        true => Ok(()),
-        false => Err(StepError::NonFiniteLoss { step: batch.step, samples }),
-    }
 }

@@ -1,6 +1,7 @@
 //! A trained policy in use: what a run has left, answering observations.
 //!
 //! ```text
+//! described     what the policy takes and gives, by the files of a run
 //! observation   named values, checked -> a sample as training saw them, and noise
 //!   values        what numbers, pixels and text are, whatever their feature
 //! responder     samples side by side -> hidden states, Euler steps -> actions in the data set's units
@@ -9,6 +10,7 @@
 //!
 //! Everything comes from the run's directory and the pretrained model; the data set is not needed.
 
+mod described;
 mod observation;
 mod observed;
 mod responder;

@@ -10,43 +10,36 @@
 //! | `noise` | numbers `[horizon, size]`, optional: what sampling starts from, instead of drawn noise |
 //!
 //! The names are those of the section `serve`, or else of the features. Values of other names are not looked
-//! at.
+//! at. A policy of LeRobot's takes noise as wide as its actions are padded.
 //!
 //! Of a policy that sees past frames, images and state have one axis more, in front: `[frames, ..]`, the
 //! oldest first and the present one last. The client keeps them, as it alone knows when an episode begins and
 //! at which rate it looks; before the first frame it gives the first one again.
 
-use std::path::{Path, PathBuf};
-
-use coxswain_data::{DataError, Normalizer, lerobot::stats::Stats, text::read_json};
+use coxswain_data::{DataError, Normalizer};
 use coxswain_models::{
     Shelf,
-    pretrained::{
-        directory,
-        pictures::{ImageProcessor, Rgb},
-    },
+    pretrained::pictures::{ImageProcessor, Rgb},
     vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::kernels::sizes::Sizes;
-use coxswain_policies::directory::is_policy;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::{Array, BadRequest, Named, RequestReader, Value, answers::SEED};
+use coxswain_task::{BadRequest, Named, RequestReader, Value, answers::SEED};
 use serde_json::json;
 
 use super::{
+    described::Described,
     observed::Observed,
     values::{as_numbers, channels_last, check_finite, kind, shape_of},
 };
-use crate::{
-    settings::unread,
-    vla_flow::{
-        config::{Serve, VlaSettings},
-        data::{
-            CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, STATS_FILE, Sample,
-            SampleDims, path_of, widened,
-        },
-        flow,
+use crate::vla_flow::{
+    base::InputMakers,
+    config::Serve,
+    data::{
+        CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, Sample, SampleDims,
+        widened,
     },
+    flow,
 };
 
 /// Noise instead of a seed.
@@ -71,52 +64,19 @@ pub(super) struct ObservationReader {
     sensor: Option<Normalizer>,
     action: Normalizer,
     deltas: DeltaActions,
+    /// Values of an action's noise.
+    noise: usize,
 }
 
 impl ObservationReader {
-    /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
-    /// what it is for the robot of `serve.set`.
-    pub fn open(
-        spec: &RunSpec,
-        models: Shelf<Sizes>,
-        settings: &VlaSettings,
-        dir: &Path,
-    ) -> Result<Self, DataError> {
-        let (settings, dir) = of_set(settings, dir)?;
-        if is_policy(Path::new(&settings.model.path)) {
-            let remedy = format!(
-                "let LeRobot serve it: `lerobot-rollout --policy.path={}`",
-                dir.join("policy").display()
-            );
-            let found = "a policy of LeRobot's, which is not served here yet";
-            return Err(DataError::invalid(&dir, "model.path", found, remedy));
-        }
-        let path = dir.join(PolicyFile::PATH);
-        if !path.exists() {
-            let remedy = "let the run end, or write one of its checkpoints with `cox export`, and serve that directory";
-            return Err(DataError::invalid(&path, "(file)", "missing", remedy));
-        }
-        let file: PolicyFile = read_json(&path)?;
-        let known = PolicyFile::FORMATS;
-        if !known.contains(&file.format) {
-            let remedy = format!("this version reads formats {} to {}", known[0], known[known.len() - 1]);
-            return Err(DataError::invalid(&path, "format", file.format.to_string(), remedy));
-        }
-        let deltas = DeltaActions::new(&file.chunk.delta_actions);
-        let of_state = file.state.as_ref().map_or(0, NumericFeature::elements);
-        if deltas.reach() > of_state.min(file.action.elements()) {
-            let found = format!("a difference for dimension {}, which is not there", deltas.reach() - 1);
-            return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
-        }
-        let stats_path = dir.join(STATS_FILE);
-        let stats = Stats::read(&stats_path)?;
+    /// For the policy that is described so.
+    pub fn open(spec: &RunSpec, models: Shelf<Sizes>, described: Described) -> Result<Self, DataError> {
+        let Described { file, stats, stats_path, noise, settings, .. } = described;
         let normalizer = |feature: &NumericFeature| {
             let NumericFeature { name, normalization, .. } = feature;
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
         };
-        let model = &directory::outline(&settings.model.path)?;
-        let family = models.vision_language.of(model).map_err(unread)?;
-        let bounds = settings.data.pixel_bounds();
+        let makers = InputMakers::of(&settings, models)?;
         let form = PromptForm {
             template: &settings.data.prompt,
             images: file.cameras.len() * (file.history.len() + 1),
@@ -125,12 +85,13 @@ impl ObservationReader {
         Ok(Self {
             run: spec.run.name.clone(),
             names: settings.serve.of(&settings.data),
-            images: family.images(model, bounds)?,
-            prompt: family.prompts(model, &form)?,
+            images: makers.images(&settings)?,
+            prompt: makers.prompts(&form)?,
             state: file.state.as_ref().map(normalizer).transpose()?,
             sensor: file.sensor.as_ref().map(normalizer).transpose()?,
             action: normalizer(&file.action)?,
-            deltas,
+            deltas: DeltaActions::new(&file.chunk.delta_actions),
+            noise,
             file,
         })
     }
@@ -180,11 +141,15 @@ impl ObservationReader {
         if self.deltas.any() {
             chunk.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value += offset);
         }
-        Value::Numbers(Array { shape: self.chunk().to_vec(), values: chunk })
+        Value::numbers(self.chunk().to_vec(), chunk)
     }
 
     fn chunk(&self) -> [usize; 2] {
         [self.file.chunk.horizon, self.file.action.elements()]
+    }
+
+    fn noise_shape(&self) -> [usize; 2] {
+        [self.file.chunk.horizon, self.noise]
     }
 
     /// Patches of all frames, of each those of all cameras.
@@ -220,14 +185,16 @@ impl ObservationReader {
             }
             found => {
                 let frames = if self.frames() > 1 { "frames, " } else { "" };
-                let other_type = match found {
-                    Some(Value::Numbers(_)) => {
-                        ", and this array is of another type: convert it with .astype(np.uint8), from 0..1 times 255"
+                let remedy = match found {
+                    Some(Value::Numbers(array)) if array.dtype.starts_with("float") => {
+                        "; convert it with image.astype(np.uint8), or (255 * image).astype(np.uint8) where it is of 0 to 1"
                     }
+                    Some(Value::Numbers(_)) => "; convert it with image.astype(np.uint8)",
                     _ => "",
                 };
-                let wanted = format!("expected uint8 {shape:?} ({frames}height, width, RGB){other_type}");
-                Err(self.differs(request, name, &camera.name, &wanted))
+                let wanted = format!("expected uint8 {shape:?} ({frames}height, width, RGB)");
+                let BadRequest { name, problem } = self.differs(request, name, &camera.name, &wanted);
+                Err(BadRequest { name, problem: problem + remedy })
             }
         }
     }
@@ -376,7 +343,7 @@ impl RequestReader for ObservationReader {
             "history": file.history,
             "optional": {
                 SEED: {"dtype": "int"},
-                NOISE: {"dtype": "float32", "shape": self.chunk()},
+                NOISE: {"dtype": "float32", "shape": self.noise_shape()},
             },
             "outputs": {ACTIONS: {"dtype": "float32", "shape": self.chunk(), "stride": stride}},
         })
@@ -387,16 +354,16 @@ impl RequestReader for ObservationReader {
         for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
             let shape = self.of_frames(&[camera.height, camera.width, 3]);
             let values = vec![0; shape.iter().product()];
-            named.insert(name.clone(), Value::Bytes(Array { shape, values }));
+            named.insert(name.clone(), Value::bytes(shape, values));
         }
         for (names, feature) in self.numeric() {
             // Of several, one has all.
             for name in names {
                 let shape = self.of_frames(&[0]);
-                named.insert(name.clone(), Value::Numbers(Array { shape, values: Vec::new() }));
+                named.insert(name.clone(), Value::numbers(shape, Vec::new()));
             }
-            let array = Array { shape: feature.shape.clone(), values: vec![0.0; feature.elements()] };
-            named.extend(names.first().map(|name| (name.clone(), Value::Numbers(array))));
+            let all = Value::numbers(feature.shape.clone(), vec![0.0; feature.elements()]);
+            named.extend(names.first().map(|name| (name.clone(), all)));
         }
         named.insert(
             self.names.prompt.clone(),
@@ -431,11 +398,11 @@ impl RequestReader for ObservationReader {
                 // As evaluation draws it: of all that the model has, with 0 where it is padding.
                 let chunk = self.file.chunk.horizon * padded.action;
                 let mut noise = flow::starting_noise(self.file.flow.seed, &[sample.index], chunk);
-                flow::Padding { action: padded.action, widths: &[own] }.blank(&mut noise);
+                flow::Padding { action: padded.action, widths: &[self.noise] }.blank(&mut noise);
                 noise
             }
             Some(_) => {
-                let given = self.finite(request, NOISE, NOISE, &self.chunk())?;
+                let given = self.finite(request, NOISE, NOISE, &self.noise_shape())?;
                 widened(&given, self.file.chunk.horizon, padded.action)
             }
         };
@@ -446,27 +413,5 @@ impl RequestReader for ObservationReader {
             .encode(instruction, &sample.image_shapes)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
         Ok(Box::new(Observed { sample, offset }))
-    }
-}
-
-/// The settings of the set that is served, and where its files are; of a run on one data set, what they are.
-fn of_set(settings: &VlaSettings, dir: &Path) -> Result<(VlaSettings, PathBuf), DataError> {
-    if settings.data.sets.is_empty() {
-        return Ok((settings.clone(), dir.to_path_buf()));
-    }
-    let named = settings.serve.set.as_deref();
-    let found = match (named, &settings.data.sets[..]) {
-        (None, [only]) => Ok(only),
-        (named, _) => settings.data.set(named.unwrap_or_default()),
-    };
-    match found {
-        Ok(set) => Ok((settings.of_set(set), dir.join(path_of(set.name(), "")))),
-        Err(names) => {
-            let found = named.map_or("missing".to_owned(), |name| format!("`{name}`"));
-            let remedy = format!(
-                "the policy was trained on several data sets; say by whose statistics it acts: cox serve --set with one of {names}"
-            );
-            Err(DataError::invalid(dir, "serve.set", found, remedy))
-        }
     }
 }

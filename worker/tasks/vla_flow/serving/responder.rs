@@ -8,43 +8,81 @@ use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{Fault, Named, RequestReader, Responder, Sample as AnySample, TaskError};
 
 use super::{
+    described::Described,
     observation::{ACTIONS, ObservationReader},
     observed::Observed,
     weights,
 };
 use crate::vla_flow::{
     config::VlaSettings,
-    data::{Sample, collate},
-    policy::Policy,
+    data::{MicroBatch, Sample, collate},
+    lerobot::{PolicyPasses, TunedPolicy},
+    policy::{Policy, StepError},
 };
 
+/// A policy with what it has learned, of whichever kind.
+trait ChunkSampler {
+    /// Chunks of actions as the model gives them, from this noise.
+    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError>;
+}
+
+impl<B: Tape<Base = B>> ChunkSampler for (Policy<B>, Trainables<B>) {
+    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError> {
+        self.0.sample_actions_from(&self.1, batch, noise)
+    }
+}
+
+impl<B: Tape<Base = B>> ChunkSampler for (PolicyPasses<B>, Trainables<B>) {
+    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError> {
+        self.0.sample_from(&self.1, batch, noise)
+    }
+}
+
 /// A trained policy on a device.
-pub struct PolicyResponder<B: Tape<Base = B>> {
-    policy: Policy<B>,
-    trainables: Trainables<B>,
+pub struct PolicyResponder {
+    sampler: Box<dyn ChunkSampler>,
     reader: Arc<ObservationReader>,
 }
 
-impl<B: Tape<Base = B>> PolicyResponder<B> {
+impl PolicyResponder {
     /// Loads the pretrained model, and what a run has left in `dir`.
-    pub fn open(
+    pub fn open<B: Tape<Base = B>>(
         spec: &RunSpec,
         models: Shelves<B>,
         dir: &Path,
         device: &B::Device,
     ) -> Result<Self, TaskError> {
-        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
-        let reader =
-            ObservationReader::open(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
-        let spec = weights::with_adapter_of(spec, models.sizes, settings, dir)?;
-        let (policy, layout, mut values) =
-            Policy::<B>::load(&spec, models.device, reader.dims(), device).map_err(TaskError::bad_input)?;
-        weights::fill(dir, &layout, &mut values)?;
-        Ok(Self { policy, trainables: Trainables::new(layout, values, device), reader: Arc::new(reader) })
+        let mut settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let mut described =
+            Described::read(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
+        let base = described.base.take();
+        let reader = ObservationReader::open(spec, models.sizes, described).map_err(TaskError::bad_input)?;
+        let sampler: Box<dyn ChunkSampler> = match base {
+            Some(base) => {
+                // Adapters are merged in what a run has left: nothing of the run's settings is laid over it,
+                // and few bits would round them away.
+                settings.model.weights_dtype = settings.model.weights_dtype.dense().into();
+                let mut spec = spec.clone();
+                spec.set_settings(&settings);
+                let tuned = base.as_published().map_err(TaskError::bad_input)?;
+                let policy = TunedPolicy { base: &base, tuned: &tuned };
+                let passes = PolicyPasses::load(&spec, policy, models.device, reader.dims(), device);
+                let (passes, layout, values) = passes.map_err(TaskError::bad_input)?;
+                Box::new((passes, Trainables::new(layout, values, device)))
+            }
+            None => {
+                let spec = weights::with_adapter_of(spec, models.sizes, settings, dir)?;
+                let loaded = Policy::<B>::load(&spec, models.device, reader.dims(), device);
+                let (policy, layout, mut values) = loaded.map_err(TaskError::bad_input)?;
+                weights::fill(dir, &layout, &mut values)?;
+                Box::new((policy, Trainables::new(layout, values, device)))
+            }
+        };
+        Ok(Self { sampler, reader: Arc::new(reader) })
     }
 }
 
-impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
+impl Responder for PolicyResponder {
     fn reader(&self) -> Arc<dyn RequestReader> {
         self.reader.clone()
     }
@@ -55,7 +93,7 @@ impl<B: Tape<Base = B>> Responder for PolicyResponder<B> {
         let mut batch = collate(Step(0), &samples, self.reader.pad_token());
         // Where training has the recorded actions, a request has its noise.
         let noise = std::mem::take(&mut batch.actions);
-        let sampled = self.policy.sample_actions_from(&self.trainables, &batch, noise)?;
+        let sampled = self.sampler.sample(&batch, noise)?;
         if sampled.iter().any(|value| !value.is_finite()) {
             return Err(TaskError::new(Fault::Numeric, "the policy's actions are not finite"));
         }

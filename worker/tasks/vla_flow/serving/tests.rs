@@ -1,5 +1,6 @@
 //! Observations checked, and answered as evaluation would.
 
+mod lerobot;
 mod mixture;
 mod observed;
 
@@ -116,21 +117,19 @@ impl Run {
         Self { _data: data, dir, spec, dataset, layout, values }
     }
 
-    fn responder(&self) -> PolicyResponder<Flex> {
-        PolicyResponder::open(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
+    fn responder(&self) -> PolicyResponder {
+        PolicyResponder::open::<Flex>(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
 /// What a robot sees in this frame of the first episode.
 fn observation(frame: usize) -> Named {
-    let numbers = |shape: &[usize], values: &[f32]| {
-        Value::Numbers(Array { shape: shape.to_vec(), values: values.to_vec() })
-    };
+    let numbers = |shape: &[usize], values: &[f32]| Value::numbers(shape.to_vec(), values.to_vec());
     let mut named = Named::new();
     for (number, (name, height, width)) in Recording::default().cameras.into_iter().enumerate() {
         let values = vec![(frame * 10 + number) as u8; height * width * 3];
-        named.insert(name.into(), Value::Bytes(Array { shape: vec![height, width, 3], values }));
+        named.insert(name.into(), Value::bytes(vec![height, width, 3], values));
     }
     named.insert("observation.state".into(), numbers(&[3], &recording::state(0, frame)));
     let window = recording::sensor(0, frame);
@@ -273,7 +272,7 @@ fn noise_is_drawn_by_the_seed_or_given() {
     assert_eq!(drawn, of(&|_| {}));
     assert_ne!(drawn, of(&|named| drop(named.insert("seed".into(), Value::Integer(9)))));
     let noise = crate::vla_flow::flow::starting_noise(5, &[0], 8);
-    let given = Value::Numbers(Array { shape: vec![4, 2], values: noise });
+    let given = Value::numbers(vec![4, 2], noise);
     assert_eq!(drawn, of(&|named| drop(named.insert("noise".into(), given.clone()))));
 }
 
@@ -281,22 +280,34 @@ fn noise_is_drawn_by_the_seed_or_given() {
 fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
     let responder = Run::new().responder();
     let reader = responder.reader();
-    let numbers =
-        |values: &[f32]| Some(Value::Numbers(Array { shape: vec![values.len()], values: values.to_vec() }));
+    let numbers = |values: &[f32]| Some(Value::numbers(vec![values.len()], values.to_vec()));
     let (camera, state) = ("observation.images.wrist", "observation.state");
-    let small = Some(Value::Bytes(Array { shape: vec![2, 2, 3], values: vec![0; 12] }));
-    let floats = Some(Value::Numbers(Array { shape: vec![28, 28, 3], values: vec![0.0; 28 * 28 * 3] }));
+    let small = Some(Value::bytes(vec![2, 2, 3], vec![0; 12]));
+    let floats = Some(Value::numbers(vec![28, 28, 3], vec![0.0; 28 * 28 * 3]));
+    let wide = Array { shape: vec![28, 28, 3], values: vec![0.0; 28 * 28 * 3], dtype: "int64" };
+    let wide = Some(Value::Numbers(wide));
     for (name, value, wanted) in [
         (camera, None, "missing; expected uint8 [28, 28, 3]"),
         (
             camera,
             None,
-            "observation.state (numbers [3]), prompt (text); the policy takes observation.images.",
+            "observation.state (float32 [3]), prompt (text); the policy takes observation.images.",
         ),
         (camera, small, "found uint8 [2, 2, 3]"),
-        (camera, floats, "found numbers [28, 28, 3]"),
+        (
+            camera,
+            floats,
+            "found float32 [28, 28, 3]; expected uint8 [28, 28, 3] (height, width, RGB); convert it with \
+             image.astype(np.uint8), or (255 * image).astype(np.uint8) where it is of 0 to 1",
+        ),
+        (
+            camera,
+            wide,
+            "found int64 [28, 28, 3]; expected uint8 [28, 28, 3] (height, width, RGB); convert it with \
+             image.astype(np.uint8)",
+        ),
         (state, None, "missing"),
-        (state, numbers(&[1.0, 2.0]), "found numbers [2]; expected numbers [3]"),
+        (state, numbers(&[1.0, 2.0]), "found float32 [2]; expected numbers [3]"),
         (state, numbers(&[1.0, f32::NAN, 2.0]), "element 1 is NaN"),
         (state, Some(Value::Text("a".into())), "found text"),
         ("observation.sensor", numbers(&[0.0; 6]), "expected numbers [3, 2]"),
@@ -336,16 +347,12 @@ fn renamed(frame: usize) -> Named {
         named.insert(to.into(), value);
     }
     let Some(Value::Numbers(state)) = named.remove("observation.state") else { panic!("it is numbers") };
-    let joints = Array { shape: vec![2], values: state.values[..2].to_vec() };
-    named.insert("joints".into(), Value::Numbers(joints));
-    named.insert(
-        "gripper".into(),
-        Value::Numbers(Array { shape: vec![], values: state.values[2..].to_vec() }),
-    );
+    named.insert("joints".into(), Value::numbers(vec![2], state.values[..2].to_vec()));
+    named.insert("gripper".into(), Value::numbers(vec![], state.values[2..].to_vec()));
     let Some(Value::Bytes(wrist)) = named.remove("observation.images.wrist") else { panic!("it is bytes") };
     let [height, width, _] = wrist.shape[..] else { panic!("{:?}", wrist.shape) };
     let values = (0..3).flat_map(|c| wrist.values.iter().skip(c).step_by(3).copied()).collect();
-    named.insert("wrist".into(), Value::Bytes(Array { shape: vec![3, height, width], values }));
+    named.insert("wrist".into(), Value::bytes(vec![3, height, width], values));
     named
 }
 
@@ -375,7 +382,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         change(&mut named);
         reader.read(&named).unwrap_err().to_string()
     };
-    let longer = Value::Numbers(Array { shape: vec![4], values: vec![0.0; 4] });
+    let longer = Value::numbers(vec![4], vec![0.0; 4]);
     for (problem, wanted) in [
         (refused(&|named| drop(named.remove("wrist"))), "wrist: missing; expected uint8 [28, 28, 3]"),
         (
@@ -416,7 +423,7 @@ fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
 fn what_a_run_has_not_left_is_named() {
     let run = Run::new();
     let open = |dir: &Path| {
-        PolicyResponder::<Flex>::open(&run.spec, Shelves::default(), dir, &Default::default()).err()
+        PolicyResponder::open::<Flex>(&run.spec, Shelves::default(), dir, &Default::default()).err()
     };
     let refused = |dir: &Path| open(dir).expect("something is missing").to_string();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -437,13 +444,13 @@ fn answers_alike_merged(run: &Run) {
     merged.vla_mut().lora = None;
     merged.vla_mut().model.train = Vec::new();
     let responder =
-        PolicyResponder::<Flex>::open(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_near(&answers(&responder, &FRAMES.map(observation)), &expected, 1e-4);
     // And it is the merge that does it.
     merged.vla_mut().model.path = run.dir.path().join("model").display().to_string();
     let plain =
-        PolicyResponder::<Flex>::open(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_ne!(answers(&plain, &FRAMES.map(observation)), expected);
 }

@@ -40,7 +40,7 @@ pub(super) fn kind(value: &Value) -> String {
     match value {
         Value::Text(_) => "text".to_owned(),
         Value::Integer(value) => value.to_string(),
-        Value::Bytes(array) => format!("uint8 {:?}", array.shape),
-        Value::Numbers(array) => format!("numbers {:?}", array.shape),
+        Value::Bytes(array) => format!("{} {:?}", array.dtype, array.shape),
+        Value::Numbers(array) => format!("{} {:?}", array.dtype, array.shape),
     }
 }

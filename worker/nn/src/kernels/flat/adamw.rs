@@ -42,18 +42,36 @@ pub struct Coefficients {
     pub eps: f32,
 }
 
+impl Coefficients {
+    /// Updates elements on one thread; all slices are equally long.
+    pub(crate) fn update(&self, weights: &mut [f32], grads: &[f32], [exp_avg, exp_avg_sq]: [&mut [f32]; 2]) {
+        let c = *self;
+        vectorised(
+            #[inline(always)]
+            || {
+                let moments = exp_avg.iter_mut().zip(exp_avg_sq.iter_mut());
+                for ((w, &g), (m, v)) in weights.iter_mut().zip(grads.iter()).zip(moments) {
+                    let g = g * c.factor;
+                    *m += c.one_minus_beta1 * (g - *m);
+                    *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);
+                    let root = v.sqrt() * c.root_factor + c.eps;
+                    *w = *w * c.keep - c.step_size * (*m / root);
+                }
+            },
+        );
+    }
+}
+
 /// One part of the flat parameter buffer, and what it is updated with. Gradients and, for a rank's own part,
 /// weights are buffers of full length.
 #[derive(Debug)]
-pub struct Part<'a, F> {
+pub struct Part<'a, F, S = [&'a mut F; 2]> {
     /// Weights.
     pub weights: &'a mut F,
     /// Where the part begins in them.
     pub weights_from: usize,
-    /// First moments of the part.
-    pub exp_avg: &'a mut F,
-    /// Second moments of the part.
-    pub exp_avg_sq: &'a mut F,
+    /// What the update rule keeps of the part: AdamW its first and second moments.
+    pub state: S,
     /// Gradients.
     pub grads: &'a F,
     /// Where the part begins in them.
@@ -70,9 +88,10 @@ pub struct Run {
 }
 
 /// What follows the weights of a part.
-pub(super) struct Average<'a> {
+#[derive(Debug)]
+pub struct Average<'a, F> {
     /// As many elements as the part has.
-    pub values: &'a mut [f32],
+    pub values: &'a mut F,
     /// How much of their way they go.
     pub share: f32,
 }
@@ -117,11 +136,11 @@ impl<'a> Streams<'a> {
 
 /// Updates runs of a part in host memory, in ascending order. An average follows what has just been written,
 /// before it leaves the cache, and goes on where no run is.
-pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Average<'_>>) {
-    let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
+pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Average<'_, Vec<f32>>>) {
+    let Part { weights, weights_from, state: [exp_avg, exp_avg_sq], grads, grads_from } = part;
     let (weights, grads) = (&mut weights[weights_from..], &grads[grads_from..]);
-    let none = Average { values: &mut [], share: 0.0 };
-    let Average { values: average, share } = average.unwrap_or(none);
+    let (average, share): (&mut [f32], f32) =
+        average.map_or((&mut [], 0.0), |average| (average.values, average.share));
     let averaged = !average.is_empty();
     let mut rest = Streams { weights, exp_avg, exp_avg_sq, grads, average };
     let (mut tasks, mut at) = (Vec::new(), 0);
@@ -137,9 +156,12 @@ pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Ave
         let behind = rest.exp_avg.len();
         rest.take(behind).cut(None, &mut tasks);
     }
-    tasks.into_par_iter().with_min_len(4).for_each(|(mut streams, coefficients)| {
-        coefficients.into_iter().for_each(|coefficients| update_run(&mut streams, coefficients));
-        approach_here(streams.average, streams.weights, share);
+    tasks.into_par_iter().with_min_len(4).for_each(|(streams, coefficients)| {
+        let Streams { weights, exp_avg, exp_avg_sq, grads, average } = streams;
+        if let Some(coefficients) = coefficients {
+            coefficients.update(weights, grads, [exp_avg, exp_avg_sq]);
+        }
+        approach_here(average, weights, share);
     });
 }
 
@@ -148,21 +170,5 @@ pub(super) fn approach_here(values: &mut [f32], towards: &[f32], share: f32) {
     vectorised(
         #[inline(always)]
         || values.iter_mut().zip(towards).for_each(|(value, to)| *value += share * (*to - *value)),
-    );
-}
-
-fn update_run(streams: &mut Streams<'_>, c: Coefficients) {
-    vectorised(
-        #[inline(always)]
-        || {
-            let moments = streams.exp_avg.iter_mut().zip(streams.exp_avg_sq.iter_mut());
-            for ((w, &g), (m, v)) in streams.weights.iter_mut().zip(streams.grads.iter()).zip(moments) {
-                let g = g * c.factor;
-                *m += c.one_minus_beta1 * (g - *m);
-                *v = *v * c.beta2 + c.one_minus_beta2 * (g * g);
-                let root = v.sqrt() * c.root_factor + c.eps;
-                *w = *w * c.keep - c.step_size * (*m / root);
-            }
-        },
     );
 }

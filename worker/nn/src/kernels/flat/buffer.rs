@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, backend::Backend};
 use half::bf16;
 
 use super::{
-    adamw::{Part, Run},
+    adamw::{Average, Part, Run},
     rows::RowGradients,
 };
 
@@ -43,6 +43,15 @@ pub trait Flat: Clone + fmt::Debug {
     /// Lets the host change elements.
     fn edit<R>(&mut self, edit: impl FnOnce(&mut [f32]) -> R) -> R;
 
+    /// Lets the host change elements of several buffers together.
+    fn edit_all<const N: usize>(buffers: [&mut Self; N], edit: impl FnOnce([&mut [f32]; N])) {
+        let mut values = buffers.each_ref().map(|buffer| buffer.read(0..buffer.len()).into_owned());
+        edit(values.each_mut().map(Vec::as_mut_slice));
+        for (buffer, values) in buffers.into_iter().zip(values) {
+            buffer.edit(|buffer| buffer.copy_from_slice(&values));
+        }
+    }
+
     /// Zeroes some elements.
     fn clear(&mut self, range: Range<usize>);
 
@@ -55,19 +64,9 @@ pub trait Flat: Clone + fmt::Debug {
         (self.squares(&[range]), of_runs)
     }
 
-    /// AdamW ([`adamw`](super::adamw)) on runs of a part, in ascending order.
-    fn adamw(part: Part<'_, Self>, runs: &[Run]);
-
-    /// The same, and then `average`, which has an element for each of the part, goes `share` of its way to
-    /// the weights, also where no run is ([`Flat::approach`], bit for bit).
-    fn adamw_averaging(part: Part<'_, Self>, runs: &[Run], average: &mut Self, share: f32) {
-        let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
-        Self::adamw(
-            Part { weights: &mut *weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from },
-            runs,
-        );
-        average.approach(weights, weights_from, share);
-    }
+    /// AdamW ([`adamw`](super::adamw)) on runs of a part, in ascending order. Then the average, if there is
+    /// one, follows the weights, also where no run is ([`Flat::approach`], bit for bit).
+    fn adamw(part: Part<'_, Self>, runs: &[Run], average: Option<Average<'_, Self>>);
 
     /// Every element goes `share` of its way to that of `towards`, where the first one's is at `from`.
     fn approach(&mut self, towards: &Self, from: usize, share: f32);

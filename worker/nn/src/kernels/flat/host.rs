@@ -49,6 +49,10 @@ impl Flat for Vec<f32> {
         edit(self)
     }
 
+    fn edit_all<const N: usize>(buffers: [&mut Self; N], edit: impl FnOnce([&mut [f32]; N])) {
+        edit(buffers.map(Vec::as_mut_slice));
+    }
+
     fn clear(&mut self, range: Range<usize>) {
         let _op = profile::operation("clearing of gradients");
         self[range].fill(0.0);
@@ -65,14 +69,9 @@ impl Flat for Vec<f32> {
         sums_of_squares(&self[range], &runs)
     }
 
-    fn adamw(part: Part<'_, Self>, runs: &[Run]) {
-        let _op = profile::operation("AdamW");
-        adamw::update(part, runs, None);
-    }
-
-    fn adamw_averaging(part: Part<'_, Self>, runs: &[Run], average: &mut Self, share: f32) {
-        let _op = profile::operation("AdamW with average");
-        adamw::update(part, runs, Some(Average { values: average, share }));
+    fn adamw(part: Part<'_, Self>, runs: &[Run], average: Option<Average<'_, Self>>) {
+        let _op = profile::operation(if average.is_some() { "AdamW with average" } else { "AdamW" });
+        adamw::update(part, runs, average);
     }
 
     fn approach(&mut self, towards: &Self, from: usize, share: f32) {

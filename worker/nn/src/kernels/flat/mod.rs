@@ -38,7 +38,7 @@ pub mod tensors;
 mod tests;
 
 pub use self::{
-    adamw::{Coefficients, Part, Run},
+    adamw::{Average, Coefficients, Part, Run},
     buffer::{DeviceBuffer, DeviceElement, Flat, FlatOn, Gradient, Halves, HostCopy, LentBuffer, Product},
     device::{HalvesOnDevice, OnDevice, SLACK},
     largest::largest,

@@ -26,7 +26,7 @@ const PIECE: usize = 100;
 
 /// Updates runs of a part.
 pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) {
-    let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
+    let Part { weights, weights_from, state: mut moments, grads, grads_from } = part;
     let grads = grads.tensor();
     let mut before: Option<Piece<B>> = None;
     let of_run = |run: &Run| pieces(&run.range).map(|at| (at, run.coefficients)).collect::<Vec<_>>();
@@ -36,26 +36,22 @@ pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) 
             true => (weights.upload(weights_from + at.start..weights_from + at.end), 0),
             false => (weights.taken(), weights_from + at.start),
         };
-        let state = Updated {
-            weights: weights_there,
-            exp_avg: exp_avg.upload(at.clone()),
-            exp_avg_sq: exp_avg_sq.upload(at.clone()),
-        };
+        let brought = moments.each_ref().map(|buffer| buffer.upload(at.clone()));
+        let state = Updated { weights: weights_there, moments: brought };
         let from = Origins { weights: weights_at, grads: grads_from + at.start };
         let run = Run { range: 0..at.len(), coefficients };
-        let Updated { weights: updated, exp_avg: m, exp_avg_sq: v } =
-            B::flat_adamw(state, &grads, from, &[run]);
-        let mut piece = Piece { at, weights_from, weights: None, moments: [m, v] };
+        let Updated { weights: updated, moments: tensors } = B::flat_adamw(state, &grads, from, &[run]);
+        let mut piece = Piece { at, weights_from, weights: None, moments: tensors };
         match weights.is_offloaded() {
             true => piece.weights = Some(updated),
             false => weights.give_back(updated),
         }
         if let Some(before) = before.replace(piece) {
-            before.take_back(weights, [&mut *exp_avg, &mut *exp_avg_sq]);
+            before.take_back(weights, &mut moments);
         }
     }
     if let Some(last) = before {
-        last.take_back(weights, [&mut *exp_avg, &mut *exp_avg_sq]);
+        last.take_back(weights, &mut moments);
     }
 }
 
@@ -76,9 +72,9 @@ struct Piece<B: ModelBackend> {
 
 impl<B: ModelBackend> Piece<B> {
     /// Reads it into the buffers that it is part of, with one wait for all.
-    fn take_back(self, weights: &mut OnDevice<B>, moments: [&mut OnDevice<B>; 2]) {
+    fn take_back(self, weights: &mut OnDevice<B>, moments: &mut [&mut OnDevice<B>; 2]) {
         let Self { at, weights_from, weights: updated, moments: tensors } = self;
-        let mut places: Vec<_> = moments.into_iter().map(|buffer| (buffer, at.clone())).collect();
+        let mut places: Vec<_> = moments.iter_mut().map(|buffer| (&mut **buffer, at.clone())).collect();
         if updated.is_some() {
             places.push((weights, weights_from + at.start..weights_from + at.end));
         }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{
     Flat, FlatOn, Gradient, LentBuffer, Product, RowGradients,
-    adamw::{Part, Run},
+    adamw::{Average, Part, Run},
     device::{DeviceValues, HalvesOnDevice, OnDevice, SLACK, uploaded},
     host, offloaded,
     tensors::{self, Origins, Updated},
@@ -93,18 +93,21 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
         sums.into_iter().map(f64::from).sum()
     }
 
-    fn adamw(part: Part<'_, Self>, runs: &[Run]) {
-        if part.exp_avg.is_offloaded() {
-            return offloaded::adamw(part, runs);
+    fn adamw(part: Part<'_, Self>, runs: &[Run], average: Option<Average<'_, Self>>) {
+        let Part { weights, weights_from, state: [m, v], grads, grads_from } = part;
+        if m.is_offloaded() {
+            let weights = &mut *weights;
+            offloaded::adamw(Part { weights, weights_from, state: [m, v], grads, grads_from }, runs);
+        } else {
+            let from = Origins { weights: weights_from, grads: grads_from };
+            let before = Updated { weights: weights.taken(), moments: [m.taken(), v.taken()] };
+            let after = B::flat_adamw(before, &grads.tensor(), from, runs);
+            weights.give_back(after.weights);
+            [m, v].into_iter().zip(after.moments).for_each(|(buffer, values)| buffer.give_back(values));
         }
-        let Part { weights, weights_from, exp_avg, exp_avg_sq, grads, grads_from } = part;
-        let (grads, from) = (grads.tensor(), Origins { weights: weights_from, grads: grads_from });
-        let state =
-            Updated { weights: weights.taken(), exp_avg: exp_avg.taken(), exp_avg_sq: exp_avg_sq.taken() };
-        let state = B::flat_adamw(state, &grads, from, runs);
-        weights.give_back(state.weights);
-        exp_avg.give_back(state.exp_avg);
-        exp_avg_sq.give_back(state.exp_avg_sq);
+        if let Some(Average { values, share }) = average {
+            values.approach(weights, weights_from, share);
+        }
     }
 
     fn approach(&mut self, towards: &Self, from: usize, share: f32) {

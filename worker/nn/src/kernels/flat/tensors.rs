@@ -26,10 +26,8 @@ pub(in crate::kernels) const BLOCK: usize = 4 << 10;
 pub struct Updated<B: Backend> {
     /// Weights.
     pub weights: Tensor<B, 1>,
-    /// First moments of the part.
-    pub exp_avg: Tensor<B, 1>,
-    /// Second moments of the part.
-    pub exp_avg_sq: Tensor<B, 1>,
+    /// First and second moments of the part.
+    pub moments: [Tensor<B, 1>; 2],
 }
 
 /// Where a part begins in buffers that are longer.
@@ -101,18 +99,17 @@ pub fn squares<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Vec<Ten
 /// AdamW on one run of a part: the arithmetic of [`adamw`](super::adamw), operation by operation.
 pub fn adamw<B: Backend>(state: Updated<B>, grads: &Tensor<B, 1>, from: Origins, run: &Run) -> Updated<B> {
     let c = &run.coefficients;
-    pieces(&run.range).fold(state, |Updated { weights, exp_avg, exp_avg_sq }, at| {
+    pieces(&run.range).fold(state, |Updated { weights, moments: [first, second] }, at| {
         let shifted = |origin: usize| origin + at.start..origin + at.end;
         let g = part(grads, &shifted(from.grads)) * c.factor;
-        let m = part(&exp_avg, &at);
+        let m = part(&first, &at);
         let m = m.clone() + (g.clone() - m) * c.one_minus_beta1;
-        let v = part(&exp_avg_sq, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
+        let v = part(&second, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
         let step = moved(m.clone(), v.clone(), c);
         let w = part(&weights, &shifted(from.weights)) * c.keep - step;
         Updated {
             weights: put(weights, shifted(from.weights), w),
-            exp_avg: put(exp_avg, at.clone(), m),
-            exp_avg_sq: put(exp_avg_sq, at, v),
+            moments: [put(first, at.clone(), m), put(second, at, v)],
         }
     })
 }

@@ -72,10 +72,11 @@ proptest! {
                 let grads = F::of(place, uneven(2 * before + len, salt + step));
                 F::adamw(
                     Part {
-                        weights: &mut weights, weights_from: before, exp_avg: &mut exp_avg, exp_avg_sq: &mut exp_avg_sq,
+                        weights: &mut weights, weights_from: before, state: [&mut exp_avg, &mut exp_avg_sq],
                         grads: &grads, grads_from: 2 * before,
                     },
                     runs,
+                    None,
                 );
             }
             [weights, exp_avg, exp_avg_sq].map(|flat| all(&flat))
@@ -105,13 +106,13 @@ proptest! {
             let (mut weights, mut average, grads) = (of(len + 7, salt), of(len, salt + 1), of(len + 3, salt + 2));
             let (mut exp_avg, mut exp_avg_sq) = (F::zeros(place, len), F::zeros(place, len));
             let part = Part {
-                weights: &mut weights, weights_from: 7, exp_avg: &mut exp_avg, exp_avg_sq: &mut exp_avg_sq,
+                weights: &mut weights, weights_from: 7, state: [&mut exp_avg, &mut exp_avg_sq],
                 grads: &grads, grads_from: 3,
             };
             if at_once {
-                F::adamw_averaging(part, runs, &mut average, 0.3);
+                F::adamw(part, runs, Some(Average { values: &mut average, share: 0.3 }));
             } else {
-                F::adamw(part, runs);
+                F::adamw(part, runs, None);
                 average.approach(&weights, 7, 0.3);
             }
             [weights, exp_avg, exp_avg_sq, average].map(|flat| all(&flat))
@@ -277,13 +278,12 @@ fn what_is_offloaded_is_updated_piece_by_piece_to_the_same_bits() {
             let part = Part {
                 weights: &mut weights,
                 weights_from: 7,
-                exp_avg: &mut exp_avg,
-                exp_avg_sq: &mut exp_avg_sq,
+                state: [&mut exp_avg, &mut exp_avg_sq],
                 grads: &grads,
                 grads_from: 0,
             };
             let run = |range, number| Run { range, coefficients: coefficients(number) };
-            Flat::adamw(part, &[run(0..LEN / 2, 0), run(LEN / 2 + 10..LEN, 1)]);
+            Flat::adamw(part, &[run(0..LEN / 2, 0), run(LEN / 2 + 10..LEN, 1)], None);
         }
         [weights, exp_avg, exp_avg_sq].map(|flat| all(&flat))
     };

@@ -18,7 +18,7 @@ type Ended = (Vec<f32>, Vec<f32>, Vec<f32>, Vec<u8>);
 /// Every rank takes these steps, those that are false left out.
 fn ended(world: usize, settings: &Optimizer, steps: &[bool]) -> Vec<Ended> {
     on_ring(world, |rank, comm| {
-        let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), settings, Some(1));
+        let mut optimizer = ReplicatedOptimizer::new(&layout(), world, Rank(rank as u32), settings, Some(1));
         let mut weights = noise(layout().len(), 0);
         optimizer.begin_average(&weights);
         optimizer.begin(0, 0, &weights);
@@ -75,7 +75,7 @@ proptest! {
             }
             // It changes nothing of what is learned.
             let without = on_ring(world, |rank, comm| {
-                let mut optimizer = ReplicatedAdamW::new(&layout(), world, Rank(rank as u32), &plain, Some(1));
+                let mut optimizer = ReplicatedOptimizer::new(&layout(), world, Rank(rank as u32), &plain, Some(1));
                 let mut weights = noise(layout().len(), 0);
                 optimizer.begin(0, 0, &weights);
                 for step in (0..steps.len()).filter(|step| steps[*step]) {
@@ -97,7 +97,7 @@ proptest! {
         let files: Vec<&[u8]> = ranks.iter().map(|(.., file)| file.as_slice()).collect();
         prop_assert!(read_average(&files, &layout()).expect("all files") == Some(due.clone()));
         for rank in 0..other {
-            let mut optimizer = ReplicatedAdamW::new(&layout(), other, Rank(rank as u32), &settings, Some(1));
+            let mut optimizer = ReplicatedOptimizer::new(&layout(), other, Rank(rank as u32), &settings, Some(1));
             prop_assert!(!optimizer.import(&files, &ranks[0].0).expect("the files are whole"));
             let (own, average) = optimizer.average().expect("it is kept");
             prop_assert!(average[..] == due[own]);
@@ -114,7 +114,7 @@ fn a_checkpoint_without_an_average_begins_it_with_its_weights_and_one_with_it_is
     let files: Vec<&[u8]> = without.iter().map(|(_, file)| file.as_slice()).collect();
     assert!(read_average(&files, &layout()).expect("all files").is_none());
     let weights = &without[0].0;
-    let mut begins = ReplicatedAdamW::new(&layout(), 3, Rank(1), &averaging(0.9, None), Some(1));
+    let mut begins = ReplicatedOptimizer::new(&layout(), 3, Rank(1), &averaging(0.9, None), Some(1));
     assert!(begins.import(&files, weights).expect("the moments are there"));
     let (own, average) = begins.average().expect("it is kept");
     assert!(average[..] == weights[own]);
@@ -133,7 +133,7 @@ fn a_checkpoint_without_an_average_begins_it_with_its_weights_and_one_with_it_is
     let other_step = ended(2, &averaging(0.9, None), &[true]);
     let told = message(&[files[0], other_step[1].3.as_slice()]);
     assert!(told.contains("step"), "{told}");
-    let mut ends = ReplicatedAdamW::new(&layout(), 2, Rank(0), &settings(), Some(1));
+    let mut ends = ReplicatedOptimizer::new(&layout(), 2, Rank(0), &settings(), Some(1));
     assert!(!ends.import(&files, &with[0].0).expect("moments are all that it wants"));
     assert!(ends.average().is_none());
     let mut again = Vec::new();
@@ -151,15 +151,15 @@ fn ended_without(world: usize) -> Vec<(Vec<f32>, Vec<u8>)> {
 fn it_takes_four_bytes_an_element_of_each_part_that_is_kept() {
     let bytes = |settings: &Optimizer| {
         on_ring(2, |rank, comm| {
-            ReplicatedAdamW::new(&layout(), 2, Rank(rank as u32), settings, Some(1)).bytes(comm)
+            ReplicatedOptimizer::new(&layout(), 2, Rank(rank as u32), settings, Some(1)).bytes(comm)
         })
     };
     let whole = layout().len() as u64;
     for (settings, each) in [(settings(), 8), (averaging(0.9, None), 12)] {
         let ranks = bytes(&settings);
-        assert_eq!(ranks.iter().map(|of| of.moments.0).sum::<u64>(), each * whole);
+        assert_eq!(ranks.iter().map(|of| of.state.0).sum::<u64>(), each * whole);
         assert_eq!(ranks.iter().map(|of| of.redundancy.0).sum::<u64>(), (each + 4) * whole);
-        assert_eq!(ranks[0].moments_unpartitioned.0, each * whole);
+        assert_eq!(ranks[0].state_unpartitioned.0, each * whole);
     }
 }
 
@@ -167,10 +167,10 @@ fn it_takes_four_bytes_an_element_of_each_part_that_is_kept() {
 fn an_average_is_lent_to_the_weights_and_comes_back_wherever_they_are() {
     fn hold<F: Flat>(place: &F::Place, offloaded: bool) {
         let keeps = Keeps { replica: None, offloaded };
-        let partition = Partition::new(layout().len(), 3, Rank(1));
+        let partition = Partition::new(Cuts::equal(layout().len(), 3), Rank(1));
         let own = partition.own();
         let mut optimizer =
-            ReplicatedAdamW::<F>::at(place, &layout(), partition, &averaging(0.9, None), keeps);
+            ReplicatedOptimizer::<F>::at(place, &layout(), partition, &averaging(0.9, None), keeps);
         let (values, average) = (noise(layout().len(), 0), noise(layout().len(), 1));
         optimizer.begin_average(&average);
         let mut weights = F::of(place, values.clone());
@@ -187,6 +187,6 @@ fn an_average_is_lent_to_the_weights_and_comes_back_wherever_they_are() {
     for offloaded in [false, true] {
         hold::<OnDevice<Flex>>(&Default::default(), offloaded);
     }
-    let mut without = ReplicatedAdamW::new(&layout(), 1, Rank(0), &settings(), None);
+    let mut without = ReplicatedOptimizer::new(&layout(), 1, Rank(0), &settings(), None);
     assert!(!without.exchange_average(&mut noise(layout().len(), 0)));
 }

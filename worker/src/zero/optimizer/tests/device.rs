@@ -28,8 +28,8 @@ fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> E
     let (layout, rank) = (layout(), comm.rank());
     // As far along the ring as may be.
     let keeps = Keeps { replica: Some(case.world.max(2) as u32 - 1), offloaded: case.offloaded };
-    let partition = Partition::new(layout.len(), case.world, rank);
-    let mut optimizer = ReplicatedAdamW::<F>::at(place, &layout, partition, &case.settings, keeps);
+    let partition = Partition::new(Cuts::equal(layout.len(), case.world), rank);
+    let mut optimizer = ReplicatedOptimizer::<F>::at(place, &layout, partition, &case.settings, keeps);
     let start = noise(layout.len(), 0);
     optimizer.begin_average(&start);
     optimizer.begin(0, 0, &start);
@@ -66,8 +66,18 @@ fn assert_close(host: &[f32], device: &[f32], terms: f32, what: &str) {
 #[track_caller]
 fn assert_parts_close(host: &ShardState, device: &ShardState) {
     assert_close(&host.weights, &device.weights, WEIGHTS, "weights");
-    assert_close(&host.exp_avg, &device.exp_avg, FIRST, "first moments");
-    assert_close(&host.exp_avg_sq, &device.exp_avg_sq, SECOND, "second moments");
+    assert_close(
+        floats::<Vec<f32>>(&host.state[0]),
+        floats::<Vec<f32>>(&device.state[0]),
+        FIRST,
+        "first moments",
+    );
+    assert_close(
+        floats::<Vec<f32>>(&host.state[1]),
+        floats::<Vec<f32>>(&device.state[1]),
+        SECOND,
+        "second moments",
+    );
     assert_close(&host.average, &device.average, WEIGHTS, "average");
 }
 
@@ -119,8 +129,9 @@ fn a_checkpoint_goes_from_the_host_to_a_device_and_back_bit_for_bit() {
     let files: Vec<_> = trained(2, 3).into_iter().map(|(optimizer, _)| optimizer.export()).collect();
     let views: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
     let read = |rank| {
-        let (layout, partition) = (layout(), Partition::new(layout().len(), 2, Rank(rank)));
-        let mut optimizer = ShardedAdamW::<Device>::at(&FlexDevice, &layout, partition, &settings(), false);
+        let (layout, partition) = (layout(), Partition::new(Cuts::equal(layout().len(), 2), Rank(rank)));
+        let mut optimizer =
+            ShardedOptimizer::<Device>::at(&FlexDevice, &layout, partition, &settings(), false);
         optimizer.import(&views).expect("the files are whole");
         optimizer.export()
     };
@@ -133,10 +144,10 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
     // was before.
     let seen = on_ring(2, |rank, comm| {
         let place = FlexDevice;
-        let mut optimizer = ReplicatedAdamW::<Device>::at(
+        let mut optimizer = ReplicatedOptimizer::<Device>::at(
             &place,
             &layout(),
-            Partition::new(layout().len(), 2, Rank(rank as u32)),
+            Partition::new(Cuts::equal(layout().len(), 2), Rank(rank as u32)),
             &settings(),
             Keeps { replica: Some(1), offloaded: false },
         );
@@ -160,7 +171,8 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
         let state = |version| optimizer.state(Copy::Own, version, &start, &grads);
         let before = state(0).expect("nothing was taken");
         assert!(
-            before.weights[..] == start[chunk(start.len(), 2, 0)] && before.exp_avg.iter().all(|m| *m == 0.0)
+            before.weights[..] == start[chunk(start.len(), 2, 0)]
+                && floats::<Vec<f32>>(&before.state[0]).iter().all(|m| *m == 0.0)
         );
         Some((versions, state(1).expect("prepared")))
     });
@@ -168,5 +180,10 @@ fn a_state_that_is_prepared_on_a_device_is_given_without_taking_the_step() {
     assert!(versions.older && versions.newest == 1);
     let reference = &trained(2, 1)[0];
     assert_close(&reference.1[chunk(layout().len(), 2, 0)], &prepared.weights, WEIGHTS, "weights");
-    assert_close(&reference.0.exp_avg, &prepared.exp_avg, FIRST, "first moments");
+    assert_close(
+        floats::<Vec<f32>>(&reference.0.state[0]),
+        floats::<Vec<f32>>(&prepared.state[0]),
+        FIRST,
+        "first moments",
+    );
 }

@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::zero::{Copy, ReplicatedAdamW, ScaleState, StateError};
+use crate::zero::{Copy, ReplicatedOptimizer, ScaleState, StateError};
 use coxswain_proto::run_spec::LossScale;
 
-fn files(ranks: &[ShardedAdamW]) -> Vec<Vec<u8>> {
-    ranks.iter().map(ShardedAdamW::export).collect()
+fn files(ranks: &[ShardedOptimizer]) -> Vec<Vec<u8>> {
+    ranks.iter().map(ShardedOptimizer::export).collect()
 }
 
 fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
@@ -15,10 +15,10 @@ fn views(files: &[Vec<u8>]) -> Vec<&[u8]> {
 }
 
 /// What `world` ranks hold after reading `files`.
-fn resharded(files: &[Vec<u8>], world: usize) -> Vec<ShardedAdamW> {
+fn resharded(files: &[Vec<u8>], world: usize) -> Vec<ShardedOptimizer> {
     (0..world)
         .map(|rank| {
-            let mut optimizer = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut optimizer = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
             optimizer.import(&views(files)).expect("the files are whole");
             optimizer
         })
@@ -30,14 +30,14 @@ fn a_resumed_run_gives_the_bits_of_an_uninterrupted_one() {
     for world in 1..=3 {
         let whole = trained(world, 6);
         let resumed = on_ring(world, |rank, comm| {
-            let mut first = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut first = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
             let mut weights = noise(layout().len(), 0);
             run(&mut first, comm, &mut weights, 0..3);
             (first.export(), weights)
         });
         let saved: Vec<_> = resumed.iter().map(|(file, _)| file.clone()).collect();
         let resumed = on_ring(world, |rank, comm| {
-            let mut second = ShardedAdamW::new(&layout(), world, Rank(rank as u32), &settings());
+            let mut second = ShardedOptimizer::new(&layout(), world, Rank(rank as u32), &settings());
             second.import(&views(&saved)).expect("the files are whole");
             let mut weights = resumed[rank].1.clone();
             run(&mut second, comm, &mut weights, 3..6);
@@ -57,7 +57,8 @@ fn the_loss_scale_is_a_part_of_the_state_at_any_world_size() {
         let loss_scale = LossScale { initial: Some(65_536.0), growth_interval: Some(3) };
         Optimizer { loss_scale, ..settings() }
     };
-    let on = |settings: &Optimizer, world, rank| ShardedAdamW::new(&layout(), world, Rank(rank), settings);
+    let on =
+        |settings: &Optimizer, world, rank| ShardedOptimizer::new(&layout(), world, Rank(rank), settings);
     let mut two = [0, 1].map(|rank| on(&scaled(), 2, rank));
     for optimizer in &mut two {
         // One overflow, then two steps that are taken.
@@ -66,7 +67,7 @@ fn the_loss_scale_is_a_part_of_the_state_at_any_world_size() {
     }
     let saved = files(&two);
     let expected = Some(ScaleState { exponent: 15, good: 2 });
-    let state = |optimizer: &ShardedAdamW| optimizer.loss_scaler.map(|scaler| scaler.state());
+    let state = |optimizer: &ShardedOptimizer| optimizer.loss_scaler.map(|scaler| scaler.state());
     let mut three = on(&scaled(), 3, 2);
     three.import(&views(&saved)).expect("whole");
     assert_eq!((state(&three), three.steps(), three.skipped), (expected, 1, 1));
@@ -112,12 +113,12 @@ fn a_state_fits_a_layout_in_another_order() {
         reversed.add(param.name.clone(), &param.shape, param.group, param.decay, Init::Zeros);
     }
     let ranks: Vec<_> = trained.into_iter().map(|(optimizer, _)| optimizer).collect();
-    let mut optimizer = ShardedAdamW::new(&reversed, 1, Rank(0), &settings());
+    let mut optimizer = ShardedOptimizer::new(&reversed, 1, Rank(0), &settings());
     optimizer.import(&views(&files(&ranks))).expect("names decide");
     let whole = moments(&ranks).0;
     for param in layout().params() {
         let there = reversed.get(reversed.find(&param.name).expect("the same names")).offset;
-        assert_eq!(whole[param.offset..][..param.len()], optimizer.exp_avg[there..][..param.len()]);
+        assert_eq!(whole[param.offset..][..param.len()], floats(&optimizer.state[0])[there..][..param.len()]);
     }
 }
 
@@ -127,7 +128,7 @@ fn a_rank_needs_only_the_files_that_have_of_its_parts() {
     let weights = vec![0.25; layout().len()];
     for world in [2, 3, 4] {
         for rank in 0..world as u32 {
-            let fresh = || ReplicatedAdamW::new(&layout(), world, Rank(rank), &settings(), Some(1));
+            let fresh = || ReplicatedOptimizer::new(&layout(), world, Rank(rank), &settings(), Some(1));
             let import = |files: &[&[u8]]| {
                 let mut optimizer = fresh();
                 optimizer.import(files, &weights).expect("its parts are there");
@@ -154,9 +155,12 @@ fn files_that_do_not_make_up_one_checkpoint_are_refused_and_named() {
     let good: Vec<_> = trained(2, 1).into_iter().map(|(optimizer, _)| optimizer).collect();
     let (good, later) = (files(&good), files(&trained(2, 2).into_iter().map(|(o, _)| o).collect::<Vec<_>>()));
     let import = |files: &[&[u8]]| {
-        let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings());
         let error = optimizer.import(files).expect_err("not one checkpoint");
-        assert!(optimizer.steps() == 0 && optimizer.exp_avg.iter().all(|m| *m == 0.0), "nothing has changed");
+        assert!(
+            optimizer.steps() == 0 && floats(&optimizer.state[0]).iter().all(|m| *m == 0.0),
+            "nothing has changed"
+        );
         error
     };
     assert!(matches!(import(&[]), StateError::Unreadable { .. }));
@@ -174,13 +178,13 @@ fn files_that_do_not_make_up_one_checkpoint_are_refused_and_named() {
 fn a_state_of_another_model_is_refused_with_the_name_of_the_tensor() {
     let mut other = TrainableLayout::default();
     other.add("lora.a".into(), &[5, 8], Group::LORA, true, Init::Zeros);
-    let file = ShardedAdamW::new(&other, 1, Rank(0), &settings()).export();
-    let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+    let file = ShardedOptimizer::new(&other, 1, Rank(0), &settings()).export();
+    let mut optimizer = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings());
     let error = optimizer.import(&[&file]).expect_err("lora.a has another size");
     assert!(error.to_string().contains("exp_avg.lora.a[0..]"), "{error}");
     let mut unknown = TrainableLayout::default();
     unknown.add("lora.z".into(), &[5], Group::LORA, true, Init::Zeros);
-    let file = ShardedAdamW::new(&unknown, 1, Rank(0), &settings()).export();
+    let file = ShardedOptimizer::new(&unknown, 1, Rank(0), &settings()).export();
     let error = optimizer.import(&[&file]).expect_err("lora.z is unknown");
     assert!(error.to_string().contains("lora.z"), "{error}");
 }
@@ -188,10 +192,10 @@ fn a_state_of_another_model_is_refused_with_the_name_of_the_tensor() {
 proptest! {
     #[test]
     fn garbled_files_are_errors_and_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-        let mut file = ShardedAdamW::new(&layout(), 1, Rank(0), &settings()).export();
+        let mut file = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings()).export();
         let at = at.index(file.len());
         file[at] = byte;
-        let mut optimizer = ShardedAdamW::new(&layout(), 1, Rank(0), &settings());
+        let mut optimizer = ShardedOptimizer::new(&layout(), 1, Rank(0), &settings());
         let _ = optimizer.import(&[&file]);
         let _ = optimizer.import(&[&file[..at]]);
     }

@@ -101,7 +101,7 @@ fn repeats_torch(golden: &Golden) {
     let layout = golden.layout();
     for world in 1..=3 {
         let ranks = on_ring(world, |rank, comm| {
-            let mut optimizer = ShardedAdamW::new(&layout, world, Rank(rank as u32), &golden.settings());
+            let mut optimizer = ShardedOptimizer::new(&layout, world, Rank(rank as u32), &golden.settings());
             let mut weights = golden.tensor("initial");
             for (step, norm) in golden.numbers("norms").into_iter().enumerate() {
                 // Each rank brings its share of the gradient; a power of two would hide the order of

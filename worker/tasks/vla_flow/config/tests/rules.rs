@@ -45,7 +45,7 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
          help: choose `expert.width` as a multiple of `expert.heads`\n\
          override `data.cameras=[a, a]`: data.cameras: names a camera twice\n    help: name each once\n\
          override `optimizer.lr.lora=.nan`: optimizer.lr.lora: must be a finite number of at least 0, is NaN\n    \
-         help: correct it",
+         help: write a number in that range",
     );
 }
 
@@ -265,8 +265,8 @@ fn an_expert_that_does_not_train_is_brought_and_something_else_trains() {
     assert!(!vla(&["lora={}", kept, from]).expert.train);
     assert!(!vla(&["model.train=[merger]", kept, from]).expert.train);
     for (given, reported) in [
-        (&["lora={}", kept][..], "nothing brings an expert"),
-        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "nothing brings an expert"),
+        (&["lora={}", kept][..], "no pretrained expert is given"),
+        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "no pretrained expert is given"),
         (&[kept, from], "nothing trains at all"),
         (&["lora={}", "cache={mode: periodic}", kept, from], "cached steps would train nothing"),
     ] {

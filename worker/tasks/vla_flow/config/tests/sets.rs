@@ -62,7 +62,7 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
         (one("weight: -1"), "data.sets.0.weight", "is -1"),
         (one("weight: .inf"), "data.sets.0.weight", "a number above 0"),
         (one("share: 0"), "data.sets.0.share", "no sample can be drawn by"),
-        (one("share: 1, weight: 2"), "data.sets.0.share", "instead of `weight`"),
+        (one("share: 1, weight: 2"), "data.sets.0.share", "excludes `weight`"),
         (two("path: b, share: 2"), "data.sets.0.share", "for all sets or for none"),
         (one("name: a/b"), "data.sets.0.name", "not a usable name"),
         (one("cameras: {front: a}"), "data.cameras", "names `wrist`, which no data set has"),

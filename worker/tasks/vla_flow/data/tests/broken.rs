@@ -95,7 +95,7 @@ fn versions_and_metadata_that_cannot_be_read_are_refused() {
     );
     refused_at_open(
         |d, _| std::fs::remove_file(d.join("meta/tasks.parquet")).unwrap(),
-        &["tasks.parquet", "cannot read"],
+        &["tasks.parquet", "missing", "restore the data set's folder `meta`"],
     );
     refused_at_open(
         |d, _| edit(d, "meta/info.json", |i| i["data_path"] = json!("data/{what}.parquet")),

@@ -31,7 +31,10 @@ fn refused_checkpoint(change: impl FnOnce(&Path), says: &[&str]) {
 fn a_checkpoint_without_what_prompts_and_images_need_is_refused() {
     let remove = |file: &'static str| move |d: &Path| std::fs::remove_file(d.join(file)).unwrap();
     refused_checkpoint(remove("tokenizer.json"), &["tokenizer.json", "missing", "model.path"]);
-    refused_checkpoint(remove("config.json"), &["config.json", "cannot read"]);
+    refused_checkpoint(
+        remove("config.json"),
+        &["config.json", "No such file", "a Hugging Face directory of a pretrained model"],
+    );
     refused_checkpoint(
         remove("preprocessor_config.json"),
         &["preprocessor_config.json", "missing", "no processor_config.json", "save_pretrained"],

@@ -3,15 +3,12 @@
 use coxswain_models::families::shelf;
 use std::collections::BTreeSet;
 
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{EpisodeRange, RunSpec};
 use coxswain_task::Samples;
 use proptest::prelude::*;
 
 use super::recording::Recording;
-use crate::vla_flow::{
-    config::{EpisodeRange, VlaSpec},
-    data::Dataset,
-};
+use crate::vla_flow::{config::VlaSpec, data::Dataset};
 
 /// What is trained on of a recording of 5, 1, 7 and 4 frames.
 fn trained(episodes: &[(u64, u64)], holdout: &[usize]) -> Result<Vec<u64>, String> {

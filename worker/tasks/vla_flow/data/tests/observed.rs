@@ -274,6 +274,21 @@ fn names_of_samples_have_the_images_of_the_past() {
 }
 
 #[test]
+fn empty_texts_of_tasks_are_told_once() {
+    let recording = Recording {
+        episode_task: |episode| if episode % 2 == 1 { "  ".into() } else { format!("task {episode}") },
+        ..Recording::default()
+    };
+    let (_dir, spec) = run(&recording, |_| {});
+    let warnings = coxswain_task::Samples::warnings(&Dataset::open(&spec, shelf()).unwrap());
+    let told: Vec<_> = warnings.iter().filter(|line| line.contains("is empty")).collect();
+    let [told] = told[..] else { panic!("{warnings:?}") };
+    let wanted =
+        "meta/tasks.parquet: the text of task_index 1 is empty, and so are 1 others of 4: their frames";
+    assert!(told.contains(wanted), "{told}");
+}
+
+#[test]
 fn long_texts_are_cut_and_a_warning_counts_them() {
     let (_dir, plain) = open(|_| {});
     let whole = plain.sample(0).unwrap().input_ids;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use coxswain_data::lerobot::{Catalog, frames::FrameStore};
 use coxswain_feature_store::{SampleKey, Store};
 use coxswain_models::pretrained::pictures::Rgb;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{EpisodeRange, RunSpec};
 use tempfile::TempDir;
 
 use super::{assets, spec};
@@ -128,6 +128,24 @@ fn a_run_whose_video_is_cut_off_is_refused_before_it_begins() {
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let parts = ["file-000.mp4: observation.images.front: not a whole mp4 file", "copy or download it again"];
     super::broken::refused(Dataset::open(&run(dir.path()), shelf()), &parts);
+}
+
+#[test]
+fn a_video_of_episodes_that_are_not_asked_for_may_be_missing_or_of_another_recording() {
+    let dir = recorded();
+    let path = dir.path().join("videos").join(VIDEOS[1].0);
+    let mut spec = run(dir.path());
+    let whole = Dataset::open(&spec, shelf()).unwrap().sample(0).unwrap();
+    spec.vla_mut().data.exclude_episodes = vec![EpisodeRange { first: 2, last: 2 }];
+    for spoil in [
+        |path: &Path| std::fs::write(path, b"no video").unwrap(),
+        |path: &Path| std::fs::remove_file(path).unwrap(),
+    ] {
+        spoil(&path);
+        let dataset = Dataset::open(&spec, shelf()).expect("only episode 2 is in it");
+        assert_eq!(dataset.sample(0).unwrap().pixel_values, whole.pixel_values);
+        super::broken::refused(Dataset::open(&run(dir.path()), shelf()), &["file-001.mp4"]);
+    }
 }
 
 #[test]

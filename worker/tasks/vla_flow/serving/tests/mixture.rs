@@ -16,11 +16,11 @@ const WIDEST: usize = 3;
 fn seen(set: usize, noise: &[f32]) -> Named {
     let mut named = observation(2);
     let own = WIDEST - 1 + set;
-    named.insert("noise".into(), Value::Numbers(Array { shape: vec![4, own], values: noise.to_vec() }));
+    named.insert("noise".into(), Value::numbers(vec![4, own], noise.to_vec()));
     if set == 1 {
         named.remove(FRONT);
         let action = recording::action(0, 2).to_vec();
-        named.insert("action".into(), Value::Numbers(Array { shape: vec![2], values: action }));
+        named.insert("action".into(), Value::numbers(vec![2], action));
     }
     named
 }
@@ -39,7 +39,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, file.text).unwrap();
     }
-    let open = |spec: &RunSpec| PolicyResponder::<Flex>::open(spec, Shelves::default(), dir.path(), &device);
+    let open = |spec: &RunSpec| PolicyResponder::open::<Flex>(spec, Shelves::default(), dir.path(), &device);
     let Err(error) = open(&pair.spec) else { panic!("it says for whom") };
     assert!(error.to_string().contains("cox serve --set with one of lab, field"), "{error}");
 

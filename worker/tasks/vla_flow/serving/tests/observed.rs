@@ -31,20 +31,18 @@ fn stacked(frames: &[usize], name: &str) -> Value {
     let all: Vec<_> = frames.iter().map(|&frame| observation(frame).remove(name).unwrap()).collect();
     let with = |shape: &[usize]| [&[frames.len()], shape].concat();
     match &all[0] {
-        Value::Bytes(first) => Value::Bytes(Array {
-            shape: with(&first.shape),
-            values: all
-                .iter()
+        Value::Bytes(first) => Value::bytes(
+            with(&first.shape),
+            all.iter()
                 .flat_map(|of| if let Value::Bytes(of) = of { of.values.clone() } else { vec![] })
                 .collect(),
-        }),
-        Value::Numbers(first) => Value::Numbers(Array {
-            shape: with(&first.shape),
-            values: all
-                .iter()
+        ),
+        Value::Numbers(first) => Value::numbers(
+            with(&first.shape),
+            all.iter()
                 .flat_map(|of| if let Value::Numbers(of) = of { of.values.clone() } else { vec![] })
                 .collect(),
-        }),
+        ),
         other => other.clone(),
     }
 }
@@ -100,18 +98,18 @@ fn features_side_by_side_are_given_by_their_names() {
         named.insert(name.into(), stacked(&[2, 3], name));
     }
     let actions = [2, 3].into_iter().flat_map(|frame| recording::action(0, frame)).collect();
-    named.insert("action".into(), Value::Numbers(Array { shape: vec![2, 2], values: actions }));
+    named.insert("action".into(), Value::numbers(vec![2, 2], actions));
     is_sample(&run, &named, 3);
     let about = run.responder().reader().describe();
     assert_eq!(about["inputs"]["action"], json!({"dtype": "float32", "shape": [2, 2], "feature": "action"}));
-    named.insert(STATE.into(), Value::Numbers(Array { shape: vec![2, 2], values: vec![0.0; 4] }));
+    named.insert(STATE.into(), Value::numbers(vec![2, 2], vec![0.0; 4]));
     let text = refusal(&run, &named);
     assert!(
         text.contains("found 4 + 4 numbers; expected numbers [2, 5] in all, for action + observation.state"),
         "{text}"
     );
-    named.insert(STATE.into(), Value::Numbers(Array { shape: vec![6], values: vec![0.0; 6] }));
-    assert!(refusal(&run, &named).contains("found numbers [6]; expected numbers, a part of [2, 5]"));
+    named.insert(STATE.into(), Value::numbers(vec![6], vec![0.0; 6]));
+    assert!(refusal(&run, &named).contains("found float32 [6]; expected numbers, a part of [2, 5]"));
 }
 
 #[test]
@@ -123,6 +121,6 @@ fn a_window_of_rows_and_a_limit_of_the_text_hold_for_observations() {
     });
     let mut named = observation(3);
     let readings = [2, 3].into_iter().flat_map(|frame| recording::action(0, frame)).collect();
-    named.insert("action".into(), Value::Numbers(Array { shape: vec![2, 2], values: readings }));
+    named.insert("action".into(), Value::numbers(vec![2, 2], readings));
     is_sample(&run, &named, 3);
 }

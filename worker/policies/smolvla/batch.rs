@@ -1,0 +1,35 @@
+//! What a policy is given of a micro-batch.
+
+use coxswain_models::pretrained::prompts::{DropoutKeys, Prompts};
+use coxswain_proto::run_spec::Recompute;
+
+/// What a policy sees of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'b> {
+    /// Images and prompts.
+    pub prompts: Prompts<'b>,
+    /// The id that stands for a token of an image.
+    pub image: u32,
+    /// Normalised states, `[b, padded]`.
+    pub state: &'b [f32],
+    /// Features of the images that were kept, `[tokens, d]`, in the place of pixels.
+    pub features: Option<&'b [f32]>,
+}
+
+/// What a training pass is besides its inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Training<'b> {
+    /// What it keeps for its backward pass.
+    pub recompute: Recompute,
+    /// What keys the draws of adapters' dropout; none where they drop nothing.
+    pub dropout: Option<DropoutKeys<'b>>,
+}
+
+/// Actions on their way along the flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Draws<'d> {
+    /// Of each sample, `[b]`.
+    pub times: &'d [f32],
+    /// `[b, chunk, padded]`.
+    pub noisy: &'d [f32],
+}

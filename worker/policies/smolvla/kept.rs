@@ -1,0 +1,57 @@
+//! What a forward pass keeps of a segment for its backward pass: the graph, or what it is made of again.
+
+use burn::tensor::Tensor;
+use coxswain_nn::{
+    kernels::{DropoutRows, Tape},
+    params::{ParamScope, Trainables},
+    recompute::segment::{Input, Recorded, Segment},
+};
+use coxswain_proto::run_spec::Recompute;
+
+/// Of a segment its graph, or its inputs.
+pub(super) enum KeptSegment<'a, B: Tape<Base = B>> {
+    Graph(Recorded<'a, B>),
+    Inputs(Vec<Input<B>>),
+}
+
+impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
+    /// Runs a segment; its output, and what is kept of it.
+    pub fn run(
+        segment: &impl Segment<B>,
+        trainables: &'a Trainables<B>,
+        recompute: Recompute,
+        inputs: Vec<Input<B>>,
+        dropout: Option<DropoutRows<B>>,
+    ) -> (Tensor<B, 2>, Self) {
+        if recompute == Recompute::None {
+            let graph = recorded(segment, trainables, inputs, dropout);
+            return (graph.output(), Self::Graph(graph));
+        }
+        let values: Vec<_> = inputs.iter().map(|input| input.value.clone()).collect();
+        let params = ParamScope::<B>::frozen(trainables).dropping(dropout);
+        (segment.run(&params, &values), Self::Inputs(inputs))
+    }
+
+    /// Its graph, once more if it was not kept.
+    pub fn again(
+        self,
+        segment: &impl Segment<B>,
+        trainables: &'a Trainables<B>,
+        dropout: Option<DropoutRows<B>>,
+    ) -> Recorded<'a, B> {
+        match self {
+            Self::Graph(graph) => graph,
+            Self::Inputs(inputs) => recorded(segment, trainables, inputs, dropout),
+        }
+    }
+}
+
+/// A segment on a tape, whose adapters drop what they do of these rows.
+pub(super) fn recorded<'a, B: Tape<Base = B>>(
+    segment: &impl Segment<B>,
+    trainables: &'a Trainables<B>,
+    inputs: Vec<Input<B>>,
+    dropout: Option<DropoutRows<B>>,
+) -> Recorded<'a, B> {
+    Recorded::run_in(ParamScope::tracked(trainables).dropping(dropout), segment, inputs)
+}

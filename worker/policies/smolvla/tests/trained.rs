@@ -1,0 +1,261 @@
+//! What else trains than LeRobot's default: adapters in either stream, the language model in full.
+//!
+//! LeRobot's step has the gradients of the expert's weights, and of an adapter that is zero they say the
+//! gradient: `dB = s dW A^T`. Where it has none, in the language model, differences of the loss along random
+//! directions say it.
+
+use coxswain_nn::{
+    lora::{Lora, LoraTargets, linear::peft_keys},
+    params::{Group, ParamSpec},
+    rng::{Key, Purpose},
+};
+
+use coxswain_models::pretrained::prompts::DropoutKeys;
+
+use super::*;
+
+/// Adapters of rank 2 on what an expression means.
+fn lora(targets: &str) -> Lora {
+    Lora { rank: 2, alpha: 6.0, targets: LoraTargets::Regex(targets.into()), ..Lora::default() }
+}
+
+fn asked<'s>(lora: &'s Lora, train: &'s [String]) -> TuningSettings<'s> {
+    TuningSettings { lora: Some(lora), train }
+}
+
+fn named<'t>(trainables: &'t Trainables<Flex>, name: &str) -> &'t ParamSpec {
+    let layout = trainables.layout();
+    layout.get(layout.find(name).unwrap_or_else(|| panic!("{name} trains")))
+}
+
+/// Numbers of a normal distribution, of their number alone.
+fn normal(count: usize, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    Key { seed, purpose: Purpose::Init, step: 0, sample: 0, repeat: 0 }.draws().normal(&mut values);
+    values
+}
+
+/// Gradients are equal in every mode, to the bit, and along random directions in the parameters that
+/// `wanted` means they are the slope of the loss.
+fn gradients_are_slopes(policy: &SmolVla<Flex>, trainables: &mut Trainables<Flex>, wanted: &[&str]) {
+    let expected = Expected::read();
+    let step = Step::of(&expected, &policy.config);
+    let [mut grads, mut again] = [Recompute::None, Recompute::Full]
+        .map(|recompute| step.gradients(policy, trainables, Training { recompute, dropout: None }).1);
+    let grads = grads.values_mut().clone();
+    assert_eq!(&grads, again.values_mut(), "recompute changes nothing");
+    let values = trainables.to_vec();
+    for (seed, wanted) in wanted.iter().enumerate() {
+        let params: Vec<_> = trainables
+            .layout()
+            .params()
+            .iter()
+            .filter(|param| param.name.contains(wanted))
+            .cloned()
+            .collect();
+        assert!(!params.is_empty(), "{wanted}");
+        let mut direction = vec![0.0; values.len()];
+        for param in &params {
+            direction[param.range()].copy_from_slice(&normal(param.len(), seed as u64 + 1));
+        }
+        let slope: f64 = direction.iter().zip(&grads).map(|(d, g)| f64::from(*d) * f64::from(*g)).sum();
+        let mut loss_at = |step_size: f32| {
+            let moved = values.iter().zip(&direction).map(|(v, d)| v + step_size * d).collect();
+            trainables.set(moved);
+            step.loss_of(policy, trainables)
+        };
+        // Two steps, of which the error in the second power cancels.
+        let difference = |size: f32, loss_at: &mut dyn FnMut(f32) -> f64| {
+            (loss_at(size) - loss_at(-size)) / (2.0 * f64::from(size))
+        };
+        let (coarse, fine) = (difference(8e-3, &mut loss_at), difference(4e-3, &mut loss_at));
+        let found = (4.0 * fine - coarse) / 3.0;
+        println!("{wanted}: slope {slope:.6}, by differences {found:.6}");
+        assert!((slope - found).abs() < 2e-3 * slope.abs().max(0.02), "{wanted}: {slope} {found}");
+        trainables.set(values.clone());
+    }
+}
+
+#[test]
+fn adapters_in_the_expert_have_the_gradients_that_lerobots_weights_imply() {
+    let lora = Lora { rank: 2, alpha: 6.0, ..Lora::default() };
+    let (policy, trainables) = policy_of(asked(&lora, &[]));
+    let expected = Expected::read();
+    let step = Step::of(&expected, &policy.config);
+    let (loss, mut grads) = step.gradients(&policy, &trainables, PLAIN);
+    close("loss", &[loss as f32], expected.of("loss"), VALUES);
+    let (grads, values) = (grads.values_mut().clone(), trainables.to_vec());
+    let adapted: Vec<_> = trainables
+        .layout()
+        .params()
+        .iter()
+        .filter_map(|param| param.name.strip_suffix(".lora_B.weight"))
+        .collect();
+    // LeRobot's own targets: queries and values of four layers, five projections.
+    assert_eq!(adapted.len(), 4 * 2 + 5);
+    for module in adapted {
+        let weight = module.strip_prefix("base_model.model.").expect("PEFT's name");
+        let dw_oi = expected.of(&format!("grad.{weight}.weight"));
+        let [a, b] = peft_keys(weight).map(|name| named(&trainables, &name));
+        let inputs = a.shape[1];
+        let a_ri = &values[a.range()];
+        let of_row = |dw_i: &[f32]| {
+            let of_rank = |a_i: &[f32]| 3.0 * dw_i.iter().zip(a_i).map(|(dw, a)| dw * a).sum::<f32>();
+            a_ri.chunks(inputs).map(of_rank).collect::<Vec<_>>()
+        };
+        let implied: Vec<f32> = dw_oi.chunks(inputs).flat_map(of_row).collect();
+        close(&b.name, &grads[b.range()], &implied, GRADIENTS);
+        assert!(grads[a.range()].iter().all(|slope| *slope == 0.0), "B is zero");
+    }
+}
+
+#[test]
+fn adapters_in_both_streams_beside_modules_in_full_have_slopes_as_gradients() {
+    let lora = lora(r".*(text_model.*|lm_expert.*|connector.*)_proj|.*connector.*proj|model\.action_in_proj");
+    let train = ["state_proj", r"layers\.1\.input_layernorm", "embed_tokens"].map(str::to_owned);
+    let (policy, mut trainables) = policy_of(asked(&lora, &train));
+    // Away from zero, so that both matrices have gradients.
+    let values: Vec<f32> = trainables.to_vec();
+    let moved = values.iter().zip(normal(values.len(), 9)).map(|(v, d)| v + 0.05 * d).collect();
+    trainables.set(moved);
+    let slopes = [
+        "text_model.layers.0.self_attn.q_proj.lora_A",
+        "text_model.layers.2.mlp.down_proj.lora_B",
+        "text_model.layers.3.self_attn.v_proj.lora_B",
+        "lm_expert.layers.1.self_attn.k_proj.lora_A",
+        "connector.modality_projection.proj.lora_A",
+        "action_in_proj.lora_B",
+        "state_proj.weight",
+        "text_model.layers.1.input_layernorm.weight",
+        "embed_tokens.weight",
+    ];
+    gradients_are_slopes(&policy, &mut trainables, &slopes);
+    // What nothing reads of the last layer has an adapter, as PEFT has, which neither learns nor decays.
+    let unread =
+        named(&trainables, &peft_keys("model.vlm_with_expert.vlm.model.text_model.layers.3.mlp.up_proj")[0]);
+    assert!(!unread.decay && unread.group == Group::LORA);
+    let read =
+        named(&trainables, &peft_keys("model.vlm_with_expert.vlm.model.text_model.layers.2.mlp.up_proj")[0]);
+    assert!(read.decay);
+}
+
+#[test]
+fn the_language_model_trains_in_full_but_for_what_nothing_reads() {
+    let train = [r"vlm\.model\.(text_model|connector)".to_owned()];
+    let (policy, mut trainables) = policy_of(TuningSettings { lora: None, train: &train });
+    let (layout, expected) = (trainables.layout(), Expected::read());
+    let of_vlm: Vec<_> = layout.params().iter().filter(|param| param.group == Group::BASE).collect();
+    // Three layers of nine tensors, three of the last one, the table, the connector.
+    assert_eq!(of_vlm.len(), 3 * 9 + 3 + 2);
+    let unread = [
+        "layers.3.self_attn.o_proj",
+        "layers.3.self_attn.q_proj",
+        "layers.3.mlp",
+        "text_model.norm",
+        "lm_head",
+    ];
+    for name in unread {
+        assert!(
+            layout.params().iter().all(|param| !param.name.contains(&format!("vlm.model.text_model.{name}"))),
+            "{name}"
+        );
+    }
+    let step = Step::of(&expected, &policy.config);
+    let (_, mut grads) = step.gradients(&policy, &trainables, PLAIN);
+    let silent: Vec<_> = layout.params().iter().filter(|param| !grads.touched(param)).collect();
+    assert!(silent.is_empty(), "without a gradient: {silent:?}");
+    let grads = grads.values_mut();
+    for param in layout.params().iter().filter(|param| param.group != Group::BASE) {
+        let name = format!("grad.{}", param.name);
+        close(&name, &grads[param.range()], expected.of(&name), GRADIENTS);
+    }
+    let slopes = [
+        "text_model.layers.0.self_attn.o_proj",
+        "text_model.layers.1.mlp.gate_proj",
+        "text_model.layers.3.self_attn.k_proj",
+        "text_model.layers.2.post_attention_layernorm",
+        "embed_tokens",
+        "connector",
+    ];
+    gradients_are_slopes(&policy, &mut trainables, &slopes);
+}
+
+#[test]
+fn a_configuration_that_trains_the_language_model_is_followed() {
+    let mut directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let names = |directory: &PolicyDirectory| {
+        let tuned = tuned_of(directory, TuningSettings::default()).expect("the default");
+        tuned.full.iter().filter(|name| name.contains(".vlm.")).count()
+    };
+    assert_eq!(names(&directory), 0);
+    directory.json["train_expert_only"] = json!(false);
+    // LeRobot leaves the last layer out.
+    assert_eq!(names(&directory), 3 * 9 + 2);
+    directory.json["freeze_vision_encoder"] = json!(false);
+    let message = SmolVlaConfig::of(&directory).expect_err("no tower trains").to_string();
+    assert!(message.contains("freeze_vision_encoder"), "{message}");
+}
+
+#[test]
+fn what_dropout_drops_does_not_depend_on_recompute() {
+    let lora = Lora { dropout: 0.4, ..lora(".*(text_model|lm_expert).*_proj") };
+    let (policy, mut trainables) = policy_of(asked(&lora, &[]));
+    let moved = trainables.to_vec().iter().map(|value| value + 0.05).collect();
+    trainables.set(moved);
+    let expected = Expected::read();
+    let step = Step::of(&expected, &policy.config);
+    let with = |seed, recompute| {
+        let keys = DropoutKeys { seed, step: 3, samples: &[4, 5], images_per_row: &[2, 1] };
+        let (loss, mut grads) =
+            step.gradients(&policy, &trainables, Training { recompute, dropout: Some(keys) });
+        (loss, grads.values_mut().clone())
+    };
+    let (loss, grads) = with(1, Recompute::None);
+    assert_eq!((loss, grads), with(1, Recompute::Full));
+    assert_ne!(loss, with(2, Recompute::None).0, "the seed decides");
+    assert_ne!(loss, step.loss_of(&policy, &trainables), "what does not train drops nothing");
+}
+
+#[test]
+fn kept_features_give_the_bits_of_the_pixels() {
+    let lora = lora(".*(text_model|lm_expert).*_proj");
+    let (policy, trainables) = policy_of(asked(&lora, &[]));
+    let expected = Expected::read();
+    let step = Step::of(&expected, &policy.config);
+    let features = policy.image_features(&trainables, step.batch.observed()).expect("it fits");
+    assert_eq!(features.dims()[1], policy.feature_width());
+    let features = vector(features);
+    let observed = Observed { features: Some(&features), ..step.batch.observed() };
+    let prompts = Prompts { pixel_values: &[], ..observed.prompts };
+    let of = |observed| {
+        let (velocity, _) = policy.forward(&trainables, PLAIN, observed, step.draws()).expect("it fits");
+        vector(velocity)
+    };
+    assert_eq!(of(step.batch.observed()), of(Observed { prompts, ..observed }));
+    let less = Observed { features: Some(&features[1..]), ..observed };
+    assert!(policy.forward(&trainables, PLAIN, less, step.draws()).is_err());
+}
+
+#[test]
+fn what_cannot_train_is_refused_by_key() {
+    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let refused = |lora: Option<Lora>, train: &str| {
+        let train: Vec<String> = (!train.is_empty()).then(|| train.to_owned()).into_iter().collect();
+        tuned_of(&directory, TuningSettings { lora: lora.as_ref(), train: &train }).err().expect("refused")
+    };
+    for (lora, train, parts) in [
+        (
+            Some(Lora { targets: LoraTargets::Suffixes(vec!["q_proj".into()]), ..lora("") }),
+            "",
+            ["lora.targets", "vision_model"],
+        ),
+        (Some(lora(".*lm_head")), "", ["lora.targets", "lm_head"]),
+        (Some(lora("nothing")), "", ["lora.targets", "nothing"]),
+        (None, "vision_model", ["model.train", "vision tower"]),
+        (None, r"text_model\.norm", ["model.train", r"text_model\.norm"]),
+        (Some(lora(".*lm_expert.*q_proj")), "lm_expert", ["model.train", "q_proj"]),
+    ] {
+        let message = refused(lora, train);
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+}

@@ -1,0 +1,152 @@
+//! What a run says about itself before its first step: what is frozen, what trains, and what that costs.
+
+use coxswain_proto::{
+    human,
+    run_spec::{Offload, Shard},
+};
+
+use super::{doubts::warnings, validation::Looking};
+use crate::train::{TrainError, Workbench, write_spec};
+use crate::{
+    collective::Computes,
+    link::{Report, Start, StateSource},
+    zero::Rates,
+};
+use coxswain_nn::kernels::Tape;
+use coxswain_task::Module;
+
+impl Looking {
+    /// Rank 0 describes the run in the coordinator's log, once; and leaves its specification.
+    pub fn announce<B: Tape<Base = B>>(
+        &mut self,
+        bench: &mut Workbench<'_, B>,
+        start: &Start,
+    ) -> Result<(), TrainError> {
+        if std::mem::replace(&mut self.announced, true) || bench.members.rank().0 != 0 {
+            return Ok(());
+        }
+        write_spec(&bench.run)?;
+        // A worker that joins a run under way has nothing new to say.
+        let begins = matches!(start.source, StateSource::Fresh | StateSource::Checkpoint);
+        if !begins {
+            return Ok(());
+        }
+        let mut lines: Vec<String> = Vec::new();
+        let rows = bench.learner.objective.modules(bench.learner.trainables.layout());
+        lines.extend(rows.iter().map(describe));
+        let bytes = bench.learner.optimizer().bytes(bench.members.comm.as_ref());
+        lines.push(format!(
+            "optimizer shard {} a rank, {} without partition; gradients {}, buffers of collectives {}",
+            human::bytes(bytes.state.0),
+            human::bytes(bytes.state_unpartitioned.0),
+            human::bytes(bytes.grads.0),
+            human::bytes(bytes.comm_buffers.0)
+        ));
+        if bench.members.computes == Computes::OnGpu {
+            lines.push(
+                "kernels are compiled and products tuned when they are first used: a first launch can stand still for minutes before its \
+                 first step"
+                    .into(),
+            );
+        }
+        lines.extend(bench.learner.objective.notes());
+        let warnings = warnings(bench.run.spec, &*bench.feed.samples);
+        lines.extend(warnings.into_iter().map(|what| format!("warning: {what}")));
+        lines.extend(bench.run.starts.iter().cloned());
+        lines.extend(offloaded(bench.run.spec.memory.offload, bench.members.computes).map(str::to_owned));
+        if bench.run.spec.memory.shard == Shard::Frozen {
+            lines.push(match bench.members.world() {
+                1 => "memory.shard: frozen: there is one rank, and it holds all of it".to_owned(),
+                world => format!(
+                    "memory.shard: frozen: {world} ranks hold a part of every block each; of two blocks at a time all of it"
+                ),
+            });
+        }
+        if bytes.redundancy.0 > 0 {
+            lines.push(format!(
+                "replica of another rank's shard {} a rank: losing one worker loses no step (faults.mirror)",
+                human::bytes(bytes.redundancy.0)
+            ));
+        }
+        if let Some(decay) = bench.run.spec.optimizer.ema_decay {
+            lines.push(format!(
+                "average of the weights (EMA) with decay {decay}: counted in the optimizer shard; artifacts of it go to ema/"
+            ));
+        }
+        if let Some(scale) = bench.learner.optimizer().loss_scale() {
+            lines.push(format!(
+                "the loss is scaled, by {} in the next step: a step whose gradient overflows is left out, and halves it",
+                scale.scale()
+            ));
+        }
+        if let Some(features) = &bench.features {
+            lines.extend(
+                bench
+                    .learner
+                    .objective
+                    .extractor()
+                    .map(|extractor| extractor.describe())
+                    .into_iter()
+                    .flatten(),
+            );
+            lines.push(features.words_of_store());
+        }
+        lines
+            .push(format!("a checkpoint takes {} on disk", human::bytes(bench.learner.checkpoint_bytes().0)));
+        if bench.next.0 > 0 {
+            lines.push(format!("resumed from the checkpoint of step {}", bench.next));
+            lines.extend(replanned(bench));
+        }
+        lines.into_iter().try_for_each(|line| bench.members.link.report(Report::Note(line)))?;
+        Ok(())
+    }
+}
+
+/// What is not where the rank computes.
+fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
+    Some(match (offload, computes) {
+        (Offload::None | Offload::Layers, _) => return None,
+        (Offload::Optimizer, Computes::OnGpu) => {
+            "memory.offload: optimizer: the optimizer's state and the replica are in host memory between steps; every step brings them to the GPU and back"
+        }
+        (Offload::Optimizer, _) => {
+            "memory.offload: optimizer asks for what a CPU does anyhow: the optimizer's state and master weights are in host memory"
+        }
+        (Offload::Embedding, Computes::OnGpu) => {
+            "memory.offload: embedding: the table of token embeddings is in host memory; every step brings the rows that it looks up"
+        }
+        (Offload::Embedding, _) => {
+            "memory.offload: embedding asks for what a CPU does anyhow: the table of token embeddings is in host memory"
+        }
+    })
+}
+
+/// What becomes of the rates where the run was prolonged, or cut short.
+fn replanned<B: Tape<Base = B>>(bench: &Workbench<'_, B>) -> Option<String> {
+    let (now, before) = (bench.run.plan.total_steps(), bench.stats.planned_before?);
+    let rates = bench.run.rates(&*bench.learner.objective, Rates::default(), before);
+    // Groups differ in their warm-up, and in which steps they count: the first speaks for all.
+    let group = bench.learner.trainables.layout().groups().first()?.to_string();
+    let [was, is] =
+        [&rates, &bench.learner.rates].map(|rates| 100.0 * rates.multiplier(bench.next.0, &group));
+    let follows = match (was - is).abs() < 0.05 {
+        true => "rates go on as they were at this step".to_owned(),
+        false => format!(
+            "the learning-rate schedule now spans the new length: rates go on at {is:.1} % of their peaks instead of {was:.1} %"
+        ),
+    };
+    (now != before).then(|| format!("the run was to have {before} steps and has {now} now; {follows}"))
+}
+
+/// One row of the table of what is frozen and what trains.
+pub(in crate::train) fn describe(row: &Module) -> String {
+    format!(
+        "{:<18} {} {:>5} tensors {:>13} parameters {:>9} {:>10}",
+        row.module,
+        if row.trains { "trains" } else { "frozen" },
+        row.tensors,
+        human::grouped(row.parameters as u64),
+        row.dtype,
+        human::bytes(row.bytes)
+    )
+}
