@@ -3,24 +3,32 @@
 //!
 //! They carry higher steps than those to come: a restarted coordinator that looks for the newest one, or the
 //! pruning of old ones, would take them for this run's future. They are moved, not removed: `checkpoints`
-//! becomes `checkpoints.earlier-1`, or the next free number. What the workers say of the best of them goes
-//! along: it is moved among them first, so that no crash leaves it behind for the run that begins.
+//! becomes `checkpoints.earlier-1`, or the next free number. What the workers say of the best of them, and
+//! what they witnessed, goes along: it is moved among them first, so that no crash leaves it behind for the
+//! run that begins. What such a crash had moved among them already gets a number likewise.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// The best checkpoint's name and its artifacts, which workers leave in the output directory.
-const BEST: [&str; 2] = ["best.json", "best"];
+use coxswain_proto::witness;
+
+/// What workers leave in the output directory of the run as it was: the best checkpoint's name and its
+/// artifacts, and what each rank trained on.
+const ALONG: [&str; 3] = ["best.json", "best", witness::DIRECTORY];
 
 /// Moves what is in `OUTPUT_DIR/checkpoints` aside; returns where to, if there was anything.
 pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     forget_objects(output)?;
     let checkpoints = output.join("checkpoints");
-    for name in BEST.into_iter().filter(|name| output.join(name).exists()) {
+    for name in ALONG.into_iter().filter(|name| output.join(name).exists()) {
         fs::create_dir_all(&checkpoints)?;
-        fs::rename(output.join(name), checkpoints.join(name))?;
+        let place = checkpoints.join(name);
+        if place.exists() {
+            fs::rename(&place, free(&place))?;
+        }
+        fs::rename(output.join(name), place)?;
     }
     match fs::read_dir(&checkpoints).map(|mut entries| entries.next().is_none()) {
         Ok(false) => {}
@@ -28,9 +36,7 @@ pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     }
-    let place = (1u32..).map(|number| output.join(format!("checkpoints.earlier-{number}")));
-    let place =
-        place.into_iter().find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others");
+    let place = free(&checkpoints);
     fs::rename(&checkpoints, &place)?;
     // A machine that crashes must not come back with them beside the journal of the run that begins.
     for directory in [place.as_path(), output] {
@@ -38,6 +44,13 @@ pub fn set_aside(output: &Path) -> io::Result<Option<PathBuf>> {
     }
     tracing::info!(to = %place.display(), "checkpoints of an earlier run are set aside");
     Ok(Some(place))
+}
+
+/// A name like that of `path` which nothing has.
+fn free(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut places = (1u32..).map(|number| path.with_file_name(format!("{name}.earlier-{number}")));
+    places.find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others")
 }
 
 /// What the earlier run noted of the objects of a bucket, which may be others now.
@@ -76,6 +89,21 @@ mod tests {
     }
 
     #[test]
+    fn a_best_that_a_crash_has_left_among_the_checkpoints_is_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |place: &str| dir.path().join(place).join("best");
+        for place in ["checkpoints", "."] {
+            fs::create_dir_all(of(place)).unwrap();
+            fs::write(of(place).join("weights"), place).unwrap();
+            fs::write(dir.path().join(place).join("best.json"), place).unwrap();
+        }
+        let place = set_aside(dir.path()).unwrap().unwrap();
+        let text = |name: &str| fs::read_to_string(place.join(name)).unwrap();
+        assert_eq!([text("best/weights"), text("best.json")], [".", "."]);
+        assert_eq!([text("best.earlier-1/weights"), text("best.json.earlier-1")], ["checkpoints"; 2]);
+    }
+
+    #[test]
     fn no_best_of_an_earlier_run_stays_where_checkpoints_are_gone() {
         for empty in [false, true] {
             let dir = tempfile::tempdir().unwrap();
@@ -83,9 +111,10 @@ mod tests {
                 fs::create_dir(dir.path().join("checkpoints")).unwrap();
             }
             fs::create_dir(dir.path().join("best")).unwrap();
+            fs::create_dir(dir.path().join(witness::DIRECTORY)).unwrap();
             fs::write(dir.path().join("best.json"), "{}").unwrap();
             let place = set_aside(dir.path()).unwrap().unwrap();
-            for name in BEST {
+            for name in ALONG {
                 assert!(!dir.path().join(name).exists() && place.join(name).exists(), "{name}");
             }
         }

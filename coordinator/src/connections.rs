@@ -1,10 +1,11 @@
 //! Connections as they come in: up to a bound at once, whatever else the machine is short of.
 //!
-//! A task of its own accepts. Where the machine has no room for a connection (file descriptors, memory) it
-//! tries again after a pause, and says so once; tonic would end the server over it. What waits meanwhile,
-//! waits in the kernel. Where connections may come through TLS, each has a task that agrees on it, so that
-//! nobody waits for a caller that says nothing. A connection on which reads are refused is read a little at a
-//! time (see [`pace`](crate::pace)).
+//! A task of its own accepts. Where there is no room for a connection (the bound, file descriptors, memory)
+//! another one makes room (see [`standing`](crate::standing)), and the log says so once a minute; tonic would
+//! end the server over it. What waits meanwhile, waits in the kernel. A connection on which no call is made
+//! in time that may be made is ended. Where connections may come through TLS, each has a task that agrees on
+//! it, so that nobody waits for a caller that says nothing. A connection on which reads are refused is read a
+//! little at a time (see [`pace`](crate::pace)).
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -14,21 +15,27 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use coxswain_identity::{Door, Stream as Wire};
-use coxswain_proto::limits::{ACCEPT_PAUSE, MAX_CONNECTIONS, REFUSED_PIECE};
+use coxswain_proto::limits::{ACCEPT_PAUSE, NO_ROOM_PAUSE, REFUSED_PIECE};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
-    time::Sleep,
+    time::{Instant, Sleep},
 };
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::pace::Peer;
+use crate::{
+    clock,
+    options::ConnectionBounds,
+    pace::Peer,
+    standing::{Attendance, Standings},
+};
 
 /// A stream of accepted connections that does not end.
 pub struct Connections {
@@ -38,23 +45,25 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Those that call at `listener` and come through `door`.
-    pub fn of(listener: TcpListener, door: Door) -> Self {
+    /// Those that call at `listener` and come through `door`: so many at once, and so long until the first
+    /// call.
+    pub fn of(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
         let listener = Arc::new(listener);
         let accept = move || {
             let listener = listener.clone();
             async move { Ok(listener.accept().await?.0) }
         };
-        Self::up_to(MAX_CONNECTIONS, door, accept)
+        Self::up_to(bounds, door, accept)
     }
 
-    fn up_to<F>(most: usize, door: Door, accept: impl Fn() -> F + Send + 'static) -> Self
+    fn up_to<F>(bounds: ConnectionBounds, door: Door, accept: impl Fn() -> F + Send + 'static) -> Self
     where
         F: Future<Output = io::Result<TcpStream>> + Send + 'static,
     {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
-        let entrance = Entrance { door, connections: sender, refused: Arc::default() };
+        let ConnectionBounds { most, first_call, .. } = bounds;
+        let entrance = Entrance { door, connections: sender, first_call, refused: Arc::default() };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
         Self { accepted, _accepting: accepting }
     }
@@ -64,16 +73,24 @@ async fn accept_all<F>(places: Arc<Semaphore>, accept: impl Fn() -> F + Send, en
 where
     F: Future<Output = io::Result<TcpStream>> + Send,
 {
-    let mut told = false;
+    let (standings, mut told) = (Standings::default(), None);
     loop {
-        let place = places.clone().acquire_owned().await.expect("it is never closed");
         match accept().await {
             Ok(stream) => {
-                told = false;
+                let place = loop {
+                    match places.clone().try_acquire_owned() {
+                        Ok(place) => break place,
+                        Err(_) => {
+                            tell_once_a_minute(&mut told, "as many are open as may be");
+                            standings.make_room(ACCEPT_PAUSE).await;
+                        }
+                    }
+                };
+                let attendance = standings.enter();
                 if entrance.door.takes_time() {
                     // Ends within a bounded time; until then it has its place.
-                    tokio::spawn(entrance.clone().admit(stream, place));
-                } else if !entrance.clone().admit(stream, place).await {
+                    tokio::spawn(entrance.clone().admit(stream, attendance, place));
+                } else if !entrance.clone().admit(stream, attendance, place).await {
                     return;
                 }
             }
@@ -81,17 +98,23 @@ where
             Err(error)
                 if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
             Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(
-                        target: "coxswain::run",
-                        %error,
-                        "no connection can be accepted: {error}; those that are open go on (`ulimit -n` bounds them)"
-                    );
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tell_once_a_minute(&mut told, &format!("{error} (`ulimit -n` bounds them)"));
+                standings.make_room(ACCEPT_PAUSE).await;
             }
         }
     }
+}
+
+fn tell_once_a_minute(told: &mut Option<Instant>, why: &str) {
+    let now = clock::monotonic();
+    if told.is_some_and(|told| now.duration_since(told) < NO_ROOM_PAUSE) {
+        return;
+    }
+    *told = Some(now);
+    tracing::warn!(
+        target: "coxswain::run", why,
+        "there is no room for more connections: {why}; the oldest makes room that has made no call, or has only read"
+    );
 }
 
 /// Where connections come in.
@@ -99,17 +122,24 @@ where
 struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
+    first_call: Duration,
     refused: Arc<AtomicU64>,
 }
 
 impl Entrance {
     /// Finds out who has called, and hands the connection on; false if nobody takes it any more.
-    async fn admit(self, stream: TcpStream, place: OwnedSemaphorePermit) -> bool {
+    async fn admit(self, stream: TcpStream, attendance: Attendance, place: OwnedSemaphorePermit) -> bool {
         let from = stream.peer_addr().map(|from| from.to_string()).unwrap_or_default();
-        match self.door.greet(stream).await {
+        let greeted = tokio::select! {
+            greeted = self.door.greet(stream) => greeted,
+            () = attendance.ended(self.first_call) => return true,
+        };
+        match greeted {
             Ok((stream, caller)) => {
-                let peer = Arc::new(Peer::new(caller));
-                let connection = Connection { stream, peer, pause: None, _place: place };
+                let peer = Arc::new(Peer::new(caller, attendance));
+                let (ours, patience) = (peer.clone(), self.first_call);
+                let ended: Ended = Box::pin(async move { ours.attendance.ended(patience).await });
+                let connection = Connection { stream, _place: place, peer, ended: Some(ended), pause: None };
                 self.connections.send(connection).await.is_ok()
             }
             // A probe that only looks whether the port is open.
@@ -150,11 +180,16 @@ impl Stream for Connections {
 /// A connection, and its place among those that may be open.
 pub struct Connection {
     stream: Wire,
+    /// Given back before others hear that it has gone.
+    _place: OwnedSemaphorePermit,
     peer: Arc<Peer>,
+    /// When it has to end; none once it has.
+    ended: Option<Ended>,
     /// Until which it is not read.
     pause: Option<Pin<Box<Sleep>>>,
-    _place: OwnedSemaphorePermit,
 }
+
+type Ended = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Connected for Connection {
     type ConnectInfo = Arc<Peer>;
@@ -165,6 +200,15 @@ impl Connected for Connection {
 }
 
 impl Connection {
+    /// Fails once it has to end.
+    fn check_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let has_ended = |ended: &mut Ended| ended.as_mut().poll(context).is_ready();
+        match self.ended.take_if(has_ended).is_some() || self.ended.is_none() {
+            true => Err(ErrorKind::ConnectionAborted.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Reads a piece, and then nothing for a while.
     fn poll_read_piece(
         &mut self,
@@ -187,11 +231,12 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.check_end(context)?;
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(context));
             self.pause = None;
         }
-        match self.peer.was_refused() {
+        match self.peer.was_refused(clock::monotonic()) {
             true => self.poll_read_piece(context, buffer),
             false => Pin::new(&mut self.stream).poll_read(context, buffer),
         }
@@ -204,6 +249,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.check_end(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -212,6 +258,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check_end(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
     }
 
@@ -232,6 +279,7 @@ impl AsyncWrite for Connection {
 mod tests {
     use std::sync::{Mutex, atomic::AtomicUsize};
 
+    use tokio::io::AsyncReadExt;
     use tokio_stream::StreamExt;
 
     use super::*;
@@ -262,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn accepting_goes_on_when_there_are_file_descriptors_again() {
         let (_, accept) = ready(2).await;
-        let mut connections = Connections::up_to(9, Door::default(), accept);
+        let mut connections = Connections::up_to(ConnectionBounds::default(), Door::default(), accept);
         assert!(connections.next().await.is_some_and(|connection| connection.is_ok()));
     }
 
@@ -273,17 +321,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_are_open_than_the_bound_allows() {
+    async fn no_more_are_open_than_the_bound_allows_and_a_stranger_makes_room() {
         let (accepted, accept) = ready(0).await;
-        let mut connections = Connections::up_to(1, Door::default(), accept);
-        let first = connections.next().await.unwrap().unwrap();
+        let bounds = ConnectionBounds { most: 1, ..Default::default() };
+        let mut connections = Connections::up_to(bounds, Door::default(), accept);
+        let mut first = connections.next().await.unwrap().unwrap();
+        // It is told to end for the next one, and has its place until it has.
+        let ended = first.read(&mut [0]).await;
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionAborted);
         // On this thread the other task has run for as long as it can.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(accepted.load(Ordering::Relaxed), 1);
+        assert!(connections.accepted.try_recv().is_err());
+        assert_eq!(accepted.load(Ordering::Relaxed), 2, "one waits");
         drop(first);
         connections.next().await.unwrap().unwrap();
-        assert_eq!(accepted.load(Ordering::Relaxed), 2);
     }
 }

@@ -19,7 +19,7 @@
 mod handle;
 mod inbox;
 mod lines;
-mod looks;
+pub mod looks;
 mod streams;
 
 use std::{collections::HashMap, sync::Arc};

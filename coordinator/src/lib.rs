@@ -26,9 +26,22 @@ mod options;
 mod pace;
 mod ration;
 mod service;
+mod standing;
 mod startup;
 mod tensorboard;
 pub mod wandb_file;
+
+/// What stands between those who only read and the driver, for simulations of floods: in whatever time they
+/// keep.
+pub mod reads {
+    pub use crate::{
+        clock::monotonic,
+        driver::looks::{Look, Looks},
+        pace::Peer,
+        service::readers::{Place, ReadCaller, ReadKind, Readers},
+        standing::Standings,
+    };
+}
 
 use std::{future::Future, net::SocketAddr, path::Path};
 
@@ -38,8 +51,8 @@ use coxswain_proto::limits;
 
 pub use aside::set_aside;
 pub use journal::JournalError;
-pub use options::{Budgets, CauseKind, FirstCause, Options, Outcome, Patience, World};
-pub use startup::{Opening, StartError};
+pub use options::{Budgets, CauseKind, ConnectionBounds, FirstCause, Options, Outcome, Patience, World};
+pub use startup::{Opening, Resumption, StartError};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
@@ -121,8 +134,8 @@ pub async fn serve(
     let news = handle.subscribe().expect("the driver has just been made");
     let scalars =
         Scalars::follow(news, Path::new(&options.spec.run.output_dir), options.spec.train.log_every);
-    let router = service::router(handle, facts, options.door.tokens()).await?;
-    let connections = Connections::of(listener, options.door);
+    let router = service::router(handle, facts, options.door.tokens(), options.connections).await?;
+    let connections = Connections::of(listener, options.door, options.connections);
     let outcome = run(connections, driver, router, stop, shutdown).await;
     journal.close().await;
     scalars.finished().await;

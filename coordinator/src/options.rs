@@ -23,6 +23,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// What callers come through: tokens, TLS.
     pub door: Door,
+    /// Bounds on connections.
+    pub connections: ConnectionBounds,
     /// Bounds on waiting.
     pub patience: Patience,
     /// Bounds on trying again.
@@ -50,6 +52,7 @@ impl Options {
             run_id: None,
             state_dir: None,
             door: Door::default(),
+            connections: ConnectionBounds::default(),
             patience: Patience::default(),
             budgets: Budgets::default(),
             restarted: false,
@@ -69,6 +72,7 @@ impl fmt::Debug for Options {
             .field("world", &self.world)
             .field("run_id", &self.run_id)
             .field("state_dir", &self.state_dir)
+            .field("connections", &self.connections)
             .field("patience", &self.patience)
             .field("budgets", &self.budgets)
             .field("restarted", &self.restarted)
@@ -186,6 +190,27 @@ impl Default for Patience {
             disk: limits::DISK_TIMEOUT,
             drift: limits::DRIFT_TIMEOUT,
             farewell: limits::FAREWELL_TIMEOUT,
+        }
+    }
+}
+
+/// Bounds on connections; the defaults are the limits of `coxswain_proto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionBounds {
+    /// Open at once.
+    pub most: usize,
+    /// For a connection's first call that may be made.
+    pub first_call: Duration,
+    /// For the rest of a request that only reads, and for its answer to be taken.
+    pub read: Duration,
+}
+
+impl Default for ConnectionBounds {
+    fn default() -> Self {
+        Self {
+            most: limits::MAX_CONNECTIONS,
+            first_call: limits::FIRST_CALL_TIMEOUT,
+            read: limits::READ_TIMEOUT,
         }
     }
 }

@@ -10,21 +10,23 @@ use coxswain_identity::Caller;
 use coxswain_proto::limits::{MAX_READS_OF_CONNECTION, REFUSAL_REMEMBERED};
 use tokio::time::Instant;
 
-use crate::clock;
+use crate::standing::Attendance;
 
 /// What is known of a connection, shared by its calls.
 #[derive(Debug)]
 pub struct Peer {
     /// Who has called.
     pub caller: Caller,
+    /// Its place among all connections.
+    pub attendance: Attendance,
     reads: AtomicUsize,
     refused: Mutex<Option<Instant>>,
 }
 
 impl Peer {
     /// Of a connection that was just accepted.
-    pub fn new(caller: Caller) -> Self {
-        Self { caller, reads: AtomicUsize::new(0), refused: Mutex::new(None) }
+    pub fn new(caller: Caller, attendance: Attendance) -> Self {
+        Self { caller, attendance, reads: AtomicUsize::new(0), refused: Mutex::new(None) }
     }
 
     /// One more read, unless there are as many as may be.
@@ -39,13 +41,13 @@ impl Peer {
     }
 
     /// A read was refused.
-    pub fn refuse(&self) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock::monotonic());
+    pub fn refuse(&self, now: Instant) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
     /// Whether one was refused a moment ago.
-    pub fn was_refused(&self) -> bool {
+    pub fn was_refused(&self, now: Instant) -> bool {
         let refused = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.is_some_and(|at| clock::monotonic().duration_since(at) < REFUSAL_REMEMBERED)
+        refused.is_some_and(|at| now.duration_since(at) < REFUSAL_REMEMBERED)
     }
 }

@@ -37,10 +37,24 @@ pub enum StartError {
     /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// The journal is damaged, and a person may want to go on without it.
+    #[error("{source}. {}", way_out(*newest))]
+    Unreadable {
+        /// What is wrong with it.
+        source: JournalError,
+        /// The newest checkpoint, if the run would go on from one.
+        newest: Option<Step>,
+    },
+    /// A new journal is asked for where there is no need.
+    #[error("the journal in {} is intact: start again without --new-journal", directory.display())]
+    Sound {
+        /// Where it lies.
+        directory: PathBuf,
+    },
     /// A checkpoint of another run lies where this one would resume.
     #[error(
         "{} was written by a run with another specification (digest {found}, here {own}): give this run another \
-         run.output_dir, or set train.resume=false to begin anew",
+         run.output_dir, or set train.resume=false to start over",
         path.display()
     )]
     ForeignCheckpoint {
@@ -53,7 +67,7 @@ pub enum StartError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "{length}, and {} has the state after step {}: give it at least as many, or set train.resume=false to begin anew",
+        "{length}, and {} has the state after step {}: set at least as many steps, or set train.resume=false to start over",
         path.display(), newest.0
     )]
     BeyondItsEnd {
@@ -66,7 +80,7 @@ pub enum StartError {
     },
     /// A checkpoint of another version lies where this one would resume.
     #[error(
-        "checkpoint {}: {source}; resume with the version that wrote it, or set train.resume=false to begin anew",
+        "checkpoint {}: {source}; resume with the version that wrote it, or set train.resume=false to start over",
         path.display()
     )]
     UnknownCheckpoint {
@@ -74,6 +88,18 @@ pub enum StartError {
         path: PathBuf,
         /// Which it is.
         source: ManifestError,
+    },
+    /// There are checkpoints, and each of them is damaged.
+    #[error(
+        "{}: every checkpoint is damaged: {}; restore one of them from a copy, or set train.resume=false to start over, which \
+         keeps these under another name",
+        path.display(), damaged.join(", ")
+    )]
+    AllDamaged {
+        /// Where they are.
+        path: PathBuf,
+        /// Which they are, and how they are damaged; newest first.
+        damaged: Vec<String>,
     },
     /// The operating system said no.
     #[error("cannot {action} {}: {source}", path.display())]
@@ -85,6 +111,20 @@ pub enum StartError {
         /// What it said.
         source: io::Error,
     },
+}
+
+fn way_out(newest: Option<Step>) -> String {
+    let kept = "the damaged one is kept as journal.redb.damaged-1";
+    match newest {
+        Some(step) => format!(
+            "Launch with --new-journal to go on from checkpoints/{} with a new one: {kept}, and `cox audit` tells that there is no \
+             record of the steps before",
+            step.checkpoint_dir()
+        ),
+        None => format!(
+            "No checkpoint is gone on from: launch with --new-journal to begin with a new one; {kept}"
+        ),
+    }
 }
 
 /// Everything the driver starts from.
@@ -125,6 +165,15 @@ struct RunFile<'a> {
     built: &'a str,
 }
 
+/// What a run goes on from, as far as lengths of files tell.
+#[derive(Debug, Default)]
+pub struct Resumption {
+    /// The step of the newest whole checkpoint, if there is one.
+    pub step: Option<Step>,
+    /// Newer ones, which and how they are damaged; newest first.
+    pub damaged: Vec<String>,
+}
+
 /// What a run finds in its output directory: read by those who launch it, before their first byte is written
 /// there.
 #[derive(Debug)]
@@ -132,35 +181,65 @@ pub struct Opening {
     /// Its records; none where there are none, and where a living coordinator holds them.
     pub records: Option<Chronicle>,
     state: PathBuf,
+    /// Its journal cannot be read, and is to be set aside.
+    damaged: bool,
 }
 
 impl Opening {
-    /// Reads the records, and leaves them as they are. Damaged ones are refused.
-    pub fn read(output_dir: &Path) -> Result<Self, StartError> {
-        let state = output_dir.join("coordinator");
-        let records = match journal::read(&state) {
-            Ok(records) => Some(records),
+    /// Reads the records, and leaves them as they are. Damaged ones are refused, unless a `new_journal` is to
+    /// take their place; and that is, where they can be read.
+    pub fn read(spec: &RunSpec, new_journal: bool) -> Result<Self, StartError> {
+        let state = Path::new(&spec.run.output_dir).join("coordinator");
+        let (records, damaged) = match journal::read(&state) {
+            Ok(_) if new_journal => return Err(StartError::Sound { directory: state }),
+            Ok(records) => (Some(records), false),
             // Its coordinator may be on its way out, and is waited for.
-            Err(JournalError::InUse { .. }) => None,
-            Err(_) if !journal::exists(&state) => None,
+            Err(JournalError::InUse { .. }) => (None, false),
+            Err(_) if !journal::exists(&state) => (None, false),
+            Err(error) if error.is_damage() && new_journal => (None, true),
+            Err(source) if source.is_damage() => {
+                let checkpoints = if spec.train.resume { found(spec, None)?.0 } else { Vec::new() };
+                let newest = checkpoints.last().map(|newest| newest.step);
+                return Err(StartError::Unreadable { source, newest });
+            }
             Err(error) => return Err(error.into()),
         };
-        Ok(Self { records, state })
+        Ok(Self { records, state, damaged })
     }
 
-    /// The step of the checkpoint that this run would go on from, if there is one. Refuses what [`prepare`]
-    /// would.
-    pub fn accept(&self, spec: &RunSpec) -> Result<Option<Step>, StartError> {
+    /// Sets a damaged journal aside, so that the run begins with a new one. The name that it has from then
+    /// on.
+    pub fn set_journal_aside(&self) -> Result<Option<PathBuf>, StartError> {
+        let failed =
+            |source| StartError::Io { action: "set aside the journal in", path: self.state.clone(), source };
+        self.damaged.then(|| journal::copies::set_aside(&self.state)).transpose().map_err(failed)
+    }
+
+    /// What this run would go on from. Refuses what [`prepare`] would, and checkpoints of which none is
+    /// whole: to start over, though steps are kept, takes a person's word.
+    pub fn accept(&self, spec: &RunSpec) -> Result<Resumption, StartError> {
         let records = self.records.as_ref();
         if let Some((records, theirs)) = records.and_then(|of| Some((of, of.identity.as_ref()?))) {
             journal::changes(&self.state, theirs, spec, Step(records.steps.len() as u64))?;
         }
         if !spec.train.resume {
-            return Ok(None);
+            return Ok(Resumption::default());
         }
         let dataset = records.and_then(|records| records.dataset.as_ref());
         let (checkpoints, _) = found(spec, dataset.map(|dataset| dataset.training_samples))?;
-        Ok(checkpoints.last().map(|newest| newest.step))
+        let output = Path::new(&spec.run.output_dir);
+        let mut damaged = Vec::new();
+        // Workers set aside what is cut short, and go on from the one before it.
+        for checkpoint in checkpoints.iter().rev() {
+            match damage(&output.join(&checkpoint.path)) {
+                None => return Ok(Resumption { step: Some(checkpoint.step), damaged }),
+                Some(how) => damaged.push(format!("{} ({how})", checkpoint.path)),
+            }
+        }
+        if damaged.is_empty() {
+            return Ok(Resumption::default());
+        }
+        Err(StartError::AllDamaged { path: output.join("checkpoints"), damaged })
     }
 }
 
@@ -189,17 +268,18 @@ fn found(spec: &RunSpec, samples: Option<u64>) -> Result<Scanned, StartError> {
 /// Reads what is on disk, claims the state directory and writes `run.json`. From `stop` on, the journal waits
 /// for no disk that is full.
 pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, StartError> {
+    let mut beside = None;
     if options.spec.train.resume && !options.restarted {
         // Before the journal is touched: what is refused here changes nothing.
         match found(&options.spec, None) {
             // A journal says which keys differ.
             Err(StartError::ForeignCheckpoint { .. })
                 if options.state_dir.as_deref().is_some_and(journal::exists) => {}
-            looked => drop(looked?),
+            looked => beside = looked?.0.last().map(|newest| newest.step),
         }
     }
     let fresh = fresh_run_id(&options.spec.run.name);
-    let (journal, identity, memory) = open_journal(options, &fresh, stop)?;
+    let (journal, identity, memory) = open_journal(options, &fresh, beside, stop)?;
     let output = Path::new(&options.spec.run.output_dir);
     // The journal is ours by now: no other run trains in this directory.
     if !options.spec.train.resume && !options.restarted {
@@ -242,12 +322,13 @@ pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, Sta
 fn open_journal(
     options: &Options,
     fresh: &str,
+    beside: Option<Step>,
     stop: &CancellationToken,
 ) -> Result<(Box<dyn Journal>, Identity, Remembered), JournalError> {
     let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
     Ok(match &options.state_dir {
         Some(directory) => {
-            let (journal, identity, memory) = {
+            let (mut journal, identity, memory) = {
                 let life = match options.spec.train.resume {
                     _ if options.restarted => Life::Restarted,
                     true => Life::Again,
@@ -256,14 +337,24 @@ fn open_journal(
                 if options.in_place_of.is_some() || is_half_inherited(directory) {
                     inherit(directory)?;
                 }
-                Durable::open(directory, &options.spec, run_id, fresh, life)?
+                Durable::open(directory.as_path(), &options.spec, run_id, fresh, life)?
             };
+            // A coordinator that was lost may have begun it, and nothing else.
+            if let Some(checkpoint) = beside.filter(|_| memory.lives == 0) {
+                tracing::warn!(
+                    target: "coxswain::run",
+                    directory = %directory.display(),
+                    "there is no journal beside checkpoints/{}: the run goes on from there with a new one, and `cox audit` will find no record of the steps before",
+                    checkpoint.checkpoint_dir()
+                );
+                journal.begin_beside(checkpoint)?;
+            }
             let journal = journal.until(stop.clone());
             match options.claim {
                 None => (Box::new(journal), identity, memory),
                 Some(number) => {
                     let claims = Claims::of_run(Path::new(&options.spec.run.output_dir));
-                    (Box::new(Fenced::new(journal, claims, number)), identity, memory)
+                    (Box::new(Fenced::new(journal, number, move || claims.is_lost(number))), identity, memory)
                 }
             }
         }
@@ -314,6 +405,16 @@ fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
         entry
     });
     Ok((entries.collect(), skipped))
+}
+
+/// The first file of a checkpoint that has not the length that its manifest says, if there is one.
+fn damage(path: &Path) -> Option<String> {
+    let Ok(Some(manifest)) = manifest(path) else { return Some(format!("{MANIFEST} cannot be read")) };
+    manifest.files.iter().find_map(|(name, file)| match fs::metadata(path.join(name)) {
+        Ok(found) if found.len() == file.bytes => None,
+        Ok(found) => Some(format!("{name} has {} bytes and had {}", found.len(), file.bytes)),
+        Err(error) => Some(format!("{name}: {error}")),
+    })
 }
 
 fn manifest(path: &Path) -> Result<Option<Manifest>, StartError> {

@@ -35,7 +35,7 @@ pub enum ManifestError {
     #[error("there is no {MANIFEST}")]
     Absent,
     /// Nothing has written this, or what was written is damaged.
-    #[error("{MANIFEST} is none that this version could have written: {0}")]
+    #[error("{MANIFEST} is not valid: {0}; it is damaged, or was written by another version")]
     Garbled(String),
     /// Another version has written it.
     #[error("format {0} is unknown to this version, which reads {FORMAT}")]

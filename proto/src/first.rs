@@ -3,7 +3,8 @@
 //!
 //! A draft is written beside the place and linked there: a link is refused where there is a file. Some file
 //! systems have no links (SMB, FAT, buckets mounted as directories). There the file is made in its place, and
-//! removed if it cannot be written; only a process that is killed in between leaves a part of it.
+//! removed if it cannot be written; only a process that is killed in between leaves a part of it, which those
+//! who read it tell from the whole.
 
 use std::{
     fs::{self, File},

@@ -72,6 +72,7 @@ pub const ENGINE: &Classes = &[
     ("train.init_from", Outside("a path; `train.init_digest` says what is there")),
     ("train.init_digest", Learned),
     (BASE_DIGEST, Learned),
+    ("optimizer.name", Learned),
     ("optimizer.betas", Learned),
     ("optimizer.eps", Learned),
     ("optimizer.weight_decay", Learned),

@@ -27,6 +27,7 @@ pub mod run_spec;
 #[cfg(test)]
 mod toy;
 pub mod v1;
+pub mod witness;
 
 /// The version that coordinator, launcher and workers of one run must share.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

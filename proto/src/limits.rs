@@ -39,8 +39,15 @@ pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// and then the first.
 pub const MAX_LISTED_RANKS: usize = 10_000;
 /// Connections that the coordinator has open at once: one of each launcher and each worker that speaks for
-/// itself, and as many of people and their tools. More wait until one is closed.
+/// itself, and as many of people and their tools. For more, the oldest make room of those that have made no
+/// call that may be made, or have only read.
 pub const MAX_CONNECTIONS: usize = 30_000;
+/// Connections that wait to be accepted, of a coordinator, a ring and the parts of a rank: as many as may
+/// come at once, for one that the kernel has no room for is tried again by its caller a second later. The
+/// kernel has `net.core.somaxconn` places at most.
+pub const BACKLOG: i32 = MAX_CONNECTIONS as i32;
+/// From TLS's handshake to a connection's first call that may be made: it is closed without one.
+pub const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls and streams at once on one of them. A worker has a handful, and a launcher speaks for all of its
 /// workers on one; what a connection may send before it has an answer is handled in tens of milliseconds.
 pub const MAX_STREAMS: u32 = 128;
@@ -69,6 +76,8 @@ pub const READ_PAUSE: Duration = Duration::from_secs(1);
 pub const REFUSAL_REMEMBERED: Duration = Duration::from_secs(5);
 /// Pieces in which it is read: a call or a few, and the time between two of them.
 pub const REFUSED_PIECE: (usize, Duration) = (256, Duration::from_millis(500));
+/// Between two lines of the log about connections or calls for which there was no room.
+pub const NO_ROOM_PAUSE: Duration = Duration::from_secs(60);
 /// Between two tries to accept a connection where the machine has no room for one (file descriptors, memory).
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A worker says that it lives this often.
@@ -219,6 +228,10 @@ pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub const MAX_METADATA_BYTES: u64 = 1 << 29;
 /// Bytes of a tokenizer's file; that of a quarter of a million pieces has 33 MiB.
 pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
+/// Bytes of what a worker process writes of its own steps (`COX_WITNESS`): 300,000 steps or so.
+pub const MAX_WITNESS_BYTES: u64 = 1 << 26;
+/// The same, of what a disk that is full has not taken yet.
+pub const MAX_UNWRITTEN_BYTES: usize = 1 << 20;
 /// Bytes of a checkpoint's manifest: a line for each rank of the largest world is 20 MiB.
 pub const MAX_MANIFEST_BYTES: u64 = 32 << 20;
 /// Values of one feature in one frame; a frame of 8K video in colour has 2^27.

@@ -11,6 +11,7 @@
 //! own checks.
 
 mod cache;
+mod episodes;
 mod resources;
 mod sections;
 mod spec;
@@ -19,10 +20,11 @@ mod training;
 pub(crate) use self::spec::{EnginePart, MARKS};
 pub use self::{
     cache::{Cache, CacheDtype, CacheMode, Span, Tap},
+    episodes::{EpisodeRange, episode_numbers},
     resources::{Collectives, DeviceChoice, Faults, Launch, Memory, Offload, Shard},
     spec::{DEFAULT_TASK, Run, RunSpec, Task},
     training::{
-        BucketCache, Data, Eval, InitFrom, LossScale, Optimizer, PerGroup, Recompute, ReduceDtype, Schedule,
-        ScheduleOver, Spike, Train,
+        BucketCache, Data, Eval, InitFrom, LossScale, Optimizer, OptimizerName, PerGroup, Recompute,
+        ReduceDtype, Schedule, ScheduleOver, Spike, Train,
     },
 };

@@ -213,6 +213,8 @@ pub enum Record {
         node_id: String,
         /// Its machine.
         host: String,
+        /// Its version.
+        version: String,
     },
     /// A launcher is gone for good.
     NodeGone {

@@ -130,6 +130,12 @@ impl Fleet {
                 self.starts.begin(now, slot);
             }
         }
+        // Its starts were forgotten when it was called gone.
+        if let Placed::Back(place) = placed {
+            for slot in world.slots_of(place).filter(|slot| self.roster.at(*slot).is_none()) {
+                self.starts.begin(now, slot);
+            }
+        }
         Ok(placed)
     }
 
@@ -143,9 +149,10 @@ impl Fleet {
         stream: StreamId,
     ) -> Result<NodeFollows, Refusal> {
         let (place, node) = self.nodes.find(node_id)?;
-        let returns = node.line.opened > 0;
         self.reunited |= std::mem::take(&mut node.recalled);
+        // Its starts are forgotten when it is called gone, though it may never have had a line.
         let was_gone = std::mem::take(&mut node.gone);
+        let returns = was_gone || node.line.opened > 0;
         let replaced = node.line.open(stream);
         if replaced.is_none() {
             for slot in self.world.slots_of(place) {

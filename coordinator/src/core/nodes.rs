@@ -90,7 +90,7 @@ impl Nodes {
 
     /// Enters a node of an earlier life of the coordinator; it is missed after `reopen_within`.
     pub fn recall(&mut self, now: Timestamp, place: u32, past: PastNode, reopen_within: Duration) {
-        let PastNode { node_id, host } = past;
+        let PastNode { node_id, host, .. } = past;
         let line = Line::opened_before(now, reopen_within);
         self.put(place, Node { node_id, host, line, gone: false, recalled: true });
     }

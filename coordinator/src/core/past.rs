@@ -69,6 +69,9 @@ pub struct PastNode {
     pub node_id: String,
     /// Its machine.
     pub host: String,
+    /// Its version. Absent from journals of versions that did not look at it here.
+    #[serde(default)]
+    pub version: String,
 }
 
 /// A slot.
@@ -125,9 +128,9 @@ impl Past {
             Record::Orders(orders) => self.orders = orders.clone(),
             Record::Spent(spent) => self.spent = spent.clone(),
             Record::Over(end) => self.end = Some(end.clone()),
-            Record::Node { place, node_id, host } => {
-                let node = PastNode { node_id: node_id.clone(), host: host.clone() };
-                self.nodes.insert(*place, node);
+            Record::Node { place, node_id, host, version } => {
+                let (node_id, host, version) = (node_id.clone(), host.clone(), version.clone());
+                self.nodes.insert(*place, PastNode { node_id, host, version });
             }
             Record::NodeGone { place } => drop(self.nodes.remove(place)),
             Record::Worker(id, claim) => {
@@ -194,6 +197,24 @@ impl Past {
     pub fn has_trained(&self) -> bool {
         let first = self.started().and_then(|(_, past)| past.started);
         first.is_some_and(|(first_step, _)| self.committed > Some(first_step))
+    }
+
+    /// Leaves out launchers and workers of other versions than this one: with them the world would have two.
+    /// They are not known any more, and refused by name when they ask for their places. Where there were
+    /// such workers, this is a launch of its own. What is to be recorded of that.
+    pub fn leave_out_other_versions(&mut self, version: &str) -> Vec<Record> {
+        let nodes = self.nodes.iter().filter(|(_, node)| node.version != version);
+        let mut records: Vec<_> = nodes.map(|(place, _)| Record::NodeGone { place: *place }).collect();
+        let is_other =
+            |past: &PastSlot| past.worker.as_ref().is_some_and(|(_, claim)| claim.origin.version != version);
+        let others = self.slots.iter().filter(|(_, past)| is_other(past));
+        let lost: Vec<_> = others.map(|(slot, _)| Record::Lost { slot: *slot, respawn: None }).collect();
+        if !lost.is_empty() {
+            records.extend(lost);
+            records.extend([Record::Spent(Spent::default()), Record::Orders(Orders::default())]);
+        }
+        records.iter().for_each(|record| self.take(record));
+        records
     }
 
     /// What remains when the run is begun again after its end: what was learned, not its workers or their

@@ -132,8 +132,11 @@ impl Quarantine {
     fn judge(&self, slot: Slot, workers: u32) -> SampleVerdict {
         let rows: BTreeSet<u64> = self.left_out().map(|row| row.row).collect();
         let on_its_word = self.left_out.iter().filter(|left| left.word_of == Some(slot)).count();
+        // Where most rows failed on others, too, the data are bad, and not this worker's way to them.
+        let by_others = self.left_out.len() - on_its_word;
+        let is_suspect = workers > 1 && on_its_word >= limits::OPEN_SAMPLES && on_its_word > by_others;
         match () {
-            () if workers > 1 && on_its_word >= limits::OPEN_SAMPLES => SampleVerdict::WorkerAtFault,
+            () if is_suspect => SampleVerdict::WorkerAtFault,
             () if rows.len() > limits::MAX_QUARANTINED => SampleVerdict::TooMany,
             () => SampleVerdict::LeftOut,
         }
@@ -200,6 +203,19 @@ mod tests {
         assert_eq!(quarantine.failed(on(0, 1, sample(3)), 2), Some(SampleVerdict::TryAnother));
         assert_eq!(quarantine.failed(on(1, 1, sample(5)), 2), Some(SampleVerdict::LeftOut));
         assert_eq!(quarantine.left_out().collect::<Vec<_>>(), [&row]);
+    }
+
+    #[test]
+    fn a_worker_is_not_at_fault_where_most_rows_failed_on_others_too() {
+        let mut quarantine = Quarantine::default();
+        for row in 0..4 {
+            quarantine.failed(on(0, 2 * row, bad(row)), 2);
+            assert_eq!(quarantine.failed(on(1, 2 * row + 1, bad(row)), 2), Some(SampleVerdict::LeftOut));
+        }
+        for row in 10..13 {
+            quarantine.failed(on(0, 2 * row, bad(row)), 2);
+            assert_eq!(quarantine.failed(on(0, 2 * row + 1, bad(row)), 2), Some(SampleVerdict::LeftOut));
+        }
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl fmt::Display for RunPhase {
             Self::Starting => "starting",
             Self::Training => "training",
             Self::Paused => "paused",
-            Self::Stopping => "stopping",
+            Self::Stopping => "ending",
             Self::Finished => "finished",
             Self::Failed => "failed",
         })
@@ -123,7 +123,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Incomplete { present, world, enough } => {
-                write!(f, "{present} of {world} workers are there")?;
+                write!(f, "{present} of {world} workers have joined")?;
                 if enough < world { write!(f, "; {enough} are enough to begin") } else { Ok(()) }
             }
             Self::Formed { generation, workers, at_home } => {
@@ -143,19 +143,21 @@ impl fmt::Display for Reason {
             Self::Recalled { generation, committed } => {
                 write!(
                     f,
-                    "the coordinator was restarted; generation {generation} goes on from step {committed}"
+                    "the coordinator was restarted; generation {generation} continues from step {committed}"
                 )
             }
             Self::Regathering { generation, because } => {
                 write!(f, "generation {generation} ended: {because}")
             }
             Self::Committing => f.write_str("steps are being committed"),
-            Self::Pausing => f.write_str("pause asked for; ranks finish their step"),
+            Self::Pausing => f.write_str("pause requested; ranks finish their step"),
             Self::AllWait => f.write_str("every rank waits for resume"),
-            Self::Resumed => f.write_str("resume asked for"),
-            Self::StopAsked(reason) if reason.is_empty() => f.write_str("stop asked for"),
-            Self::StopAsked(reason) => write!(f, "stop asked for: {reason}"),
-            Self::StepsDone => f.write_str("every step is committed; checkpoint and export remain"),
+            Self::Resumed => f.write_str("resume requested"),
+            Self::StopAsked(reason) if reason.is_empty() => f.write_str("stop requested"),
+            Self::StopAsked(reason) => write!(f, "stop requested: {reason}"),
+            Self::StepsDone => {
+                f.write_str("all steps are done; the last checkpoint and the results are being written")
+            }
             Self::Closing => f.write_str("the run has failed; a last checkpoint remains"),
             Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
             Self::Failed(cause) => cause.fmt(f),

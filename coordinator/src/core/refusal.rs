@@ -23,7 +23,7 @@ pub enum Refusal {
         ours: String,
     },
     /// The caller belongs to another run.
-    #[error("run {theirs} is not here: this coordinator runs {ours}; check --rdzv-id and --rdzv-endpoint")]
+    #[error("this coordinator serves run {ours}, not {theirs}; check --rdzv-id and --rdzv-endpoint")]
     OtherRun {
         /// The caller's.
         theirs: String,
@@ -40,7 +40,7 @@ pub enum Refusal {
     },
     /// Another launcher had this place a moment ago, and may come back. Asking again helps.
     #[error(
-        "the place of node {node_rank} is kept for the launcher on {host}, which is missed since a moment ago"
+        "the place of node {node_rank} is reserved for the launcher on {host}, which has just disconnected"
     )]
     PlaceKept {
         /// The place.
@@ -49,7 +49,9 @@ pub enum Refusal {
         host: String,
     },
     /// More nodes than asked for.
-    #[error("all {nnodes} nodes are there: raise --nnodes on the coordinator, or stop the surplus launcher")]
+    #[error(
+        "all {nnodes} nodes have joined: raise --nnodes on the coordinator, or stop the surplus launcher"
+    )]
     NodesComplete {
         /// As asked for.
         nnodes: u32,
@@ -119,14 +121,14 @@ pub enum Refusal {
     #[error("worker {0} is not known here (any more): it must register again")]
     UnknownWorker(WorkerId),
     /// The caller was given up, and its place may be another's.
-    #[error("rank {slot} was given up as lost: this process must end")]
+    #[error("rank {slot} was declared lost: this process must exit")]
     Fenced {
         /// Its place.
         slot: Slot,
     },
     /// The caller's slot is not used any more.
     #[error(
-        "rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is launched again: {newest}"
+        "rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is restarted: {newest}"
     )]
     Cordoned {
         /// Its place.
@@ -137,7 +139,7 @@ pub enum Refusal {
         newest: String,
     },
     /// The caller speaks of a membership that is over.
-    #[error("generation {theirs} is over: this is generation {ours}")]
+    #[error("generation {theirs} has ended: the current one is {ours}")]
     Stale {
         /// The caller's.
         theirs: Generation,
@@ -170,9 +172,7 @@ pub enum Refusal {
     #[error("there is no node {0} in this run (any more)")]
     NoNodeThere(u32),
     /// A node that the run cannot go on without.
-    #[error(
-        "node {node_rank} cannot leave by itself: {why}; stop the run instead, which leaves a checkpoint"
-    )]
+    #[error("node {node_rank} cannot leave alone: {why}; stop the run instead, which writes a checkpoint")]
     Needed {
         /// Its place.
         node_rank: u32,
@@ -180,7 +180,7 @@ pub enum Refusal {
         why: String,
     },
     /// Nothing can be asked of a run that is over.
-    #[error("the run is over: {0}")]
+    #[error("the run has ended: {0}")]
     Over(Reason),
 }
 

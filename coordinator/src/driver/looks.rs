@@ -73,3 +73,30 @@ impl Looks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{clock, core::tests::config};
+
+    #[tokio::test]
+    async fn between_two_looks_there_is_a_pause_and_the_first_is_at_once() {
+        let (ask, mut looks) = Looks::new();
+        let (mut machine, began) = (Machine::new(Timestamp::default(), config(1)), clock::monotonic());
+        let mut answer_at = |now: Duration, look: Option<Look>| {
+            look.into_iter().for_each(|look| ask.try_send(look).expect("there is room"));
+            looks.answer(began + now, &mut machine, Timestamp::at(now));
+            looks.due(began + now).map(|due| due - began)
+        };
+        let (first, second) = (oneshot::channel(), oneshot::channel());
+        let (later, almost) = (Duration::from_millis(1), LOOK_PAUSE - Duration::from_millis(1));
+        assert_eq!(answer_at(Duration::ZERO, Some(Look::Status(first.0))), None, "nobody waits any more");
+        assert!(first.1.await.is_ok());
+        assert_eq!(answer_at(later, Some(Look::Memory(second.0))), Some(LOOK_PAUSE));
+        assert_eq!(answer_at(almost, None), Some(LOOK_PAUSE), "it waits");
+        assert_eq!(answer_at(LOOK_PAUSE, None), None);
+        assert!(second.1.await.is_ok());
+    }
+}

@@ -56,18 +56,17 @@ pub fn read(directory: &Path) -> Result<Chronicle, JournalError> {
     let copy =
         std::env::temp_dir().join(format!("coxswain-journal-{}-{:016x}", std::process::id(), random()));
     std::fs::create_dir(&copy).map_err(|error| failed(format!("{}: {error}", copy.display())))?;
-    let contents = std::fs::copy(&path, copy.join(copies::FILE))
-        .map_err(|error| failed(error.to_string()))
-        .and_then(|_| durable::open_whole(&copy));
+    let copied = std::fs::copy(&path, copy.join(copies::FILE)).map_err(|error| failed(error.to_string()));
+    let contents = copied.map(|_| durable::open_whole(&copy.as_path().into()));
     // What is left of a copy in the temporary directory does no harm.
     let _ = std::fs::remove_dir_all(&copy);
-    match contents {
+    match contents? {
         Ok((_, contents)) => Ok(chronicle(contents)),
         Err(JournalError::Damaged { table, row, reason, .. }) => {
             Err(JournalError::Damaged { directory: directory.to_path_buf(), table, row, reason })
         }
-        Err(JournalError::Store { action, reason, .. }) => {
-            Err(JournalError::Store { action, directory: directory.to_path_buf(), reason })
+        Err(JournalError::Store { reason, .. }) => {
+            Err(JournalError::Unreadable { directory: directory.to_path_buf(), reason })
         }
         Err(other) => Err(other),
     }

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::ids::Step;
+use coxswain_proto::{ids::Step, in_place};
 
 /// The journal's name in its state directory.
 pub(super) const FILE: &str = "journal.redb";
@@ -21,6 +21,7 @@ const ENDING: &str = ".redb";
 /// Makes the copy for a checkpoint, in the place of earlier ones.
 pub(super) fn make(directory: &Path, checkpoint: Step) -> io::Result<()> {
     let unfinished = directory.join(".journal-copy");
+    in_place::vacate(&unfinished)?;
     fs::copy(directory.join(FILE), &unfinished)?;
     fs::File::open(&unfinished)?.sync_all()?;
     let copy = directory.join(format!("{PREFIX}{:08}{ENDING}", checkpoint.0));
@@ -44,6 +45,17 @@ pub fn newest(directory: &Path) -> Option<(Step, PathBuf)> {
 /// The journal itself, once nobody writes it any more.
 pub fn original(directory: &Path) -> PathBuf {
     directory.join(FILE)
+}
+
+/// Renames a journal that cannot be read, so that the next coordinator begins a new one; returns its new
+/// name.
+pub(crate) fn set_aside(directory: &Path) -> io::Result<PathBuf> {
+    let places = (1u32..).map(|number| directory.join(format!("{FILE}.damaged-{number}")));
+    let free =
+        places.into_iter().find(|place| !place.exists()).expect("a directory holds fewer than 2^32 others");
+    fs::rename(original(directory), &free)?;
+    coxswain_proto::directory::sync(directory)?;
+    Ok(free)
 }
 
 fn step_of(path: &Path) -> Option<Step> {
@@ -82,7 +94,7 @@ mod tests {
             let (of, copy) = newest(dir.path()).unwrap();
             assert_eq!(of, Step(step), "the last one, and no other");
             fs::copy(copy, original(elsewhere.path())).unwrap();
-            let (_, contents) = open_whole(elsewhere.path()).unwrap();
+            let (_, contents) = open_whole(&elsewhere.path().into()).unwrap();
             assert_eq!((contents.identity.unwrap().run_id.as_str(), contents.lives), ("run", 1));
         }
     }

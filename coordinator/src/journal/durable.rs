@@ -7,7 +7,7 @@
 use std::{
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
@@ -17,8 +17,8 @@ use redb::{Database, DatabaseError, ReadableDatabase, WriteTransaction};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, History, Identity, Journal, JournalError, JournalReader, LedgerEntry,
-    copies::{self, FILE},
+    Change, History, Identity, Journal, JournalError, JournalReader, LedgerEntry, copies,
+    disk::Location,
     identity,
     reading::{Contents, Reader},
     room,
@@ -29,7 +29,7 @@ use crate::core::{action::Record, past::Past};
 /// A journal on disk.
 pub struct Durable {
     store: Store,
-    directory: PathBuf,
+    place: Location,
     /// Whether workers have state that only they have.
     under_way: bool,
     /// Whether checkpoints go to a bucket, and the journal with them.
@@ -46,23 +46,18 @@ impl Durable {
     /// learned makes a run another one, not its id: that is a launch's, and a scheduler gives every job
     /// another.
     pub fn open(
-        directory: &Path,
+        place: impl Into<Location>,
         spec: &RunSpec,
         run_id: Option<&str>,
         fresh: &str,
         life: Life,
     ) -> Result<(Self, Identity, Remembered), JournalError> {
-        let store = |reason: String| JournalError::Store {
-            action: "open",
-            directory: directory.to_path_buf(),
-            reason,
-        };
-        std::fs::create_dir_all(directory).map_err(|error| store(error.to_string()))?;
-        let (database, contents) = open_whole(directory)?;
+        let place = place.into();
+        let (database, contents) = open_whole(&place)?;
         let copies = spec.run.bucket.is_some();
         let mut journal = Self {
             store: Store::of(database),
-            directory: directory.to_path_buf(),
+            place,
             under_way: life == Life::Restarted,
             copies,
             stop: CancellationToken::new(),
@@ -72,7 +67,7 @@ impl Durable {
         let (lives, past) = (contents.lives, contents.past);
         let step = past.committed.unwrap_or_default();
         let changed = match contents.identity {
-            Some(theirs) => identity::changes(directory, &theirs, spec, step)?,
+            Some(theirs) => identity::changes(&journal.place.directory, &theirs, spec, step)?,
             None => Vec::new(),
         };
         let changes = match life {
@@ -87,6 +82,21 @@ impl Durable {
         journal.begin_life(&ours, lives + 1, &changes, &begins)?;
         journal.under_way = true;
         Ok((journal, ours, Remembered { lives, past: begins.into_past(), changed }))
+    }
+
+    /// A journal that is begun beside a checkpoint says so to those who audit it.
+    pub fn begin_beside(&mut self, checkpoint: Step) -> Result<(), JournalError> {
+        let change = Change {
+            step: checkpoint,
+            key: "coordinator/journal.redb".into(),
+            from: "one that is gone or cannot be read".into(),
+            to: "a new one, which has no record of the steps before".into(),
+        };
+        let changes = json(&[change]);
+        self.write(|write| {
+            write.open_table(FACTS)?.insert("changes", changes.as_str())?;
+            Ok(())
+        })
     }
 
     /// Waits for room on its disk until `stop` is cancelled, and no longer.
@@ -135,7 +145,7 @@ impl Durable {
         loop {
             match self.write_once(&body) {
                 Ok(()) => {
-                    wait.is_over(&self.directory);
+                    wait.is_over(&self.place);
                     return Ok(());
                 }
                 Err(error) if self.under_way && room::is_missing(&error) => {}
@@ -145,10 +155,10 @@ impl Durable {
             self.store.replace(None);
             while !self.store.is_open() {
                 if self.stop.is_cancelled() {
-                    return Err(JournalError::Stopped { directory: self.directory.clone() });
+                    return Err(JournalError::Stopped { directory: self.place.directory.clone() });
                 }
-                wait.pause(&self.directory);
-                self.store.replace(room::open_again(&self.directory)?);
+                wait.pause(&self.place);
+                self.store.replace(room::open_again(&self.place)?);
             }
         }
     }
@@ -165,7 +175,7 @@ impl Durable {
     }
 
     fn failed(&self, action: &'static str, error: impl std::fmt::Display) -> JournalError {
-        JournalError::Store { action, directory: self.directory.clone(), reason: error.to_string() }
+        JournalError::Store { action, directory: self.place.directory.clone(), reason: error.to_string() }
     }
 }
 
@@ -198,12 +208,14 @@ impl Journal for Durable {
     }
 
     fn reader(&self) -> Box<dyn JournalReader> {
-        Box::new(DurableReader { store: self.store.clone(), directory: self.directory.clone() })
+        Box::new(DurableReader { store: self.store.clone(), directory: self.place.directory.clone() })
     }
 
     fn copy_for(&self, checkpoint: Step) -> Result<(), JournalError> {
         match self.copies {
-            true => copies::make(&self.directory, checkpoint).map_err(|error| self.failed("copy", error)),
+            true => {
+                copies::make(&self.place.directory, checkpoint).map_err(|error| self.failed("copy", error))
+            }
             false => Ok(()),
         }
     }
@@ -288,28 +300,25 @@ pub struct Remembered {
 /// Opens the database in a directory, and reads all of it.
 ///
 /// The store may panic over bytes that it has not written; that is damage as well, and not a reason to die.
-pub(super) fn open_whole(directory: &Path) -> Result<(Database, Contents), JournalError> {
-    let path = directory.join(FILE);
+pub(super) fn open_whole(place: &Location) -> Result<(Database, Contents), JournalError> {
+    let directory = place.directory.as_path();
     let store =
         |action, reason: String| JournalError::Store { action, directory: directory.to_path_buf(), reason };
     let opened = catch_unwind(AssertUnwindSafe(|| -> Result<_, JournalError> {
         let repaired = Rc::new(Cell::new(false));
         let seen = repaired.clone();
-        let mut database =
-            rows::store().set_repair_callback(move |_| seen.set(true)).create(&path).map_err(|error| {
-                match error {
-                    DatabaseError::DatabaseAlreadyOpen => {
-                        JournalError::InUse { directory: directory.to_path_buf() }
-                    }
-                    other => store("open", other.to_string()),
-                }
-            })?;
+        let mut settings = rows::store();
+        settings.set_repair_callback(move |_| seen.set(true));
+        let mut database = place.disk.open(&settings).map_err(|error| match error {
+            DatabaseError::DatabaseAlreadyOpen => JournalError::InUse { directory: directory.to_path_buf() },
+            other => store("open", other.to_string()),
+        })?;
         let whole = database.check_integrity().map_err(|error| store("check", error.to_string()))?;
         if !whole || repaired.get() {
             tracing::warn!(
                 target: "coxswain::run",
                 directory = %directory.display(),
-                "the coordinator before this one was killed or crashed: its journal goes on from the last whole record"
+                "the previous coordinator was killed or crashed: its journal continues after the last complete record"
             );
         }
         let read = database.begin_read().map_err(|error| store("read", error.to_string()))?;

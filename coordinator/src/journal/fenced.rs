@@ -3,7 +3,6 @@
 //! A coordinator on a machine that was cut off, or stood still, may wake up after a launcher elsewhere has
 //! started another one. Nothing that it says from then on may count.
 
-use coxswain_identity::claims::Claims;
 use coxswain_proto::ids::Step;
 
 use super::{Journal, JournalError, JournalReader};
@@ -12,18 +11,19 @@ use crate::core::action::Record;
 /// A journal behind a claim to the coordinator's role.
 pub struct Fenced<J> {
     journal: J,
-    claims: Claims,
     number: u64,
+    is_lost: Box<dyn Fn() -> bool + Send>,
 }
 
 impl<J> Fenced<J> {
-    /// Of the coordinator with this claim.
-    pub fn new(journal: J, claims: Claims, number: u64) -> Self {
-        Self { journal, claims, number }
+    /// Of the coordinator with the claim of this number, which asks whether somebody else has the role by
+    /// now.
+    pub fn new(journal: J, number: u64, is_lost: impl Fn() -> bool + Send + 'static) -> Self {
+        Self { journal, number, is_lost: Box::new(is_lost) }
     }
 
     fn check(&self) -> Result<(), JournalError> {
-        match self.claims.is_lost(self.number) {
+        match (self.is_lost)() {
             true => Err(JournalError::Superseded { number: self.number }),
             false => Ok(()),
         }
@@ -54,6 +54,8 @@ impl<J: Journal> Journal for Fenced<J> {
 
 #[cfg(test)]
 mod tests {
+    use coxswain_identity::claims::Claims;
+
     use super::*;
     use crate::journal::Forgetful;
 
@@ -62,7 +64,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let claims = Claims::of_run(dir.path());
         let claim = claims.take("node0:1", "a").unwrap();
-        let mut journal = Fenced::new(Forgetful::default(), claims.clone(), claim.number);
+        let asked = claims.clone();
+        let mut journal =
+            Fenced::new(Forgetful::default(), claim.number, move || asked.is_lost(claim.number));
         journal.append(&[]).unwrap();
         claims.succeed(claim.number, "node1:1", "b").unwrap().unwrap();
         let refused = journal.append(&[]).unwrap_err();

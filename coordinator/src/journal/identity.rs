@@ -89,7 +89,7 @@ pub fn changes(
 pub enum JournalError {
     /// It belongs to another run.
     #[error(
-        "{} {}: {difference}. Give this run another run.output_dir; or to begin anew in this one, remove that directory and set \
+        "{} {}: {difference}. Give this run another run.output_dir; or, to start over in this one, remove that directory and set \
          train.resume=false",
         directory.display(), whose(theirs, ours)
     )]
@@ -104,7 +104,7 @@ pub enum JournalError {
         difference: String,
     },
     /// Another coordinator has it open.
-    #[error("state directory {} is in use: a coordinator of this run is there already; stop it first", directory.display())]
+    #[error("state directory {} is in use: a coordinator of this run is already running; stop it first", directory.display())]
     InUse {
         /// Where it lies.
         directory: PathBuf,
@@ -121,8 +121,7 @@ pub enum JournalError {
     },
     /// A row cannot be what was written.
     #[error(
-        "the journal in {} is damaged: row {row} of table {table}: {reason}. Restore the file from a copy, or give the run another \
-         run.output_dir to begin anew",
+        "the journal in {} is damaged: row {row} of table {table}: {reason}. Restore the file from a copy, or give the run another run.output_dir to start over",
         directory.display()
     )]
     Damaged {
@@ -133,6 +132,14 @@ pub enum JournalError {
         /// Which row.
         row: String,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// The store cannot make anything of it.
+    #[error("the journal in {} is damaged: {reason}", directory.display())]
+    Unreadable {
+        /// Where it lies.
+        directory: PathBuf,
+        /// What the store said.
         reason: String,
     },
     /// A launcher on another machine has started a coordinator in place of this one.
@@ -152,6 +159,13 @@ pub enum JournalError {
     /// The journal's thread has ended.
     #[error("the journal's thread has ended")]
     Gone,
+}
+
+impl JournalError {
+    /// Whether it is the journal that is wrong, and not the disk or another process.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::Unreadable { .. })
+    }
 }
 
 /// Which run's a state directory is that is not ours.

@@ -9,7 +9,9 @@
 
 use std::{fs, io, path::Path, thread, time::Duration};
 
-use super::{JournalError, copies::FILE, durable::open_whole, room};
+use coxswain_proto::in_place;
+
+use super::{JournalError, copies::FILE, disk::Location, durable::open_whole, room};
 
 /// The directory of the copy until it is in its place.
 const COPIES: &str = "inherited";
@@ -21,9 +23,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes over the journal in a state directory, if there is one.
 pub fn inherit(directory: &Path) -> Result<(), JournalError> {
-    let mut wait = room::Wait::default();
-    take_over(directory, || wait.pause(directory))?;
-    wait.is_over(directory);
+    let (mut wait, place) = (room::Wait::default(), Location::from(directory));
+    take_over(directory, copied, || wait.pause(&place))?;
+    wait.is_over(&place);
     Ok(())
 }
 
@@ -32,8 +34,21 @@ pub fn is_half_inherited(directory: &Path) -> bool {
     directory.join(COPIES).exists()
 }
 
-/// Calls `pause` as often as there is no room.
-fn take_over(directory: &Path, mut pause: impl FnMut()) -> Result<(), JournalError> {
+/// Copies a file to a place where none is, or no link is followed.
+fn copied(old: &Path, copy: &Path) -> io::Result<()> {
+    in_place::vacate(copy).and_then(|()| fs::copy(old, copy)).and_then(|_| sync(copy))
+}
+
+fn sync(path: &Path) -> io::Result<()> {
+    fs::File::open(path).and_then(|file| file.sync_all())
+}
+
+/// Copies by `copied`, and calls `pause` as often as there is no room.
+fn take_over(
+    directory: &Path,
+    copied: impl Fn(&Path, &Path) -> io::Result<()>,
+    mut pause: impl FnMut(),
+) -> Result<(), JournalError> {
     let failed = |error: io::Error| JournalError::Store {
         action: "take over",
         directory: directory.to_path_buf(),
@@ -50,12 +65,11 @@ fn take_over(directory: &Path, mut pause: impl FnMut()) -> Result<(), JournalErr
         return Ok(());
     }
     let copy = copies.join(FILE);
-    let sync = |path: &Path| fs::File::open(path).and_then(|file| file.sync_all());
     with_room(&|| fs::create_dir_all(&copies))?;
     for tried in 1.. {
         // Some file systems find only then that there is no room.
-        with_room(&|| fs::copy(&old, &copy).and_then(|_| sync(&copy)))?;
-        match open_whole(&copies) {
+        with_room(&|| copied(&old, &copy))?;
+        match open_whole(&copies.as_path().into()) {
             Ok(_) => break,
             Err(error) if tried == TRIES => return Err(error),
             Err(_) => thread::sleep(PAUSE),
@@ -67,6 +81,8 @@ fn take_over(directory: &Path, mut pause: impl FnMut()) -> Result<(), JournalErr
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use coxswain_proto::run_spec::RunSpec;
 
     use super::*;
@@ -105,18 +121,17 @@ mod tests {
     fn a_disk_without_room_for_the_copy_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         drop(open(dir.path()).unwrap());
-        // What is written there finds no room.
-        let full = dir.path().join(COPIES).join(FILE);
-        fs::create_dir(dir.path().join(COPIES)).unwrap();
-        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
-        let mut waited = 0;
+        let waited = Cell::new(0);
+        let without_room = |old: &Path, copy: &Path| match waited.get() {
+            0 => fs::copy(old, "/dev/full").map(drop),
+            _ => copied(old, copy),
+        };
         let make_room = || {
             assert!(is_half_inherited(dir.path()), "who comes after one that dies now begins again");
-            waited += 1;
-            fs::remove_file(&full).unwrap();
+            waited.set(waited.get() + 1);
         };
-        take_over(dir.path(), make_room).unwrap();
-        assert_eq!(waited, 1);
+        take_over(dir.path(), without_room, make_room).unwrap();
+        assert_eq!(waited.get(), 1);
         assert_eq!(open(dir.path()).unwrap().1, 1, "it goes on");
     }
 

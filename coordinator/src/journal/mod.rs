@@ -7,6 +7,7 @@
 
 mod chronicle;
 pub mod copies;
+mod disk;
 mod durable;
 mod entry;
 mod fenced;
@@ -21,6 +22,7 @@ mod thread;
 
 pub use self::{
     chronicle::{Chronicle, exists, read},
+    disk::{Disk, Location},
     durable::{Durable, Life, Remembered},
     entry::LedgerEntry,
     fenced::Fenced,

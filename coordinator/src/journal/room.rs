@@ -7,14 +7,14 @@
 //!
 //! The store trusts its file no more once a write has failed: it is opened again for every try.
 
-use std::{path::Path, time::Duration};
-
 use redb::{Database, DatabaseError, StorageError};
 
-use super::{JournalError, copies::FILE, rows};
+use super::{
+    JournalError,
+    disk::{LOOK, Location},
+    rows,
+};
 
-/// Between two tries.
-const LOOK: Duration = Duration::from_millis(500);
 /// Tries between two lines that say what is waited for.
 const TOLD_EVERY: u32 = 120;
 
@@ -31,17 +31,17 @@ pub(super) fn is_full(error: &std::io::Error) -> bool {
 }
 
 /// Opens a journal again that was open a moment ago; nothing if there is no room for that either.
-pub(super) fn open_again(directory: &Path) -> Result<Option<Database>, JournalError> {
+pub(super) fn open_again(place: &Location) -> Result<Option<Database>, JournalError> {
     let failed = |error: &dyn std::fmt::Display| JournalError::Store {
         action: "open",
-        directory: directory.to_path_buf(),
+        directory: place.directory.clone(),
         reason: error.to_string(),
     };
-    match rows::store().create(directory.join(FILE)) {
+    match place.disk.open(&rows::store()) {
         Ok(database) => Ok(Some(database)),
         Err(DatabaseError::Storage(StorageError::Io(error))) if is_full(&error) => Ok(None),
         Err(DatabaseError::DatabaseAlreadyOpen) => {
-            Err(JournalError::InUse { directory: directory.to_path_buf() })
+            Err(JournalError::InUse { directory: place.directory.clone() })
         }
         Err(error) => Err(failed(&error)),
     }
@@ -55,25 +55,25 @@ pub(super) struct Wait {
 
 impl Wait {
     /// Waits a moment.
-    pub fn pause(&mut self, directory: &Path) {
+    pub fn pause(&mut self, place: &Location) {
         if self.tries.is_multiple_of(TOLD_EVERY) {
             tracing::error!(
                 target: "coxswain::run",
-                directory = %directory.display(),
-                "the disk is full under the journal in {}, or cannot be written: nothing is recorded and nothing is lost, workers wait; make room there, or mount it to be written, and the run goes on",
-                directory.display()
+                directory = %place.directory.display(),
+                "the disk is full under the journal in {}, or cannot be written: nothing is lost, and workers wait; free space there or remount it writable, and the run continues",
+                place.directory.display()
             );
         }
         self.tries += 1;
-        std::thread::sleep(LOOK);
+        place.disk.wait();
     }
 
     /// There is room again.
-    pub fn is_over(&self, directory: &Path) {
+    pub fn is_over(&self, place: &Location) {
         if self.tries > 0 {
             tracing::warn!(
                 target: "coxswain::run",
-                directory = %directory.display(),
+                directory = %place.directory.display(),
                 "the journal can be written again, after {:.1} s",
                 (LOOK * self.tries).as_secs_f64()
             );

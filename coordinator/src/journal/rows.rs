@@ -62,9 +62,9 @@ pub fn append(write: &WriteTransaction, record: &Record) -> Result<(), redb::Err
         Record::RolledBack(reached) => fact("reached", json(reached)),
         Record::Quarantine(quarantine) => fact("quarantine", json(quarantine)),
         Record::Health(health) => fact("health", json(health)),
-        Record::Node { place, node_id, host } => {
-            let node = PastNode { node_id: node_id.clone(), host: host.clone() };
-            row(NODES, (*place).into(), json(&node))
+        Record::Node { place, node_id, host, version } => {
+            let (node_id, host, version) = (node_id.clone(), host.clone(), version.clone());
+            row(NODES, (*place).into(), json(&PastNode { node_id, host, version }))
         }
         Record::NodeGone { place } => {
             write.open_table(NODES)?.remove(u64::from(*place))?;

@@ -18,7 +18,7 @@ pub fn why(why: &Why) -> String {
         Why::Schedule => "every cached phase has its own".into(),
         Why::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Why::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
-        Why::Unmeasured => "it was not measured how far the old one has drifted".into(),
+        Why::Unmeasured => "the old version's drift was not measured".into(),
         Why::Lost => "the old one's adapter cannot be read any more".into(),
         Why::Asked => "asked for".into(),
     }

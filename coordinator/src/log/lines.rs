@@ -100,13 +100,13 @@ pub fn slow(slow: Option<&Slowness>) -> String {
 
 /// What is told of a slow rank that is replaced: `gives its place to a spare: it is slow, 1.31 times ...`.
 pub fn set_aside(slow: &Slowness) -> String {
-    format!("gives its place to a spare (faults.replace_slow): it takes {slow}")
+    format!("is replaced by a spare (faults.replace_slow): it takes {slow}")
 }
 
 /// What is told of a slot that is not used any more: `is cordoned after 2 hardware faults ...`.
 pub fn cordoned(health: &SlotHealth) -> String {
     format!(
-        "is cordoned after {} hardware faults: no process is started there until its node is launched again; the last one: {}",
+        "is cordoned after {} hardware faults: no process is started there until its node is restarted; the last one: {}",
         health.faults,
         one_line(&health.newest)
     )

@@ -202,7 +202,7 @@ fn checkpoint(entry: &CheckpointEntry) {
             info!(target: "coxswain::save", step, bytes, path, "checkpoint at step {step}: {path}, {size}");
         }
         CheckpointState::Failed => {
-            warn!(target: "coxswain::save", step, path, "checkpoint at step {step} was given up; training goes on");
+            warn!(target: "coxswain::save", step, path, "checkpoint at step {step} was not written; training continues");
         }
     }
 }

@@ -28,10 +28,12 @@ use super::{
     metrics::METRICS,
     readers::{ReadCaller, ReadKind, Readers},
 };
-use crate::pace::Peer;
+use crate::{pace::Peer, standing::Standing};
 
 /// What needs no token.
 const OPEN: &str = "/grpc.health.v1.Health/Check";
+/// Of every version.
+const REFLECTION: &str = "/grpc.reflection.";
 /// The service of launchers and workers.
 const WORKERS: &str = "/coxswain.v1.Coordinator/";
 /// The service of people, and what in it changes nothing; but for `GetMemory` with `reset`, which asks for
@@ -61,6 +63,15 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// Of a connection on which this was shown.
+    fn standing(&self) -> Standing {
+        let may = |wanted| self.scopes.iter().any(|scope| scope.grants(wanted));
+        match may(Scope::Worker) || may(Scope::Control) {
+            true => Standing::Member,
+            false => Standing::Reader,
+        }
+    }
+
     /// Whether it grants `wanted`; if not, what to do.
     pub fn require(&self, wanted: Scope, call: &str) -> Result<(), Status> {
         match &self.scopes[..] {
@@ -86,8 +97,8 @@ struct Shown<'a> {
 
 impl Guard {
     /// A guard that knows these tokens.
-    pub fn new(tokens: Option<Tokens>) -> Self {
-        Self { tokens, readers: Readers::default(), names: RandomState::new() }
+    pub fn new(tokens: Option<Tokens>, readers: Readers) -> Self {
+        Self { tokens, readers, names: RandomState::new() }
     }
 
     /// What a caller may do who may make this call; if it may not, what to do.
@@ -139,7 +150,8 @@ fn wanted(path: &str) -> Scope {
 fn read_kind(path: &str) -> Option<ReadKind> {
     match path.strip_prefix(PEOPLE) {
         Some(call) => LOOKS.iter().find(|(look, _)| *look == call).map(|(_, kind)| *kind),
-        None if path == METRICS => Some(ReadKind::Look),
+        // A conversation that ends, for a tool that wants to know the services.
+        None if path == METRICS || path.starts_with(REFLECTION) => Some(ReadKind::Look),
         None => (path.starts_with("/grpc.") && path != OPEN).then_some(ReadKind::Watch),
     }
 }
@@ -150,7 +162,11 @@ pub async fn guarded(State(guard): State<Guard>, mut request: Request, next: Nex
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let path = request.uri().path();
     let shown = Shown { path, authorization, caller: peer.as_ref().map(|peer| &peer.caller) };
-    match guard.admit(shown) {
+    let admitted = guard.admit(shown);
+    if let (Ok(grant), Some(peer), true) = (&admitted, &peer, path != OPEN) {
+        peer.attendance.rise(grant.standing());
+    }
+    match admitted {
         Ok(grant) => match read_kind(path) {
             Some(kind) => {
                 // Who has no token to show is known by the address.
@@ -207,7 +223,7 @@ mod tests {
             (Scope::All, [Ok(()); 4]),
         ] {
             let token = fresh(scope);
-            let guard = Guard::new(Some(Tokens::one(token.clone())));
+            let guard = Guard::new(Some(Tokens::one(token.clone())), Readers::default());
             let paths = [STATUS, STOP, REGISTER, METRICS];
             assert_eq!(paths.map(|path| ask(&guard, path, Some(token.secret()), None)), expected, "{scope}");
             let other = fresh(Scope::All);
@@ -215,7 +231,7 @@ mod tests {
             assert_eq!(paths.map(|path| ask(&guard, path, None, None)), [refused; 4]);
             assert_eq!(ask(&guard, OPEN, None, None), Ok(()));
         }
-        assert_eq!(ask(&Guard::new(None), STOP, None, None), Ok(()));
+        assert_eq!(ask(&Guard::new(None, Readers::default()), STOP, None, None), Ok(()));
     }
 
     #[test]
@@ -237,7 +253,7 @@ mod tests {
     #[test]
     fn a_certificate_grants_what_its_name_does_and_what_comes_in_clear_from_elsewhere_is_not_heard() {
         let token = fresh(Scope::All);
-        let guard = Guard::new(Some(Tokens::one(token.clone())));
+        let guard = Guard::new(Some(Tokens::one(token.clone())), Readers::default());
         let named = Caller { address: None, is_private: true, granted: vec![Scope::Control] };
         assert_eq!(ask(&guard, STOP, None, Some(&named)), Ok(()));
         assert_eq!(ask(&guard, REGISTER, None, Some(&named)), Err(Code::Unauthenticated));

@@ -186,7 +186,7 @@ fn figures<'m>(sheet: &mut Sheet<'_>, metrics: impl Iterator<Item = &'m Metric>)
         let rows = members.into_iter().map(|metric| ([("of", metric.of())], metric.value));
         sheet.family(
             &name,
-            "As the task reports it: of the last step, or of the newest look at held-out samples",
+            "As reported by the task: of the last step, or of the newest evaluation on held-out samples",
             None,
             rows,
         )?;

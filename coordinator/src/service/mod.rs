@@ -9,7 +9,7 @@ mod fields;
 mod metrics;
 mod node;
 mod people;
-mod readers;
+pub mod readers;
 mod records;
 mod shared;
 mod workers;
@@ -32,7 +32,7 @@ use tonic::{
     transport::{Server, server::Router},
 };
 
-use crate::driver::Handle;
+use crate::{driver::Handle, options::ConnectionBounds};
 pub use shared::RunFacts;
 use shared::Service;
 
@@ -44,9 +44,10 @@ pub async fn router(
     handle: Handle,
     facts: RunFacts,
     tokens: Option<&Tokens>,
+    bounds: ConnectionBounds,
 ) -> Result<Router, ReflectionError> {
     let service = Service { handle, facts: Arc::new(facts) };
-    let guard = auth::Guard::new(tokens.cloned());
+    let guard = auth::Guard::new(tokens.cloned(), readers::Readers::with(bounds.read));
     let workers = CoordinatorServer::new(service.clone())
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -54,6 +55,7 @@ pub async fn router(
         .max_decoding_message_size(MAX_CONTROL_REQUEST)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (reporter, health) = tonic_health::server::health_reporter();
+    let health = health.max_decoding_message_size(MAX_CONTROL_REQUEST);
     reporter.set_serving::<CoordinatorServer<Service>>().await;
     reporter.set_serving::<ControlServer<Service>>().await;
     let descriptors = || {
@@ -64,8 +66,8 @@ pub async fn router(
     let routes = Routes::new(workers)
         .add_service(people)
         .add_service(health)
-        .add_service(descriptors().build_v1()?)
-        .add_service(descriptors().build_v1alpha()?)
+        .add_service(descriptors().build_v1()?.max_decoding_message_size(MAX_CONTROL_REQUEST))
+        .add_service(descriptors().build_v1alpha()?.max_decoding_message_size(MAX_CONTROL_REQUEST))
         .into_axum_router()
         .route(metrics::METRICS, axum::routing::get(metrics::scrape).with_state(service))
         .fallback(unknown)

@@ -3,9 +3,9 @@
 //!
 //! | what is read | at once |
 //! |---|---|
-//! | status, memory, metrics | `MAX_READS` |
+//! | status, memory, metrics, reflection | `MAX_READS` |
 //! | ledger, history | `MAX_RECORD_READS` |
-//! | events, reflection, health's `Watch` | `MAX_WATCHERS`; launchers are let in all the same |
+//! | events, health's `Watch` | `MAX_WATCHERS`; launchers are let in all the same |
 //!
 //! What a caller's reads take of a processor is measured while they are answered, and rationed.
 
@@ -26,7 +26,10 @@ use axum::{
 };
 use coxswain_proto::{
     calls::PUSHBACK,
-    limits::{MAX_READS, MAX_READS_OF_CONNECTION, MAX_RECORD_READS, MAX_WATCHERS, READ_PAUSE, READ_TIMEOUT},
+    limits::{
+        MAX_READS, MAX_READS_OF_CONNECTION, MAX_RECORD_READS, MAX_WATCHERS, NO_ROOM_PAUSE, READ_PAUSE,
+        READ_TIMEOUT,
+    },
 };
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
@@ -36,8 +39,6 @@ use crate::{clock, pace::Peer, ration::Ration};
 
 /// Callers of whom something is remembered, before those of whom nothing needs to be are forgotten.
 const CALLERS: usize = 256;
-/// Between two lines of the log about readers that are refused.
-const LINE_PAUSE: Duration = Duration::from_secs(60);
 /// An answer is handed to its connection in pieces of so many bytes at most: what the other side does not
 /// take stays with its place, and is not copied.
 const PIECE: usize = 16 << 10;
@@ -45,7 +46,7 @@ const PIECE: usize = 16 << 10;
 /// What is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadKind {
-    /// The run at this moment.
+    /// The run at this moment, and what can be asked of it.
     Look,
     /// What the journal has.
     Records,
@@ -76,8 +77,12 @@ pub struct ReadCaller {
 }
 
 /// All who read now. Clones share it.
-#[derive(Clone, Default)]
-pub struct Readers(Arc<Mutex<ReadCounts>>);
+#[derive(Clone)]
+pub struct Readers {
+    counts: Arc<Mutex<ReadCounts>>,
+    /// For the rest of a request, and for its answer to be taken.
+    patience: Duration,
+}
 
 #[derive(Default)]
 struct ReadCounts {
@@ -95,26 +100,37 @@ struct CallerCounts {
 }
 
 /// A place among those who read; given back when it is dropped.
-struct Place {
+pub struct Place {
     readers: Readers,
     kind: ReadKind,
     reader: ReadCaller,
 }
 
+impl Default for Readers {
+    fn default() -> Self {
+        Self::with(READ_TIMEOUT)
+    }
+}
+
 impl Readers {
+    /// Nobody yet.
+    pub fn with(patience: Duration) -> Self {
+        Self { counts: Arc::default(), patience }
+    }
+
     /// Answers a read, or refuses it.
     pub async fn serve(&self, kind: ReadKind, reader: ReadCaller, request: Request, next: Next) -> Response {
         let is_metrics = request.uri().path() == super::metrics::METRICS;
-        let place = match self.enter(kind, reader) {
+        let place = match self.enter(clock::monotonic(), kind, reader) {
             Ok(place) => place,
             Err(wait) => return refusal(wait, is_metrics),
         };
         let mut answered = Box::pin(next.run(request));
         let answered = std::future::poll_fn(|context| place.measure(|| answered.as_mut().poll(context)));
-        match tokio::time::timeout(READ_TIMEOUT, answered).await {
+        match tokio::time::timeout(self.patience, answered).await {
             Ok(response) => response.map(|body| Body::new(BoundedBody::new(body, place))),
             Err(_) => {
-                let limit = READ_TIMEOUT.as_secs();
+                let limit = self.patience.as_secs();
                 Status::deadline_exceeded(format!("the request was not complete within {limit} s"))
                     .into_http()
             }
@@ -122,8 +138,7 @@ impl Readers {
     }
 
     /// A place, or how long to wait for one.
-    fn enter(&self, kind: ReadKind, reader: ReadCaller) -> Result<Place, Duration> {
-        let now = clock::monotonic();
+    pub fn enter(&self, now: Instant, kind: ReadKind, reader: ReadCaller) -> Result<Place, Duration> {
         let mut counts = self.counts();
         if counts.callers.len() > CALLERS {
             counts.callers.retain(|_, of| of.reads != [0; 3] || !of.ration.is_full(now));
@@ -142,21 +157,21 @@ impl Readers {
         }
         counts.tell(now, &reader);
         if let Some(peer) = &reader.peer {
-            peer.refuse();
+            peer.refuse(now);
         }
         Err(wait.max(READ_PAUSE))
     }
 
     fn counts(&self) -> MutexGuard<'_, ReadCounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ReadCounts {
-    /// ReadCounts a refusal, and says so at most once a minute.
+    /// Counts a refusal, and says so at most once a minute.
     fn tell(&mut self, now: Instant, reader: &ReadCaller) {
         self.refused += 1;
-        if self.told.is_some_and(|told| now.duration_since(told) < LINE_PAUSE) {
+        if self.told.is_some_and(|told| now.duration_since(told) < NO_ROOM_PAUSE) {
             return;
         }
         let address = reader.peer.as_ref().and_then(|peer| peer.caller.address);
@@ -179,17 +194,22 @@ impl CallerCounts {
 }
 
 impl Place {
-    /// Does a part of the work, at the cost of the caller's ration; events are at no launcher's cost.
+    /// Does a part of the work, at the cost of the caller's ration.
     fn measure<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::monotonic();
         let done = work();
         let now = clock::monotonic();
+        self.spend(now, now.duration_since(began));
+        done
+    }
+
+    /// A part of the work took so long; events are at no launcher's cost.
+    pub fn spend(&self, now: Instant, time: Duration) {
         if !(self.kind == ReadKind::Watch && self.reader.is_launcher)
             && let Some(caller) = self.readers.counts().callers.get_mut(&self.reader.caller)
         {
-            caller.ration.spend(now, now.duration_since(began));
+            caller.ration.spend(now, time);
         }
-        done
     }
 }
 
@@ -210,7 +230,7 @@ impl Drop for Place {
 /// What is said to a reader that is over a bound: in the words of gRPC, or of HTTP.
 fn refusal(wait: Duration, is_metrics: bool) -> Response {
     let seconds = wait.as_millis().div_ceil(1000);
-    let why = format!("more reads at once than are served to one caller: ask again in {seconds} s");
+    let why = format!("too many concurrent reads from one caller: retry in {seconds} s");
     if is_metrics {
         let headers = [(header::RETRY_AFTER, seconds.to_string())];
         return (StatusCode::TOO_MANY_REQUESTS, headers, format!("{why}\n")).into_response();
@@ -235,7 +255,7 @@ struct BoundedBody {
 impl BoundedBody {
     fn new(body: Body, place: Place) -> Self {
         let is_bounded = place.kind != ReadKind::Watch;
-        let deadline = is_bounded.then(|| Box::pin(tokio::time::sleep(READ_TIMEOUT)));
+        let deadline = is_bounded.then(|| Box::pin(tokio::time::sleep(place.readers.patience)));
         Self { body, rest: Bytes::new(), deadline, place }
     }
 
@@ -257,7 +277,7 @@ impl HttpBody for BoundedBody {
         if let Some(deadline) = &mut this.deadline
             && deadline.as_mut().poll(context).is_ready()
         {
-            return Poll::Ready(Some(Err(axum::Error::new("the answer was not taken in time"))));
+            return Poll::Ready(Some(Err(axum::Error::new("the client did not read the answer in time"))));
         }
         if !this.rest.is_empty() {
             return Poll::Ready(Some(Ok(this.piece())));
@@ -285,15 +305,20 @@ mod tests {
     use coxswain_identity::Caller;
 
     use super::*;
+    use crate::standing::Standings;
 
     fn reader(caller: u64, is_launcher: bool) -> ReadCaller {
         let from = Caller { address: None, is_private: true, granted: Vec::new() };
-        ReadCaller { caller, is_launcher, peer: Some(Arc::new(Peer::new(from))) }
+        ReadCaller {
+            caller,
+            is_launcher,
+            peer: Some(Arc::new(Peer::new(from, Standings::default().enter()))),
+        }
     }
 
     /// As many places as one gets, each on a connection of its own unless `peer` is one.
     fn all_of(readers: &Readers, kind: ReadKind, of: impl Fn() -> ReadCaller) -> Vec<Place> {
-        std::iter::from_fn(|| readers.enter(kind, of()).ok()).take(1000).collect()
+        std::iter::from_fn(|| readers.enter(clock::monotonic(), kind, of()).ok()).take(1000).collect()
     }
 
     #[test]
@@ -315,8 +340,11 @@ mod tests {
     fn a_connection_has_so_many_and_is_read_slowly_once_it_was_refused() {
         let (readers, one) = (Readers::default(), reader(1, false));
         assert_eq!(all_of(&readers, ReadKind::Watch, || one.clone()).len(), MAX_READS_OF_CONNECTION);
-        assert!(one.peer.is_some_and(|peer| peer.was_refused()));
-        assert!(!reader(1, false).peer.is_some_and(|peer| peer.was_refused()), "another one is not");
+        assert!(one.peer.is_some_and(|peer| peer.was_refused(clock::monotonic())));
+        assert!(
+            !reader(1, false).peer.is_some_and(|peer| peer.was_refused(clock::monotonic())),
+            "another one is not"
+        );
     }
 
     #[test]
@@ -329,13 +357,21 @@ mod tests {
     #[test]
     fn a_ration_that_is_used_up_says_how_long_to_wait() {
         let readers = Readers::default();
-        let Ok(place) = readers.enter(ReadKind::Look, reader(1, false)) else { panic!("there is room") };
+        let Ok(place) = readers.enter(clock::monotonic(), ReadKind::Look, reader(1, false)) else {
+            panic!("there is room")
+        };
         let (now, much) = (clock::monotonic(), Duration::from_secs(3));
         readers.counts().callers.get_mut(&1).expect("it reads").ration.spend(now, much);
         drop(place);
-        let wait = readers.enter(ReadKind::Look, reader(1, false)).err().expect("it has used too much");
+        let wait = readers
+            .enter(clock::monotonic(), ReadKind::Look, reader(1, false))
+            .err()
+            .expect("it has used too much");
         assert!(wait > Duration::from_secs(15), "{wait:?}");
-        assert!(readers.enter(ReadKind::Look, reader(2, false)).is_ok(), "others have their own");
+        assert!(
+            readers.enter(clock::monotonic(), ReadKind::Look, reader(2, false)).is_ok(),
+            "others have their own"
+        );
         let refused = refusal(wait, false);
         assert!(refused.headers().contains_key("retry-after"));
         assert_eq!(refusal(wait, true).status(), StatusCode::TOO_MANY_REQUESTS);

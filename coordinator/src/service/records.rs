@@ -26,9 +26,14 @@ pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerRespon
         cache_hits: entry.cache_hits,
         cache_misses: entry.cache_misses,
         skipped: entry.skipped.as_ref().map(Into::into),
-        ranks: (0..entry.world)
+        // Of a step that a checkpoint alone has proved nobody knows the ranks: one stands for all.
+        ranks: (0..entry.world.max(1))
             .map(|rank| {
-                let consumed = plan::without(entry.of_rank(Rank(rank)), &entry.left_out);
+                let own = match entry.world {
+                    0 => entry.positions.clone(),
+                    _ => entry.of_rank(Rank(rank)),
+                };
+                let consumed = plan::without(own, &entry.left_out);
                 let samples = consumed.iter().map(|of| v1::SampleRange { begin: of.start, end: of.end });
                 v1::RankSamples { rank, samples: samples.collect() }
             })
@@ -81,5 +86,20 @@ fn state_source(source: StateSource) -> v1::StateSource {
         StateSource::Carried => v1::StateSource::Carried,
         StateSource::Replica => v1::StateSource::Replica,
         StateSource::Checkpoint => v1::StateSource::Checkpoint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_a_checkpoint_alone_has_proved_has_all_its_samples() {
+        let row = serde_json::json!({"step": 3, "epoch": 0, "generation": 1, "world": 0, "loss": 0.5,
+            "positions": {"start": 8, "end": 12}, "left_out": [{"start": 9, "end": 10}]});
+        let page = ledger(&[serde_json::from_value(row).unwrap()], None);
+        let [all] = &page.steps[0].ranks[..] else { panic!("{page:?}") };
+        let samples: Vec<_> = all.samples.iter().map(|range| (range.begin, range.end)).collect();
+        assert_eq!((page.steps[0].world_size, samples), (0, vec![(8, 9), (10, 12)]));
     }
 }

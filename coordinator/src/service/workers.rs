@@ -26,7 +26,13 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Coordinator for Service {
     async fn join_node(&self, request: Request<v1::JoinNodeRequest>) -> Answer<v1::JoinNodeResponse> {
-        match self.handle.ask(request.into_inner().try_into()?).await? {
+        let mut request = request.into_inner();
+        let spec = request.spec.take();
+        let ask = Ask::try_from(request)?;
+        if let (Ask::JoinNode(claim), Some(theirs)) = (&ask, &spec) {
+            self.must_be_ours(theirs, &claim.host)?;
+        }
+        match self.handle.ask(ask).await? {
             Reply::Placed { node_rank, first } => Ok(Response::new(v1::JoinNodeResponse {
                 node_rank,
                 first_rank: first.0,

@@ -18,7 +18,7 @@ use tonic::{Status, Streaming, transport::Channel};
 
 pub const SAMPLES: u64 = 30;
 /// A test that waits longer than this is broken.
-const TEST_LIMIT: Duration = Duration::from_secs(30);
+pub const TEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// A run of `steps` steps that writes below `directory`.
 pub fn spec(directory: &Path, steps: u64) -> RunSpec {

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use coxswain_coordinator::{
-    JournalError, Options, ServeError, StartError,
+    JournalError, Opening, Options, ServeError, StartError,
     journal::{self, Chronicle},
 };
 use coxswain_proto::{
@@ -332,6 +332,43 @@ async fn a_garbled_journal_is_refused() {
     fs::write(directory.path().join("state/journal.redb"), "not a database").unwrap();
     let error = refused(journaled(directory.path())).await;
     assert!(error.to_string().starts_with("cannot open the journal in "), "{error}");
+}
+
+#[tokio::test]
+async fn a_run_goes_on_without_a_journal_that_cannot_be_read_when_asked_to_and_its_new_one_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let (spec, state) = (spec(directory.path(), 100), directory.path().join("out/coordinator"));
+    let launched = || Options { state_dir: Some(state.clone()), ..options(spec.clone(), 1) };
+    fs::create_dir_all(&state).unwrap();
+    fs::write(state.join("journal.redb"), "not a database").unwrap();
+    let refused = |new_journal| Opening::read(&spec, new_journal).unwrap_err().to_string();
+    let told = refused(false);
+    assert!(told.contains("is damaged") && told.contains("begin with a new one"), "{told}");
+    write_checkpoint(directory.path(), 30, &document::digest(&spec));
+    let told = refused(false);
+    assert!(told.contains("Launch with --new-journal to go on from checkpoints/step-00000030"), "{told}");
+    assert_eq!(fs::read(state.join("journal.redb")).unwrap(), b"not a database", "nothing is changed");
+
+    let kept = Opening::read(&spec, true).unwrap().set_journal_aside().unwrap().unwrap();
+    assert_eq!(fs::read(kept).unwrap(), b"not a database");
+    let sandbox = Sandbox::start(launched()).await;
+    assert_eq!(sandbox.worker(0).await.begin().await, 30);
+    sandbox.shut_down().await.unwrap();
+    let told = refused(true);
+    assert!(told.contains("start again without --new-journal"), "{told}");
+    let message = |records: &Chronicle| {
+        let changes = &records.history.changes;
+        changes.iter().map(|change| (change.step.0, change.key.clone())).collect::<Vec<_>>()
+    };
+    let changes = message(&journal::read(&state).unwrap());
+    assert_eq!(changes, [(30, "coordinator/journal.redb".to_owned())]);
+
+    // One that is gone says so, too; and one that is there says no more.
+    Sandbox::start(launched()).await.shut_down_when_ready().await;
+    assert_eq!(message(&journal::read(&state).unwrap()), changes);
+    fs::remove_file(state.join("journal.redb")).unwrap();
+    Sandbox::start(launched()).await.shut_down_when_ready().await;
+    assert_eq!(message(&journal::read(&state).unwrap()), changes);
 }
 
 #[tokio::test]

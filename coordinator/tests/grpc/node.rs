@@ -3,6 +3,7 @@
 use coxswain_coordinator::Outcome;
 use coxswain_proto::{
     VERSION,
+    run_spec::RunSpec,
     v1::{self, directive::Kind, rank_call},
 };
 use tokio::sync::mpsc;
@@ -206,4 +207,26 @@ async fn a_worker_whose_line_is_closed_is_lost_and_so_are_all_when_the_stream_en
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 1]);
     sandbox.shut_down().await.expect("it ends in order");
+}
+
+#[tokio::test]
+async fn a_launcher_that_was_asked_for_another_run_is_refused_with_the_keys_that_differ() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let sandbox = Sandbox::start(options(spec(dir.path(), 4), 2)).await;
+    let join = |asked_for: &RunSpec| v1::JoinNodeRequest {
+        version: VERSION.into(),
+        node_id: NODE.into(),
+        host: "node-b".into(),
+        local_world_size: 2,
+        spec: Some(v1::RunSpecDocument::from(asked_for)),
+        ..Default::default()
+    };
+    let mut other = spec(dir.path(), 4);
+    other.run.seed = 8;
+    let refused = sandbox.workers().await.join_node(join(&other)).await.expect_err("another run");
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("run.seed (7 there, 8 here)"), "{}", refused.message());
+    // It may be longer, and the refused one has taken no place.
+    let longer = spec(dir.path(), 9);
+    sandbox.workers().await.join_node(join(&longer)).await.expect("the same run");
 }

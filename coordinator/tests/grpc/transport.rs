@@ -1,16 +1,30 @@
 //! Reflection, health, tokens: what tools see before they know the protocol.
 
-use coxswain_coordinator::ServeError;
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Bytes;
+use coxswain_coordinator::{ConnectionBounds, ServeError};
+use coxswain_identity::Credentials;
 use coxswain_proto::{
     calls,
     limits::{MAX_CONTROL_REQUEST, MAX_READS_OF_CONNECTION, MAX_STREAMS},
-    v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient},
+    v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient, directive::Kind},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
+    task::JoinSet,
 };
-use tonic::Code;
+use tonic::{
+    Code,
+    codegen::{Service as _, http},
+    transport::Channel,
+};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -19,7 +33,7 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-use crate::harness::{Sandbox, Scope, guarded, options, register, spec};
+use crate::harness::{Sandbox, Scope, TEST_LIMIT, guarded, options, register, spec};
 
 #[tokio::test]
 async fn reflection_lists_both_services_and_describes_them() {
@@ -208,4 +222,143 @@ async fn a_world_of_nobody_is_refused() {
     let options = options(spec(directory.path(), 10), 0);
     let refused = coxswain_coordinator::serve(listener, options, std::future::pending()).await;
     assert!(matches!(refused, Err(ServeError::World { .. })), "{refused:?}");
+}
+
+/// A coordinator for `most` connections, one of each kind of caller, and idle connections without a word.
+async fn crowded(most: usize, first_call: Duration) -> (Sandbox, [Credentials; 2], tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let scopes = [Scope::Read, Scope::Worker];
+    let (mut options, credentials) = guarded(options(spec(directory.path(), 10), 1), &scopes);
+    options.connections = ConnectionBounds { most, first_call, ..Default::default() };
+    // No worker here says that it lives.
+    (options.patience.silence, options.patience.hang) = (TEST_LIMIT, TEST_LIMIT);
+    let [read, worker] = credentials.try_into().ok().expect("as many as scopes");
+    (Sandbox::start(options).await, [read, worker], directory)
+}
+
+#[tokio::test]
+async fn idle_connections_keep_no_worker_out_and_one_that_works_stays() {
+    const MOST: usize = 8;
+    let (sandbox, [read, worker], _directory) = crowded(MOST, Duration::from_secs(600)).await;
+    let address = sandbox.endpoint.strip_prefix("http://").unwrap();
+    let shown = worker.for_scope(Scope::Worker);
+    let mut first = CoordinatorClient::with_interceptor(sandbox.channel().await, shown.clone());
+    let worker_id = first.register(register(0)).await.unwrap().into_inner().worker_id;
+    let incarnation = register(0).incarnation;
+    let follow = v1::FollowRequest { worker_id, incarnation: incarnation.clone() };
+    let mut line = first.follow(follow).await.unwrap().into_inner();
+    let mut idle = Vec::new();
+    for _ in 0..2 * MOST {
+        idle.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    let mut readers = Vec::new();
+    for _ in 0..2 * MOST {
+        let mut people =
+            ControlClient::with_interceptor(sandbox.channel().await, read.for_scope(Scope::Read));
+        readers.push((people.watch(v1::WatchRequest {}).await, people));
+    }
+    let mut successor = CoordinatorClient::with_interceptor(sandbox.channel().await, shown);
+    let beat = v1::HeartbeatRequest {
+        worker_id,
+        incarnation: incarnation.clone(),
+        phase: v1::WorkerPhase::Loading.into(),
+        ..Default::default()
+    };
+    assert!(successor.heartbeat(beat).await.expect("it comes in").into_inner().known);
+    for mut stranger in idle {
+        let ended = tokio::time::timeout(TEST_LIMIT, stranger.read(&mut [0])).await.expect("it made room");
+        assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    }
+    let ready = v1::ReadyRequest { worker_id, incarnation, ..Default::default() };
+    first.ready(ready).await.unwrap();
+    let told = line.message().await.expect("the line that it had").and_then(|told| told.kind);
+    assert!(matches!(told, Some(Kind::Assignment(_))), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_connection_without_a_call_is_closed_in_time() {
+    let (sandbox, [read, _], _directory) = crowded(64, Duration::from_millis(500)).await;
+    let address = sandbox.endpoint.strip_prefix("http://").unwrap();
+    let mut people = ControlClient::with_interceptor(sandbox.channel().await, read.for_scope(Scope::Read));
+    let mut watched = people.watch(v1::WatchRequest {}).await.unwrap().into_inner();
+    let mut silent = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut refused = sandbox.people().await;
+    let status = refused.get_status(v1::GetStatusRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    let ended = tokio::time::timeout(TEST_LIMIT, silent.read(&mut [0])).await.expect("it is closed");
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    // Who has made a call is there for longer, on the same connection.
+    people.get_status(v1::GetStatusRequest {}).await.unwrap();
+    tokio::select! {
+        biased;
+        news = watched.message() => assert!(matches!(news, Ok(Some(_))), "{news:?}"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+#[tokio::test]
+async fn a_request_to_describe_the_services_is_short() {
+    let directory = tempfile::tempdir().unwrap();
+    let sandbox = Sandbox::start(options(spec(directory.path(), 10), 1)).await;
+    let mut client = ServerReflectionClient::new(sandbox.channel().await);
+    let host = "!".repeat(MAX_CONTROL_REQUEST + 1);
+    let asked = tokio_stream::iter([ServerReflectionRequest { host, message_request: None }]);
+    // A request that is taken is answered, this one by what it lacks; one that is too long ends the stream.
+    let answer = match client.server_reflection_info(asked).await {
+        Ok(answers) => answers.into_inner().message().await,
+        Err(refused) => Err(refused),
+    };
+    let is_refused = match &answer {
+        Ok(answer) => answer.is_none(),
+        Err(refused) => refused.code() == Code::OutOfRange,
+    };
+    assert!(is_refused, "{answer:?}");
+}
+
+/// A request that says that it is long, and does not come.
+struct Begun(Option<Bytes>);
+
+impl http_body::Body for Begun {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        self.0.take().map_or(Poll::Pending, |head| Poll::Ready(Some(Ok(http_body::Frame::data(head)))))
+    }
+}
+
+async fn begin(mut channel: Channel, path: &str) -> http::Response<tonic::body::Body> {
+    let head = Bytes::from_static(&[0, 0, 0, 0xff, 0xff]);
+    let request = http::Request::post(path).header("content-type", "application/grpc");
+    let request = request.body(tonic::body::Body::new(Begun(Some(head)))).unwrap();
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.unwrap();
+    tokio::time::timeout(TEST_LIMIT, channel.call(request)).await.expect("it is not waited for").unwrap()
+}
+
+#[tokio::test]
+async fn a_read_that_does_not_come_to_its_end_is_given_up_and_its_place_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(spec(directory.path(), 10), 1);
+    options.connections.read = Duration::from_millis(500);
+    let sandbox = Sandbox::start(options).await;
+    for path in ["/coxswain.v1.Control/GetStatus", "/grpc.health.v1.Health/Watch"] {
+        let channel = sandbox.channel().await;
+        let mut begun = JoinSet::new();
+        (0..MAX_READS_OF_CONNECTION).for_each(|_| drop(begun.spawn(begin(channel.clone(), path))));
+        while let Some(answer) = begun.join_next().await {
+            let status = tonic::Status::from_header_map(answer.unwrap().headers());
+            assert_eq!(status.map(|status| status.code()), Some(Code::DeadlineExceeded), "{path}");
+        }
+        let mut people = ControlClient::new(channel);
+        people.get_status(v1::GetStatusRequest {}).await.expect("there are places again");
+    }
+    // This one answers at once, and its answers have an end.
+    let described = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let mut answers = std::pin::pin!(begin(sandbox.channel().await, described).await.into_body());
+    let ended = std::future::poll_fn(|context| http_body::Body::poll_frame(answers.as_mut(), context));
+    let ended = tokio::time::timeout(TEST_LIMIT, ended).await.expect("it is not waited for");
+    assert!(matches!(ended, Some(Err(_))), "{ended:?}");
 }

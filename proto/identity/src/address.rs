@@ -43,6 +43,13 @@ impl Address {
         }
     }
 
+    /// Where a claim says. Another user's may name any port of this machine, where TLS alone tells who
+    /// answers.
+    pub fn of_claim(claim: &Claim, plaintext: bool) -> Self {
+        let found = Self::found(&claim.address, plaintext);
+        if claim.is_ours { found } else { found.encrypted() }
+    }
+
     /// The same place, through TLS on this machine, too.
     pub fn encrypted(self) -> Self {
         Self { encryption: Encryption::Always, ..self }
@@ -129,8 +136,8 @@ impl Whereabouts {
             .claims
             .as_ref()
             .and_then(|(claims, number)| claims.newest_from(*number).filter(|claim| claim.number > *number));
-        let found = |claim: Claim| Address::found(&claim.address, self.first.is_plaintext());
-        newest.map_or_else(|| self.first.clone(), found)
+        newest
+            .map_or_else(|| self.first.clone(), |claim| Address::of_claim(&claim, self.first.is_plaintext()))
     }
 }
 
@@ -160,6 +167,8 @@ impl fmt::Display for Address {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -189,6 +198,25 @@ mod tests {
             "in clear only where the user has said so"
         );
         assert_eq!(Whereabouts::fixed(here.clone()).now(), here);
+    }
+
+    #[test]
+    fn a_claim_of_another_user_is_called_through_tls_on_this_machine_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let claims = Claims::of_run(dir.path());
+        let number = claims.take("127.0.0.1:1", "ours").unwrap().number;
+        let theirs = claims.take("127.0.0.1:2", "theirs").unwrap().number;
+        // Only root can give a file away.
+        let path = claims.directory().join(format!("{theirs:08}"));
+        let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+        if !is_root || std::os::unix::fs::chown(path, Some(1000), None).is_err() {
+            return eprintln!("skipped: a file of another user is made by root alone");
+        }
+        for plaintext in [false, true] {
+            let first = Address::parse("127.0.0.1:1").plaintext(plaintext);
+            let now = Whereabouts::until_moved(first, claims.clone(), number).now();
+            assert_eq!(now.to_string(), "https://127.0.0.1:2");
+        }
     }
 
     #[test]

@@ -14,15 +14,17 @@
 //! other machines after a minute, but a known file as it was last closed (NFS: close-to-open consistency).
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs::{self, OpenOptions},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 
-use coxswain_proto::first;
+use coxswain_proto::{bounded, first, in_place};
+
+use crate::owner::is_ours;
 
 /// Between two beats of a role's holder.
 pub const BEAT: Duration = Duration::from_millis(500);
@@ -30,6 +32,8 @@ pub const BEAT: Duration = Duration::from_millis(500);
 const KEPT: u64 = 16;
 /// Digits of a number in a file's name.
 const DIGITS: usize = 8;
+/// Most bytes of a claim: an address, an id, and a mark of each who has seen its successor.
+const MAX_BYTES: u64 = 1 << 16;
 /// Read by all whom the directory lets in.
 const OPEN: u32 = 0o666;
 /// What a claim says that has a successor.
@@ -50,6 +54,8 @@ pub struct Claim {
     pub address: String,
     /// The id of its launcher.
     pub launcher: String,
+    /// Whether this user, or root, has written it.
+    pub is_ours: bool,
 }
 
 impl Claims {
@@ -108,15 +114,16 @@ impl Claims {
 
     /// Claims the role after the claim of this number; nothing if another launcher has done so.
     pub fn succeed(&self, last: u64, address: &str, launcher: &str) -> io::Result<Option<Claim>> {
-        let claim = Claim { number: last + 1, address: address.to_owned(), launcher: launcher.to_owned() };
-        let content = format!("{address}\n{launcher}\n");
+        let (address, launcher) = (address.to_owned(), launcher.to_owned());
+        let claim = Claim { number: last + 1, address, launcher, is_ours: true };
+        let content = format!("{}\n{}\n", claim.address, claim.launcher);
         // A number below the newest may be free again, and is not to be used twice.
         let made = !self.is_exceeded(claim.number)
             && first::make(&self.path(claim.number), OPEN, content.as_bytes())?;
         // Also for other launchers, which may have died in between.
         let before = self.numbers()?.into_iter().filter(|number| *number <= last);
         for number in before.filter(|number| self.read(*number).is_some_and(|(_, lost)| !lost)) {
-            let mut before = fs::OpenOptions::new().append(true).open(self.path(number))?;
+            let mut before = in_place::open_by(OpenOptions::new().append(true), &self.path(number))?;
             before.write_all(LOST.as_bytes())?;
             before.sync_all()?;
         }
@@ -136,7 +143,7 @@ impl Claims {
         let beating = move || {
             for count in 0_u64.. {
                 // A disk that cannot be written now is tried again.
-                let _ = fs::write(claims.beat_path(number), count.to_string());
+                let _ = beat(&claims.beat_path(number), count);
                 if claims.is_lost(number) {
                     return lost();
                 }
@@ -181,11 +188,14 @@ impl Claims {
 
     /// A claim, and whether it has a successor; nothing if it is not there or not whole.
     fn read(&self, number: u64) -> Option<(Claim, bool)> {
-        let text = fs::read_to_string(self.path(number)).ok()?;
+        let file = bounded::open(&self.path(number)).ok()?;
+        let is_ours = is_ours(&file.metadata().ok()?);
+        let mut text = String::new();
+        file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
         let (address, rest) = text.split_once('\n')?;
         let (launcher, rest) = rest.split_once('\n')?;
-        let claim = Claim { number, address: address.to_owned(), launcher: launcher.to_owned() };
-        Some((claim, !rest.is_empty()))
+        let (address, launcher) = (address.to_owned(), launcher.to_owned());
+        Some((Claim { number, address, launcher, is_ours }, !rest.is_empty()))
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -195,6 +205,12 @@ impl Claims {
     fn beat_path(&self, number: u64) -> PathBuf {
         self.directory.join(format!("{number:0DIGITS$}.beat"))
     }
+}
+
+/// Shows another count. The file stays the same one: a server's clients look at a new one later.
+fn beat(path: &Path, count: u64) -> io::Result<()> {
+    let mut file = in_place::open(path)?;
+    file.set_len(0).and_then(|()| file.write_all(count.to_string().as_bytes()))
 }
 
 /// A role that is held; given up when this is dropped.
@@ -223,7 +239,7 @@ impl Watch {
     /// second. Nothing where no claim is seen.
     pub fn look(&mut self, now: Instant) -> Option<(Claim, Duration)> {
         let claim = self.claims.newest_from(self.number)?;
-        let count = fs::read_to_string(self.claims.beat_path(claim.number)).unwrap_or_default();
+        let count = bounded::read_text(&self.claims.beat_path(claim.number), MAX_BYTES).unwrap_or_default();
         let unchanged =
             self.beat.as_ref().filter(|(known, _)| claim.number == self.number && *known == count);
         let since = unchanged.map_or(now, |(_, since)| *since);
@@ -252,6 +268,19 @@ mod tests {
         let third = claims.take("127.0.0.1:3", "third").unwrap();
         assert!(claims.is_lost(first.number) && !claims.is_lost(third.number));
         assert_eq!(claims.newest_from(first.number), Some(third));
+    }
+
+    #[test]
+    fn neither_a_beat_nor_the_mark_of_a_successor_is_written_through_a_link() {
+        let (dir, claims) = claims();
+        let target = dir.path().join("target");
+        fs::write(&target, "node0:1\na\n").unwrap();
+        for place in [claims.path(1), claims.beat_path(1)] {
+            std::os::unix::fs::symlink(&target, place).unwrap();
+        }
+        assert!(claims.take("node1:1", "b").unwrap_err().to_string().contains("symbolic link"));
+        assert!(beat(&claims.beat_path(1), 1).unwrap_err().to_string().contains("symbolic link"));
+        assert_eq!(fs::read_to_string(target).unwrap(), "node0:1\na\n");
     }
 
     #[test]

@@ -12,11 +12,13 @@ use std::{
     io::{ErrorKind, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use coxswain_proto::{bounded, first};
 
-use crate::{IdentityError, Scope, Token};
+use crate::{IdentityError, Scope, Token, owner::is_ours};
 
 /// Most bytes of a token file.
 const MAX_BYTES: u64 = 1 << 16;
@@ -24,6 +26,8 @@ const MAX_BYTES: u64 = 1 << 16;
 const MAX_LINES: usize = 256;
 /// Read and written by its owner alone.
 const PRIVATE: u32 = 0o600;
+/// How long one line takes to be written, at most.
+const MAKING: Duration = Duration::from_millis(500);
 
 /// What a file grants, and to whom.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +69,7 @@ pub(crate) fn read(path: &Path) -> Result<Granted, IdentityError> {
 
 /// Reads a file of tokens, even one that others may read.
 pub(crate) fn read_open(path: &Path) -> Result<Granted, IdentityError> {
-    parse(path, &bounded::read_text(path, MAX_BYTES).map_err(|error| IdentityError::file(path, error))?)
+    parse(path, &bounded::read_piped_text(path, MAX_BYTES).map_err(|error| IdentityError::file(path, error))?)
 }
 
 fn check_privacy(path: &Path) -> Result<(), IdentityError> {
@@ -74,9 +78,7 @@ fn check_privacy(path: &Path) -> Result<(), IdentityError> {
     if found.mode() & 0o077 != 0 {
         return Err(IdentityError::OpenToOthers { path: path.to_owned(), mode: found.mode() & 0o7777 });
     }
-    // A process's own directory is its user's.
-    let us = fs::metadata("/proc/self").map_err(failed)?.uid();
-    if found.uid() != us && found.uid() != 0 {
+    if !is_ours(&found) {
         return Err(IdentityError::NotOurs { path: path.to_owned(), owner: found.uid() });
     }
     Ok(())
@@ -134,11 +136,24 @@ pub(crate) fn make(path: &Path) -> Result<bool, IdentityError> {
         // Somebody may have read it. Where it cannot be removed, it is read as it is.
         let _ = fs::remove_file(path);
     }
+    // Its maker is at it, or was killed at it.
+    if is_part(path) {
+        thread::sleep(MAKING);
+        if is_part(path) {
+            let _ = fs::remove_file(path);
+        }
+    }
     if !path.exists() {
         let content = format!("{}\n", Token::fresh(Scope::All)?.secret());
         first::make(path, PRIVATE, content.as_bytes()).map_err(|error| IdentityError::file(path, error))?;
     }
     Ok(check_privacy(path).is_ok())
+}
+
+/// Whether it breaks off before its first token ends, as only a file system without links shows it.
+fn is_part(path: &Path) -> bool {
+    let text = bounded::read_text(path, MAX_BYTES);
+    text.is_ok_and(|text| !text.ends_with('\n') && parse(path, &text).is_err())
 }
 
 #[cfg(test)]
@@ -213,6 +228,22 @@ mod tests {
         private(&path, &"#".repeat(1 << 17));
         assert!(read(&path).unwrap_err().to_string().contains("more than 65536 bytes"));
         assert!(read(&dir.path().join("none")).unwrap_err().to_string().contains("No such file"));
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_of_a_fresh_token_is_replaced_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        for part in ["", "cox_all_0123"] {
+            private(&path, part);
+            assert!(make(&path).unwrap());
+            assert_eq!(read(&path).unwrap().tokens.len(), 1, "{part:?}");
+        }
+        for theirs in ["cox_read_0123456789abcdef0123456789abcdef", "# of a person, who is not done\n"] {
+            private(&path, theirs);
+            assert!(make(&path).unwrap());
+            assert_eq!(fs::read_to_string(&path).unwrap(), theirs);
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod door;
 mod error;
 mod file;
 mod names;
+mod owner;
 mod scope;
 mod stream;
 #[cfg(feature = "tls")]
@@ -46,6 +47,7 @@ pub use self::{
     dial::{Credentials, ShowToken, channel, refusal},
     door::{Caller, Door},
     error::IdentityError,
+    owner::is_ours,
     scope::Scope,
     stream::Stream,
     tls::certificate,

@@ -24,6 +24,8 @@ pub const LAYERS: f64 = 256.0;
 pub const RANK: f64 = 4096.0;
 /// Of a rate, a weight or a norm there is no most: how far one may go is for training to find out.
 pub const NO_MOST: f64 = f64::MAX;
+/// As the least of what must be above 0.
+pub const ABOVE_ZERO: f64 = f64::MIN_POSITIVE;
 /// Of a key for draws every number is as good as any other.
 const ANY: f64 = u64::MAX as f64;
 
@@ -47,7 +49,7 @@ pub const ENGINE: &Bounds = &[
     ("train.spike_factor", 1.0, 1e9),
     ("train.skip_steps", 0.0, COUNT),
     ("optimizer.betas", 0.0, 1.0),
-    ("optimizer.eps", 0.0, 1.0),
+    ("optimizer.eps", ABOVE_ZERO, 1.0),
     ("optimizer.weight_decay", 0.0, NO_MOST),
     ("optimizer.clip_norm", 0.0, NO_MOST),
     ("optimizer.warmup_steps", 0.0, COUNT),
@@ -55,7 +57,7 @@ pub const ENGINE: &Bounds = &[
     ("optimizer.decay_steps", 1.0, COUNT),
     ("optimizer.min_lr_ratio", 0.0, 1.0),
     ("optimizer.ema_decay", 0.0, 1.0),
-    ("optimizer.ema_power", 0.0, 1e3),
+    ("optimizer.ema_power", ABOVE_ZERO, 1e3),
     ("optimizer.loss_scale.initial", 1.0, 8.507059173023462e37),
     ("optimizer.loss_scale.growth_interval", 1.0, u32::MAX as f64),
     ("eval.samples", 0.0, COUNT),
@@ -80,10 +82,12 @@ pub const ENGINE: &Bounds = &[
     ("launch.threads_per_worker", 1.0, 1024.0),
 ];
 
-/// As JSON: by key the least and the most, `null` where there is no most. For the reference of keys.
+/// As JSON: by key the least (`above 0` where it must be that) and the most, `null` where there is no most.
+/// For the reference of keys.
 pub fn table(bounds: &Bounds) -> Map<String, Value> {
     let number = |bound: f64| match bound {
         bound if bound >= ANY => Value::Null,
+        ABOVE_ZERO => "above 0".into(),
         whole if whole.fract() == 0.0 => (whole as u64).into(),
         part => part.into(),
     };
@@ -103,7 +107,10 @@ pub(super) fn check(document: &Map<String, Value>, bounds: &Bounds, findings: &m
             above.is_none(),
             key,
             format_args!("must be at most {most}, is {}", above.unwrap_or(&Value::Null)),
-            &format!("give a number from {least} to {most}"),
+            &match *least {
+                ABOVE_ZERO => format!("give a number above 0, at most {most}"),
+                least => format!("give a number from {least} to {most}"),
+            },
         );
     }
 }

@@ -14,7 +14,8 @@ use serde::{
 use super::{
     error::{ConfigError, Place, Problem},
     keys::{self, join},
-    scalar::{boolean, boolean_meant, float, whole_number_meant},
+    overrides,
+    scalar::{self, boolean, boolean_meant, float, octal_elsewhere, whole_number_meant},
     tree::{MapKey, Node, Value},
 };
 
@@ -150,12 +151,40 @@ impl<'a> Reader<'a> {
         de::Error::custom(format!("expected {expected}, found {found}"))
     }
 
+    /// A map or a list in an override may be text that is not quoted.
+    fn text_mismatch(&self) -> ReadError {
+        let mut error = self.mismatch("text");
+        if let Place::Override(given) = &self.node.place
+            && !self.node.is_null()
+        {
+            error.0.help = overrides::quoted(given, &self.path);
+        }
+        error
+    }
+
+    /// One value where a list of such is expected.
+    fn list_mismatch(&self) -> ReadError {
+        let mut error = self.mismatch("a list");
+        if let Value::Scalar { text, .. } = &self.node.value
+            && !self.node.is_null()
+        {
+            error.0.help = Some(format!("write `[{}]`", scalar::in_list(text)));
+        }
+        error
+    }
+
     fn whole<T: TryFrom<i128>>(&self, low: i128, high: i128) -> Result<T, ReadError> {
         let expected = || match (low, high) {
             (0, high) if high >= i128::from(u32::MAX) => self.mismatch("a whole number of at least 0"),
             _ => self.mismatch(&format!("a whole number from {low} to {high}")),
         };
         let text = self.plain().ok_or_else(expected)?;
+        if let Some((octal, decimal)) = octal_elsewhere(text) {
+            let choice = format!(
+                "a whole number without leading zeros (`{decimal}`, or `{octal}` if octal was meant)"
+            );
+            return Err(self.mismatch(&choice));
+        }
         let number: i128 = text.parse().map_err(|_| match whole_number_meant(text) {
             Some(meant) => self.mismatch(&format!("a whole number in digits (`{meant}`)")),
             None => expected(),
@@ -239,7 +268,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.node.value {
             Value::Scalar { text, .. } if !self.node.is_null() => visitor.visit_borrowed_str(text),
-            _ => Err(self.mismatch("text")),
+            _ => Err(self.text_mismatch()),
         }
     }
 
@@ -254,7 +283,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.node.value {
             Value::List(items) => visitor.visit_seq(Items { reader: &self, items: items.iter().enumerate() }),
-            _ => Err(self.mismatch("a list")),
+            _ => Err(self.list_mismatch()),
         }
     }
 

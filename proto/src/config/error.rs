@@ -2,6 +2,11 @@
 
 use std::{fmt, io, sync::Arc};
 
+/// Most problems that are told: a list that is wrong in each of its items has as many.
+const MAX_TOLD: usize = 64;
+/// Characters of an override that are told.
+const LONGEST_OVERRIDE: usize = 200;
+
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -22,7 +27,10 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { name, line, column } => write!(f, "{name}:{line}:{column}"),
-            Self::Override(text) => write!(f, "override `{text}`"),
+            Self::Override(text) => match text.char_indices().nth(LONGEST_OVERRIDE) {
+                Some((end, _)) => write!(f, "override `{}...`", &text[..end]),
+                None => write!(f, "override `{text}`"),
+            },
         }
     }
 }
@@ -111,5 +119,8 @@ impl ConfigError {
 }
 
 fn listed(problems: &[Problem]) -> String {
-    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    let mut told: Vec<_> = problems.iter().take(MAX_TOLD).map(Problem::to_string).collect();
+    let more = problems.len().saturating_sub(MAX_TOLD);
+    told.extend((more > 0).then(|| format!("and {more} more problems")));
+    told.join("\n")
 }

@@ -37,7 +37,7 @@ impl Findings {
             holds && value.is_finite(),
             path,
             format_args!("must be a finite number {range}, is {value}"),
-            "correct it",
+            "write a number in that range",
         );
     }
 

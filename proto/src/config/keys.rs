@@ -40,6 +40,13 @@ pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[Str
     if let Some(path) = known.iter().find(last).or_else(|| known.iter().find(within)) {
         return format!("did you mean `{path}`?");
     }
+    let is_or_holds = |path: &String, ours: &str| {
+        path.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    if let Some(ours) = of_other_trainers(key).filter(|ours| known.iter().any(|path| is_or_holds(path, ours)))
+    {
+        return format!("did you mean `{ours}`?");
+    }
     if let Some(near) = closest(key, fields.iter().copied()) {
         return format!("did you mean `{}`?", join(section, near));
     }
@@ -48,6 +55,35 @@ pub(super) fn suggestion(section: &str, key: &str, fields: &[&str], known: &[Str
         "" => format!("the sections are {names}"),
         _ => format!("keys of `{section}` are {names}"),
     }
+}
+
+/// What PEFT, LeRobot and Transformers' `TrainingArguments` call by another name, and what people give
+/// without its section.
+pub fn of_other_trainers(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "learning_rate" | "lr" => "optimizer.lr",
+        "batch_size" | "train_batch_size" | "global_batch" => "train.global_batch",
+        "micro_batch" => "train.micro_batch",
+        "per_device_train_batch_size" | "micro_batch_size" | "per_device_batch_size" => "train.micro_batch",
+        "gradient_accumulation_steps" => "train.global_batch",
+        "max_steps" | "num_steps" | "steps" => "train.steps",
+        "num_train_epochs" | "num_epochs" | "epochs" => "train.epochs",
+        "save_steps" | "save_freq" => "train.checkpoint_every",
+        "save_total_limit" => "train.keep_checkpoints",
+        "logging_steps" | "log_freq" => "train.log_every",
+        "gradient_checkpointing" => "train.recompute",
+        "max_grad_norm" | "grad_clip_norm" => "optimizer.clip_norm",
+        "lr_scheduler_type" => "optimizer.schedule",
+        "eval_steps" | "eval_freq" => "eval.every",
+        "num_workers" | "dataloader_num_workers" => "data.threads",
+        "model_name_or_path" | "pretrained_model_name_or_path" | "pretrained_path" => "model.path",
+        "repo_id" | "dataset_path" => "data.path",
+        "chunk_size" => "data.horizon",
+        "r" | "lora_r" | "lora_rank" => "lora.rank",
+        "lora_alpha" => "lora.alpha",
+        "lora_dropout" => "lora.dropout",
+        _ => return None,
+    })
 }
 
 /// The name of a type of numbers that people abbreviate.

@@ -32,6 +32,7 @@ use self::{de::UnknownKey, task::has, tree::Node};
 pub use self::{
     error::{ConfigError, Place, Problem},
     findings::Findings,
+    keys::of_other_trainers,
     task::{SettingsError, TaskSchema, TaskSettings, Tasks},
 };
 use crate::{
@@ -63,7 +64,7 @@ impl RunSpec {
     /// over it, and checks the result. The override `section=NAME` chooses the section.
     pub fn load(path: &Path, overrides: &[String], tasks: Tasks) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
-        let text = bounded::read_text(path, MAX_CONFIG_BYTES).map_err(|error| match error.kind() {
+        let text = bounded::read_piped_text(path, MAX_CONFIG_BYTES).map_err(|error| match error.kind() {
             ErrorKind::FileTooLarge => ConfigError::TooLarge { file: name.clone(), limit: MAX_CONFIG_BYTES },
             _ => ConfigError::Unreadable { file: name.clone(), source: error },
         })?;
@@ -78,6 +79,12 @@ impl RunSpec {
         tasks: Tasks,
     ) -> Result<Self, ConfigError> {
         let mut root = tree::parse(text, source_name)?;
+        if !matches!(root.value, tree::Value::Map(_)) {
+            let problem = Problem::new("", "is not a map of keys, as a run file is").at(&root.place);
+            return Err(ConfigError::one(
+                problem.help("`cox init` writes one, and docs/reference/run-file.md lists the keys"),
+            ));
+        }
         let (choices, changes): (Vec<_>, Vec<_>) =
             overrides.iter().partition(|given| sections::is_choice(given));
         choices.iter().try_for_each(|given| overrides::apply(&mut root, given))?;

@@ -1,13 +1,14 @@
 //! Dotted overrides: `optimizer.lr.lora=1e-4`, `data.cameras=[front, wrist]`, `cache.dir=` (nothing).
 //!
-//! The value is YAML, so lists and maps are written in flow style. Maps on the way that the file does not
-//! have are made; a scalar on the way (`train.recompute.every=2` over `recompute: full`) gives way to a map.
-//! Lists are replaced as a whole.
+//! The value is YAML, so lists and maps are written in flow style; a text with ` #` in it is taken whole.
+//! Maps on the way that the file does not have are made; a scalar on the way (`train.recompute.every=2` over
+//! `recompute: full`) gives way to a map. Lists are replaced as a whole.
 
 use std::sync::Arc;
 
 use super::{
     error::{ConfigError, Place, Problem},
+    scalar,
     tree::{MapKey, Node, Value, parse_override},
 };
 use crate::limits::MAX_CONFIG_DEPTH;
@@ -30,8 +31,35 @@ pub(super) fn apply(root: &mut Node, given: &str) -> Result<(), ConfigError> {
     if parts.len() > MAX_CONFIG_DEPTH {
         return Err(refuse(&format!("the key has more than {MAX_CONFIG_DEPTH} parts")));
     }
-    let value = parse_override(text.trim(), &place)?;
+    let text = text.trim();
+    let value = match is_literal(text) {
+        true => Node { place: place.clone(), value: Value::Scalar { text: text.to_owned(), plain: true } },
+        false => parse_override(text, &place).map_err(|error| unless_quoted(error, given, path.trim()))?,
+    };
     set(root, &parts, &parts, value, &place)
+}
+
+/// As a shell takes it, the override of the key at `path` whose value is the text that was given; none where
+/// the value of another key is.
+pub(super) fn quoted(given: &str, path: &str) -> Option<String> {
+    let (key, text) = given.split_once('=').filter(|(key, _)| key.trim() == path)?;
+    let argument = format!("{}={}", key.trim(), scalar::quoted(text.trim()));
+    Some(format!("quote the value: `'{}'`", argument.replace('\'', r"'\''")))
+}
+
+/// What is not YAML may be text that is not quoted.
+fn unless_quoted(error: ConfigError, given: &str, path: &str) -> ConfigError {
+    let ConfigError::Invalid(mut problems) = error else { return error };
+    for problem in problems.iter_mut().filter(|problem| problem.help.is_none()) {
+        problem.help = quoted(given, path).map(|help| format!("if text is meant, {help}"));
+    }
+    ConfigError::Invalid(problems)
+}
+
+/// Whether YAML would read less than what is there: a shell's argument has neither comments nor lines.
+fn is_literal(text: &str) -> bool {
+    let is_text = !text.starts_with(['"', '\'', '[', '{', '#']);
+    is_text && (text.contains('\n') || text.split_whitespace().skip(1).any(|word| word.starts_with('#')))
 }
 
 fn set(node: &mut Node, all: &[&str], rest: &[&str], value: Node, place: &Place) -> Result<(), ConfigError> {

@@ -26,6 +26,28 @@ pub(super) fn whole_number_meant(text: &str) -> Option<i128> {
     hexadecimal.or_else(|| digits.parse().ok()).or_else(|| scientific().map(|number| number as i128))
 }
 
+/// Both meanings of digits after a zero: octal in YAML 1.1, which PyYAML reads, and decimal in YAML 1.2.
+pub(super) fn octal_elsewhere(text: &str) -> Option<(i128, i128)> {
+    let digits = text.strip_prefix('0').filter(|digits| !digits.is_empty())?;
+    Some((i128::from_str_radix(digits, 8).ok()?, digits.parse().ok()?))
+        .filter(|(octal, decimal)| octal != decimal)
+}
+
+/// A text in YAML's double quotation marks.
+pub(super) fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n"))
+}
+
+/// A text as it stands between the brackets of a list: as it is, commas included, unless YAML would read
+/// more out of it.
+pub(super) fn in_list(text: &str) -> String {
+    let means_more = text
+        .contains(['[', ']', '{', '}', '"', '\'', '#', '&', '*', '!', '|', '>', '%', '@', '`'])
+        || text.contains(": ")
+        || text.ends_with(':');
+    if means_more { quoted(text) } else { text.to_owned() }
+}
+
 /// YAML 1.2's numbers. Rust's own parser would also take `inf`, `nan` and `infinity`, which are text in YAML.
 pub(super) fn float(text: &str) -> Option<f64> {
     match text.trim_start_matches(['+', '-']) {

@@ -39,7 +39,7 @@ pub trait TaskSettings: Serialize + DeserializeOwned + 'static {
 
 /// A specification that does not say what its task needs.
 #[derive(Debug, thiserror::Error)]
-#[error("the specification is none of the task `{task}`: {reason}")]
+#[error("the specification does not fit the task `{task}`: {reason}")]
 pub struct SettingsError {
     /// The task that was to read it.
     pub task: &'static str,

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::episodes::episode_numbers;
+
 /// The data set and how it is read; how samples are cut from it is the task's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Data {
     /// Where it is.
     pub path: String,
     /// Episodes kept out of training, for `cox eval` and the evaluation at the end.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "episode_numbers")]
     pub holdout_episodes: Vec<usize>,
     /// Micro-batches prepared ahead of the training thread.
     #[serde(default = "default_prefetch")]
@@ -187,11 +189,14 @@ pub enum Recompute {
     Every(usize),
 }
 
-/// AdamW (arXiv 1711.05101) and its schedule. Peak rates are the task's: see
+/// The update rule and its schedule. Peak rates are the task's: see
 /// [`RunSpec::learning_rates`](super::RunSpec::learning_rates).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Optimizer {
+    /// The update rule.
+    #[serde(skip_serializing_if = "OptimizerName::is_default")]
+    pub name: OptimizerName,
     /// Exponential decay rates of the moments.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
@@ -262,9 +267,35 @@ impl LossScale {
     }
 }
 
+/// How weights follow their gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// AdamW (arXiv 1711.05101): two float32 moments for each element.
+    #[default]
+    Adamw,
+    /// The same with both moments in 8 bits, in blocks of 256 (arXiv 2110.02861).
+    Adamw8bit,
+}
+
+impl OptimizerName {
+    /// Why a run with it does not begin on a GPU; none if it works there.
+    pub fn refused_on_gpu(self) -> Option<&'static str> {
+        (self == Self::Adamw8bit).then_some(
+            "optimizer.name: `adamw8bit` works in host memory alone, and this run is for a GPU: use `adamw`, with `memory.offload: \
+             optimizer` where its state does not fit, or `launch.device: cpu`",
+        )
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 impl Default for Optimizer {
     fn default() -> Self {
         Self {
+            name: OptimizerName::Adamw,
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: PerGroup::All(1e-8),

@@ -47,8 +47,8 @@ pub(super) fn holders(run: &Run) -> impl Iterator<Item = &Worker> {
 pub(super) fn told(run: &Run, failure: &Failure, hindrance: &str) -> Failure {
     let (newest, committed) = (run.progress.checkpoints.newest_complete(), run.progress.committed);
     let from = match newest {
-        Step(0) => "there is none to go on from".to_owned(),
-        newest => format!("launch again to go on from checkpoints/{}", newest.checkpoint_dir()),
+        Step(0) => "there is none to resume from".to_owned(),
+        newest => format!("start again to resume from checkpoints/{}", newest.checkpoint_dir()),
     };
     let missed = match newest >= committed {
         true => String::new(),

@@ -61,7 +61,9 @@ impl Arrivals<'_> {
     fn node_is_there(&mut self, place: u32) {
         let Some(node) = self.run.fleet.nodes.at(place) else { return };
         let (node_id, host) = (node.node_id.clone(), node.host.clone());
-        self.run.out.push(Action::Record(Record::Node { place, node_id, host: host.clone() }));
+        let version = self.run.config.version.clone();
+        let record = Record::Node { place, node_id, host: host.clone(), version };
+        self.run.out.push(Action::Record(record));
         self.run.announce(MemberChange::NodeJoined { node_rank: place, host });
     }
 

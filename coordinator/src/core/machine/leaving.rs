@@ -211,7 +211,7 @@ impl Departures<'_> {
         } else if exit_code == 0 && run.config.world.elastic() {
             run.shrink(slot, &reason);
         } else {
-            let message = format!("left before the run was over: {reason}");
+            let message = format!("left before the end of the run: {reason}");
             run.lose_silently(slot, message);
         }
         run.try_form();

@@ -73,8 +73,10 @@ impl AsRef<Run> for Machine {
 impl Machine {
     /// A run that waits for its workers from `now` on, or goes on with those of its past.
     pub fn new(now: Timestamp, mut config: Config) -> Self {
-        let past = std::mem::take(&mut config.past);
+        let mut past = std::mem::take(&mut config.past);
+        let others = past.leave_out_other_versions(&config.version);
         let mut run = Run::new(now, config, &past);
+        run.out.extend(others.into_iter().map(Action::Record));
         recalling::recall(&mut run, &past);
         Self { run }
     }

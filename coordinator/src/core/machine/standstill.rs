@@ -63,7 +63,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> Strin
         many => format!(", while {many} ranks wait"),
     };
     format!(
-        "it stands still: {phase} of step {step}, collective {entered} entered, no sign of motion for {quiet:.1} s \
+        "no progress: {phase} of step {step}, collective {entered} entered, no activity for {quiet:.1} s \
          ({usual}){wait}"
     )
 }
@@ -72,11 +72,13 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> Strin
 pub(super) fn follows(still: &Still) -> Option<String> {
     match still.verdict {
         Verdict::Ignore | Verdict::GiveUp => None,
-        Verdict::Name(left) => Some(format!("given up in {:.0} s unless it moves", left.as_secs_f64())),
+        Verdict::Name(left) => Some(format!("declared lost in {:.0} s without progress", left.as_secs_f64())),
         Verdict::NameAll(boat) => {
             let others =
                 if boat == 2 { "so does 1 other rank" } else { &format!("so do {} others", boat - 1) };
-            Some(format!("{others}: a file system or a machine that does not answer? No rank is given up"))
+            Some(format!(
+                "{others}: a file system or a machine that does not answer? No rank is declared lost"
+            ))
         }
     }
 }

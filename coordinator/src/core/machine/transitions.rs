@@ -114,7 +114,7 @@ impl Run {
 
     /// A worker whose slot is not used any more, and that others can do without, is taken out.
     pub(super) fn expel(&mut self, slot: Slot) {
-        let message = "its slot is not used any more, and others are there".to_owned();
+        let message = "its slot is no longer used".to_owned();
         let failure = self.failure_of(slot, CauseKind::Hardware, message);
         self.lose(slot, failure);
         self.try_form();
@@ -189,8 +189,11 @@ impl Run {
             self.faults.spend(|spent| *spent = Default::default(), &mut self.out);
             self.order(|orders| *orders = Default::default());
             self.say(self.fleet.incomplete());
+        } else if was_member && self.progress.result_is_safe() {
+            // Nobody is missed, and a rank that has left in order would not come for another generation.
+            self.end(self.end_in_order());
         } else if was_member {
-            self.break_up("a launcher was launched again", true);
+            self.break_up("a launcher was restarted", true);
         }
     }
 

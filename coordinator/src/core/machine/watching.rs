@@ -88,7 +88,7 @@ impl Watch<'_> {
                 format!("no sign of life for {silent:.1} s, though its connection is open: it is frozen")
             }
             None => {
-                format!("its connection closed without a good-bye, and no sign of life for {silent:.1} s")
+                format!("its connection closed unexpectedly, and no sign of life for {silent:.1} s")
             }
         };
         self.run.lose_silently(slot, message);
@@ -155,7 +155,7 @@ impl Watch<'_> {
             true => format!("collective {furthest}"),
             false => format!("collectives {least} to {furthest}"),
         };
-        let message = format!("all ranks wait in {which}, and nothing moves");
+        let message = format!("all ranks wait in {which}, and none makes progress");
         let complaint = Failure {
             generation: self.run.generation,
             phase: WorkerPhase::Communication,
@@ -204,8 +204,7 @@ impl Watch<'_> {
         let again = self.run.now.after(self.run.config.patience.standstill);
         gathering.settle_by = late.iter().any(|(_, stuck)| !stuck).then_some(again);
         for (slot, _) in late.into_iter().filter(|(_, stuck)| *stuck) {
-            let message =
-                format!("it did not leave generation {} in time: it stands still", self.run.generation);
+            let message = format!("it did not leave generation {} in time: it is stuck", self.run.generation);
             self.run.lose_silently(slot, message);
         }
     }

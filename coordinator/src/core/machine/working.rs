@@ -40,8 +40,9 @@ impl Reports<'_> {
             return Err(Refusal::UnknownWorker(ready.worker));
         }
         worker.last_seen = run.now;
-        if ready.left < worker.generation {
-            // Said before it was assigned, and heard again.
+        // Reported before it was assigned, and heard again; or it has never heard of its assignment, whose
+        // generation is over: nothing else will come of it.
+        if ready.left < worker.generation && !matches!(run.phase, Phase::Gathering(_)) {
             return Ok(Reply::Done);
         }
         let slot = worker.slot();

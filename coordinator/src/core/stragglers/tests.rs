@@ -131,7 +131,7 @@ fn machines(world: u64, seed: u64) -> Vec<Machine> {
 }
 
 /// Of these seeds: thresholds were chosen on them, and others name a rank now and then, by how often
-/// `docs/decisions/slow-ranks.md` says.
+/// `docs/decisions/wrong-ranks.md` says.
 #[test]
 fn ten_thousand_calm_steps_name_no_rank() {
     for (world, seeds) in [(2, 8), (3, 6), (8, 3), (64, 1)] {

@@ -64,7 +64,7 @@ fn survivors_of_a_spent_budget_save_and_the_end_names_the_checkpoint() {
     saved(&mut run, 0, 10, CheckpointState::Complete);
     let over = run.get_ready(0, 2, "");
     let failure = end(&over).expect("the run is over");
-    let from = "signal 9: by hand, or by the kernel because memory ran out; restarts of this launch are used up (--max-restarts=0); launch again to go on from checkpoints/step-00000010";
+    let from = "signal 9: by hand, or by the kernel because memory ran out; restarts of this launch are used up (--max-restarts=0); start again to resume from checkpoints/step-00000010";
     assert!(failure.message.ends_with(from), "{}", failure.message);
     assert_eq!((failure.slot, failure.kind), (Some(Slot(1)), CauseKind::WorkerLost));
     assert!(matches!(told(&over, 0)[..], [Directive::Abort { over: true, .. }]));
@@ -84,7 +84,7 @@ fn a_run_that_has_saved_all_it_learned_ends_at_once_and_names_the_checkpoint() {
     saved(&mut run, 0, 10, CheckpointState::Complete);
     let failure = end(&run.kill(1)).expect("the run is over");
     assert!(
-        failure.message.ends_with("; launch again to go on from checkpoints/step-00000010"),
+        failure.message.ends_with("; start again to resume from checkpoints/step-00000010"),
         "{}",
         failure.message
     );
@@ -109,7 +109,7 @@ fn whatever_hinders_the_last_checkpoint_the_run_has_failed_with_what_began_it() 
             run.get_ready(0, 2, "")
         }),
         ("have the state of step 4", |run| run.start(0, 4, StateSource::Checkpoint).1),
-        ("left before the run was over", |run| {
+        ("left before the end of the run", |run| {
             run.tell(Ask::Leave { worker: run.worker(0), exit_code: 0, reason: "why not".into() })
         }),
         ("too long", |run| {
@@ -132,7 +132,7 @@ fn whatever_hinders_the_last_checkpoint_the_run_has_failed_with_what_began_it() 
         let failure = end(&actions).unwrap_or_else(|| panic!("{because}: {actions:?}"));
         let found = (failure.slot, failure.message.contains("signal 9"), failure.message.contains(because));
         assert_eq!(found, (Some(Slot(1)), true, true), "{because}: {}", failure.message);
-        assert!(failure.message.ends_with("there is none to go on from"), "{}", failure.message);
+        assert!(failure.message.ends_with("there is none to resume from"), "{}", failure.message);
         assert_eq!((run.committed(), run.phase()), (10, RunPhase::Failed), "nothing is rolled back");
     }
 }
@@ -204,7 +204,7 @@ fn what_one_rank_cannot_use_any_more_leaves_the_others_to_save() {
         let over = run.get_ready(0, 2, "");
         let failure = end(&over).expect("the run is over");
         assert_eq!((failure.slot, failure.kind), (Some(Slot(1)), kind));
-        assert!(failure.message.ends_with("go on from checkpoints/step-00000010"), "{}", failure.message);
+        assert!(failure.message.ends_with("resume from checkpoints/step-00000010"), "{}", failure.message);
         run.tell(Ask::Leave { worker: id(0), exit_code: 1, reason: "over".into() });
         assert!(matches!(run.machine.outcome(), Some(Outcome::Failed(_))));
     }

@@ -125,10 +125,10 @@ fn people_are_told_how_many_are_enough() {
     let mut run = elastic();
     come(&mut run, 0);
     let told = |run: &Run| run.machine.run.voice.reason.to_string();
-    assert_eq!(told(&run), "1 of 4 workers are there; 2 are enough to begin");
+    assert_eq!(told(&run), "1 of 4 workers have joined; 2 are enough to begin");
     pass(&mut run, 61);
     assert_eq!(told(&run), "only 1 of the 2 workers that are enough came within 60 s");
-    assert_eq!(Run::new(config(3)).machine.run.voice.reason.to_string(), "0 of 3 workers are there");
+    assert_eq!(Run::new(config(3)).machine.run.voice.reason.to_string(), "0 of 3 workers have joined");
 }
 
 #[test]

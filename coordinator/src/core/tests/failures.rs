@@ -218,7 +218,7 @@ fn a_worker_that_leaves_early_is_a_lost_one() {
     let mut run = Run::fragile(2);
     let leave = Ask::Leave { worker: id(1), exit_code: 0, reason: "bored".into() };
     let (_, actions) = run.ask(leave);
-    assert!(cause(&actions).is_some_and(|cause| cause.contains("before the run was over: bored")));
+    assert!(cause(&actions).is_some_and(|cause| cause.contains("before the end of the run: bored")));
     assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: true, .. }]));
 }
 

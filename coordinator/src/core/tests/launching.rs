@@ -1,7 +1,10 @@
 //! Processes that are being started, and one that nobody ever hears of.
 
 use super::{
-    super::status::{Occupant, Status},
+    super::{
+        action::Record,
+        status::{Occupant, Status},
+    },
     mortal::Mortal,
     recovery::survived,
     *,
@@ -112,7 +115,7 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     let actions = live(&mut run, 2);
     let expected = "has not made itself known: its process on node-a was started 1";
     let [(2, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.starts_with(expected) && text.contains("(1.0 s are usual); given up in"), "{text}");
+    assert!(text.starts_with(expected) && text.contains("(1.0 s are usual); declared lost in"), "{text}");
     assert_eq!(survived(&actions), None, "it may be waiting for a disk");
     let actions = live(&mut run, 20);
     let text = survived(&actions).expect("it is given up");
@@ -144,6 +147,25 @@ fn a_named_process_that_comes_after_all_is_reported_to_have_come() {
     let (_, actions) = run.ask(Ask::Register(claim(2)));
     assert_eq!(named(&actions), [(2, "has made itself known".to_owned())]);
     assert_eq!(run.machine.run.faults.spent.restarts, 0);
+}
+
+#[test]
+fn processes_of_a_launcher_that_was_called_gone_before_its_first_line_are_waited_for_no_longer_than_others() {
+    for joins_again in [false, true] {
+        let mut run = Run::new(patient());
+        run.tell(join(3));
+        let actions = run.wait(Duration::from_secs(11));
+        let is_gone = |action: &Action| matches!(action, Action::Record(Record::NodeGone { place: 0 }));
+        assert!(actions.iter().any(is_gone), "{actions:?}");
+        if joins_again {
+            run.tell(join(3));
+        }
+        run.tell(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+        run.wait(Duration::from_millis(300));
+        (0..2).for_each(|rank| come(&mut run, rank));
+        let named: Vec<_> = named(&live(&mut run, 12)).into_iter().map(|(rank, _)| rank).collect();
+        assert_eq!(named, [2], "joins again: {joins_again}");
+    }
 }
 
 #[test]

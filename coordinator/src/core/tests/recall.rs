@@ -1,6 +1,9 @@
 //! The coordinator dies, and another one goes on from its records.
 
-use super::{mortal::Mortal, *};
+use super::{
+    mortal::{Mortal, wants},
+    *,
+};
 use crate::core::reason::Reason;
 
 #[test]
@@ -131,6 +134,24 @@ fn a_run_that_is_over_is_not_called_back() {
     assert!(mortal.past.slots[&Slot(0)].left == Some(0) && mortal.past.dataset.is_some());
     let forgotten = mortal.past.forgotten();
     assert_eq!((forgotten.committed, forgotten.dataset), (None, None));
+}
+
+#[test]
+fn a_coordinator_of_another_version_knows_no_worker_and_no_launcher_of_the_one_before() {
+    let mut mortal = Mortal::at_step_ten();
+    mortal.run.machine.run.config.version = "9.9.9".into();
+    mortal.begin_life(false);
+    assert_eq!((mortal.run.phase(), mortal.run.committed()), (RunPhase::WaitingForWorkers, 10));
+    let (reply, _) = mortal.run.ask(Ask::FollowNode { node_id: NODE.into(), stream: NODE_LINE });
+    assert_eq!(reply, Err(Refusal::UnknownNode(NODE.into())));
+    let (reply, _) = mortal.run.follow(0, 77);
+    assert!(matches!(reply, Err(Refusal::UnknownWorker(_))), "{reply:?}");
+    let (reply, _) = mortal.run.ask(wants(NODE, "node-a", None, 2));
+    assert_eq!(reply, Err(Refusal::Version { theirs: VERSION.into(), ours: "9.9.9".into() }));
+    // Of its own version they are what they were.
+    mortal.run.machine.run.config.version = VERSION.into();
+    mortal.begin_life(true);
+    assert_eq!(mortal.run.phase(), RunPhase::Training);
 }
 
 #[test]

@@ -343,7 +343,7 @@ fn a_member_that_does_not_leave_its_generation_is_lost() {
             }
         }
     }
-    assert!(survived(&actions).is_some_and(|text| text.contains("stands still")), "{actions:?}");
+    assert!(survived(&actions).is_some_and(|text| text.contains("no progress: backward")), "{actions:?}");
     assert_eq!(respawns(&actions), [(0, 1)]);
 }
 

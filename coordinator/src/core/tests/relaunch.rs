@@ -82,6 +82,20 @@ fn machines_that_outlive_the_coordinators_launcher_keep_their_workers_and_pay_no
 }
 
 #[test]
+fn a_machine_that_is_launched_again_when_the_results_are_there_ends_the_run() {
+    let mut mortal = two_nodes();
+    mortal.ask(Ask::Stop { reason: "enough".into() });
+    mortal.begin_life(false);
+    mortal.ask(Ask::FollowNode { node_id: "node-1".into(), stream: StreamId(7001) });
+    mortal.reopen(1);
+    let worker = mortal.run.worker(1);
+    mortal.ask(Ask::Leave { worker, exit_code: 0, reason: "stopped".into() });
+    assert_ne!(mortal.run.phase(), RunPhase::Finished, "the other rank is waited for");
+    mortal.ask(wants("again", "host-0", Some(0), 1));
+    assert_eq!(mortal.run.phase(), RunPhase::Finished, "who has left in order would not come again");
+}
+
+#[test]
 fn launchers_that_all_come_from_elsewhere_take_the_places_they_name() {
     let mut mortal = two_nodes();
     mortal.begin_life(false);

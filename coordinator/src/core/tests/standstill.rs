@@ -35,7 +35,7 @@ fn a_rank_that_stands_still_is_named_with_its_phase() {
     let actions = stand_still(&mut run, 10, WorkerPhase::Backward);
     let text = survived(&actions).unwrap();
     assert!(
-        text.starts_with("rank 1 on node-a") && text.contains("stands still: backward of step 0"),
+        text.starts_with("rank 1 on node-a") && text.contains("no progress: backward of step 0"),
         "{text}"
     );
     assert!(text.contains("while 1 rank waits"), "{text}");
@@ -55,13 +55,13 @@ fn a_rank_that_stands_still_in_what_may_last_is_named_within_ten_seconds_and_the
         let before = stand_still(&mut run, 10, phase);
         let named = warnings(&before);
         assert!(
-            matches!(named[..], [(1, text)] if text.contains(&format!("stands still: {phase}"))),
+            matches!(named[..], [(1, text)] if text.contains(&format!("no progress: {phase}"))),
             "{named:?}"
         );
         assert_eq!(survived(&before), None, "it may be waiting for a disk");
         let after = stand_still(&mut run, 20, phase);
         let text = survived(&after).unwrap_or_else(|| panic!("{phase}: not given up"));
-        assert!(text.contains(&format!("stands still: {phase}")), "{text}");
+        assert!(text.contains(&format!("no progress: {phase}")), "{text}");
         assert_eq!(respawns(&after), [(1, 1)]);
     }
 }
@@ -166,7 +166,7 @@ fn a_rank_that_stands_still_while_it_loads_is_named_and_replaced() {
         assert!(second < 15 || warnings(&actions).len() == 1, "{second}: {actions:?}");
     }
     let text = survived(&actions).expect("it is found");
-    assert!(text.contains("stands still: load of step 0"), "{text}");
+    assert!(text.contains("no progress: load of step 0"), "{text}");
     assert_eq!(respawns(&actions), [(1, 1)]);
 }
 
@@ -178,7 +178,7 @@ fn a_stuck_network_makes_all_ranks_try_again() {
     assert_eq!(respawns(&actions), []);
     run.get_ready(0, 1, "");
     let formed = run.get_ready(1, 1, "");
-    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collective 3, and nothing moves");
+    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collective 3, and none makes progress");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_network_that_is_lost_while_ranks_are_a_collective_apart_is_no_ranks_fault()
     assert_eq!(respawns(&actions), []);
     run.get_ready(0, 1, "");
     let formed = run.get_ready(1, 1, "");
-    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collectives 3 to 4, and nothing moves");
+    assert_eq!(survived(&formed).unwrap(), "all ranks wait in collectives 3 to 4, and none makes progress");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_rank_that_never_calls_its_neighbours_is_named_and_replaced() {
     let mut run = connecting();
     let actions = wait_for_rank_one(&mut run, 10, (WorkerPhase::Connecting, (0, 0)));
     let text = survived(&actions).expect("it is found");
-    assert!(text.starts_with("rank 1 on node-a, connect") && text.contains("no sign of motion"), "{text}");
+    assert!(text.starts_with("rank 1 on node-a, connect") && text.contains("no activity"), "{text}");
     assert_eq!(respawns(&actions), [(1, 1)]);
     assert_eq!(told(&actions, 0).len(), 1, "and rank 0 gets ready for another generation: {actions:?}");
 }
@@ -262,7 +262,7 @@ fn a_rank_that_stands_still_before_any_step_is_committed_is_named() {
     run.start_all(2, 0, StateSource::Fresh);
     let actions = wait_for_rank_one(&mut run, 14, (WorkerPhase::Forward, (0, 0)));
     let text = survived(&actions).expect("it is found");
-    assert!(text.contains("stands still: forward of step 0"), "{text}");
+    assert!(text.contains("no progress: forward of step 0"), "{text}");
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_rank_that_does_not_reach_the_boundary_that_was_asked_for_is_named() {
             }
         }
     }
-    assert!(survived(&actions).is_some_and(|text| text.contains("stands still: backward")), "{actions:?}");
+    assert!(survived(&actions).is_some_and(|text| text.contains("no progress: backward")), "{actions:?}");
 }
 
 /// Seconds in which both ranks are in a phase, and show no other sign of motion.
@@ -362,7 +362,7 @@ fn a_rank_that_stands_still_in_sight_of_a_boundary_that_waits_for_drift_is_named
     }
     assert_eq!(run.machine.run.progress.waits_for_drift(), Some(Step(53)), "the window ends there");
     let actions = stand_still(&mut run, 10, WorkerPhase::Backward);
-    assert!(survived(&actions).is_some_and(|text| text.contains("stands still: backward")), "{actions:?}");
+    assert!(survived(&actions).is_some_and(|text| text.contains("no progress: backward")), "{actions:?}");
 }
 
 #[test]

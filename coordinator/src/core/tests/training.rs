@@ -195,7 +195,7 @@ fn the_last_memory_report_of_a_phase_counts() {
     assert_eq!(table[0].comparison, comparison);
     run.tell(Ask::Memory(id(0), peaks(vec![peak(WorkerPhase::Forward, 0)])));
     let table = run.machine.memory();
-    assert_eq!(table[0].phases, [peak(WorkerPhase::Backward, 9)], "not entered since peaks began anew");
+    assert_eq!(table[0].phases, [peak(WorkerPhase::Backward, 9)], "not entered since the peaks were reset");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod hostile;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use coxswain_proto::{
     cache_plan::{CacheGeneration, Decided, Why},
@@ -60,7 +60,7 @@ fn records() -> Vec<Record> {
     let health = SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true, noted };
     vec![
         Record::DataSet(claim(0).dataset),
-        Record::Node { place: 0, node_id: "n".into(), host: "node-a".into() },
+        Record::Node { place: 0, node_id: "n".into(), host: "node-a".into(), version: "1.2.3".into() },
         Record::Worker(WorkerId(10), Box::new(claim(0))),
         Record::Generation { generation: Generation(1), members: members(1) },
         Record::Started { generation: Generation(1), first_step: Step(0), source: StateSource::Fresh },
@@ -98,14 +98,17 @@ fn a_life_finds_what_the_one_before_it_remembered() {
 
 #[test]
 fn room_is_waited_for_until_the_coordinator_is_stopped() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let stop = CancellationToken::new();
-    let mut journal = open(directory.path(), Life::Again).0.until(stop.clone());
-    let full = |_: &WriteTransaction| Err(redb::Error::Io(std::io::ErrorKind::StorageFull.into()));
-    stop.cancel();
-    assert!(matches!(journal.write(full), Err(JournalError::Stopped { .. })));
-    drop(journal);
-    open(directory.path(), Life::Restarted);
+    use std::io::ErrorKind::{ReadOnlyFilesystem, StorageFull};
+    for why in [StorageFull, ReadOnlyFilesystem] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let stop = CancellationToken::new();
+        let mut journal = open(directory.path(), Life::Again).0.until(stop.clone());
+        stop.cancel();
+        let refused = journal.write(|_: &WriteTransaction| Err(redb::Error::Io(why.into())));
+        assert!(matches!(refused, Err(JournalError::Stopped { .. })), "{why}");
+        drop(journal);
+        open(directory.path(), Life::Restarted);
+    }
 }
 
 #[test]

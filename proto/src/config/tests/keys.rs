@@ -37,6 +37,24 @@ fn without_a_near_miss_the_keys_of_the_section_are_listed() {
 }
 
 #[test]
+fn keys_of_other_trainers_are_known() {
+    let suggests = |given: &str, ours: &str| {
+        refuses(
+            SMALL,
+            &[given],
+            &format!(
+                "override `{given}`: {}: unknown key\n    help: did you mean `{ours}`?",
+                given.split('=').next().unwrap_or_default()
+            ),
+        );
+    };
+    suggests("learning_rate=1e-4", "optimizer.lr");
+    suggests("optimizer.learning_rate=1e-4", "optimizer.lr");
+    suggests("train.per_device_train_batch_size=2", "train.micro_batch");
+    suggests("max_steps=2", "train.steps");
+}
+
+#[test]
 fn all_unknown_keys_are_reported_together_with_what_is_missing() {
     refuses(
         &SMALL

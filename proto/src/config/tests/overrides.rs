@@ -23,6 +23,16 @@ fn overrides_set_add_and_take_back() {
 }
 
 #[test]
+fn a_shells_argument_has_neither_comments_nor_lines() {
+    let weight = |given: &str| settings(&small(&[&format!("data.weight={given}")])).data.weight;
+    for name in ["my #3", "a\nb", "a\t#b", "a#b"] {
+        assert_eq!(weight(name).as_deref(), Some(name));
+    }
+    assert_eq!(weight("'a #b'").as_deref(), Some("a #b"));
+    assert_eq!(settings(&small(&["data.columns=[x, y] # both"])).data.columns, ["x", "y"]);
+}
+
+#[test]
 fn an_override_reaches_into_a_scalar_and_the_later_one_wins() {
     assert_eq!(
         small(&["train.recompute=full", "train.recompute.every=2"]).train.recompute,
@@ -70,4 +80,55 @@ fn a_wrong_override_is_named() {
         "override `train.micro_batch=9`: train.micro_batch: 9 is larger than the global batch of 8\n    \
          help: lower `train.micro_batch` or raise `train.global_batch`",
     );
+}
+
+#[test]
+fn text_that_yaml_reads_as_something_else_is_told_with_the_spelling_that_a_shell_takes() {
+    let listen = |spec: RunSpec| spec.launch.listen.unwrap_or_default();
+    let path = |spec: RunSpec| spec.data.path;
+    let cases: [(&str, &str, fn(RunSpec) -> String); 7] = [
+        ("launch.listen", "[::1]:29703", listen),
+        ("data.path", "a: b", path),
+        ("data.path", "*a", path),
+        ("data.path", "[it's \"here\"", path),
+        ("data.path", "[a, b]", path),
+        ("data.path", "{a}", path),
+        ("data.path", r"[a\b]", path),
+    ];
+    for (key, text, value) in cases {
+        let error = read(SMALL, &[&format!("{key}={text}")]).expect_err(text).to_string();
+        let (_, spelled) = error.split_once("quote the value: `").unwrap_or_else(|| panic!("{error}"));
+        let line = format!("printf %s {}", spelled.trim_end_matches('`'));
+        let shell = std::process::Command::new("sh").args(["-c", &line]).output().expect("a shell");
+        let argument = String::from_utf8(shell.stdout).expect("text");
+        assert_eq!(value(read(SMALL, &[&argument]).expect(&argument)), text);
+    }
+    refuses(
+        SMALL,
+        &["data.columns=[x, [a]]"],
+        "override `data.columns=[x, [a]]`: data.columns.1: expected text, found a list",
+    );
+}
+
+#[test]
+fn one_value_where_a_list_is_expected_is_told_with_the_list_that_it_makes() {
+    for (given, wanted) in [("x", &["x"][..]), ("x,y", &["x", "y"]), ("'a: b'", &["a: b"])] {
+        let error = read(SMALL, &[&format!("data.columns={given}")]).expect_err(given).to_string();
+        let (_, list) = error.split_once("help: write `").unwrap_or_else(|| panic!("{error}"));
+        let spec = small(&[&format!("data.columns={}", list.trim_end_matches('`'))]);
+        assert_eq!(settings(&spec).data.columns, wanted, "{error}");
+    }
+}
+
+#[test]
+fn of_many_problems_with_a_long_override_the_first_and_the_begin_are_told() {
+    use crate::config::error::{ConfigError, Place, Problem};
+    let place = Place::Override("x".repeat(9000).into());
+    let problems = vec![Problem::new("data.columns", "is wrong").at(&place); 5000];
+    let told = ConfigError::Invalid(problems).to_string();
+    assert!(
+        told.starts_with(&format!("override `{}...`: data.columns: is wrong\n", "x".repeat(200))),
+        "{told}"
+    );
+    assert!(told.ends_with("\nand 4936 more problems") && told.lines().count() == 65, "{told}");
 }

@@ -51,7 +51,7 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
          help: lower `train.micro_batch` or raise `train.global_batch`\n\
          override `head.width=0`: head.width: must be at least 1, is 0\n    help: give a positive whole number\n\
          override `optimizer.lr.head=.nan`: optimizer.lr.head: must be a finite number of at least 0, is NaN\n    \
-         help: correct it\n\
+         help: write a number in that range\n\
          override `memory.offload=layers`: memory.offload: is `layers`, and nothing is frozen\n    help: remove it",
     );
 }
@@ -72,6 +72,7 @@ fn every_rule_has_a_case() {
         ("train.recompute={every: 0}", "train.recompute.every"),
         ("train.keep_checkpoints=0", "train.keep_checkpoints"),
         ("train.log_every=0", "train.log_every"),
+        ("optimizer.name=sgd", "optimizer.name"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas"),
         ("optimizer.eps=0", "optimizer.eps"),
         ("optimizer.clip_norm=-1", "optimizer.clip_norm"),

@@ -98,7 +98,8 @@ fn what_travelled_is_checked_by_the_task_and_refused_with_a_line() {
     };
     assert!(told(|json| json["head"]["width"] = 0.into()).starts_with("head.width: must be at least 1"));
     assert!(
-        told(|json| json["head"]["width"] = "wide".into()).contains("none of the task `toy`: invalid type")
+        told(|json| json["head"]["width"] = "wide".into())
+            .contains("does not fit the task `toy`: invalid type")
     );
     assert!(told(|json| drop(json.as_object_mut().unwrap().remove("head"))).contains("missing field `head`"));
     assert!(
@@ -114,7 +115,7 @@ fn what_travelled_is_checked_by_the_task_and_refused_with_a_line() {
 #[test]
 fn settings_of_another_task_are_refused() {
     let error = small(&[]).settings::<crate::toy::Other>().unwrap_err().to_string();
-    assert_eq!(error, "the specification is none of the task `other`: its task.type is `toy`");
+    assert_eq!(error, "the specification does not fit the task `other`: its task.type is `toy`");
 }
 
 #[test]

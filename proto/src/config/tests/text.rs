@@ -22,6 +22,8 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
         let told = format!("expected a whole number in digits (`{meant}`), found `{batch}`");
         refuses(&with(batch), &[], &format!("run.yaml:9:17: train.global_batch: {told}"));
     }
+    let told = "expected a whole number without leading zeros (`10`, or `8` if octal was meant), found `010`";
+    refuses(&with("010"), &[], &format!("run.yaml:9:17: train.global_batch: {told}"));
     for (given, meant) in [("yes", "`true`"), ("OFF", "`false`"), ("1", "`true` or `false`")] {
         let change = format!("train.resume={given}");
         let told = format!("override `{change}`: train.resume: expected {meant}, found `{given}`");
@@ -30,13 +32,21 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
     refuses(
         &SMALL.replace("columns: [x]", "columns: x"),
         &[],
-        "run.yaml:6:12: data.columns: expected a list, found `x`",
+        "run.yaml:6:12: data.columns: expected a list, found `x`\n    help: write `[x]`",
     );
     refuses(
         &SMALL.replace("columns: [x]", "columns: [x, [a]]"),
         &[],
         "run.yaml:6:16: data.columns.1: expected text, found a list",
     );
+}
+
+#[test]
+fn a_file_that_is_no_map_is_named_whatever_is_laid_over_it() {
+    for text in ["", "- a", "run"] {
+        let error = read(text, &["train.steps=3"]).unwrap_err().to_string();
+        assert!(error.starts_with("run.yaml:1:1: is not a map of keys"), "{text}: {error}");
+    }
 }
 
 #[test]

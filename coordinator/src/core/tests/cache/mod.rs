@@ -44,7 +44,8 @@ impl Mortal {
             kept.past.take(&Record::Worker(id(rank), Box::new(claim(rank))));
         }
         kept.past.take(&Record::DataSet(dataset()));
-        kept.past.take(&Record::Node { place: 0, node_id: NODE.into(), host: "node-a".into() });
+        let (node_id, host, version) = (NODE.into(), "node-a".into(), VERSION.into());
+        kept.past.take(&Record::Node { place: 0, node_id, host, version });
         for rank in 0..2 {
             kept.keep(|run| run.get_ready(rank, 0, ""));
         }
