@@ -155,7 +155,7 @@ impl Access {
         }
         match status.code() {
             Code::Unauthenticated if self.credentials.tokens().is_none() => Failed::usage(format!(
-                "the coordinator at {address} wants a token: name its run (--run DIR), or set COX_TOKEN or COX_TOKEN_FILE to what its \
+                "the coordinator at {address} requires a token: name its run (--run DIR), or set COX_TOKEN or COX_TOKEN_FILE to what its \
                  launcher was given"
             )),
             // Nothing here answers with the last one: it stands for a connection that could not be made.

@@ -79,7 +79,7 @@ impl OfLaunch {
 pub fn check(env: Env<'_>, stays_here: bool) -> Result<Option<Tokens>, Failed> {
     match given(env)? {
         None if !stays_here => Err(Failed::usage(
-            "the coordinator would be open to everyone who can reach it; set COX_TOKEN to the same secret on every machine, for \
+            "anyone who can reach the coordinator could control it; set COX_TOKEN to the same secret on every machine, for \
              instance COX_TOKEN=$(cox token), or COX_TOKEN_FILE to a file of tokens",
         )),
         tokens => Ok(tokens),

@@ -45,27 +45,46 @@ pub const RUNS: &str = "runs";
 /// Most bytes of it.
 const MAX_BYTES: u64 = 4096;
 
-/// How often a launcher tries to take its run's lock, and after which time.
-const LOCK_TRIES: usize = 5;
-/// See [`LOCK_TRIES`].
-const LOCK_RETRY: Duration = Duration::from_millis(10);
+/// How often a launcher tries to take its run's lock, and a reader to find the file written, and after which
+/// time.
+const TRIES: usize = 5;
+/// See [`TRIES`].
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Target {
-    /// HOST:PORT of the coordinator; http:// before it never speaks TLS, https:// always [env:
+    /// Coordinator's HOST:PORT; with http:// never TLS, with https:// always TLS [env:
     /// COX_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
     /// Output directory of the run
     #[arg(long, value_name = "DIR", conflicts_with = "endpoint")]
     pub run: Option<PathBuf>,
+    /// The same, as other commands take it
+    #[arg(value_name = "RUN_DIR", conflicts_with_all = ["endpoint", "run"])]
+    dir: Option<PathBuf>,
 }
 
 impl Target {
+    /// The run in this output directory.
+    pub fn of_dir(run: PathBuf) -> Self {
+        Self { run: Some(run), ..Self::default() }
+    }
+
+    /// The coordinator at this address.
+    pub fn of_address(address: String) -> Self {
+        Self { endpoint: Some(address), ..Self::default() }
+    }
+
+    /// The output directory that was named.
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.run.as_deref().or(self.dir.as_deref())
+    }
+
     /// Finds the coordinator: `--endpoint`, `--run`, `COX_COORDINATOR`, the newest run below `runs/`.
     pub async fn access(&self) -> Result<Access, Failed> {
-        let address = match (&self.endpoint, &self.run) {
+        let address = match (&self.endpoint, self.run_dir()) {
             (Some(address), _) => address.clone(),
             (None, Some(run)) => return of_run(run).await,
             (None, None) => match process_env("COX_COORDINATOR") {
@@ -103,7 +122,7 @@ pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
     Err(Failed::new(
         Exit::CoordinatorLost,
         format!(
-            "{}: no launcher is running this run; at {}, where it was, is now {other}",
+            "{}: no launcher is running this run; its address {} now belongs to {other}",
             output_dir.display(),
             access.address(),
         ),
@@ -133,8 +152,7 @@ fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
 }
 
 /// What a file without a lock means where no coordinator answers.
-const ABANDONED: &str =
-    "the launcher of this run is gone (killed?); launched again, the run goes on from its newest checkpoint";
+const ABANDONED: &str = "the launcher of this run has exited (killed?); start it again to resume from the newest checkpoint, if there is one";
 
 fn file(output_dir: &Path) -> PathBuf {
     output_dir.join(DIR).join(FILE)
@@ -165,7 +183,7 @@ impl Published {
         let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
         let mut file = in_place::open(&path).map_err(unusable)?;
-        for left in (0..LOCK_TRIES).rev() {
+        for left in (0..TRIES).rev() {
             if !locked(|| file.try_lock()) {
                 return Err(held(output_dir));
             }
@@ -184,9 +202,9 @@ impl Published {
 /// Whether the lock is ours now, or there are no locks here. A command that asks about runs holds it for a
 /// moment: that much is waited for.
 fn locked(lock: impl Fn() -> Result<(), fs::TryLockError>) -> bool {
-    (0..LOCK_TRIES).any(|_| match lock() {
+    (0..TRIES).any(|_| match lock() {
         Err(fs::TryLockError::WouldBlock) => {
-            std::thread::sleep(LOCK_RETRY);
+            std::thread::sleep(RETRY);
             false
         }
         _ => true,
@@ -194,7 +212,7 @@ fn locked(lock: impl Fn() -> Result<(), fs::TryLockError>) -> bool {
 }
 
 fn held(output_dir: &Path) -> Failed {
-    let holder = fs::read_to_string(file(output_dir)).unwrap_or_default();
+    let holder = written(|| bounded::read_text(&file(output_dir), MAX_BYTES)).unwrap_or_default();
     Failed::usage(format!(
         "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
         output_dir.display(),
@@ -236,25 +254,43 @@ impl Drop for Published {
     }
 }
 
+/// What `look` finds in a file once its line is whole: its launcher writes it in its place, for it holds the
+/// lock of that very file, and a reader may come between.
+fn written(look: impl Fn() -> io::Result<String>) -> io::Result<String> {
+    for _ in 1..TRIES {
+        let text = look()?;
+        if text.ends_with('\n') {
+            return Ok(text);
+        }
+        std::thread::sleep(RETRY);
+    }
+    look()
+}
+
 /// What the file of a run says, and whether this user, or root, has written it.
 fn read(run: &Path) -> Result<(Address, bool), Failed> {
     let path = file(run);
+    let not_running = |why: &str| {
+        let launched = [run.to_owned(), run.join(DIR)].iter().any(|dir| dir.join(SPEC_FILE).exists());
+        let run = run.display();
+        let remedy = if launched { format!("; `cox run {run}` goes on with it") } else { String::new() };
+        let problem = format!("{run}: no launcher is running this run ({why} {}){remedy}", path.display());
+        Failed::new(Exit::CoordinatorLost, problem)
+    };
     let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Failed::new(
-            Exit::CoordinatorLost,
-            format!("{}: no launcher is running this run (there is no {})", run.display(), path.display()),
-        ),
+        io::ErrorKind::NotFound => not_running("there is no"),
         _ => Failed::usage(format!("{}: {error}", path.display())),
     };
-    let text = bounded::read_text(&path, MAX_BYTES).map_err(unreadable)?;
+    let text = written(|| bounded::read_text(&path, MAX_BYTES)).map_err(unreadable)?;
+    if text.trim().is_empty() {
+        return Err(not_running("one that was killed has left an empty"));
+    }
     Ok((Address::found(text.trim(), false), is_ours(&path)))
 }
 
 /// Whether a file is this user's, or root's.
 fn is_ours(path: &Path) -> bool {
-    // A process's own directory is its user's.
-    let owner = |path: &Path| fs::metadata(path).map(|found| found.uid()).ok();
-    owner(path).is_some_and(|owner_of| owner_of == 0 || Some(owner_of) == owner(Path::new("/proc/self")))
+    fs::metadata(path).is_ok_and(|found| coxswain_identity::is_ours(&found))
 }
 
 /// The newest of this user's runs, or else of all.
@@ -303,7 +339,14 @@ mod tests {
         assert_eq!(there(&run("a")).unwrap(), "127.0.0.1:1");
         drop(a);
         assert_eq!(newest(dir.path()).unwrap(), run("b"));
-        assert!(there(&run("a")).unwrap_err().message.unwrap().contains("no launcher is running"));
+        let told = || there(&run("a")).unwrap_err().message.unwrap();
+        assert!(told().contains("no launcher is running") && !told().contains("cox run"), "{}", told());
+        fs::write(run("a").join(SPEC_FILE), "{}").unwrap();
+        assert!(
+            told().ends_with(&format!("; `cox run {}` goes on with it", run("a").display())),
+            "{}",
+            told()
+        );
         let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
@@ -319,6 +362,27 @@ mod tests {
         let _gone = Published::write(&run("e"), "127.0.0.1:5").unwrap();
         let _instead = Published::instead(&run("e"), "127.0.0.1:6").unwrap();
         assert_eq!(there(&run("e")).unwrap(), "127.0.0.1:6");
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_is_read_once_it_is_whole() {
+        let looks = std::cell::Cell::new(0);
+        let in_turn = |texts: &'static [&'static str]| {
+            looks.set(0);
+            written(|| {
+                let text = texts[looks.get().min(texts.len() - 1)];
+                looks.set(looks.get() + 1);
+                Ok(text.to_owned())
+            })
+        };
+        assert_eq!(in_turn(&["", "127.0", "127.0.0.1:1\n"]).unwrap(), "127.0.0.1:1\n");
+        assert_eq!((in_turn(&["127.0.0.1:1"]).unwrap(), looks.get()), ("127.0.0.1:1".to_owned(), TRIES));
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(DIR)).unwrap();
+        fs::write(file(dir.path()), "").unwrap();
+        let refused = read(dir.path()).unwrap_err();
+        assert_eq!(refused.exit, Exit::CoordinatorLost);
+        assert!(refused.message.unwrap().contains("has left an empty"));
     }
 
     #[test]

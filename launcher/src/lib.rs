@@ -26,10 +26,9 @@ mod tasks;
 mod telemetry;
 mod threads;
 mod top;
+mod view;
 
 use std::process::ExitCode;
-
-use clap::Parser;
 
 pub use tasks::standard;
 
@@ -42,7 +41,7 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     threads::explain_panics();
     tasks::install(tasks);
     coxswain_remote::install();
-    let cli = commands::Cli::try_parse().unwrap_or_else(|error| spelling::explained(error).exit());
+    let cli = commands::Cli::from_command_line().unwrap_or_else(|error| spelling::explained(error).exit());
     let logging = telemetry::start(&cli.log, cli.log_destination());
     match working_directory().and_then(|()| commands::execute(cli, logging.writer())) {
         Ok(()) if render::all_written() => ExitCode::SUCCESS,
@@ -60,7 +59,7 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
 /// Libraries ask for it, and some panic where it has been deleted.
 fn working_directory() -> exit::Outcome {
     std::env::current_dir().map(drop).map_err(|error| {
-        let advice = "change to a directory that is there (`cd`), and start again";
+        let advice = "change to an existing directory (`cd`), and start again";
         exit::Failed::usage(format!("the working directory cannot be found: {error}; {advice}"))
     })
 }

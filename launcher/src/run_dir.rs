@@ -42,6 +42,14 @@ impl RunDir {
         }
     }
 
+    /// Files of it that are there and cannot be read, a line each.
+    pub fn damage(&self) -> Vec<String> {
+        let files = [("run.json", &self.run), ("summary.json", &self.summary), (SPEC_FILE, &self.spec)];
+        let paths = files.into_iter().map(|(file, found)| (self.dir.join(file), found));
+        let damaged = paths.filter(|(path, found)| found.is_null() && path.exists());
+        damaged.map(|(path, _)| format!("{}: no JSON; it may be cut", path.display())).collect()
+    }
+
     /// Whether a run has begun here: its coordinator writes this before it answers.
     pub fn is_run(dir: &Path) -> bool {
         dir.join("run.json").is_file()

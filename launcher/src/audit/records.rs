@@ -64,6 +64,8 @@ pub struct CommittedStep {
     pub epoch: u64,
     /// The membership that did it.
     pub generation: u64,
+    /// Ranks in it; 0 if they are not known any more, for a checkpoint alone proves the step.
+    pub world: u32,
     /// Positions of the epoch's order, over all ranks.
     pub positions: Vec<Range<u64>>,
     /// Positions that no rank consumed: their samples failed on several workers.

@@ -31,7 +31,7 @@ pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
     match journal::read(&output_dir.join("coordinator")) {
         Ok(chronicle) => Ok(left_behind(chronicle)),
         Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
-        Err(error @ JournalError::Damaged { .. }) => Err(Failed::new(Exit::BadInput, error)),
+        Err(error) if error.is_damage() => Err(Failed::new(Exit::BadInput, error)),
         Err(error) => Err(Failed::usage(format!("{}: no records of a run: {error}", output_dir.display()))),
     }
 }
@@ -64,6 +64,7 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
         step: row.step.0,
         epoch: row.epoch,
         generation: row.generation.0,
+        world: row.world,
         positions: plan::without(row.positions, &row.left_out),
         quarantined: row.left_out,
         loss: row.loss,
@@ -161,6 +162,7 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         step: row.step,
         epoch: row.epoch,
         generation: row.generation,
+        world: row.world_size,
         positions: plan::joined(row.ranks.iter().flat_map(|rank| &rank.samples).map(range)),
         quarantined: row.quarantined.iter().map(range).collect(),
         loss: row.loss,

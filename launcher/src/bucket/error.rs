@@ -23,8 +23,7 @@ pub enum BucketError {
     },
     /// What lies there is damaged, all of it.
     #[error(
-        "run.bucket: {address}: no set of the run in it is whole: {damage}; put the object back, or name another place and \
-         begin anew"
+        "run.bucket: {address}: no complete checkpoint of the run: {damage}; restore the object, or name another bucket to start over"
     )]
     Damaged {
         /// Of the run.
@@ -34,8 +33,7 @@ pub enum BucketError {
     },
     /// The run would begin anew over one that is there.
     #[error(
-        "run.bucket: {address} has this run after step {step}, and train.resume=false would begin it anew: remove \
-         train.resume=false to go on from there, or name another place"
+        "run.bucket: {address} has this run after step {step}, and train.resume=false would start it over: remove train.resume=false to resume there, or name another place"
     )]
     Anew {
         /// Of the run.
@@ -43,10 +41,21 @@ pub enum BucketError {
         /// How far it is.
         step: u64,
     },
+    /// The run has come further than it is to go.
+    #[error(
+        "run.bucket: {address} has this run after step {step}, and this launch is to end after step {steps}: set at least as many steps, or name another place"
+    )]
+    BeyondItsEnd {
+        /// Of the run.
+        address: String,
+        /// How far it is.
+        step: u64,
+        /// How far it is to go.
+        steps: u64,
+    },
     /// Another launch has taken the run.
     #[error(
-        "another launch of this run has taken {address} over ({launcher}, {ago} s ago): this one keeps nothing more there, and \
-         ends"
+        "another launch of this run has taken over {address} ({launcher}, {ago} s ago): this one uploads no more and exits"
     )]
     Superseded {
         /// Of the run.
@@ -82,7 +91,8 @@ impl From<BucketError> for Failed {
             BucketError::Foreign { .. } | BucketError::Damaged { .. } => Exit::BadInput,
             BucketError::Superseded { .. } => Exit::Rendezvous,
             BucketError::Thread => Exit::Internal,
-            BucketError::Storage(_) | BucketError::Anew { .. } | BucketError::Disk { .. } => Exit::Usage,
+            BucketError::Storage(_) | BucketError::Disk { .. } => Exit::Usage,
+            BucketError::Anew { .. } | BucketError::BeyondItsEnd { .. } => Exit::Usage,
         };
         Self::new(exit, error)
     }

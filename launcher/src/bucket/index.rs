@@ -68,7 +68,7 @@ pub struct Kept {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
     /// Not what this version writes.
-    #[error("is no record of a run that this version could have written ({0})")]
+    #[error("is damaged, or was written by another version ({0})")]
     Unknown(String),
     /// Another run's.
     #[error("holds run {run} after step {step}, which is another one: {differences}")]

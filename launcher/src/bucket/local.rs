@@ -11,7 +11,7 @@ use std::{
 };
 
 use coxswain_coordinator::journal::copies;
-use coxswain_proto::{checkpoint::MANIFEST, human, ids::Step};
+use coxswain_proto::{checkpoint::MANIFEST, human, ids::Step, in_place};
 use coxswain_worker::train::{
     Best,
     checkpoint::{FileEntry, Found, Store},
@@ -178,7 +178,7 @@ impl fmt::Display for Record {
             Some(step) => {
                 write!(f, "in its bucket: checkpoint {step} · {} · {address}", human::bytes(*bytes))
             }
-            None => write!(f, "in its bucket: nothing yet · {address}"),
+            None => write!(f, "in its bucket: no checkpoint yet · {address}"),
         }
     }
 }
@@ -191,10 +191,9 @@ impl Record {
 
     /// Leaves it for the next launch and for people.
     pub fn write(&self, output: &Path) -> Result<(), BucketError> {
-        let (unfinished, path) = (output.join(".bucket.json"), output.join(RECORD));
+        let path = output.join(RECORD);
         let text = serde_json::to_vec_pretty(self).expect("a record has text as keys");
-        let written = fs::create_dir_all(output).and_then(|()| fs::write(&unfinished, text));
-        written.and_then(|()| fs::rename(&unfinished, &path)).map_err(disk(&path))
+        fs::create_dir_all(output).and_then(|()| in_place::replace(&path, &text)).map_err(disk(&path))
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use coxswain_proto::run_spec::RunSpec;
-use coxswain_remote::storage;
+use coxswain_proto::{checkpoint::MANIFEST, ids::Step, run_spec::RunSpec};
+use coxswain_remote::{Storage, storage};
+use coxswain_worker::train::checkpoint::Manifest;
 
 use super::{
-    bring::{self, Brought},
+    bring::{self, Brought, goes_on_here},
     error::BucketError,
     index::Set,
     local::Record,
@@ -15,21 +16,66 @@ use super::{
 
 /// What a run's bucket has of it when it is launched.
 pub struct BucketPlace {
+    storage: Box<dyn Storage>,
     address: String,
     known: Known,
+}
+
+/// What would be brought: a run as it was left elsewhere.
+pub struct Coming {
+    /// Steps that are done.
+    pub step: Step,
+    /// The fingerprint of its data set, if that is known.
+    pub dataset: Option<String>,
 }
 
 impl BucketPlace {
     /// Asks; nothing for a run without a bucket. Addresses and credentials that are wrong fail here.
     pub fn look(spec: &RunSpec) -> Result<Option<Self>, BucketError> {
         let Some(address) = address(spec) else { return Ok(None) };
-        let known = owner::look(&*storage(&address)?, &address, spec)?;
-        Ok(Some(Self { address, known }))
+        Self::look_into(storage(&address)?, address, spec).map(Some)
+    }
+
+    /// The same for a bucket that is open.
+    pub fn look_into(
+        storage: Box<dyn Storage>,
+        address: String,
+        spec: &RunSpec,
+    ) -> Result<Self, BucketError> {
+        let known = owner::look(&*storage, &address, spec)?;
+        Ok(Self { storage, address, known })
     }
 
     /// The run as it was launched last, if it was.
     pub fn launched(&self) -> Option<RunSpec> {
         self.known.version.as_ref().and_then(|_| self.known.index.spec())
+    }
+
+    /// What [`BucketPlace::bring`] would bring, if it is this run: asked before anything is written.
+    pub fn coming(&self, spec: &RunSpec) -> Result<Option<Coming>, BucketError> {
+        self.check(spec)?;
+        let (index, output) = (&self.known.index, Path::new(&spec.run.output_dir));
+        let newest = index.newest().filter(|newest| !goes_on_here(&self.address, index, newest, output));
+        let coming = |newest: &Set| -> Result<Coming, BucketError> {
+            let step = Step(newest.step);
+            let path = format!("checkpoints/{}/{MANIFEST}", step.checkpoint_dir());
+            let kept = newest.files.iter().find(|kept| kept.path == path);
+            let manifest = kept.map(|kept| self.storage.get(&kept.object)).transpose()?.flatten();
+            // One that is damaged is found out where it is brought.
+            let manifest = manifest.and_then(|(bytes, _)| serde_json::from_slice::<Manifest>(&bytes).ok());
+            Ok(Coming { step, dataset: manifest.map(|manifest| manifest.dataset_fingerprint) })
+        };
+        newest.map(coming).transpose()
+    }
+
+    /// Refuses a run of so many steps that has come further.
+    pub fn check_length(&self, steps: u64) -> Result<(), BucketError> {
+        match self.known.index.newest().filter(|newest| newest.step > steps) {
+            Some(Set { step, .. }) => {
+                Err(BucketError::BeyondItsEnd { address: self.address.clone(), step: *step, steps })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether it is this run that lies there, and is to go on.
@@ -42,7 +88,7 @@ impl BucketPlace {
         index.must_be_of(spec).map_err(|foreign| BucketError::Foreign { address: address(), foreign })?;
         match index.newest().filter(|_| !spec.train.resume) {
             Some(set) => Err(BucketError::Anew { address: address(), step: set.step }),
-            None => Ok(()),
+            None => spec.train.steps.map_or(Ok(()), |steps| self.check_length(steps)),
         }
     }
 
@@ -50,7 +96,7 @@ impl BucketPlace {
     pub fn bring(&self, spec: &RunSpec) -> Result<Option<Brought>, BucketError> {
         self.check(spec)?;
         let output = Path::new(&spec.run.output_dir);
-        bring::bring(&*storage(&self.address)?, &self.address, &self.known.index, output)
+        bring::bring(&*self.storage, &self.address, &self.known.index, output)
     }
 }
 

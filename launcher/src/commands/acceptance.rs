@@ -11,12 +11,16 @@
 
 use std::path::Path;
 
-use coxswain_coordinator::{Opening, ServeError, StartError, journal::Chronicle};
+use coxswain_coordinator::{Opening, Resumption, ServeError, StartError, journal::Chronicle};
+use coxswain_data::DataError;
 use coxswain_proto::{document, ids::Step, plan, run_spec::RunSpec};
 use coxswain_task::Samples;
-use coxswain_worker::train::{TrainError, check_base, check_features, check_writable};
+use coxswain_worker::train::{
+    TrainError, check_base, check_features, check_start, check_writable, lack_of_room,
+};
 
 use crate::{
+    bucket::BucketPlace,
     credentials, endpoint,
     exit::{Exit, Failed, Outcome},
     launch::{
@@ -24,55 +28,157 @@ use crate::{
         plan::Plan,
         rendezvous::{self, stays_here},
     },
-    plan::check::{Forecast, refuse_float16_on_cpu},
+    plan::check::{Forecast, refuse_for_device},
     tasks::tasks,
 };
 
 /// Digits of a fingerprint that are shown.
 const SHOWN: usize = 16;
 
+/// A run as it is told before it begins.
+pub struct Outline {
+    /// What it will take of this machine's memory.
+    pub forecast: Forecast,
+    /// Its data: labels and text.
+    pub data: Vec<(&'static str, String)>,
+    /// Its steps.
+    pub steps: plan::Plan,
+    /// Why its checkpoints will not fit on the disk.
+    lack_of_room: Option<String>,
+}
+
 /// A run that can be launched.
 pub struct Accepted {
-    /// What it will take of this machine's memory; none where a network keeps the data away for now.
-    pub forecast: Option<Forecast>,
+    /// What is known of it with its data; none where a network keeps them away for now.
+    pub outline: Option<Outline>,
     /// The step of the checkpoint that it goes on from, if there is one.
     pub resumes_at: Option<Step>,
+    /// What there is of the run here; none where its bucket has more, which is to be brought.
+    pub opening: Option<Opening>,
+    /// Steps that are recorded, and lost: the run is to go on, and has no checkpoint.
+    lost: usize,
+    /// Newer checkpoints than that, which and how they are damaged.
+    damaged: Vec<String>,
+}
+
+impl Accepted {
+    /// Says what a user may want to know before the run begins.
+    pub fn warn(&self) {
+        let shortfall = self.outline.as_ref().and_then(|outline| outline.forecast.shortfall.as_ref());
+        if let Some(shortfall) = shortfall {
+            tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
+        }
+        if let Some(lack) = self.outline.as_ref().and_then(|outline| outline.lack_of_room.as_ref()) {
+            tracing::warn!("{lack}");
+        }
+        if let Some(step) = self.resumes_at.filter(|_| !self.damaged.is_empty()) {
+            let damaged = self.damaged.join(", ");
+            tracing::warn!(
+                "damaged: {damaged}; the run goes on from step {step}: restore newer ones first if there is a copy"
+            );
+        }
+        if self.lost > 0 {
+            tracing::warn!(
+                "{} steps are recorded and no checkpoint is there, so the run starts over; restore checkpoints/ to \
+                 resume, or set train.resume=false if that is meant",
+                self.lost,
+            );
+        }
+    }
+}
+
+/// A run as it was before this launch.
+struct Before<'a> {
+    spec: Option<&'a RunSpec>,
+    /// Of its data set.
+    fingerprint: Option<&'a str>,
+    /// Training samples of that, if they are known.
+    samples: Option<u64>,
+}
+
+impl<'a> Before<'a> {
+    fn recorded(records: &'a Chronicle) -> Self {
+        let dataset = records.dataset.as_ref();
+        Self {
+            spec: records.spec.as_ref(),
+            fingerprint: dataset.map(|dataset| dataset.fingerprint.as_str()),
+            samples: dataset.map(|dataset| dataset.training_samples),
+        }
+    }
 }
 
 impl From<StartError> for Failed {
     fn from(error: StartError) -> Self {
-        Self::usage(ServeError::from(error))
+        let exit = match error {
+            StartError::AllDamaged { .. } => Exit::BadInput,
+            _ => Exit::Usage,
+        };
+        Self::new(exit, ServeError::from(error))
     }
 }
 
-/// Refuses what cannot be launched as planned. Leaves nothing on the disk.
-pub fn accept(spec: &RunSpec, plan: &Plan) -> Result<Accepted, Failed> {
-    refuse_float16_on_cpu(spec, plan.device)?;
+/// Refuses what cannot be launched as planned, with what a bucket has of it, perhaps with a new journal.
+/// Leaves nothing on the disk.
+pub fn accept(
+    spec: &RunSpec,
+    plan: &Plan,
+    place: Option<&BucketPlace>,
+    new_journal: bool,
+) -> Result<Accepted, Failed> {
+    refuse_for_device(spec, plan.device)?;
     let output_dir = Path::new(&spec.run.output_dir);
     check_writable(output_dir).map_err(|error| {
         let place = output_dir.display();
         Failed::usage(format!("run.output_dir: {place} cannot be written: {error}; choose another one"))
     })?;
-    let opening = Opening::read(output_dir)?;
-    let records = opening.records.as_ref().filter(|_| spec.train.resume);
-    if let Some(ran) = records.and_then(|records| records.spec.as_ref()) {
+    let coming = place.map(|place| place.coming(spec)).transpose()?.flatten();
+    // What lies here will be set aside for what comes.
+    let opening = coming.is_none().then(|| Opening::read(spec, new_journal)).transpose()?;
+    let launched = place.and_then(BucketPlace::launched);
+    let before = match (&coming, &opening) {
+        (Some(coming), _) => {
+            let fingerprint = coming.dataset.as_deref();
+            Some(Before { spec: launched.as_ref(), fingerprint, samples: None })
+        }
+        (None, Some(opening)) => opening.records.as_ref().map(Before::recorded),
+        (None, None) => None,
+    };
+    let before = before.filter(|_| spec.train.resume);
+    if let Some(ran) = before.as_ref().and_then(|before| before.spec) {
         same_model(ran, spec)?;
     }
-    let resumes_at = opening.accept(spec)?;
+    let here = opening.as_ref().map(|opening| opening.accept(spec)).transpose()?;
+    let Resumption { step, damaged } = here.unwrap_or_default();
+    let resumes_at = coming.as_ref().map(|coming| coming.step).or(step);
     let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
     check_base(task, spec)?;
     check_features(spec)?;
-    let forecast = match task.open(spec) {
+    let outline = match task.open(spec) {
         Ok(samples) => {
-            same_data(records, spec, &*samples)?;
-            Some(forecast(spec, plan)?)
+            same_data(before, spec, &*samples)?;
+            let steps = plan::Plan::new(&spec.train, samples.epoch_len()).map_err(TrainError::from)?;
+            place.map(|place| place.check_length(steps.total_steps())).transpose()?;
+            // One of the first samples can be read.
+            let data = samples.describe().or_else(|error| unless_it_passes(error).map(|()| Vec::new()))?;
+            let forecast = forecast(spec, plan)?;
+            if resumes_at.is_none() {
+                check_start(task, spec, forecast.question.layout()).map_err(TrainError::from)?;
+            }
+            let lack_of_room = lack_of_room(spec, forecast.question.layout(), resumes_at.is_some());
+            Some(Outline { forecast, data, steps, lack_of_room })
         }
-        // Workers wait for it.
-        Err(error) if error.passes() => None,
-        Err(error) => return Err(TrainError::from(error).into()),
+        Err(error) => unless_it_passes(error).map(|()| None)?,
     };
     take_place(spec, plan)?;
-    Ok(Accepted { forecast, resumes_at })
+    let records = opening.as_ref().and_then(|opening| opening.records.as_ref());
+    let recorded = records.filter(|_| spec.train.resume).map_or(0, |records| records.steps.len());
+    let lost = if resumes_at.is_none() { recorded } else { 0 };
+    Ok(Accepted { outline, resumes_at, opening, lost, damaged })
+}
+
+/// What passes by itself workers wait for.
+fn unless_it_passes(error: DataError) -> Outcome {
+    if error.passes() { Ok(()) } else { Err(TrainError::from(error).into()) }
 }
 
 /// A run that no micro-batch makes fit is refused; one that is too large as it is lowers its micro-batch.
@@ -97,28 +203,27 @@ fn take_place(spec: &RunSpec, plan: &Plan) -> Outcome {
     rendezvous::take_role(plan).map(drop)
 }
 
-/// Refuses another data set than the one that the run has trained on, and one that leaves nothing to train
-/// on.
-fn same_data(records: Option<&Chronicle>, spec: &RunSpec, samples: &dyn Samples) -> Outcome {
-    plan::Plan::new(&spec.train, samples.epoch_len()).map_err(TrainError::from)?;
-    let before = records.and_then(|records| Some((records.dataset.as_ref()?, records.spec.as_ref()?)));
-    let Some((dataset, before)) = before else { return Ok(()) };
+/// Refuses another data set than the one that the run has trained on.
+fn same_data(before: Option<Before<'_>>, spec: &RunSpec, samples: &dyn Samples) -> Outcome {
+    let known = before.and_then(|before| Some((before.fingerprint?, before.spec?, before.samples)));
+    let Some((fingerprint, ran, training_samples)) = known else { return Ok(()) };
     let found = samples.fingerprint().to_string();
-    if found == dataset.fingerprint {
+    if found == fingerprint {
         return Ok(());
     }
+    let counted = training_samples.map(|samples| format!(", {samples} training samples"));
     Err(Failed::new(
         Exit::BadInput,
         format!(
             "data.path {}: another data set than the one that this run has trained on: fingerprint {}, {} training samples here; \
-             {}, {} training samples in {} before. Name the data set that it was begun with, which may have been moved; or \
-             begin another run, with a run.output_dir of its own, or anew in this one with train.resume=false",
+             {}{} in {} before. Name the data set that it was begun with, which may have been moved; or \
+             give the run another run.output_dir; or start over in this one with train.resume=false",
             spec.data.path,
             short(&found),
             samples.epoch_len(),
-            short(&dataset.fingerprint),
-            dataset.training_samples,
-            before.data.path,
+            short(fingerprint),
+            counted.unwrap_or_default(),
+            ran.data.path,
         ),
     ))
 }
@@ -137,13 +242,14 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
         Exit::BadInput,
         format!(
             "{} {}: another pretrained model than the one that this run was begun with, as far as is known: {} here; {} before, in \
-             {}. Name the model that it was begun with, which may have been moved if it has a digest; or begin another run, with a \
-             run.output_dir of its own, or anew in this one with train.resume=false",
+             {}. Name the model that it was begun with, which may have been moved if it has a digest; or give the run another \
+             run.output_dir; or, to start over in this one, remove {}/coordinator and set train.resume=false",
             here.key,
             here.path,
             named(spec),
             named(before),
             there,
+            spec.run.output_dir,
         ),
     ))
 }

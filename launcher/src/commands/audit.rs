@@ -1,23 +1,31 @@
-//! `cox audit`: did every sample count exactly once?
+//! `cox audit`: did every sample count exactly once, and do the ranks say so, too?
 
 use std::path::PathBuf;
 
 use clap::Args;
+use coxswain_proto::witness::VARIABLE;
 
 use super::runtime::block_on;
 use crate::{
-    audit::source,
+    audit::{
+        RunRecords, Testimony,
+        against::{Judgement, compare},
+        source,
+    },
     exit::{Exit, Failed, Outcome},
-    render::{audit, say},
+    render::{against, audit, say},
 };
 
 /// Flags of `cox audit`.
 #[derive(Args, Debug)]
 pub struct AuditArgs {
-    /// Output directory of the run; it may be over, or still going
+    /// Output directory of a run, active or finished
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
-    /// One JSON object
+    /// Compare with what ranks wrote themselves, in RUN_DIR/witness of a run with COX_WITNESS=1
+    #[arg(long, value_name = "DIR")]
+    against: Vec<PathBuf>,
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -26,17 +34,44 @@ pub struct AuditArgs {
 pub fn execute(args: &AuditArgs) -> Outcome {
     let records = block_on(source::of_run(&args.run))?;
     let accounts = records.audit();
+    // Only now: of every step that the records have, its ranks had written by then.
+    let judgement = judge(&records, &args.against)?;
     match args.json {
-        true => say(format_args!("{:#}", audit::json(&records, &accounts))),
-        false => say(audit::text(&records, &accounts)),
+        true => {
+            let mut answer = audit::json(&records, &accounts);
+            if let Some(judgement) = &judgement {
+                answer["against"] = against::json(judgement);
+            }
+            say(format_args!("{answer:#}"))
+        }
+        false => {
+            let judged = judgement.as_ref().map(|judgement| format!("\n{}", against::text(judgement)));
+            say(format_args!("{}{}", audit::text(&records, &accounts), judged.unwrap_or_default()))
+        }
     };
-    match audit::totals(&accounts) {
-        (0, 0) => Ok(()),
-        (missing, duplicate) => {
+    let differing = judgement.map_or(0, |judgement| judgement.differences.len());
+    match (audit::totals(&accounts), differing) {
+        ((0, 0), 0) => Ok(()),
+        ((0, 0), differing) => {
+            let text = format!("the ledger is not what ranks have written: {differing} differences");
+            Err(Failed::new(Exit::Audit, text))
+        }
+        ((missing, duplicate), _) => {
             let text = format!(
                 "the ledger does not add up: {missing} samples are missing, {duplicate} were used twice"
             );
             Err(Failed::new(Exit::Audit, text))
         }
     }
+}
+
+/// The records against what ranks have written in these directories; nothing without one.
+fn judge(records: &RunRecords, directories: &[PathBuf]) -> Result<Option<Judgement>, Failed> {
+    if directories.is_empty() {
+        return Ok(None);
+    }
+    let testimony = Testimony::gather(directories).map_err(|error| {
+        Failed::usage(format!("--against: {error}; ranks write it in a run with {VARIABLE}=1"))
+    })?;
+    Ok(Some(compare(records, &testimony)))
 }

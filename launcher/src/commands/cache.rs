@@ -14,22 +14,21 @@ use crate::{
 /// Subcommands of `cox cache`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Show every namespace: tap, dtype, samples, bytes, last use, who made it
+    /// List the cache's namespaces: tap, dtype, samples, bytes, last use, creator
     List(StoreArgs),
-    /// Read every record and name what is damaged; exit code 3 if anything is left damaged
+    /// Read every record and list the damaged ones; exits 3 if any remain damaged
     Verify(VerifyArgs),
-    /// Remove shards of writers that died, shards that cannot be used at all, and spaces over a budget that
-    /// nobody uses
+    /// Remove shards of writers that died, unusable shards, and unused namespaces over a budget
     Gc(GcArgs),
 }
 
 /// Which store, and how to answer.
 #[derive(Args, Debug)]
 pub struct StoreArgs {
-    /// The store (`cache.dir`), or the output directory of a run that keeps its own
+    /// Feature cache (`cache.dir`), or the output directory of a run with its own
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -39,7 +38,7 @@ pub struct StoreArgs {
 pub struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Write shards again without their damaged records; runs that need these compute them again
+    /// Rewrite shards without their damaged records; runs recompute these when needed
     #[arg(long)]
     repair: bool,
 }

@@ -4,12 +4,9 @@
 use clap::Args;
 use coxswain_worker::train;
 
-use super::{
-    acceptance::{self, Accepted},
-    spec_args::SpecArgs,
-};
+use super::{acceptance, spec_args::SpecArgs};
 use crate::{
-    bucket,
+    bucket::BucketPlace,
     exit::{Exit, Failed, Outcome},
     launch::{
         flags::LaunchFlags,
@@ -26,7 +23,7 @@ use crate::{
 pub struct CheckArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -41,15 +38,11 @@ pub fn execute(args: &CheckArgs) -> Outcome {
         machine: &LocalMachine::this(),
         gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
-    if let Some(place) = bucket::BucketPlace::look(&spec)? {
-        place.check(&spec)?;
-    }
-    let Accepted { forecast, resumes_at } = acceptance::accept(&spec, &plan)?;
-    if let Some(shortfall) = forecast.and_then(|forecast| forecast.shortfall) {
-        tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
-    }
+    let place = BucketPlace::look(&spec)?;
+    let accepted = acceptance::accept(&spec, &plan, place.as_ref(), false)?;
+    accepted.warn();
     let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
-    let report = train::check(task, &spec, &Default::default(), resumes_at)?;
+    let report = train::check(task, &spec, &Default::default(), accepted.resumes_at)?;
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),
         false => {

@@ -40,11 +40,11 @@ pub struct CheckpointArgs {
 pub struct DrainArgs {
     #[command(flatten)]
     target: Target,
-    /// Which node, as numbered by --node-rank
+    /// Node to remove, by its --node-rank
     #[arg(long, value_name = "N")]
     node: u32,
-    /// Kept in the run's log
-    #[arg(long, default_value = "asked for with cox drain")]
+    /// Reason to record in the run's log
+    #[arg(long, default_value = "requested with cox drain")]
     reason: String,
 }
 
@@ -53,7 +53,7 @@ pub struct DrainArgs {
 pub struct StopArgs {
     #[command(flatten)]
     target: Target,
-    /// Kept in the run's log
+    /// Reason to record in the run's log
     #[arg(long, default_value = "cox stop")]
     reason: String,
 }

@@ -9,7 +9,8 @@ use std::{
 
 use clap::Args;
 use coxswain_coordinator::{
-    Budgets, JournalError, Options, Outcome as RunOutcome, Patience, ServeError, StartError, World,
+    Budgets, ConnectionBounds, JournalError, Options, Outcome as RunOutcome, Patience, ServeError,
+    StartError, World,
 };
 use coxswain_identity::Door;
 use coxswain_proto::{ids::Step, limits, v1};
@@ -20,7 +21,12 @@ use crate::{
     clock,
     credentials::OfLaunch,
     exit::{Exit, Failed, Outcome},
-    launch::{inputs::process_env, rdzv_conf::wait_of, rendezvous::ORPHAN_PATIENCE, world::Nodes},
+    launch::{
+        inputs::process_env,
+        rdzv_conf::wait_of,
+        rendezvous::{self, ORPHAN_PATIENCE},
+        world::Nodes,
+    },
     supervise::signals,
     threads,
 };
@@ -28,13 +34,13 @@ use crate::{
 /// What a run may spend on repairs.
 #[derive(Args, Debug)]
 struct BudgetArgs {
-    /// Of all workers, those that wait with the model loaded until another one is lost, or slow
+    /// Workers that wait with the model loaded to replace a lost or slow one
     #[arg(long, value_name = "N", default_value_t = 0)]
     spares: u32,
-    /// Faults that this launch may survive; workers that are lost together are one
+    /// Maximum number of faults to survive; workers lost together count as one
     #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = limits::MAX_RESTARTS)]
     max_restarts: u32,
-    /// Times the number of machines may change on purpose [default: no bound]
+    /// Maximum number of planned changes of the world size [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     max_rescales: Option<u32>,
 }
@@ -44,8 +50,8 @@ struct BudgetArgs {
 pub struct CoordinatorArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Where to listen; off loopback COX_TOKEN or COX_TOKEN_FILE must be set [default: launch.listen, or
-    /// 127.0.0.1:29400]
+    /// Address to listen on; other than loopback needs COX_TOKEN or COX_TOKEN_FILE [default: launch.listen,
+    /// or 127.0.0.1:29400]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Take the listening socket from standard input, as inetd hands it over
@@ -54,21 +60,21 @@ pub struct CoordinatorArgs {
     /// Machines: N, or MIN:MAX
     #[arg(long, default_value_t = Nodes::fixed(1), value_name = "N|MIN:MAX")]
     nnodes: Nodes,
-    /// Workers on each [default: launch.nproc_per_node, or 1]
+    /// Workers on each machine [default: launch.nproc_per_node, or 1]
     #[arg(long, alias = "nproc_per_node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     nproc_per_node: Option<u32>,
-    /// The run's id; taken from the journal, or made up, if absent
+    /// Run id [default: the journal's, else a new one]
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
-    /// How long to wait for as many machines as are needed [default: 600]
+    /// Seconds to wait for the minimum of machines [default: 600]
     #[arg(long, alias = "join_timeout", value_name = "SECONDS")]
     join_timeout: Option<f64>,
-    /// How long, after that, to wait for as many as are allowed [default: 30]
+    /// Seconds to wait after that for the maximum of machines [default: 30]
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
     #[command(flatten)]
     budgets: BudgetArgs,
-    /// No TLS with callers from elsewhere: tokens and the run's configuration travel in clear
+    /// Serve other machines without TLS: tokens and the run's configuration travel unencrypted
     #[arg(long)]
     plaintext: bool,
     /// Take the place of a coordinator that was lost a moment ago: go on even where train.resume is false
@@ -112,6 +118,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         world,
         run_id: args.rdzv_id.clone(),
         door: Door::new(&shown.credentials, args.plaintext)?,
+        connections: ConnectionBounds::default(),
         patience: args.patience()?,
         budgets: Budgets { restarts: args.budgets.max_restarts, rescales: args.budgets.max_rescales },
         restarted: args.restarted,
@@ -201,7 +208,7 @@ impl CoordinatorArgs {
                 (None, Some(address)) => address.to_owned(),
                 (None, None) => DEFAULT_LISTEN.to_owned(),
             };
-            TcpListener::bind(&address).map_err(|error| {
+            rendezvous::listen(&address).map_err(|error| {
                 Failed::new(Exit::Rendezvous, format!("cannot listen at {address}: {error}"))
             })?
         };

@@ -24,16 +24,15 @@ use crate::{
 pub enum DataCommand {
     /// Describe a LeRobot data set: episodes, features, shapes, statistics, and what a run file could name
     Inspect(InspectArgs),
-    /// Find what is wrong with a LeRobot data set: rows, times, numbers, pictures, statistics, files
+    /// Find faults of a LeRobot data set: rows, timestamps, values, images, statistics, files
     Check(check::DataCheckArgs),
-    /// Compute the statistics that a data set lacks
+    /// Compute missing statistics of a data set
     Stats(stats::StatsArgs),
-    /// Draw an episode: a strip of pictures for each camera, plots of state and action
+    /// Draw an episode as a PNG: a film strip for each camera, plots of state and action
     Preview(preview::PreviewArgs),
-    /// Write one sample as training sees it to a safetensors file
+    /// Write one sample to a safetensors file, as training sees it
     Sample(SampleArgs),
-    /// Make a checkpoint with random weights and the exact shapes of another model, to measure speed and
-    /// memory with
+    /// Write a checkpoint with a model's exact shapes and random weights, to measure speed and memory
     MakeCheckpoint(MakeCheckpointArgs),
 }
 
@@ -43,7 +42,7 @@ pub struct InspectArgs {
     /// Directory of the data set
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -53,10 +52,10 @@ pub struct InspectArgs {
 pub struct SampleArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// The sample's number: its frame, counted over all episodes
+    /// Index of the sample: its frame, counted over all episodes
     #[arg(long, value_name = "I")]
     index: u64,
-    /// Where to write it
+    /// File to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

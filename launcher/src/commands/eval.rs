@@ -19,17 +19,17 @@ pub struct EvalArgs {
     /// Output directory of a run
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Changes to the run as it was trained: eval.samples=0 looks at no sample, data.path=... at another
-    /// place
+    /// Overrides of the run as it was trained, such as data.path=... if the data have moved; eval.samples=0
+    /// evaluates none
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Evaluate the average of the weights (optimizer.ema_decay)
+    /// Evaluate the weights' moving average (optimizer.ema_decay)
     #[arg(long)]
     ema: bool,
-    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    /// Device: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }

@@ -6,12 +6,7 @@ use clap::Args;
 use coxswain_proto::ids::Step;
 use coxswain_worker::train::{ExportJob, WhichCheckpoint};
 
-use crate::{
-    commands::spec_args::of_run,
-    exit::{Failed, Outcome},
-    render::say,
-    tasks::tasks,
-};
+use crate::{commands::spec_args::of_run, exit::Outcome, render::say, tasks::tasks};
 
 /// Flags of `cox export`.
 #[derive(Args, Debug)]
@@ -19,19 +14,22 @@ pub struct ExportArgs {
     /// Output directory of a run
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Changes to the run as it was trained: model.path=... at another place
+    /// Overrides of the run as it was trained, such as model.path=... if the model has moved
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Which checkpoint: its step, 0 for what training began with, or `best` [default: the last]
+    /// Checkpoint to export: a step, 0 for the weights before training, or `best` [default: the last]
     #[arg(long, value_name = "N|best", value_parser = which)]
     step: Option<WhichCheckpoint>,
-    /// Also write the pretrained model with the adapter merged in, for programs that know no adapters
+    /// Also write the pretrained model with the adapter merged, for programs without adapter support
     #[arg(long)]
     merged: bool,
-    /// The average of the weights (optimizer.ema_decay) instead of the weights
+    /// Write only a policy directory that LeRobot loads, in the base policy's dtypes
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["merged", "out"])]
+    lerobot: Option<PathBuf>,
+    /// Export the weights' moving average (optimizer.ema_decay)
     #[arg(long)]
     ema: bool,
-    /// Where to write [default: export/step-N in the run's directory, export/step-N-ema for --ema]
+    /// Output directory [default: export/step-N in the run's directory, export/step-N-ema for --ema]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -40,19 +38,15 @@ pub struct ExportArgs {
 pub fn execute(args: &ExportArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
     let which = args.step.unwrap_or_default();
-    let job = ExportJob { which, out: args.out.clone(), ema: args.ema, merged: args.merged };
+    let (out, lerobot) = (args.out.clone(), args.lerobot.clone());
+    let job = ExportJob { which, out, ema: args.ema, merged: args.merged, lerobot };
     let exported = tasks().export(&spec, &job)?;
-    say(format_args!("step {}: written to {}", exported.step, exported.dir.display()));
-    match exported.merged {
-        Some(merged) => {
-            say(format_args!("with the pretrained model merged: {}", merged.display()));
-            Ok(())
-        }
-        None if args.merged => {
-            Err(Failed::usage("--merged: this run has no adapter, or its task writes no merged model"))
-        }
-        None => Ok(()),
+    let rounding = exported.rounding.map_or_else(String::new, |cost| format!(" ({cost})"));
+    say(format_args!("step {}: written to {}{rounding}", exported.step, exported.dir.display()));
+    if let Some(merged) = exported.merged {
+        say(format_args!("with the pretrained model merged: {}", merged.display()));
     }
+    Ok(())
 }
 
 fn which(text: &str) -> Result<WhichCheckpoint, String> {

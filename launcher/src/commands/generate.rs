@@ -22,40 +22,42 @@ use crate::{
 /// Flags of `cox generate`.
 #[derive(Args, Debug)]
 pub struct GenerateArgs {
-    /// Output directory of a run that has ended, or what `cox export` has written: the model as it was
-    /// trained. Or a run file: the model as training would find it
+    /// Output directory of a finished run or of `cox export` (the trained model), or a run file (the
+    /// pretrained model)
     #[arg(value_name = "RUN_DIR|CONFIG")]
     run: PathBuf,
-    /// Changes to the run: model.path=... at another place
+    /// Overrides of the run, such as model.path=... if the model has moved
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Which of the run file's sections to take
+    /// Section of the run file to use
     #[arg(long, value_name = "NAME", alias = "config-section", alias = "config_section")]
     section: Option<String>,
-    /// What is answered; several, each by itself
+    /// Prompt to answer; repeatable
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
-    /// JSONL of prompts: {"prompt": TEXT, "images": [FILE, ...]}, or TEXT alone; paths begin at this file
+    /// JSONL of prompts: {"prompt": TEXT, "images": [FILE, ...]}, or TEXT alone; paths are relative to this
+    /// file
     #[arg(long = "prompts", value_name = "FILE")]
     file: Option<PathBuf>,
-    /// An image that every --prompt is about; several in order
+    /// Image for every --prompt; repeatable, in order
     #[arg(long = "image", value_name = "FILE", requires = "prompts")]
     images: Vec<PathBuf>,
-    /// A recording to take apart; several, each by itself
+    /// Recording to separate; repeatable
     #[arg(long = "audio", value_name = "FILE", requires = "out", conflicts_with_all = ["prompts", "file"])]
     audio: Vec<PathBuf>,
-    /// The folder that gets a folder with the stems of each --audio
+    /// Directory for the stems: one subdirectory for each --audio
     #[arg(long, value_name = "DIR", requires = "audio")]
     out: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Prompts that are answered side by side: `cox plan` says how many fit
+    /// Prompts in one batch; `cox plan` says how many fit
     #[arg(long, value_name = "N", default_value_t = ANSWERS, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    /// Device: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
-    /// One JSON object a line for each answer: prompt, text, ids, ended; for each recording: audio, written
+    /// Print one JSON object a line: prompt, text, ids, ended for each answer; audio, written for each
+    /// recording
     #[arg(long)]
     json: bool,
 }
@@ -63,19 +65,19 @@ pub struct GenerateArgs {
 /// How the next token is chosen.
 #[derive(Args, Clone, Copy, Debug)]
 struct SamplingArgs {
-    /// Tokens of an answer at most
+    /// Maximum number of tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_new_tokens: u32,
-    /// 0 takes the likeliest token always; 1 draws as the model says
+    /// Sampling temperature; 0 always takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     temperature: f64,
-    /// Draw from the fewest tokens that have so much probability between them
+    /// Nucleus sampling: sample from the smallest set of tokens with this much probability
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     top_p: f64,
-    /// Draw from so many of the likeliest tokens; 0: all
+    /// Sample from this many of the most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Another one draws other answers
+    /// Seed of the sampling
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }

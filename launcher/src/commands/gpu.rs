@@ -17,13 +17,13 @@ use crate::{
 /// Flags of `cox gpu`.
 #[derive(Args, Debug)]
 pub struct GpuArgs {
-    /// Follow: one table every interval, with the peak of each GPU; Enter resets the peaks
+    /// Print a table every interval, with each GPU's peak; Enter resets the peaks
     #[arg(long)]
     watch: bool,
     /// Seconds between tables
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
     interval: f64,
-    /// JSON instead of text: one array, or one a line with --watch
+    /// Print JSON: one array, or with --watch one array a line
     #[arg(long)]
     json: bool,
 }

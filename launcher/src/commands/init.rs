@@ -19,16 +19,20 @@ use crate::{
 /// Flags of `cox init`.
 #[derive(Args, Debug)]
 pub struct InitArgs {
-    /// A LeRobot data set; chats or pairs of texts; a folder of images, or of tracks; tar shards
+    /// LeRobot data set, chats or text pairs (JSONL), folder of images or of tracks, or tar shards
     #[arg(value_name = "DIR|FILE")]
     data: PathBuf,
-    /// What to train, where the data would do for several tasks
+    /// Task to train, if the data fit several
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
-    /// Directory of the pretrained model; the micro-batch is then one that fits this machine
+    /// Directory of the pretrained model or of a LeRobot policy; the micro-batch is then chosen to fit this
+    /// machine
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Where to write; standard output if absent
+    /// Directory of the backbone that a policy names by its hub name [default: Hugging Face's cache]
+    #[arg(long, value_name = "DIR", requires = "model")]
+    backbone: Option<PathBuf>,
+    /// File to write [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -36,7 +40,8 @@ pub struct InitArgs {
 /// Writes the run file.
 pub fn execute(args: &InitArgs) -> Outcome {
     let asked = args.task.is_some();
-    let job = StarterJob { data: &args.data, model: args.model.as_deref(), micro_batch: None, asked };
+    let (model, backbone) = (args.model.as_deref(), args.backbone.as_deref());
+    let job = StarterJob { data: &args.data, model, backbone, micro_batch: None, asked };
     let mut text = starter(&job, args.task.as_deref())?;
     if args.model.is_some() {
         text = starter(&StarterJob { micro_batch: fitting(&text)?, ..job }, args.task.as_deref())?;
@@ -104,10 +109,10 @@ fn fitting(text: &str) -> Result<Option<u64>, Failed> {
 fn write_new(out: &Path, text: &str) -> Outcome {
     let written =
         fs::File::create_new(out).and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()));
-    let remedy = "it is left as it is; remove it, or give --out another name";
+    let remedy = "nothing was written; remove it, or give --out another name";
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failed::usage(format_args!("{}: is there already; {remedy}", out.display()))
+            Failed::usage(format_args!("{}: already exists; {remedy}", out.display()))
         }
         _ => Failed::usage(format_args!("{}: cannot write: {error}", out.display())),
     })
@@ -123,7 +128,8 @@ mod tests {
     fn what_is_written_passes_the_check_as_it_stands() {
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets");
         let (data, model) = (assets.join("metaworld-mini"), assets.join("tiny-vla"));
-        let job = StarterJob { data: &data, model: Some(&model), micro_batch: None, asked: false };
+        let job =
+            StarterJob { data: &data, model: Some(&model), backbone: None, micro_batch: None, asked: false };
         let first = starter(&job, None).unwrap_or_else(|failed| panic!("{failed:?}"));
         let fits = fitting(&first).unwrap_or_else(|failed| panic!("{failed:?}"));
         assert!(fits.is_some(), "one sample fits anywhere");
@@ -139,8 +145,11 @@ mod tests {
 
     /// The run file for these data, checked with this model; and what the check says.
     fn checked(data: &Path, model: Option<&Path>) -> (RunSpec, train::CheckReport) {
-        let job = StarterJob { data, model, micro_batch: None, asked: false };
-        let text = starter(&job, None).unwrap_or_else(|failed| panic!("{failed:?}"));
+        checked_job(&StarterJob { data, model, backbone: None, micro_batch: None, asked: false })
+    }
+
+    fn checked_job(job: &StarterJob<'_>) -> (RunSpec, train::CheckReport) {
+        let text = starter(job, None).unwrap_or_else(|failed| panic!("{failed:?}"));
         let dir = tempfile::tempdir().unwrap();
         let here = [format!("run.output_dir={}", dir.path().display())];
         let spec =
@@ -168,11 +177,32 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_begins_with_a_policy_has_its_cameras_chunk_and_optimizer() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let golden = repository.join("integration-tests/fixtures/golden/smolvla");
+        let (data, policy) = (repository.join("configs/assets/metaworld-mini"), golden.join("policy"));
+        let (model, backbone) = (Some(&*policy), golden.join("vlm"));
+        let job =
+            StarterJob { data: &data, model, backbone: Some(&backbone), micro_batch: None, asked: false };
+        let (spec, report) = checked_job(&job);
+        assert!(report.training_samples > 100);
+        let settings = serde_json::to_value(&spec).unwrap();
+        assert_eq!(settings["data"]["horizon"], 5);
+        let map = &settings["data"]["rename_map"];
+        assert_eq!(map["observation.images.corner2"], "observation.images.camera1");
+        let optimizer = &settings["optimizer"];
+        for (key, value) in [("weight_decay", 1e-10), ("clip_norm", 10.0), ("min_lr_ratio", 0.025)] {
+            assert_eq!(optimizer[key], value, "{key}");
+        }
+    }
+
+    #[test]
     fn data_for_several_tasks_or_for_none_are_not_guessed_at() {
         let dir = tempfile::tempdir().unwrap();
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/assets");
         let refused = |data: &Path, task: Option<&str>| {
-            let job = StarterJob { data, model: None, micro_batch: None, asked: task.is_some() };
+            let job =
+                StarterJob { data, model: None, backbone: None, micro_batch: None, asked: task.is_some() };
             starter(&job, task).unwrap_err().message.unwrap()
         };
         fs::copy(assets.join("pictures/shapes/00.png"), dir.path().join("a.png")).unwrap();
@@ -185,12 +215,35 @@ mod tests {
         ] {
             assert!(both.contains(part), "{part} is not in {both}");
         }
-        let job = StarterJob { data: dir.path(), model: None, micro_batch: None, asked: true };
+        let job =
+            StarterJob { data: dir.path(), model: None, backbone: None, micro_batch: None, asked: true };
         assert!(starter(&job, Some("trajectory")).unwrap().contains("type: trajectory"));
         assert!(refused(dir.path(), Some("sft")).contains("task sft does not read this"));
         assert!(refused(dir.path(), Some("dpo")).contains("--task dpo: choose one of vla_flow, sft"));
         assert!(refused(&assets, None).contains("meta/info.json"));
         assert!(refused(&assets.join("nowhere"), None).contains("is not there"));
+        // A file that is called a table, and is none, is told why.
+        let of_file = |name: &str, text: &str| {
+            let file = dir.path().join(name);
+            fs::write(&file, text).unwrap();
+            let told = refused(&file, None);
+            fs::remove_file(file).unwrap();
+            told
+        };
+        for (name, text, why) in [
+            ("a.csv", "source;target\na;b\n", "separated by semicolons"),
+            ("a.csv", "source,target\ra,b\r", "a.csv:1: "),
+            ("a.json", "[{\"source\": \"a\", \"target\": \"b\"}]\n", "jq -c '.[]'"),
+        ] {
+            let told = of_file(name, text);
+            assert!(told.contains(why), "{why} is not in {told}");
+        }
+        let chats = dir.path().join("chats.jsonl");
+        let messages = r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#;
+        fs::write(&chats, format!("{{\"messages\": {messages}}}\n")).unwrap();
+        let job = StarterJob { data: &chats, model: None, backbone: None, micro_batch: None, asked: false };
+        assert!(starter(&job, None).unwrap().contains("type: sft"));
+        fs::remove_file(chats).unwrap();
         fs::write(dir.path().join("more.tsv"), "text\tsummary\na\tb\n").unwrap();
         assert!(refused(dir.path(), Some("seq2seq")).contains("has 2 files of texts; name one of them"));
     }
@@ -201,7 +254,7 @@ mod tests {
         let out = dir.path().join("my.yaml");
         write_new(&out, "first").unwrap();
         let refused = write_new(&out, "second").unwrap_err();
-        assert!(refused.message.unwrap().contains("my.yaml: is there already; it is left as it is"));
+        assert!(refused.message.unwrap().contains("my.yaml: already exists; nothing was written"));
         assert_eq!(fs::read_to_string(&out).unwrap(), "first");
     }
 }

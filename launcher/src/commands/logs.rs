@@ -22,16 +22,16 @@ pub struct LogsArgs {
     /// Output directory of the run [default: the newest active one below runs/]
     #[arg(value_name = "RUN_DIR")]
     run: Option<PathBuf>,
-    /// What this rank has written, instead of the coordinator's log
+    /// Show this rank's log instead of the coordinator's
     #[arg(long, value_name = "N")]
     rank: Option<u32>,
-    /// The rank's standard output, instead of its standard error
+    /// Show the rank's standard output instead of its standard error
     #[arg(long, requires = "rank")]
     stdout: bool,
-    /// The last N lines alone
+    /// Show only the last N lines
     #[arg(short = 'n', long, value_name = "N")]
     lines: Option<usize>,
-    /// Go on with what is written, until the run ends
+    /// Follow the log until the run ends
     #[arg(short, long)]
     follow: bool,
 }
@@ -102,7 +102,7 @@ fn there_are(run: &Path) -> String {
     ranks.sort_unstable();
     match (ranks.first(), ranks.last()) {
         (Some(first), Some(last)) => format!("; there are logs of ranks {first} to {last}"),
-        _ => "; with --log-dir the logs of ranks are there".to_owned(),
+        _ => "; with --log-dir the ranks' logs are in that directory".to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The subcommands, one file each.
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
     exit::Outcome,
@@ -55,6 +55,16 @@ pub struct Cli {
     command: Command,
 }
 
+/// Subcommands by what they are for, as `cox --help` lists them. Those that other subcommands start by
+/// themselves are left out.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Train", &["init", "check", "plan", "run", "eval", "export"]),
+    ("Inspect", &["status", "watch", "top", "logs", "memory", "runs", "report", "diff", "audit", "profile"]),
+    ("Steer", &["pause", "resume", "checkpoint", "drain", "rebuild-cache", "stop"]),
+    ("Serve", &["serve", "generate"]),
+    ("Data and models", &["data", "cache", "model"]),
+    ("Machines and shells", &["gpu", "selftest", "simulate", "token", "completions", "man", "help"]),
+];
 /// Shown under `cox --help`.
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -64,82 +74,106 @@ Exit codes:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train: start a coordinator and workers, watch them, hand over the adapter
+    /// Launch the coordinator and the workers, train, and export the adapter
     Run(Box<run::RunArgs>),
-    /// Validate a configuration, its model and its data, and train nothing
+    /// Validate a run file, its model and its data without training
     Check(check::CheckArgs),
-    /// Say what a run will take, which micro-batches fit, and what each setting would save
+    /// Predict a run's memory, the micro-batches that fit, and what each setting saves
     Plan(plan::PlanArgs),
-    /// Say where the time and the memory of a run's steps go, by stage and operation, with a flame graph
+    /// Profile training steps: time and memory by stage and operation, with a flame graph
     Profile(profile::ProfileArgs),
-    /// Show this machine's GPUs, once or live
+    /// Show this machine's GPUs
     Gpu(gpu::GpuArgs),
-    /// Test this node: driver, bandwidth, every collective, a small training step against known numbers
+    /// Test this node: driver, bandwidth, collectives, a small training step with known results
     Selftest(selftest::SelftestArgs),
-    /// Measure the held-out action error of a run's newest checkpoint
+    /// Evaluate a run's newest checkpoint on held-out samples
     Eval(eval::EvalArgs),
-    /// Write what a user takes away of a checkpoint: adapter, weights, statistics, or a merged model
+    /// Export a checkpoint: adapter, weights and statistics, or a merged model
     Export(export::ExportArgs),
-    /// Show what a model writes: as a run has left it, or before it is trained
+    /// Generate text with a trained or a pretrained model, or separate recordings
     Generate(generate::GenerateArgs),
-    /// Let a trained policy answer robots, over openpi's WebSocket protocol
+    /// Serve a policy to robots over openpi's WebSocket protocol
     Serve(serve::ServeArgs),
-    /// Write a run file to begin with, from what is in a data set
+    /// Write a first run file for a data set
     Init(init::InitArgs),
-    /// Look at a data set: what is in it, what is wrong with it, its statistics, its episodes
+    /// Inspect a data set: contents, problems, statistics, episodes
     #[command(subcommand)]
     Data(data::DataCommand),
-    /// Show, verify or tidy a store of features
+    /// Show, verify or clean up a feature cache
     #[command(subcommand)]
     Cache(cache::CacheCommand),
-    /// Run the model by itself, to compare it with another implementation
+    /// Run a model's forward pass alone, to compare it with another implementation
     #[command(subcommand)]
     Model(model::ModelCommand),
-    /// Show where a run is
+    /// Show the state of a run
     Status(status::StatusArgs),
-    /// Follow a run as it goes
+    /// Print a run's events as they happen
     Watch(watch::WatchArgs),
-    /// Follow runs on a full screen, and steer them
+    /// Watch and steer runs on a full screen
     Top(top::TopArgs),
-    /// Show the coordinator's log or a rank's
+    /// Show the log of the coordinator or of a rank
     Logs(logs::LogsArgs),
-    /// Stop at the next step boundary and wait
+    /// Pause a run at the next step boundary
     Pause(control::PauseArgs),
-    /// Go on after `pause`
+    /// Resume a paused run
     Resume(control::ResumeArgs),
     /// Write a checkpoint at the next step boundary
     Checkpoint(control::CheckpointArgs),
-    /// Let one node of an elastic world go at the next step boundary; the rest trains on
+    /// Remove a node from an elastic run at the next step boundary; the others train on
     Drain(control::DrainArgs),
-    /// Begin a version of the kept features with the present adapter
+    /// Rebuild the feature cache with the current adapter
     RebuildCache(rebuild_cache::RebuildCacheArgs),
-    /// Finish the step in flight, write a checkpoint, export the adapter, end
+    /// Stop a run after the current step: write a checkpoint, export the adapter, exit
     Stop(control::StopArgs),
-    /// Prove that every sample was consumed exactly once, whatever happened
+    /// Verify from the journal that every sample was consumed exactly once
     Audit(audit::AuditArgs),
-    /// List what ran below a directory, and how it ended
+    /// List the runs in a directory and how they ended
     Runs(runs::RunsArgs),
-    /// Write what runs have done as one page that opens anywhere; several are compared
+    /// Write an HTML report of one run, or of several side by side
     Report(report::ReportArgs),
-    /// Say what two runs differ in: program, keys, results
+    /// Compare two runs: program, configuration, results
     Diff(runs::DiffArgs),
-    /// Show peak memory of every rank by phase
+    /// Show each rank's peak memory by phase
     Memory(status::MemoryArgs),
-    /// Play a fault script in virtual time: recovery times, rollbacks, audit
+    /// Simulate a fault script in virtual time: recovery times, rollbacks, audit
     Simulate(simulate::SimulateArgs),
-    /// Write a script that completes commands and flags in a shell
+    /// Print a shell completion script
     Completions(shell::CompletionsArgs),
-    /// Write man pages into a directory
+    /// Write man pages to a directory
     Man(shell::ManArgs),
-    /// Make a token for callers of a coordinator
+    /// Create a token for clients of a coordinator
     Token(token::TokenArgs),
-    /// Serve one run (`cox run` does this itself)
+    /// Run a coordinator alone (`cox run` starts it)
     Coordinator(coordinator::CoordinatorArgs),
-    /// Be one worker (`cox run` starts these), or train alone with --config
+    /// Run one worker (`cox run` starts it), or train without a coordinator with --config
     Worker(worker::WorkerArgs),
 }
 
 impl Cli {
+    /// Reads the command line.
+    pub fn from_command_line() -> Result<Self, clap::Error> {
+        Self::from_arg_matches(&Self::with_groups().try_get_matches()?)
+    }
+
+    /// The program with its subcommands in [`GROUPS`], which clap has no heading for.
+    fn with_groups() -> clap::Command {
+        let mut program = Self::command();
+        program.build();
+        let about = |name: &str| {
+            let found = program.find_subcommand(name).and_then(clap::Command::get_about);
+            found.map_or_else(String::new, ToString::to_string)
+        };
+        let listed = |names: &[&str]| -> String {
+            names.iter().map(|name| format!("\n  {name:<13}  {}", about(name))).collect()
+        };
+        let groups: String =
+            GROUPS.iter().map(|(title, names)| format!("{title}:{}\n\n", listed(names))).collect();
+        let template = format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}\n\n{{after-help}}"
+        );
+        Self::command().help_template(template)
+    }
+
     /// Where this process's log goes.
     pub fn log_destination(&self) -> Destination {
         match self.command {
@@ -202,9 +236,30 @@ mod tests {
 
     use super::*;
 
+    /// Subcommands that other subcommands start by themselves, and that no group lists.
+    const INTERNAL: [&str; 2] = ["coordinator", "worker"];
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group_or_internal() {
+        let mut listed: Vec<_> =
+            GROUPS.iter().flat_map(|(_, names)| *names).chain(&INTERNAL).copied().collect();
+        listed.sort_unstable();
+        let mut program = Cli::command();
+        program.build();
+        let mut there: Vec<_> = program.get_subcommands().map(clap::Command::get_name).collect();
+        there.sort_unstable();
+        assert_eq!(listed, there);
+        let help = Cli::with_groups().render_help().to_string();
+        assert!(
+            help.contains("\nSteer:\n  pause          Pause a run at the next step boundary\n"),
+            "{help}"
+        );
+        assert!(help.lines().all(|line| line.chars().count() <= 110), "{help}");
     }
 
     #[test]

@@ -17,33 +17,40 @@ use crate::{
 /// Subcommands of `cox model`.
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
-    /// One forward pass from file to file: every layer's output, logits, and with labels the loss and the
-    /// adapter's gradients
+    /// Run one forward pass from file to file: every layer's output and logits; with labels, the loss and the
+    /// adapter's gradients; for a policy, loss, velocities and sampled actions
     Forward(ForwardArgs),
 }
 
 /// Flags of `cox model forward`.
 #[derive(Args, Debug)]
 pub struct ForwardArgs {
-    /// Hugging Face directory of a model that some task trains
+    /// Model directory as Hugging Face has it, or policy directory as LeRobot has it
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// Directory of the backbone that a policy names by its hub name [default: Hugging Face's cache]
+    #[arg(long, value_name = "DIR")]
+    backbone: Option<PathBuf>,
     /// PEFT directory of a LoRA adapter
     #[arg(long, value_name = "PEFT_DIR")]
     adapter: Option<PathBuf>,
-    /// safetensors: what the model takes (`cox data sample` writes such a file), and labels if wanted
+    /// safetensors file of the model's inputs (`cox data sample` writes one), with labels if the loss is
+    /// wanted
     #[arg(long, value_name = "FILE")]
     inputs: PathBuf,
-    /// safetensors: every intermediate result under the model's own names, loss, grad.*
+    /// safetensors file to write: intermediate results under the model's own names, loss, grad.*
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Where to compute: `cpu`, `cuda` (the first GPU that this process sees), or `auto`
+    /// For a policy, also write grad.* of the trainable tensors
+    #[arg(long)]
+    gradients: bool,
+    /// Device: `cpu`, `cuda` (the first visible GPU), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Keep the model's matrices in bfloat16 instead of float32
     #[arg(long)]
     bfloat16: bool,
-    /// Keep them in float16, and multiply in it: on a GPU
+    /// Keep the model's matrices in float16 and multiply in it (GPU only)
     #[arg(long, conflicts_with = "bfloat16")]
     float16: bool,
 }
@@ -56,6 +63,7 @@ pub fn execute(command: &ModelCommand) -> Outcome {
     let job = ForwardJob {
         model: &args.model,
         adapter: args.adapter.as_deref(),
+        backbone: args.backbone.as_deref(),
         inputs: &args.inputs,
         out: &args.out,
         dtype: match (args.bfloat16, args.float16) {
@@ -63,9 +71,12 @@ pub fn execute(command: &ModelCommand) -> Outcome {
             (false, true) => FrozenDtype::Float16,
             (false, false) => FrozenDtype::Float32,
         },
+        gradients: args.gradients,
     };
     let done = tasks().forward(&job, device).ok_or_else(|| {
-        Failed::usage(format!("{}: no task of this program has such a model", args.model.display()))
+        let model = args.model.display();
+        let advice = "`cox check` of a run file with this `model.path` says why";
+        Failed::usage(format!("{model}: not the directory of a model that this program reads; {advice}"))
     })?;
     done.map_err(|error| Failed::new(Exit::BadInput, error))?;
     say(format_args!("written to {}", args.out.display()));

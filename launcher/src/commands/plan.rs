@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_worker::memory::Resident;
+use coxswain_worker::memory;
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -30,31 +30,31 @@ use crate::{
 pub struct PlanArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// GPU to plan for: its memory (24GiB) or its name (A100-40); may be repeated
+    /// GPU to plan for, by memory (24GiB) or name (A100-40); repeatable
     #[arg(long, alias = "card", value_name = "GPU", value_parser = GpuKind::parse)]
     gpu: Vec<GpuKind>,
-    /// One row for each usual GPU: micro-batch x accumulation
+    /// Print one row for each known GPU: micro-batch x accumulation
     #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
     all_gpus: bool,
-    /// One row for each value of a key, such as lora.rank=8,16,32
+    /// Print one row for each value of a key, such as lora.rank=8,16,32
     #[arg(long, value_name = "KEY=VALUE,..", value_parser = Vary::parse)]
     vary: Option<Vary>,
-    /// Ranks [default: launch.nproc_per_node, else 1]
+    /// World size [default: launch.nproc_per_node, else 1]
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     world: Option<u32>,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// What this process took so far: elapsed and computed milliseconds, bytes.
+/// What this process took so far: elapsed and computed milliseconds, most bytes allocated at once.
 fn cost(began: Instant) -> serde_json::Value {
     let computed = getrusage(UsageWho::RUSAGE_SELF)
         .map(|used| (used.user_time() + used.system_time()).num_milliseconds());
     serde_json::json!({
         "ms": began.elapsed().as_millis() as u64,
         "cpu_ms": computed.ok(),
-        "resident_peak": Resident::now().high_water,
+        "allocated_peak": memory::peak(),
     })
 }
 

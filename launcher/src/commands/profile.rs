@@ -21,13 +21,13 @@ use crate::{
 pub struct ProfileArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Steps that are measured, after one that is not
+    /// Steps to measure, after one warm-up step
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// The flame graph
+    /// File for the flame graph
     #[arg(long, value_name = "FILE", default_value = "profile.svg")]
     out: PathBuf,
-    /// One JSON object instead of text: the tree of spans
+    /// Print the tree of spans as one JSON object
     #[arg(long)]
     json: bool,
 }

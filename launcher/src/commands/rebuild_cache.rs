@@ -13,7 +13,7 @@ use crate::{control::prompt, endpoint::Target, exit::Outcome, render::say};
 pub struct RebuildCacheArgs {
     #[command(flatten)]
     target: Target,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }

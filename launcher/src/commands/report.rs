@@ -9,7 +9,7 @@ use clap::Args;
 use coxswain_coordinator::wandb_file::{self, RunLabel};
 use coxswain_proto::in_place;
 
-use super::runtime::block_on;
+use super::{runtime::block_on, spec_args::no_run};
 use crate::{
     exit::{Exit, Failed, Outcome},
     render::say,
@@ -20,13 +20,13 @@ use crate::{
 /// Flags of `cox report`.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// Output directories of runs, going on or over; several are compared
+    /// Output directories of runs, active or finished; several are compared
     #[arg(value_name = "RUN_DIR", required = true)]
     runs: Vec<PathBuf>,
-    /// The page [default: report.html in the directory of the first run]
+    /// File to write [default: report.html in the directory of the first run]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Write each run as one of Weights & Biases that is offline, too; say how to upload it
+    /// Also write each run as an offline run of Weights & Biases, and print how to upload it
     #[arg(long)]
     wandb: bool,
 }
@@ -37,9 +37,7 @@ pub const PAGE: &str = "report.html";
 /// Writes the page and says where it is.
 pub fn execute(args: &ReportArgs) -> Outcome {
     if let Some(stranger) = args.runs.iter().find(|dir| !RunDir::is_run(dir)) {
-        let problem =
-            format!("{}: not the output directory of a run (there is no run.json)", stranger.display());
-        return Err(Failed::usage(problem));
+        return Err(no_run(stranger, Path::new("run.json")));
     }
     let first = args.runs.first().map(|run| run.join(PAGE));
     let Some(out) = args.out.clone().or(first) else { return Ok(()) };

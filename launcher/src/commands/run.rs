@@ -1,6 +1,5 @@
 //! `cox run`: from a configuration to a trained adapter.
 
-mod agreement;
 mod concluding;
 mod coordinating;
 mod keeping;
@@ -15,13 +14,13 @@ use coxswain_identity::{
 };
 use coxswain_proto::{
     run_spec::RunSpec,
-    v1::{Failure, JoinNodeRequest},
+    v1::{Failure, JoinNodeRequest, RunSpecDocument},
 };
 use tokio::sync::mpsc;
 
 use self::{concluding::Concluding, coordinating::Coordinating};
 use super::{
-    acceptance::{self, Accepted},
+    acceptance::{self, Accepted, Outline},
     runtime::block_on,
     spec_args::SpecArgs,
 };
@@ -64,6 +63,9 @@ pub struct RunArgs {
     pub(super) spec: SpecArgs,
     #[command(flatten)]
     launch: LaunchFlags,
+    /// Set a journal aside that cannot be read, and go on from the newest checkpoint with a new one
+    #[arg(long)]
+    new_journal: bool,
     #[command(flatten)]
     console: ConsoleFlags,
     #[command(flatten)]
@@ -92,8 +94,14 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         machine: &machine,
         gpus: &|| accelerator().probe().map(|gpus| gpus.count),
     })?;
-    let brought = keeping::pin_and_bring(&mut spec, &plan)?;
-    let Accepted { forecast, .. } = acceptance::accept(&spec, &plan)?;
+    let place = keeping::pin(&mut spec, &plan)?;
+    let accepted = acceptance::accept(&spec, &plan, place.as_ref(), args.new_journal)?;
+    accepted.warn();
+    let Accepted { outline, opening, .. } = accepted;
+    let brought = place.map(|place| place.bring(&spec)).transpose()?.flatten().map(|of| of.to_string());
+    if let Some(kept) = opening.map(|opening| opening.set_journal_aside()).transpose()?.flatten() {
+        tracing::warn!("the damaged journal is set aside as {}", kept.display());
+    }
     let output_dir = Path::new(&spec.run.output_dir);
     let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
     let mode = match log.log_format {
@@ -102,10 +110,10 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         LogFormat::Json => Mode::of(&args.console, false),
     };
     let terminal = Arc::new(Terminal::new(mode, writer));
-    if let Some(shortfall) = forecast.as_ref().and_then(|forecast| forecast.shortfall.as_ref()) {
-        tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
-    }
-    let told = forecast.map(|forecast| render::plan::at_start(&forecast.question, &forecast.outlooks));
+    let told = outline.map(|outline| {
+        let Outline { forecast, data, steps, .. } = &outline;
+        render::plan::at_start(&forecast.question, &forecast.outlooks, data, steps)
+    });
     for line in told.iter().flat_map(|told| told.lines()).chain(brought.as_deref()) {
         terminal.line(line);
     }
@@ -200,7 +208,7 @@ impl Launch<'_> {
         match &kept {
             Ok(()) => tell(Exit::Done, if stopped { "stopped" } else { "finished" }, &success).await,
             Err(failed) => {
-                let text = format!("{success}, and its end is not in its bucket");
+                let text = format!("{success}, but its last checkpoint is not uploaded");
                 tell(failed.exit, "failed", &text).await;
             }
         }
@@ -265,7 +273,7 @@ impl Launch<'_> {
             Role::Guest => (self.plan.endpoint.port, None),
         };
         let first = match living {
-            Some(claim) => Address::parse(&claim.address),
+            Some(claim) => Address::of_claim(&claim, self.plan.speech.plaintext),
             None => rendezvous::first_address(&self.plan, coordinator.is_some(), port),
         };
         let newest = claims.newest().filter(|_| coordinator.is_none() && !alone);
@@ -275,9 +283,10 @@ impl Launch<'_> {
         };
         let credentials = &self.credentials.credentials;
         let access = Access::to(&whereabouts, credentials)?;
+        let asked_for = coordinator.is_none().then(|| RunSpecDocument::from(&self.spec));
         let request = rendezvous::request(&self.plan, &self.machine.host, node_id.to_owned());
-        let asked_of_it = coordinator.is_none().then_some(&self.spec);
-        let joined = agreement::join(asked_of_it, &access, &self.plan, &request);
+        let request = JoinNodeRequest { spec: asked_for, ..request };
+        let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
             signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),

@@ -1,14 +1,14 @@
 //! `cox runs` and `cox diff`: what ran below a directory, and what two runs differ in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::runtime::block_on;
+use super::{runtime::block_on, spec_args::no_run};
 use crate::{
     endpoint,
-    exit::{Failed, Outcome},
+    exit::{Exit, Failed, Outcome},
     render::{runs as render, say},
     report::Story,
     run_dir::RunDir,
@@ -17,10 +17,10 @@ use crate::{
 /// Flags of `cox runs`.
 #[derive(Args, Debug)]
 pub struct RunsArgs {
-    /// Directory whose subdirectories are runs
+    /// Directory that holds the runs' directories
     #[arg(value_name = "DIR", default_value = endpoint::RUNS)]
     runs: PathBuf,
-    /// One JSON array
+    /// Print one JSON array
     #[arg(long)]
     json: bool,
 }
@@ -31,10 +31,10 @@ pub struct DiffArgs {
     /// Output directory of a run
     #[arg(value_name = "RUN_DIR")]
     first: PathBuf,
-    /// Output directory of another one
+    /// Output directory of the other run
     #[arg(value_name = "OTHER_RUN_DIR")]
     second: PathBuf,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -43,9 +43,10 @@ pub struct DiffArgs {
 pub fn list(args: &RunsArgs) -> Outcome {
     let unreadable = |error| Failed::usage(format!("{}: {error}", args.runs.display()));
     let entries = std::fs::read_dir(&args.runs).map_err(unreadable)?;
+    let below = entries.flatten().map(|entry| entry.path());
     let began = |dir: &PathBuf| std::fs::metadata(dir.join("run.json")).and_then(|file| file.modified()).ok();
-    let mut dirs: Vec<_> =
-        entries.flatten().map(|entry| entry.path()).filter(|dir| RunDir::is_run(dir)).collect();
+    // A run's own directory is a list of one.
+    let mut dirs: Vec<_> = below.chain([args.runs.clone()]).filter(|dir| RunDir::is_run(dir)).collect();
     dirs.sort_by_cached_key(|dir| (began(dir), dir.clone()));
     let listed = |dir: &PathBuf| render::Listed {
         run: block_on(RunDir::read(dir)),
@@ -63,12 +64,13 @@ pub fn list(args: &RunsArgs) -> Outcome {
 pub fn diff(args: &DiffArgs) -> Outcome {
     for dir in [&args.first, &args.second] {
         if !RunDir::is_run(dir) {
-            let problem =
-                format!("{}: not the output directory of a run (there is no run.json)", dir.display());
-            return Err(Failed::usage(problem));
+            return Err(no_run(dir, Path::new("run.json")));
         }
     }
     let [first, second] = [&args.first, &args.second].map(|dir| block_on(RunDir::read(dir)));
+    if let Some(problem) = [&first, &second].into_iter().flat_map(RunDir::damage).next() {
+        return Err(Failed::new(Exit::BadInput, problem));
+    }
     let differences = render::differences(&first, &second);
     match args.json {
         true => {

@@ -20,13 +20,13 @@ use crate::{
 /// Flags of `cox selftest`.
 #[derive(Args, Debug)]
 pub struct SelftestArgs {
-    /// What to test: `cpu`, `cuda` (the first GPU that this process sees), or `auto`
+    /// Device to test: `cpu`, `cuda` (the first visible GPU), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
-    /// End after what a GPU is asked first: a kernel, a product, a thousand products in their order
+    /// Stop after the first probes of a GPU: one kernel, one matrix product, a thousand products in order
     #[arg(long)]
     first: bool,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }

@@ -24,34 +24,35 @@ use crate::{
 /// Flags of `cox serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Output directory of a run that has ended, or what `cox export` has written
+    /// Output directory of a finished run, or of `cox export`
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Changes to the run as it was trained: model.path=... at another place
+    /// Overrides of the run as it was trained, such as model.path=... if the model has moved
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Of a policy that was trained on several data sets, the one whose robot it acts on [default: serve.set]
+    /// Data set whose robot is served, for a policy trained on several [default: serve.set]
     #[arg(long, value_name = "NAME")]
     set: Option<String>,
-    /// What to compute on: auto, cpu or cuda [default: launch.device]
+    /// Device: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
     listen: String,
-    /// File of the token that clients must bring (openpi's api_key) [default: COX_TOKEN, or none on loopback]
+    /// File with the token that clients must present (openpi's api_key) [default: COX_TOKEN, or none on
+    /// loopback]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Speak TLS (wss://): the certificate, PEM, with those that lead to its issuer's behind it
+    /// TLS certificate chain, PEM: the certificate first, then its issuers (wss://)
     #[arg(long, value_name = "FILE", env = "COX_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's key, PEM, without a passphrase
+    /// Private key of the certificate, PEM, without a passphrase
     #[arg(long, value_name = "FILE", env = "COX_TLS_KEY", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Listen off loopback without TLS: the token and everything the robot sees travel in clear
+    /// Listen on other than loopback without TLS: the token and all observations travel unencrypted
     #[arg(long, conflicts_with = "tls_cert")]
     plaintext: bool,
-    /// Most observations in one forward pass
+    /// Maximum number of observations in one forward pass
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     max_batch: u16,
 }
@@ -154,10 +155,15 @@ impl From<ServeError> for Failed {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    };
+
     use super::*;
 
-    fn address(listen: &str, plaintext: bool, token: Option<&str>) -> Result<SocketAddr, String> {
-        let args = ServeArgs {
+    fn args(listen: &str, plaintext: bool) -> ServeArgs {
+        ServeArgs {
             run_dir: PathBuf::new(),
             overrides: Vec::new(),
             set: None,
@@ -168,9 +174,38 @@ mod tests {
             tls_key: None,
             plaintext,
             max_batch: 1,
-        };
+        }
+    }
+
+    fn address(listen: &str, plaintext: bool, token: Option<&str>) -> Result<SocketAddr, String> {
         let door = Door { token: token.map(str::to_owned), tls: None };
-        args.address(&door).map_err(|failed| failed.message.unwrap_or_default())
+        args(listen, plaintext).address(&door).map_err(|failed| failed.message.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_file_of_tokens_that_others_may_read_or_own_opens_no_port() {
+        const SECRET: &str = "cox_all_0123456789abcdef0123456789abcdef";
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let token = |text: &str, mode: u32| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let args = ServeArgs { token_file: Some(path.clone()), ..args("127.0.0.1:0", false) };
+            args.token().map_err(|failed| failed.message.unwrap_or_default())
+        };
+        assert_eq!(token(SECRET, 0o600).unwrap().as_deref(), Some(SECRET));
+        let open = token(SECRET, 0o644).unwrap_err();
+        assert!(open.starts_with("--token-file: ") && open.contains("chmod 600"), "{open}");
+        let short = token("a", 0o600).unwrap_err();
+        assert!(short.contains("line 1: the token is too short"), "{short}");
+        // Only root can give a file away.
+        if !fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+            || chown(&path, Some(1000), None).is_err()
+        {
+            return eprintln!("skipped: a file of another user is made by root alone");
+        }
+        let theirs = token(SECRET, 0o600).unwrap_err();
+        assert!(theirs.contains("1000"), "{theirs}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
 /// Flags of `cox completions`.
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
-    /// Which shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -21,7 +21,7 @@ pub struct CompletionsArgs {
 /// Flags of `cox man`.
 #[derive(Args, Debug)]
 pub struct ManArgs {
-    /// Directory of the pages, for instance ~/.local/share/man/man1
+    /// Directory for the pages, such as ~/.local/share/man/man1
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }

@@ -13,13 +13,13 @@ use crate::{
 /// Flags of `cox simulate`.
 #[derive(Args, Debug)]
 pub struct SimulateArgs {
-    /// Fault script (YAML); configs/faults holds some
+    /// Fault script (YAML); examples are in configs/faults
     #[arg(value_name = "FAULTS", required_unless_present = "seed")]
     script: Option<PathBuf>,
-    /// Another seed than the script's; without a script, the run and its faults are drawn from it
+    /// Seed instead of the script's; without a script, the run and its faults are drawn from it
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Tell who comes and goes, and the run's phases
+    /// Also print joins, losses and phases of the run
     #[arg(long)]
     verbose: bool,
 }

@@ -15,16 +15,16 @@ use crate::{
 /// A configuration and what is laid over it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct SpecArgs {
-    /// Run file (YAML), or the output directory of a run that is to go on
+    /// Run file (YAML), or the output directory of a run to resume
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
-    /// Changes to it: section.key=value
+    /// Overrides of the run file: section.key=value
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// Which of the file's sections to take
+    /// Section of the run file to use
     #[arg(long, value_name = "NAME", alias = "config-section", alias = "config_section")]
     pub section: Option<String>,
-    /// Find the largest micro-batch that fits by trial steps; short for train.auto_micro_batch=true
+    /// Find the largest micro-batch that fits, by trial steps (train.auto_micro_batch=true)
     #[arg(long, alias = "auto_batch_size")]
     pub auto_batch_size: bool,
 }
@@ -38,6 +38,12 @@ impl SpecArgs {
     /// The same with further changes. The output directory of a run stands for what ran in it.
     pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, Failed> {
         let changes = [&self.changes(), changes].concat();
+        let given = self.config.display();
+        if given.to_string().contains('=') && !self.config.exists() {
+            return Err(Failed::usage(format!(
+                "{given}: an override; the run file comes first: FILE {given}"
+            )));
+        }
         if !self.config.is_dir() {
             return of_file(&self.config, &changes);
         }
@@ -95,15 +101,8 @@ pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), Failed>
         before.train.base_digest.is_none() && !moved()
     };
     if spec.train.base_digest.is_none() && !before.as_ref().is_some_and(as_before) {
-        let found = task.base_digest(spec);
-        let is_brought = spec.base().is_some_and(|base| place::is_remote(Path::new(base.path)));
-        spec.train.base_digest = match found.transpose() {
-            Ok(digest) => digest,
-            // Said once, and not by every worker after its own attempts.
-            Err(error) if is_brought => return Err(TrainError::from(error).into()),
-            // What cannot be read is refused where it is loaded, with the reason.
-            Err(_) => None,
-        };
+        // What cannot be read is said once, and not by every worker after its own attempts.
+        spec.train.base_digest = task.base_digest(spec).transpose().map_err(TrainError::from)?;
     }
     Ok(())
 }
@@ -124,6 +123,20 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     of_file(&file, &overrides)
 }
 
+/// Refuses a path that is no run's output directory, of which each has this `sign`. A run file has one, and
+/// says where.
+pub fn no_run(path: &Path, sign: &Path) -> Failed {
+    let of_file = path.is_file().then(|| RunSpec::load(path, &[], schemas()).ok()).flatten();
+    let remedy = match of_file {
+        Some(spec) => format!("it is a run file: name its run.output_dir, {}", spec.run.output_dir),
+        None => "name such a directory (`cox runs` lists those in runs/); `cox run` and `cox check` take a \
+                 run file, too"
+            .into(),
+    };
+    let (path, sign) = (path.display(), sign.display());
+    Failed::usage(format!("{path}: not the output directory of a run (there is no {sign}); {remedy}"))
+}
+
 /// Where an output directory says what was trained in it.
 fn file_of_run(run_dir: &Path) -> Result<PathBuf, Failed> {
     let file = run_dir.join(endpoint::SPEC_FILE);
@@ -131,11 +144,7 @@ fn file_of_run(run_dir: &Path) -> Result<PathBuf, Failed> {
     let launched = run_dir.join("logs").join(endpoint::SPEC_FILE);
     match [&file, &launched].into_iter().find(|file| file.exists()) {
         Some(found) => Ok(found.clone()),
-        None => Err(Failed::usage(format!(
-            "{}: not the output directory of a run (there is no {}); name a run file or such a directory",
-            run_dir.display(),
-            file.display()
-        ))),
+        None => Err(no_run(run_dir, &file)),
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
 pub struct StatusArgs {
     #[command(flatten)]
     target: Target,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -34,13 +34,13 @@ pub struct StatusArgs {
 pub struct MemoryArgs {
     #[command(flatten)]
     target: Target,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// Ask the workers for a new report first; it is there after their next step
+    /// Ask the workers for a new report; it arrives after their next step
     #[arg(long)]
     refresh: bool,
-    /// The same, and let peaks begin anew behind it: the next answer is of the time since
+    /// Like --refresh, and reset the peaks after that report
     #[arg(long)]
     reset: bool,
 }
@@ -68,7 +68,7 @@ pub fn status(args: &StatusArgs) -> Outcome {
 /// Where a run was when it ended, if it did: its directory tells. One that was broken off goes on when it is
 /// launched again, which is what `otherwise` says.
 async fn left_behind(args: &StatusArgs, otherwise: Failed) -> Outcome {
-    let Some(dir) = args.target.run.as_deref().filter(|dir| RunDir::is_run(dir)) else {
+    let Some(dir) = args.target.run_dir().filter(|dir| RunDir::is_run(dir)) else {
         return Err(otherwise);
     };
     let listed = runs::Listed {

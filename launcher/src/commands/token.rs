@@ -15,14 +15,14 @@ use crate::{
 /// Flags of `cox token`.
 #[derive(Args, Debug)]
 pub struct TokenArgs {
-    /// What it grants: `read` looks, `control` looks and steers, `worker` takes part, `all`
+    /// Permissions: `read` views, `control` views and steers, `worker` joins as a worker, `all`
     #[arg(long, value_name = "read|control|worker|all", default_value_t = Scope::All)]
     scope: Scope,
-    /// Add it to this file of tokens, which is made if there is none, instead of showing it
+    /// Append the token to this file, created if missing, instead of printing it
     #[arg(long, value_name = "FILE", conflicts_with = "certificate")]
     file: Option<PathBuf>,
-    /// Show the certificate that coordinators show for COX_TOKEN (or the first of COX_TOKEN_FILE), for
-    /// clients that are not `cox`, and the name to ask for
+    /// Print the certificate and server name that coordinators derive from COX_TOKEN (or the first token of
+    /// COX_TOKEN_FILE), for clients other than `cox`
     #[arg(long, conflicts_with = "scope")]
     certificate: bool,
 }

@@ -26,18 +26,18 @@ use crate::{
         app::{App, ControlRequest, Intent},
         draw::draw,
         follow::Follower,
-        run_view::Update,
         theme::Theme,
     },
+    view::Update,
 };
 
 /// Flags of `cox top`.
 #[derive(Args, Debug)]
 pub struct TopArgs {
-    /// Output directories of runs, going on or over [default: the active ones below runs/]
+    /// Output directories of runs, active or finished [default: the active ones below runs/]
     #[arg(value_name = "RUN_DIR", conflicts_with = "endpoint")]
     runs: Vec<PathBuf>,
-    /// HOST:PORT of a coordinator; may be repeated [env: COX_COORDINATOR]
+    /// Coordinator's HOST:PORT; repeatable [env: COX_COORDINATOR]
     #[arg(long, value_name = "HOST:PORT")]
     endpoint: Vec<String>,
 }
@@ -62,8 +62,6 @@ pub fn execute(args: &TopArgs) -> Outcome {
 }
 
 fn targets(args: &TopArgs) -> Result<Vec<Target>, Failed> {
-    let by_dir = |run: PathBuf| Target { endpoint: None, run: Some(run) };
-    let by_address = |address: String| Target { endpoint: Some(address), run: None };
     if let Some(stranger) = args.runs.iter().find(|dir| !RunDir::is_run(dir)) {
         return Err(Failed::usage(format!(
             "{}: not the output directory of a run (there is no run.json)",
@@ -71,14 +69,14 @@ fn targets(args: &TopArgs) -> Result<Vec<Target>, Failed> {
         )));
     }
     if !args.runs.is_empty() {
-        return Ok(args.runs.iter().cloned().map(by_dir).collect());
+        return Ok(args.runs.iter().cloned().map(Target::of_dir).collect());
     }
     if !args.endpoint.is_empty() {
-        return Ok(args.endpoint.iter().cloned().map(by_address).collect());
+        return Ok(args.endpoint.iter().cloned().map(Target::of_address).collect());
     }
     match process_env("COX_COORDINATOR") {
-        Some(address) => Ok(vec![by_address(address)]),
-        None => Ok(endpoint::active(Path::new(endpoint::RUNS))?.into_iter().map(by_dir).collect()),
+        Some(address) => Ok(vec![Target::of_address(address)]),
+        None => Ok(endpoint::active(Path::new(endpoint::RUNS))?.into_iter().map(Target::of_dir).collect()),
     }
 }
 
@@ -129,7 +127,7 @@ async fn show(targets: Vec<Target>) -> Outcome {
 }
 
 fn label(target: &Target) -> String {
-    let dir = target.run.as_ref().map(|run| run.display().to_string());
+    let dir = target.run_dir().map(|run| run.display().to_string());
     dir.or_else(|| target.endpoint.clone()).unwrap_or_default()
 }
 

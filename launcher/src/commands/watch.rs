@@ -28,7 +28,7 @@ use crate::{
 pub struct WatchArgs {
     #[command(flatten)]
     target: Target,
-    /// One JSON object a line instead of text
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }

@@ -29,6 +29,7 @@ use crate::{
     exit::{Exit, Failed, Outcome},
     gpu::Sensors,
     launch::{
+        data_place::DataPlace,
         inputs::{Env, Given, process_env},
         machine::LocalMachine,
         worker_env::{self, CLAIMS},
@@ -40,14 +41,14 @@ use crate::{
 /// Flags of `cox worker`.
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
-    /// Train alone, without a coordinator
+    /// Run file to train without a coordinator
     #[arg(long, value_name = "CONFIG")]
     config: Option<PathBuf>,
-    /// What to compute on: `cuda` (the GPU that LOCAL_RANK picks), `cpu`, or `auto` [default: COX_DEVICE, or
+    /// Device: `cuda` (the GPU selected by LOCAL_RANK), `cpu`, or `auto` [default: COX_DEVICE, or
     /// launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<String>,
-    /// Changes to the configuration: section.key=value
+    /// Overrides of the configuration: section.key=value
     #[arg(value_name = "KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
 }
@@ -70,7 +71,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     let wanted = args.device(&process_env)?;
     wanted.map_or(Ok(()), refuse_what_is_not_here)?;
     // A world of one has no ring, but every worker registers where it could be called.
-    let address = Address::of(&slot.local_addr, slot.data_port);
+    let address = Address::of(&slot.local_addr, slot.data.port);
     let listener =
         RingListener::bind(address.host_port()).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
     let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
@@ -85,7 +86,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         node_rank: slot.node_rank,
         world_size: slot.world_size,
         host: LocalMachine::this().host,
-        data_address: slot.advertise.unwrap_or_else(|| listener.address().to_owned()),
+        data_address: slot.data.advertise.unwrap_or_else(|| listener.address().to_owned()),
         memory_in_use: Arc::new(|| Bytes(memory::in_use())),
         driver: Some(Arc::new(Sensors::new(process_env("CUDA_VISIBLE_DEVICES")))),
         ..SessionOptions::new(&slot.coordinator)
@@ -131,10 +132,7 @@ struct Slot {
     node_rank: u32,
     world_size: u32,
     local_addr: String,
-    /// Where its neighbour may call; 0 for any free port.
-    data_port: u16,
-    /// Where its neighbour is told to call, if that is elsewhere: a port that leads here.
-    advertise: Option<String>,
+    data: DataPlace,
 }
 
 impl Slot {
@@ -157,12 +155,6 @@ impl Slot {
             )));
         }
         let local_rank = number("LOCAL_RANK", rank)?;
-        // One launcher's workers inherit one environment: each takes the port of its number.
-        let data_port = match number("COX_DATA_PORT", 0)? {
-            0 => 0,
-            first => port(u64::from(first), local_rank, "COX_DATA_PORT")?,
-        };
-        let advertise = env("COX_ADVERTISE").map(|text| advertised(&text, local_rank)).transpose()?;
         let claims = env(CLAIMS).map(|text| announced(&text)).transpose()?;
         Ok(Self {
             coordinator,
@@ -172,8 +164,7 @@ impl Slot {
             node_rank: number("GROUP_RANK", 0)?,
             world_size,
             local_addr: env("COX_LOCAL_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned()),
-            data_port,
-            advertise,
+            data: DataPlace::from_env(env, local_rank)?,
         })
     }
 }
@@ -193,23 +184,6 @@ impl Slot {
 fn announced(text: &str) -> Result<(PathBuf, u64), Failed> {
     let parts = text.split_once(':').and_then(|(number, dir)| Some((dir.into(), number.parse().ok()?)));
     parts.ok_or_else(|| Failed::usage(format!("{CLAIMS} {text}: expected NUMBER:DIR, as launchers set it")))
-}
-
-/// The port of a worker, by its number on its machine.
-fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, Failed> {
-    u16::try_from(first + u64::from(local_rank)).map_err(|_| {
-        Failed::usage(format!(
-            "{name} {first}: with the worker's number on its machine, {local_rank}, it is no port"
-        ))
-    })
-}
-
-/// `HOST:PORT` of a worker, from that of its machine's first.
-fn advertised(text: &str, local_rank: u32) -> Result<String, Failed> {
-    let parts = text.rsplit_once(':').and_then(|(host, first)| Some((host, first.parse().ok()?)));
-    let (host, first) =
-        parts.ok_or_else(|| Failed::usage(format!("COX_ADVERTISE {text}: expected HOST:PORT")))?;
-    Ok(format!("{host}:{}", port(first, local_rank, "COX_ADVERTISE")?))
 }
 
 #[cfg(test)]
@@ -239,13 +213,9 @@ mod tests {
             node_rank: 1,
             world_size: 4,
             local_addr: "10.0.0.4".into(),
-            data_port: 0,
-            advertise: None,
+            data: DataPlace { port: 0, advertise: None },
         };
         assert_eq!(slot(&variables), Ok(expected));
-        let mapped = [("COX_DATA_PORT", "7000"), ("COX_ADVERTISE", "gate:9000")];
-        let mapped = slot(&[&variables[..], &mapped[..]].concat()).unwrap();
-        assert_eq!((mapped.data_port, mapped.advertise.as_deref()), (7001, Some("gate:9001")));
         assert_eq!(slot(&[("MASTER_ADDR", "n3"), ("MASTER_PORT", "7")]).unwrap().coordinator, "n3:7");
     }
 
@@ -273,9 +243,5 @@ mod tests {
         assert!(text.starts_with("COX_COORDINATOR_CLAIMS here: expected NUMBER:DIR"), "{text}");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();
         assert_eq!(text, "WORLD_SIZE two: expected a whole number");
-        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_ADVERTISE", "gate")]).unwrap_err();
-        assert_eq!(text, "COX_ADVERTISE gate: expected HOST:PORT");
-        let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_DATA_PORT", "70000")]).unwrap_err();
-        assert!(text.starts_with("COX_DATA_PORT 70000"), "{text}");
     }
 }

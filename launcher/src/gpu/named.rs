@@ -14,7 +14,7 @@ pub struct GpuKind {
 }
 
 /// Name and MiB as the driver shows them, which is a little less than what is printed on the box.
-const GPUS: [(&str, u64); 22] = [
+const GPUS: [(&str, u64); 25] = [
     ("RTX3080-10", 10_240),
     ("RTX3060-12", 12_288),
     ("RTX4070-12", 12_282),
@@ -30,14 +30,44 @@ const GPUS: [(&str, u64); 22] = [
     ("RTX5090-32", 32_607),
     ("A100-40", 40_960),
     ("A6000-48", 49_140),
+    ("RTX6000Ada-48", 49_140),
     ("L40S-48", 46_068),
     ("A100-80", 81_920),
     ("H100-80", 81_559),
     ("H100-94", 95_830),
     ("H20-96", 97_871),
+    ("RTXPRO6000-96", 97_887),
+    ("GB10-128", 122_570),
     ("H200-141", 143_771),
     ("B200-180", 183_359),
 ];
+
+/// What tensor cores do at most with bfloat16 (float16 where there is none) and sums in float32, without
+/// sparsity, in 10^12 operations a second, by their makers' data sheets.
+const PEAKS: [(&str, f64); 16] = [
+    ("V100", 125.0),
+    ("T4", 65.0),
+    ("RTX3090", 71.0),
+    ("RTX4090", 165.2),
+    ("RTX5090", 209.5),
+    ("A10-", 125.0),
+    ("L4-", 121.0),
+    ("A100", 312.0),
+    ("A6000", 154.8),
+    ("RTX6000Ada", 364.2),
+    ("L40S", 362.1),
+    ("H100", 989.4),
+    ("H20-", 148.0),
+    ("H200", 989.4),
+    ("GB10", 125.0),
+    ("B200", 2250.0),
+];
+
+/// The most that a GPU of this name computes with half precision, in operations a second; none where it is
+/// not known.
+pub fn bfloat16_peak(name: &str) -> Option<f64> {
+    PEAKS.iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, peak)| peak * 1e12)
+}
 
 /// Words in the names of GPUs with tensor cores for float16 and none for bfloat16: Volta and Turing, before
 /// compute capability 8.0.

@@ -9,56 +9,57 @@ use clap::Args;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Launch (as torchrun; each flag also as PET_<FLAG>)")]
 pub struct LaunchFlags {
-    /// Machines: N, or MIN:MAX; with a range training begins with MIN and goes on while machines come and go
+    /// Number of machines: N, or MIN:MAX for an elastic run, which starts with MIN
     #[arg(long, value_name = "N|MIN:MAX")]
     pub nnodes: Option<String>,
-    /// Worker processes on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
+    /// Workers on each machine: a number, `cpu` (one per core), `gpu` (one per device) or `auto`
     #[arg(long, alias = "nproc_per_node", value_name = "N|auto|gpu|cpu")]
     pub nproc_per_node: Option<String>,
-    /// Of all workers, those that wait with the model loaded until another one is lost, or slow [default: 0]
+    /// Workers that wait with the model loaded to replace a lost or slow one [default: 0]
     #[arg(long, value_name = "N")]
     pub spares: Option<String>,
-    /// What workers compute on: `cuda` (one GPU each), `cpu`, or `auto` [default: launch.device]
+    /// Device of the workers: `cuda` (one GPU each), `cpu`, or `auto` [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     pub device: Option<String>,
-    /// This machine's place among the machines; given out in order of arrival if absent
+    /// Rank of this machine [default: in order of arrival]
     #[arg(long, alias = "node_rank", value_name = "N")]
     pub node_rank: Option<String>,
-    /// One machine, with a coordinator of its own on a free loopback port, wherever else it is told to listen
+    /// Run on this machine alone, with a coordinator on a free loopback port
     #[arg(long)]
     pub standalone: bool,
-    /// Where the coordinator listens; the port is 29400 if absent
+    /// Address of the coordinator; the default port is 29400
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST:PORT")]
     pub rdzv_endpoint: Option<String>,
-    /// The run's id; launchers of another run are turned away
+    /// Run id; launchers with another id are rejected
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     pub rdzv_id: Option<String>,
-    /// `is_host=true|false` (whether to start the coordinator here), `join_timeout=SECONDS` (for MIN
-    /// machines), `last_call_timeout=SECONDS` (for more, up to MAX)
+    /// `is_host=true|false` (start the coordinator here), `join_timeout=SECONDS` (wait for MIN machines),
+    /// `last_call_timeout=SECONDS` (then wait for up to MAX)
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,..")]
     pub rdzv_conf: Option<String>,
-    /// `c10d` or `static`: accepted and without effect, the coordinator is the rendezvous
+    /// `c10d` or `static`; accepted for torchrun's sake and ignored: the coordinator is the rendezvous
     #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
     pub rdzv_backend: Option<String>,
-    /// Host of the coordinator, if `--rdzv-endpoint` is not given
+    /// Host of the coordinator, without `--rdzv-endpoint`
     #[arg(long, alias = "master_addr", value_name = "HOST")]
     pub master_addr: Option<String>,
-    /// Port of the coordinator, if `--rdzv-endpoint` is not given
+    /// Port of the coordinator, without `--rdzv-endpoint`
     #[arg(long, alias = "master_port", value_name = "PORT")]
     pub master_port: Option<String>,
-    /// The launcher speaks to the coordinator for its workers, on one stream [default: from 1024 workers on]
+    /// Connect the workers through the launcher, on one stream to the coordinator [default: from 1024 workers
+    /// on]
     #[arg(long, alias = "one_stream")]
     pub one_stream: bool,
-    /// No TLS between machines: tokens and the run's configuration travel in clear
+    /// Connect machines without TLS: tokens and the run's configuration travel unencrypted
     #[arg(long)]
     pub plaintext: bool,
-    /// Address of this machine under which other machines reach its workers
+    /// Address at which other machines reach this machine's workers
     #[arg(long, alias = "local_addr", value_name = "ADDRESS")]
     pub local_addr: Option<String>,
-    /// Faults that this launch may survive; workers that are lost together are one [default: 3; torchrun: 0]
+    /// Maximum number of faults to survive; workers lost together count as one [default: 3; torchrun: 0]
     #[arg(long, alias = "max_restarts", value_name = "N")]
     pub max_restarts: Option<String>,
-    /// Times the number of machines may change on purpose [default: no bound]
+    /// Maximum number of planned changes of the world size [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     pub max_rescales: Option<String>,
     /// Accepted and without effect: the end of a worker is noticed at once

@@ -8,6 +8,7 @@
 //! spec  ─┘   (the first that says something wins, in this order)
 //! ```
 
+pub mod data_place;
 pub mod flags;
 pub mod inputs;
 pub mod machine;

@@ -17,6 +17,7 @@ use coxswain_proto::{
 use coxswain_worker::device::NoGpus;
 
 use super::{
+    data_place::DataPlace,
     flags::LaunchFlags,
     inputs::{Env, Given, boolean},
     machine::LocalMachine,
@@ -145,6 +146,8 @@ impl Plan {
         let endpoint = from.endpoint(step.as_ref(), nnodes)?;
         let device = from.device()?;
         let nproc_per_node = from.nproc_per_node(step.as_ref(), device)?;
+        // The last worker has the highest port.
+        DataPlace::from_env(from.env, nproc_per_node.saturating_sub(1))?;
         let plan = Self {
             nnodes,
             nproc_per_node,

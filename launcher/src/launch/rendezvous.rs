@@ -7,12 +7,13 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
     time::Duration,
 };
 
 use coxswain_identity::{Address, refusal};
 use coxswain_proto::{VERSION, calls, limits, v1::JoinNodeRequest};
+use socket2::SockRef;
 use tonic::{Code, Status};
 
 use super::{
@@ -63,7 +64,7 @@ pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Failed::new(
             Exit::Rendezvous,
             format!(
-                "{endpoint}: the port is in use; choose another with --rdzv-endpoint, or port 0 for a free one"
+                "{endpoint}: the port is in use; choose another with launch.listen or --rdzv-endpoint, or port 0 for a free one"
             ),
         )),
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(Failed::new(
@@ -96,7 +97,15 @@ pub fn listen_instead(plan: &Plan) -> io::Result<TcpListener> {
     let interfaces = if stays_here(plan) { &here[..] } else { &everywhere };
     let of_port = |port| interfaces.iter().map(move |ip| SocketAddr::new(*ip, port));
     let addresses: Vec<_> = [plan.endpoint.port, 0].into_iter().flat_map(of_port).collect();
-    TcpListener::bind(&addresses[..])
+    listen(&addresses[..])
+}
+
+/// Listens with room for as many callers that wait as a coordinator may have.
+pub fn listen(addresses: impl ToSocketAddrs) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(addresses)?;
+    // Linux takes another length of a socket that listens already.
+    SockRef::from(&listener).listen(limits::BACKLOG)?;
+    Ok(listener)
 }
 
 /// A launcher that was killed leaves its coordinator alive for a moment: its successor waits that long for
@@ -104,7 +113,7 @@ pub fn listen_instead(plan: &Plan) -> io::Result<TcpListener> {
 fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
     let give_up = clock::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
     loop {
-        match TcpListener::bind(addresses) {
+        match listen(addresses) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && clock::now() < give_up => {
                 std::thread::sleep(RETRY / 10);
             }
@@ -175,6 +184,7 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
         local_world_size: plan.nproc_per_node,
         node_rank: plan.node_rank,
         returns: false,
+        spec: None,
     }
 }
 
@@ -197,6 +207,9 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
             tokio::time::sleep(RETRY).await;
             continue;
         }
+        if status.code() == Code::InvalidArgument {
+            return Err(access.explain(&status));
+        }
         let waited = match patience {
             Duration::ZERO => String::new(),
             patience => format!(" after {} s", patience.as_secs()),
@@ -206,7 +219,7 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
 }
 
 /// How long it helps to ask again after such an answer.
-pub fn patience_with(status: &Status, plan: &Plan) -> Duration {
+fn patience_with(status: &Status, plan: &Plan) -> Duration {
     match status.code() {
         // Who answers there, or we ourselves, cannot be trusted: that does not change by itself.
         _ if refusal(status).is_some() => Duration::ZERO,
@@ -233,6 +246,8 @@ fn place(plan: &Plan, answer: coxswain_proto::v1::JoinNodeResponse) -> Place {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use coxswain_proto::run_spec::RunSpec;
 
     use super::*;
@@ -279,6 +294,20 @@ mod tests {
         let failed = take_role(&two_nodes(&endpoint, Some("0"))).unwrap_err();
         assert_eq!(failed.exit, Exit::Rendezvous);
         assert!(failed.message.unwrap().contains("the port is in use"));
+    }
+
+    #[test]
+    fn all_workers_of_a_large_run_may_call_before_the_coordinator_accepts() {
+        let Role::Host(listener) = take_role(&two_nodes("127.0.0.1:0", Some("0"))).unwrap() else {
+            panic!("a guest")
+        };
+        let address = listener.local_addr().unwrap();
+        // One for whom there is no room is answered after a second at the earliest.
+        let call = |_| TcpStream::connect_timeout(&address, Duration::from_millis(500));
+        let waiting: Vec<_> = (0..200).map_while(|caller| call(caller).ok()).collect();
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        let most: usize = most.trim().parse().unwrap();
+        assert!(waiting.len() >= most.min(200), "{} of 200 may wait", waiting.len());
     }
 
     #[test]

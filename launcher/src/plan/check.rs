@@ -6,10 +6,7 @@ use coxswain_proto::{
     human,
     run_spec::{DeviceChoice, RunSpec},
 };
-use coxswain_worker::{
-    device::{self, Device},
-    memory::prediction::fit::Fit,
-};
+use coxswain_worker::{device, memory::prediction::fit::Fit};
 
 use super::{Basis, Outlook, Question, capacity::Memory};
 use crate::{
@@ -59,11 +56,12 @@ impl Shortfall {
     }
 }
 
-/// Refuses a run that multiplies in float16 where this machine would compute it on a CPU.
-pub fn refuse_float16_on_cpu(spec: &RunSpec, wanted: DeviceChoice) -> Result<(), Failed> {
-    let on_cpu = matches!(device::choose(wanted, 0, accelerator()), Ok(Device::Cpu));
-    let float16 = tasks().of(spec).ok().filter(|_| on_cpu).and_then(|task| task.float16(spec));
-    float16.map_or(Ok(()), |float16| Err(Failed::new(Exit::BadInput, float16.refused_on_cpu())))
+/// Refuses a run that needs what the device lacks on which this machine would compute it.
+pub fn refuse_for_device(spec: &RunSpec, wanted: DeviceChoice) -> Result<(), Failed> {
+    let device = device::choose(wanted, 0, accelerator()).ok();
+    let chosen = tasks().of(spec).ok().zip(device);
+    let refusal = chosen.and_then(|(task, device)| device::refusal(task, spec, device));
+    refusal.map_or(Ok(()), |refusal| Err(Failed::new(Exit::BadInput, refusal)))
 }
 
 /// Lays the run against `memories`, one for each local rank in turn; one for all ranks if there is only one.

@@ -3,6 +3,7 @@
 //! ```text
 //! Subject (worker)  what is predicted about        capacity   which memory, and how much of it is free
 //! outlook           one memory: categories, micro-batches, verdict
+//! duration          how long a step takes, and what that rests on
 //! check             what `cox run`, `cox check` and `cox plan` refuse
 //! uses              evaluation and answers, by the same measure
 //! vary              one key with several values
@@ -10,6 +11,7 @@
 
 pub mod capacity;
 pub mod check;
+mod duration;
 mod outlook;
 pub mod uses;
 pub mod vary;

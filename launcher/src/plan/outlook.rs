@@ -1,18 +1,19 @@
 //! One memory: categories, micro-batches, verdict.
 
+use coxswain_nn::params::TrainableLayout;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_worker::memory::{
     Category,
     prediction::{
         Ask, Flops, Place, Prediction, Subject, Suggestion,
         fit::{self, Fit, FitVerdict, Split},
-        recorded::{Calibration, RecordedRuns},
+        recorded::RecordedRuns,
     },
 };
 use serde::Serialize;
 use serde_json::json;
 
-use super::capacity::Memory;
+use super::{capacity::Memory, duration::StepTime};
 use crate::{
     exit::{Exit, Failed},
     tasks::tasks,
@@ -51,6 +52,8 @@ pub struct Outlook {
     pub reserved: Option<u64>,
     /// Of the activations: what the forward pass keeps for the backward pass.
     pub activations_kept: u64,
+    /// How long a step takes; none where nothing is known of it.
+    pub step: Option<StepTime>,
     /// What fits.
     pub fit: Fit,
     /// Powers of two around what fits.
@@ -104,6 +107,11 @@ impl Question {
         Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
     }
 
+    /// What trains.
+    pub fn layout(&self) -> &TrainableLayout {
+        self.subject.layout()
+    }
+
     /// Samples of a step that a rank has.
     pub fn samples(&self) -> u64 {
         fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world)
@@ -116,9 +124,19 @@ impl Question {
 
     /// Multiplications and additions of a step, on all ranks together.
     pub fn flops(&self) -> Flops {
-        // Of a sample, which is the same wherever it is.
-        let ask = Ask { micro_batch: 1, world: self.world, rank: 0, place: Place::Gpu };
-        self.subject.predict(ask).flops.times(self.subject.spec().train.global_batch as u64)
+        self.subject
+            .predict(self.ask_of_a_sample())
+            .flops
+            .times(self.subject.spec().train.global_batch as u64)
+    }
+
+    /// Its operations are the same wherever it is.
+    fn ask_of_a_sample(&self) -> Ask {
+        Ask { micro_batch: 1, world: self.world, rank: 0, place: Place::Gpu }
+    }
+
+    fn flops_of_a_rank(&self) -> f64 {
+        self.subject.predict(self.ask_of_a_sample()).flops.times(self.samples()).total() as f64
     }
 
     pub(super) fn place(&self, memory: &Memory) -> Place {
@@ -129,24 +147,23 @@ impl Question {
         Ask { micro_batch, world: self.world, rank: 0, place: self.place(memory) }
     }
 
-    /// What earlier runs of this model on this machine teach about this memory. GPUs that are not here teach
-    /// nothing.
-    fn calibration(&self, memory: &Memory) -> Option<Calibration> {
+    /// Earlier runs of this model on this machine, for this memory. GPUs that are not here have none.
+    fn recorded(&self, memory: &Memory) -> Option<RecordedRuns> {
         let dir = RecordedRuns::home().filter(|_| memory.is_here)?;
-        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
-        RecordedRuns::open(&dir, &*self.subject, self.place(memory)).calibration(&now)
+        Some(RecordedRuns::open(&dir, &*self.subject, self.place(memory)))
     }
 
     /// Predicts the run in one memory.
     pub fn outlook(&self, memory: &Memory) -> Outlook {
-        let calibration = self.calibration(memory);
+        let recorded = self.recorded(memory);
+        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
+        let calibration = recorded.as_ref().and_then(|recorded| recorded.calibration(&now));
         let peak_of = |prediction: &Prediction| match &calibration {
             Some(calibration) => calibration.peak(prediction),
             None => prediction.peak(),
         };
         let samples = self.samples();
         let peak = |micro_batch| peak_of(&self.subject.predict(self.ask(memory, micro_batch)));
-        let now = self.subject.predict(self.ask(memory, self.micro_batch()));
         let beside = self.subject.beside_gpu(self.ask(memory, self.micro_batch()));
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
@@ -168,6 +185,7 @@ impl Question {
                 .reserved(self.ask(memory, self.micro_batch()), memory.total)
                 .filter(|_| memory.is_gpu),
             activations_kept: now.kept,
+            step: StepTime::find(self.flops_of_a_rank(), self.world, memory, recorded.as_ref()),
             fit,
             options: within.map(option).collect(),
         }

@@ -13,13 +13,12 @@ use std::{collections::VecDeque, time::Duration};
 use coxswain_proto::{
     human,
     report::Skipped,
-    v1::{CheckpointState, StepCommitted, WatchEvent, watch_event::Kind},
+    v1::{CheckpointState, GetStatusResponse, StepCommitted, WatchEvent},
 };
 
 use super::{events, names};
+use crate::view::{RunView, Series};
 
-/// Losses behind the curve; each of its columns has the mean of as many.
-const LOSSES: usize = 512;
 /// Columns of the curve.
 const CURVE: usize = 24;
 /// Columns of the bar, at most.
@@ -27,16 +26,10 @@ const BAR: usize = 28;
 /// Lines of the log below the figures, at most.
 const EVENTS: usize = 3;
 
-/// What is known of the run.
+/// A run, and the lines of its log that are not to stay on the screen.
 #[derive(Debug, Default)]
 pub struct Living {
-    phase: String,
-    done: u64,
-    total: u64,
-    step: Option<StepCommitted>,
-    losses: VecDeque<f64>,
-    checkpoint: Option<u64>,
-    restarts: (u32, u32),
+    run: RunView,
     events: VecDeque<String>,
 }
 
@@ -63,29 +56,7 @@ pub struct BlockLine {
 impl Living {
     /// Takes in an event.
     pub fn hear(&mut self, event: &WatchEvent) {
-        match &event.kind {
-            Some(Kind::Status(now)) => {
-                self.phase = names::plain(&names::run_phase(now.phase));
-                (self.done, self.total) = (now.committed_steps, now.total_steps);
-                self.restarts = (now.restarts, now.max_restarts);
-                self.checkpoint = now.checkpoints.last().map(|newest| newest.step).or(self.checkpoint);
-            }
-            Some(Kind::Phase(changed)) => self.phase = names::plain(&names::run_phase(changed.phase)),
-            Some(Kind::Checkpoint(record)) if record.state == i32::from(CheckpointState::Complete) => {
-                self.checkpoint = Some(record.step);
-            }
-            Some(Kind::Step(step)) => {
-                (self.done, self.total) = (step.step + 1, step.total_steps);
-                if step.skipped.is_none() && step.loss.is_finite() {
-                    self.losses.push_back(step.loss);
-                    if self.losses.len() > LOSSES {
-                        self.losses.pop_front();
-                    }
-                }
-                self.step = Some(step.clone());
-            }
-            _ => {}
-        }
+        self.run.hear(event);
     }
 
     /// Takes in a line of the log that is not to stay on the screen.
@@ -100,7 +71,7 @@ impl Living {
     pub fn lines(&self, width: usize, height: usize, elapsed: Duration) -> Vec<BlockLine> {
         let line = |tone, text: &str| BlockLine { tone, text: cut(text, width) };
         let mut lines = vec![line(Tone::Bar, &self.bar(width, elapsed))];
-        if let Some(step) = &self.step {
+        if let Some(step) = &self.run.step {
             lines.extend(self.figures(step).map(|text| line(Tone::Figure, &format!("  {text}"))));
         }
         // The newest ones, as far as there is room.
@@ -113,18 +84,20 @@ impl Living {
 
     fn bar(&self, width: usize, elapsed: Duration) -> String {
         let elapsed = human::time(Duration::from_secs(elapsed.as_secs()));
-        if self.total == 0 {
-            let phase = if self.phase.is_empty() { "starting" } else { &self.phase };
+        let GetStatusResponse { committed_steps: done, total_steps: total, phase, .. } = self.run.status;
+        let phase = names::plain(&names::run_phase(phase));
+        if total == 0 {
+            let phase = if phase == "unknown" { "starting" } else { &phase };
             return format!("{phase}  {elapsed}");
         }
-        let share = self.done.min(self.total) as f64 / self.total as f64;
-        let left = self.step.as_ref().and_then(events::time_left).filter(|_| self.done < self.total);
+        let share = done.min(total) as f64 / total as f64;
+        let left = self.run.step.as_ref().and_then(events::time_left).filter(|_| done < total);
         let left = left.map_or_else(String::new, |left| format!(", {left} left"));
-        let phase = match self.phase.as_str() {
-            "" | "training" | "unknown" => String::new(),
+        let phase = match phase.as_str() {
+            "training" | "unknown" => String::new(),
             other => format!("{other}  "),
         };
-        let text = format!("{phase}{}/{}  {:.0} %  {elapsed}{left}", self.done, self.total, 100.0 * share);
+        let text = format!("{phase}{done}/{total}  {:.0} %  {elapsed}{left}", 100.0 * share);
         let columns = width.saturating_sub(text.chars().count() + 2).min(BAR);
         if columns < BAR / 4 {
             return text;
@@ -139,7 +112,7 @@ impl Living {
             _ => format!(
                 "loss {:.4}  {}  grad {:.3}  lr {:.2e}  epoch {}",
                 step.loss,
-                curve(&self.losses),
+                curve(&self.run.loss),
                 step.grad_norm,
                 step.learning_rate,
                 step.epoch
@@ -156,20 +129,20 @@ impl Living {
             memory.push(format!("{} on rank {}", human::bytes(step.memory_peak), step.memory_peak_rank));
         }
         memory.extend(events::cache_use(step));
-        memory.extend(self.checkpoint.map(|step| format!("checkpoint {step}")));
-        if self.restarts.0 > 0 {
-            memory.push(format!("restarts {} of {}", self.restarts.0, self.restarts.1));
+        let GetStatusResponse { checkpoints, restarts, max_restarts, .. } = &self.run.status;
+        let mut complete = checkpoints.iter().filter(|record| record.state() == CheckpointState::Complete);
+        memory.extend(complete.next_back().map(|newest| format!("checkpoint {}", newest.step)));
+        if *restarts > 0 {
+            memory.push(format!("restarts {restarts} of {max_restarts}"));
         }
         [loss, speed, memory.join("  ")].into_iter().filter(|line| !line.is_empty())
     }
 }
 
 /// Values as a row of blocks, the largest full: `▇▅▃▁`.
-fn curve(values: &VecDeque<f64>) -> String {
+fn curve(values: &Series) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let share = values.len().div_ceil(CURVE).max(1);
-    let values: Vec<_> = values.iter().copied().collect();
-    let means: Vec<_> = values.chunks(share).map(|of| of.iter().sum::<f64>() / of.len() as f64).collect();
+    let means: Vec<_> = values.drawn(CURVE).into_iter().map(|(_, mean)| mean).collect();
     let (least, most) =
         means.iter().fold((f64::MAX, f64::MIN), |(least, most), mean| (least.min(*mean), most.max(*mean)));
     let level = |mean: &f64| match most > least {
@@ -189,7 +162,7 @@ pub fn cut(text: &str, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{CheckpointRecord, GetStatusResponse, PhaseChanged, RunPhase, StepTimes};
+    use coxswain_proto::v1::{CheckpointRecord, PhaseChanged, RunPhase, StepTimes, watch_event::Kind};
 
     use super::*;
 
@@ -231,7 +204,7 @@ mod tests {
             shown,
             [
                 "██████████░░░░░░░░░░░░░░░░░░  57/150  38 %  1m 10s, 10.7 s left",
-                "  loss 1.4400  ██▇▇▆▆▆▅▅▄▄▄▃▃▃▂▂▁▁  grad 1.250  lr 9.09e-5  epoch 0",
+                "  loss 1.4400  ██▇▇▇▇▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁  grad 1.250  lr 9.09e-5  epoch 0",
                 "  53.2 samples/s  512 tokens/s  115 ms: optimizer 40%",
                 "  36.0 MiB on rank 0  checkpoint 40",
                 "  17:15:22  checkpoint at step 20",

@@ -1,5 +1,6 @@
 //! Answers of the coordinator as text for people and as JSON for programs.
 
+pub mod against;
 pub mod audit;
 pub mod cache;
 pub mod events;

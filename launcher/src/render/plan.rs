@@ -2,6 +2,7 @@
 
 use coxswain_proto::{
     human,
+    plan::Plan,
     run_spec::{Offload, Recompute, Shard},
 };
 use coxswain_worker::memory::{
@@ -18,6 +19,9 @@ use coxswain_task::memory::{BESIDE_RESERVED, Use};
 
 use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::Used, vary::Variant};
 
+/// Of what a run's model says of itself, the label of its longest sample.
+const SAMPLE: &str = "sample";
+
 /// Everything about the run in each memory.
 pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
     let mut parts = vec![subject(question)];
@@ -28,10 +32,24 @@ pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
     parts.join("\n\n")
 }
 
-/// What a run will take, told as it starts: each kind of memory by category, what fits there, and the split
-/// of a step.
-pub fn at_start(question: &Question, outlooks: &[Outlook]) -> String {
-    let mut parts = Vec::new();
+/// A run as it starts: what trains, on what, for how long; then what it will take of each kind of memory by
+/// category, what fits there, and the split of a step.
+pub fn at_start(
+    question: &Question,
+    outlooks: &[Outlook],
+    data: &[(&'static str, String)],
+    steps: &Plan,
+) -> String {
+    let is_told = |label: &str| label == SAMPLE || data.iter().any(|(of_data, _)| *of_data == label);
+    let model = question.subject.describe().into_iter().filter(|(label, _)| !is_told(label));
+    let (all, epoch) = (steps.total_steps(), steps.steps_per_epoch());
+    let time = outlooks.first().and_then(|outlook| outlook.step);
+    let time = time.map_or(String::new(), |step| format!("; {}", step.in_words(Some(all), Some(epoch))));
+    let batch = human::grouped(steps.global_batch());
+    let length =
+        format!("{} of {batch} samples, {} an epoch{time}", human::grouped(all), human::grouped(epoch));
+    let told = model.chain(data.iter().cloned()).chain([("steps", length)]);
+    let mut parts = vec![told.map(|(label, text)| format!("{label:<10} {text}\n")).collect::<String>()];
     for outlook in outlooks {
         let half: Vec<_> = question
             .suggestions(&outlook.memory)
@@ -164,6 +182,10 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
     parts.push(fits(question, outlook));
+    if let Some(step) = outlook.step {
+        let steps = question.subject.spec().train.steps;
+        parts.push(words(&step.in_words(steps, None), width()).join("\n"));
+    }
     let uses = question.uses(&outlook.memory);
     if !uses.is_empty() {
         parts.push(used(&uses));

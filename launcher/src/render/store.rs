@@ -120,12 +120,12 @@ pub fn verified(verified: &Verified, repaired: &[Repaired]) -> String {
     let damaged = verified.damaged.iter().map(|damage| format!("damaged: {damage}"));
     let unusable = verified.unusable.iter().map(|fault| format!("unusable: {fault}"));
     let repairs = repaired.iter().map(|Repaired { path, kept }| match kept {
-        0 => format!("removed: {}: nothing in it was sound", path.display()),
-        kept => format!("repaired: {}: has its {kept} sound records alone", path.display()),
+        0 => format!("removed: {}: it had no intact records", path.display()),
+        kept => format!("repaired: {}: kept its {kept} intact records", path.display()),
     });
     let mut parts: Vec<_> = damaged.chain(unusable).chain(repairs).collect();
     parts.push(format!(
-        "{} records sound, {} damaged, {} files unusable; {} read",
+        "{} records intact, {} damaged, {} files unusable; {} read",
         verified.records,
         verified.damaged.len(),
         verified.unusable.len(),
@@ -254,8 +254,8 @@ mod tests {
             "damaged: p.vlc: record 7: values",
             "damaged: p.vlc: values",
             "unusable: q.vlc",
-            "5 records sound, 2 damaged",
-            "repaired: p.vlc: has its 4 sound",
+            "5 records intact, 2 damaged",
+            "repaired: p.vlc: kept its 4 intact",
             "removed: r.vlc",
         ] {
             assert!(shown.contains(says), "{says}\n  in\n{shown}");

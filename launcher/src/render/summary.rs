@@ -8,10 +8,13 @@ use coxswain_coordinator::journal::{self, LedgerEntry};
 use coxswain_proto::{
     human,
     memory::{Compared, Comparison},
+    run_spec::RunSpec,
 };
 use coxswain_worker::train::checkpoint::Store;
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::tasks::tasks;
 
 /// The lines for a finished run; only the directory if there is no summary. Memory, predicted and measured,
 /// is the log's to show at the end: it is told where nobody has seen that.
@@ -19,7 +22,7 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
-    lines.extend(change(summary.get("loss_first"), summary.get("loss_last"), "loss, ten steps' mean"));
+    lines.extend(fall(summary.get("loss_first"), summary.get("loss_last"), "loss, ten steps' mean"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {
@@ -29,10 +32,33 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
         lines.extend(left_out(&records.steps));
         lines.extend(saved(output_dir, records.steps.len() as u64));
     }
-    let adapter = output_dir.join("adapter");
-    let left = if adapter.is_dir() { adapter } else { output_dir.to_owned() };
-    lines.push(format!("{:<26}{}", "written", left.display()));
+    lines.push(format!("{:<26}{}", "written", written(output_dir)));
+    lines.extend(next(output_dir));
     lines.iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// What `manifest.json` lists, by name, and where it is.
+fn written(output_dir: &Path) -> String {
+    let text = std::fs::read_to_string(output_dir.join("manifest.json"));
+    let manifest = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+    let paths = manifest["files"].as_array().into_iter().flatten().filter_map(|file| file["path"].as_str());
+    let mut names: Vec<_> = paths
+        .map(|path| path.split_once('/').map_or_else(|| path.to_owned(), |(dir, _)| format!("{dir}/")))
+        .collect();
+    names.dedup();
+    match names.is_empty() {
+        true => output_dir.display().to_string(),
+        false => format!("{}: {}", output_dir.display(), names.join(", ")),
+    }
+}
+
+/// What can be done with it.
+fn next(output_dir: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(output_dir.join("run_spec.json")).ok()?;
+    let spec: RunSpec = serde_json::from_str(&text).ok()?;
+    let dir = output_dir.display().to_string();
+    let commands = tasks().of(&spec).ok()?.next_commands().map(|command| command.replace("RUN_DIR", &dir));
+    Some(format!("{:<26}{}", "to try next", commands.join("; ")))
 }
 
 /// Measures with a name of their own, in their order; others are told after them by the names that their
@@ -45,7 +71,8 @@ const COUNTS: [&str; 3] = ["samples", "unreadable", "parts"];
 /// Every measure of held-out samples, before and after, and the parts that are measures of their own
 /// (`rougeL`, not `mae/dim0`).
 fn held_out(before: &Value, after: &Value) -> Vec<String> {
-    let named = ERRORS.into_iter().map(|(field, name)| (field, name.to_owned()));
+    let errors =
+        ERRORS.into_iter().filter_map(|(field, name)| fall(before.get(field), after.get(field), name));
     let is_other = |field: &&String| {
         !COUNTS.contains(&field.as_str()) && ERRORS.iter().all(|(known, _)| *known != field.as_str())
     };
@@ -55,11 +82,8 @@ fn held_out(before: &Value, after: &Value) -> Vec<String> {
     let whole = whole.filter_map(|(name, value)| {
         change(before["parts"].get(name), Some(value), &format!("held-out {name}"))
     });
-    let measures = named.chain(others);
-    measures
-        .filter_map(|(field, name)| change(before.get(field), after.get(field), &name))
-        .chain(whole)
-        .collect()
+    let others = others.filter_map(|(field, name)| change(before.get(field), after.get(field), &name));
+    errors.chain(others).chain(whole).collect()
 }
 
 /// Steps and samples that the run has done without.
@@ -80,7 +104,8 @@ fn saved(output_dir: &Path, done: u64) -> Option<String> {
         0 => "there is none".to_owned(),
         step => format!("step {step}, {} steps before the end", done.saturating_sub(step)),
     };
-    let line = || format!("{:<26}{what}: others were given up, and the log says why", "newest checkpoint");
+    let line =
+        || format!("{:<26}{what}: later ones were not written, and the log says why", "newest checkpoint");
     (newest < done).then(line)
 }
 
@@ -91,6 +116,16 @@ fn change(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<S
         value => value.as_f64().map(|value| format!("{value:.4}")),
     };
     Some(format!("{name:<26}{} -> {}", shown(before?)?, shown(after?)?))
+}
+
+/// The change of what is better the lower it is, and by how much.
+fn fall(before: Option<&Value>, after: Option<&Value>, name: &str) -> Option<String> {
+    let line = change(before, after, name)?;
+    let (Some(from), Some(to)) = (before?.as_f64(), after?.as_f64()) else { return Some(line) };
+    let share = 100.0 * (to / from - 1.0);
+    let shown = from > 0.0 && share.is_finite() && share.abs() >= 0.5;
+    let way = if share < 0.0 { "lower" } else { "higher" };
+    Some(if shown { format!("{line} ({:.0} % {way})", share.abs()) } else { line })
 }
 
 /// What each rank held at most: what it had in use, which `cox plan` predicts, and all that the system or the
@@ -120,14 +155,42 @@ fn compared(memory: &Value) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    fn step(step: u64, more: Value) -> LedgerEntry {
+        let positions = json!({"start": step * 4, "end": step * 4 + 4});
+        let mut entry = json!({"step": step, "epoch": 0, "generation": 1, "world": 2, "positions": positions, "loss": 0.5});
+        entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn what_a_run_has_done_without_is_counted() {
+        assert_eq!(left_out(&[step(0, json!({})), step(1, json!({}))]), None);
+        let damaged = json!({"left_out": [{"start": 4, "end": 5}, {"start": 6, "end": 8}]});
+        let steps = [step(0, json!({})), step(1, damaged)];
+        let told = "left out                  3 samples that cannot be used; `cox audit` lists them";
+        assert_eq!(left_out(&steps).as_deref(), Some(told));
+    }
+
+    #[test]
+    fn the_age_of_the_newest_checkpoint_is_told_where_later_ones_were_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let none =
+            "newest checkpoint         there is none: later ones were not written, and the log says why";
+        assert_eq!(saved(dir.path(), 6).as_deref(), Some(none));
+        assert_eq!(saved(dir.path(), 0), None, "nothing has been done");
+    }
 
     #[test]
     fn a_summary_is_told_and_its_absence_tolerated() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().display();
         assert_eq!(of_run(dir.path(), false), format!("  written                   {at}\n"));
-        std::fs::create_dir(dir.path().join("adapter")).unwrap();
+        let files = ["adapter/a.json", "adapter/b.json", "stats.json"].map(|path| json!({"path": path}));
+        std::fs::write(dir.path().join("manifest.json"), json!({"files": files}).to_string()).unwrap();
         let summary = serde_json::json!({
             "loss_first": 1.5,
             "loss_last": 0.25,
@@ -147,14 +210,14 @@ mod tests {
         assert_eq!(
             of_run(dir.path(), true),
             format!(
-                "  loss, ten steps' mean     1.5000 -> 0.2500\n  held-out error, absolute  0.9000 -> NaN\n  \
+                "  loss, ten steps' mean     1.5000 -> 0.2500 (83 % lower)\n  held-out error, absolute  0.9000 -> NaN\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \
                  held-out rouge1           0.0000 -> 0.5000\n  \
                  peak memory               rank 0 1.0 MiB in use, 3.0 MiB in all\n  \
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \
                  peak, with 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \
-                 written                   {at}/adapter\n"
+                 written                   {at}: adapter/, stats.json\n"
             )
         );
     }

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use coxswain_coordinator::event_file::ScalarLog;
-use coxswain_proto::VERSION;
+use coxswain_proto::{VERSION, bounded, limits::MAX_METADATA_BYTES};
 use serde_json::Value;
 
 use super::story::Story;
-use crate::{audit::RunRecords, endpoint::SPEC_FILE, run_dir::RunDir};
+use crate::{audit::RunRecords, run_dir::RunDir};
 
 /// Largest file of samples that is read.
 const MAX_SAMPLES_BYTES: u64 = 4 << 20;
@@ -22,6 +22,8 @@ pub struct ReportedRun {
     pub story: Story,
     /// `samples.json`: predictions of held-out samples; null if there is none.
     pub samples: Value,
+    /// Names of an action's dimensions, by `policy.json`; none where the data set has none.
+    pub action_names: Vec<String>,
     /// What could not be read, a line each.
     pub problems: Vec<String>,
 }
@@ -41,14 +43,10 @@ impl ReportedRun {
                 "the run is of version {version}, this program of {VERSION}: what it does not know is left out"
             ));
         }
-        for (file, found) in [("summary.json", &dir.summary), (SPEC_FILE, &dir.spec)] {
-            let file = path.join(file);
-            if found.is_null() && file.exists() {
-                problems.push(format!("{}: no JSON; it may be cut", file.display()));
-            }
-        }
+        problems.extend(dir.damage());
         let samples = samples(&path.join("samples.json"), &mut problems);
-        Self { dir, scalars, story: story.unwrap_or_default(), samples, problems }
+        let action_names = action_names(&path.join("policy.json"));
+        Self { dir, scalars, story: story.unwrap_or_default(), samples, action_names, problems }
     }
 
     /// Its name; its directory's if it has none.
@@ -81,6 +79,14 @@ impl ReportedRun {
         let tags = self.scalars.series.keys();
         tags.filter_map(|tag| Some((tag.clone(), tag.strip_prefix(prefix)?.to_owned()))).collect()
     }
+}
+
+/// Another program's file by now: what is not as expected has no names.
+fn action_names(path: &Path) -> Vec<String> {
+    let text = bounded::read_text(path, MAX_METADATA_BYTES).unwrap_or_default();
+    let policy: Value = serde_json::from_str(&text).unwrap_or_default();
+    let names = policy["action"]["names"].as_array().into_iter().flatten();
+    names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
 fn samples(path: &Path, problems: &mut Vec<String>) -> Value {

@@ -16,6 +16,7 @@ use coxswain_proto::{
 use coxswain_worker::feeder::note::Noted;
 use nix::libc::SIGKILL;
 use tokio::task::AbortHandle;
+use tonic::Code;
 
 use super::{machine::Ended, memory_kills::MemoryKills};
 use crate::control::{Access, prompt};
@@ -78,7 +79,8 @@ impl Exits {
         let access = self.access.clone();
         let task = tokio::spawn(async move {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
-                if !calls::may_answer_later(status.code()) {
+                // A launcher that is not known asks for its place again, and has it then.
+                if !calls::may_answer_later(status.code()) && status.code() != Code::NotFound {
                     tracing::debug!(%status, "a worker's end was not taken");
                     return;
                 }

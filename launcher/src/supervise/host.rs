@@ -116,7 +116,7 @@ impl Host {
         let (now, window) = (clock::now(), COORDINATOR_WINDOW.as_secs());
         let Some((count, pause)) = self.restarts.allow(now, how) else {
             self.hosting.console.line(&format!(
-                "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {window} s: it is given up"
+                "the coordinator died again ({how}), {COORDINATOR_RESTARTS} times within {window} s: giving up"
             ));
             return false;
         };

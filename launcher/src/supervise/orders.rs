@@ -137,13 +137,13 @@ impl Line {
         match self.to.access.coordinator().join_node(prompt(self.join.clone())).await {
             Ok(answer) if answer.get_ref().first_rank == self.first_rank => Ok(true),
             Ok(answer) => Err(format!(
-                "this launcher was given up, and its place is another's: its first worker would now be rank {}, not {}",
+                "this launcher was declared lost and replaced: its first worker would now be rank {}, not {}",
                 answer.get_ref().first_rank,
                 self.first_rank
             )),
             Err(status) if calls::may_answer_later(status.code()) => Ok(false),
             Err(status) => {
-                Err(format!("this launcher was given up and is not taken back: {}", status.message()))
+                Err(format!("this launcher was declared lost and cannot rejoin: {}", status.message()))
             }
         }
     }

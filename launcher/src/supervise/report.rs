@@ -10,7 +10,7 @@ use std::{
 
 use coxswain_proto::{
     human,
-    v1::{Failure, RunPhase, StepCommitted},
+    v1::{CheckpointRecord, CheckpointState, Failure, RunPhase, StepCommitted},
 };
 
 use super::{machine::Ended, signals};
@@ -44,6 +44,8 @@ pub struct Report {
     pub last_step: Option<StepCommitted>,
     /// The last one that was not left out.
     pub last_learned: Option<StepCommitted>,
+    /// The step of the newest complete checkpoint.
+    pub newest_checkpoint: Option<u64>,
     /// From start to end.
     pub wall: Duration,
 }
@@ -139,13 +141,22 @@ impl Report {
         text
     }
 
+    /// Takes note of checkpoints that the coordinator knows.
+    pub fn note_checkpoints(&mut self, checkpoints: &[CheckpointRecord]) {
+        let complete = checkpoints.iter().filter(|of| of.state() == CheckpointState::Complete);
+        self.newest_checkpoint = complete.map(|of| of.step).max().max(self.newest_checkpoint);
+    }
+
     /// What a launch after this one would find.
     fn goes_on(&self) -> String {
         self.last_step.as_ref().map_or_else(String::new, |step| {
             let (done, total) = (step.step + 1, step.total_steps);
-            format!(
-                " after step {done} of {total}; launched again, the run goes on from its newest checkpoint"
-            )
+            let next = match self.newest_checkpoint {
+                _ if done >= total => String::new(),
+                Some(step) => format!("; start it again to resume from the checkpoint of step {step}"),
+                None => "; there is no checkpoint yet: starting it again begins at step 0".to_owned(),
+            };
+            format!(" after step {done} of {total}{next}")
         })
     }
 
@@ -153,9 +164,9 @@ impl Report {
     pub fn left_text(&self, run: &str) -> String {
         let was_last = self.last_step.as_ref().is_some_and(|step| step.step + 1 >= step.total_steps);
         match self.run_end {
-            Some(RunPhase::Finished) => format!("{run}: the run is over"),
+            Some(RunPhase::Finished) => format!("{run}: the run has ended"),
             // The coordinator may have gone before it has said so.
-            None if was_last => format!("{run}: the run is over"),
+            None if was_last => format!("{run}: the run has ended"),
             _ => format!("{run}: this node has left the run"),
         }
     }
@@ -256,6 +267,37 @@ mod tests {
         let two = told(step(6, 0.5));
         assert!(two.ends_with("9 of 9 steps, the last 2 left out, the one before with loss 0.5000"), "{two}");
         assert!(told(None).ends_with("9 of 9 steps, all that this launch has done left out"));
+    }
+
+    #[test]
+    fn an_end_by_a_signal_says_what_the_next_launch_would_find() {
+        let step = |step| Some(StepCommitted { step, total_steps: 9, ..Default::default() });
+        let told = |last_step, newest_checkpoint| {
+            Report { interrupted: Some(15), last_step, newest_checkpoint, ..Report::default() }
+                .failure_text("demo")
+        };
+        let found = "demo: ended by SIGTERM after step 5 of 9; start it again to resume from the checkpoint of step 4";
+        assert_eq!(told(step(4), Some(4)), found);
+        assert!(
+            told(step(4), None).ends_with("there is no checkpoint yet: starting it again begins at step 0")
+        );
+        assert_eq!(told(step(8), Some(9)), "demo: ended by SIGTERM after step 9 of 9");
+        let record = |step, state| CheckpointRecord { step, state: state as i32, ..Default::default() };
+        let mut report = Report::default();
+        report.note_checkpoints(&[record(3, CheckpointState::Complete), record(6, CheckpointState::Failed)]);
+        assert_eq!(report.newest_checkpoint, Some(3));
+    }
+
+    #[test]
+    fn a_node_that_hosts_nothing_says_whether_the_run_is_over() {
+        let told = |run_end, step, total_steps| {
+            let last_step = Some(StepCommitted { step, total_steps, ..Default::default() });
+            Report { run_end, last_step, ..Report::default() }.left_text("demo")
+        };
+        assert_eq!(told(Some(RunPhase::Finished), 3, 9), "demo: the run has ended");
+        assert_eq!(told(None, 8, 9), "demo: the run has ended", "whoever has said so is gone");
+        assert_eq!(told(None, 3, 9), "demo: this node has left the run");
+        assert_eq!(told(Some(RunPhase::Failed), 8, 9), "demo: this node has left the run");
     }
 
     #[test]

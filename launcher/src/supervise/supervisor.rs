@@ -187,7 +187,7 @@ impl Supervisor<'_> {
             News::StopRefused(why) => {
                 tracing::warn!(
                     why,
-                    "the run cannot be asked to stop; the workers are ended without a checkpoint"
+                    "the coordinator does not answer; the workers are killed without a checkpoint"
                 );
                 Some(Event::StopRefused)
             }
@@ -207,11 +207,11 @@ impl Supervisor<'_> {
             None => {
                 let again = if signals::insists(signal) { "once more" } else { "SIGINT" };
                 self.contacts.terminal.line(&format!(
-                    "{name}: finishing the step in flight and writing a checkpoint; {again} to end at once"
+                    "{name}: finishing the current step and writing a checkpoint; {again} to exit immediately"
                 ));
             }
             Some(first) if signals::insists_after(first, signal) => {
-                self.contacts.terminal.line(&format!("{name}, the second signal: ending at once"));
+                self.contacts.terminal.line(&format!("{name}, second signal: exiting immediately"));
             }
             Some(_) => {}
         }
@@ -226,7 +226,7 @@ impl Supervisor<'_> {
             Ok(Some(host)) => {
                 self.contacts.coordinator = Some(host);
                 format!(
-                    "the coordinator's machine is gone (it was at {}): the run goes on with one here",
+                    "the coordinator's machine is lost (it was at {}): this launcher starts a new coordinator",
                     claim.address
                 )
             }
@@ -297,7 +297,12 @@ impl Supervisor<'_> {
                 }
                 return None;
             }
+            Kind::Checkpoint(checkpoint) => {
+                self.report.note_checkpoints(&[checkpoint]);
+                return None;
+            }
             Kind::Status(now) => {
+                self.report.note_checkpoints(&now.checkpoints);
                 self.report.first_cause = self.report.first_cause.take().or(now.first_failure);
                 now.phase
             }
@@ -348,7 +353,7 @@ impl Supervisor<'_> {
                 "{what} {list} still there after {} s (--shutdown-timeout): ended without a checkpoint of this step",
                 self.group.stop_patience.as_secs_f64()
             )),
-            Why::RunOver => tracing::debug!("{what} {list} still there though the run is over: ended"),
+            Why::RunOver => tracing::debug!("{what} {list} still running after the end of the run: killed"),
             // Said already.
             Why::Insisted | Why::StopRefused | Why::CoordinatorLost => {}
         }

@@ -26,11 +26,11 @@ use crate::{launch::inputs::process_env, supervise::console::LogWriter};
 /// Flags of every subcommand.
 #[derive(Args, Clone, Debug)]
 pub struct LogFlags {
-    /// Text for people, or one JSON object a line
-    #[arg(long, global = true, value_name = "text|json", default_value = "text", env = "COX_LOG_FORMAT", value_parser = format)]
+    /// Log as text, or as one JSON object a line
+    #[arg(long, global = true, help_heading = "Logging", value_name = "text|json", default_value = "text", env = "COX_LOG_FORMAT", value_parser = format)]
     pub log_format: LogFormat,
-    /// Least severity, or a filter such as info,coxswain_coordinator=debug
-    #[arg(long, global = true, value_name = "FILTER", default_value = "info", env = "COX_LOG", value_parser = filter)]
+    /// Log level, or a filter such as info,coxswain_coordinator=debug
+    #[arg(long, global = true, help_heading = "Logging", value_name = "FILTER", default_value = "info", env = "COX_LOG", value_parser = filter)]
     pub log: String,
 }
 

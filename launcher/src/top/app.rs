@@ -2,7 +2,7 @@
 
 use ratatui_termion::termion::event::Key;
 
-use super::run_view::{RunView, Update};
+use crate::view::{RunView, Update};
 
 /// Something a run is told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ mod tests {
     use coxswain_proto::v1::{GetStatusResponse, RankStatus, RunPhase};
 
     use super::*;
-    use crate::top::run_view::Source;
+    use crate::view::Source;
 
     fn app() -> App {
         let mut app = App::new(["a".to_owned(), "b".to_owned()]);

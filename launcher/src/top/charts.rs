@@ -14,7 +14,8 @@ use ratatui_widgets::{
     chart::{Axis, Chart, Dataset, GraphType},
 };
 
-use super::{run_view::RunView, series::Series, theme::Theme};
+use super::theme::Theme;
+use crate::view::{RunView, Series};
 
 /// Columns below which there is room for one chart alone.
 const TWO: u16 = 60;

@@ -9,13 +9,11 @@ use ratatui_core::{
     text::{Line, Span, Text},
 };
 
-use super::{
-    app::App,
-    charts, rank_table,
-    run_view::{RunView, Source},
-    theme::Theme,
+use super::{app::App, charts, rank_table, theme::Theme};
+use crate::{
+    render::{cache, events, living::cut, status},
+    view::{RunView, Source},
 };
-use crate::render::{cache, events, living::cut, status};
 
 /// Rows of a chart, at least and at most.
 const CHART: (u16, u16) = (6, 18);
@@ -236,7 +234,7 @@ mod tests {
     use ratatui_termion::termion::event::Key;
 
     use super::*;
-    use crate::top::run_view::Update;
+    use crate::view::Update;
 
     fn rank(rank: u32, gone: bool) -> RankStatus {
         RankStatus {
@@ -355,7 +353,7 @@ mod tests {
     #[test]
     fn keys_that_would_do_nothing_are_not_offered_and_many_runs_leave_room_for_the_state() {
         let mut app = App::new((0..9).map(|number| format!("runs/a-longer-name-{number}")));
-        app.take(0, Update::Source(Source::Files("it was broken off".into())));
+        app.take(0, Update::Source(Source::Files("interrupted".into())));
         let (lines, _) = screen(&app, 80, 24, true);
         assert_eq!(lines[23].trim_end(), "q quit  tab next run  ↑↓ rank");
         assert!(lines[0].starts_with("1 of 9  runs/a-longer-name-0  not running"), "{}", lines[0]);

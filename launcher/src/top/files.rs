@@ -47,7 +47,7 @@ fn losses(chronicle: &Chronicle) -> Vec<(u64, f64)> {
 fn told(status: GetStatusResponse, chronicle: &Chronicle) -> GetStatusResponse {
     let history = &chronicle.history;
     let (phase, reason) = match history.fate {
-        Fate::NotOver => (RunPhase::Unspecified, "it was broken off; launched again, it goes on"),
+        Fate::NotOver => (RunPhase::Unspecified, "interrupted; start it again to resume"),
         Fate::Finished => (RunPhase::Finished, ""),
         Fate::Stopped => (RunPhase::Finished, "it was stopped"),
         Fate::Failed => (RunPhase::Failed, ""),

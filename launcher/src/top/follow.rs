@@ -1,6 +1,6 @@
 //! Follows a run: by its coordinator while that answers, by its files before and after.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use coxswain_proto::v1::{
     CheckpointRequest, DrainNodeRequest, GetMemoryRequest, GetStatusRequest, PauseRequest, ResumeRequest,
@@ -8,17 +8,14 @@ use coxswain_proto::v1::{
 };
 use tokio::{sync::mpsc, task::spawn_blocking, time};
 
-use super::{
-    app::ControlRequest,
-    files,
-    run_view::{Source, Update},
-};
+use super::{app::ControlRequest, files};
 use crate::{
     control::{Access, ledger_page, prompt},
     endpoint::Target,
     exit::Failed,
     log_tail::LogTail,
     supervise::watcher,
+    view::{Source, Update},
 };
 
 /// Between two looks at a run's status, or at files that have not grown.
@@ -28,7 +25,7 @@ const MEMORY: Duration = Duration::from_secs(5);
 /// Events that wait for the screen.
 const EVENTS: usize = 256;
 /// The reason that is kept in the run's log.
-const REASON: &str = "asked for in cox top";
+const REASON: &str = "requested in cox top";
 
 /// One run, and the screen's ends of what is told of it.
 pub struct Follower {
@@ -134,7 +131,7 @@ impl Follower {
 
     /// Until a coordinator answers.
     async fn by_files(&mut self, why: String) -> Result<(), Gone> {
-        let (Some(dir), Some(mut log)) = (self.target.run.clone(), self.log()) else {
+        let (Some(dir), Some(mut log)) = (self.target.run_dir().map(Path::to_owned), self.log()) else {
             self.tell(Update::Source(Source::Nothing(why))).await?;
             time::sleep(LOOK).await;
             return Ok(());
@@ -159,7 +156,7 @@ impl Follower {
     }
 
     fn log(&self) -> Option<LogTail> {
-        let dir: &PathBuf = self.target.run.as_ref()?;
+        let dir = self.target.run_dir()?;
         Some(LogTail::new(dir.join("logs/coordinator.log")))
     }
 }

@@ -1,7 +1,7 @@
 //! `cox top`: runs on a full screen.
 //!
 //! ```text
-//! coordinator, files ──▶ follow ──▶ run_view (what is known of a run)  ──▶ draw ──▶ terminal
+//! coordinator, files ──▶ follow ──▶ RunView (what is known of a run)  ──▶ draw ──▶ terminal
 //! keys ───────────────▶ app (which run, which rank, what is asked) ─────────┘
 //!                        └──▶ orders, back to follow
 //! ```
@@ -15,6 +15,4 @@ pub mod draw;
 mod files;
 pub mod follow;
 mod rank_table;
-pub mod run_view;
-mod series;
 pub mod theme;

@@ -14,8 +14,11 @@ use ratatui_core::{
     text::{Line, Text},
 };
 
-use super::{app::App, run_view::RunView, theme::Theme};
-use crate::render::{living::cut, names, table};
+use super::{app::App, theme::Theme};
+use crate::{
+    render::{living::cut, names, table},
+    view::RunView,
+};
 
 /// Columns below which the host of a rank is left out.
 const WIDE: u16 = 100;

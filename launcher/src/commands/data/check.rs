@@ -22,22 +22,22 @@ const SOME: u64 = 10_000;
 /// Flags of `cox data check`.
 #[derive(Args, Debug)]
 pub struct DataCheckArgs {
-    /// Directory of a LeRobot data set; or a run file, whose samples are read as training reads them
+    /// Directory of a LeRobot data set, or a run file, whose samples are read as training reads them
     #[arg(value_name = "DIR|CONFIG")]
     data: PathBuf,
-    /// Changes to the run file: section.key=value
+    /// Overrides of the run file: section.key=value
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Which of the run file's sections to take
+    /// Section of the run file to use
     #[arg(long, value_name = "NAME", alias = "config-section", alias = "config_section")]
     section: Option<String>,
-    /// Decode every picture, not three of each episode; of a run file read every sample, not 10,000
+    /// Decode every image instead of three an episode; with a run file, read every sample instead of 10,000
     #[arg(long)]
     every_frame: bool,
-    /// Fail for warnings, too
+    /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -118,7 +118,7 @@ fn refuse_other_data(data: &Path) -> Outcome {
     if data.join("meta/info.json").exists() {
         return Ok(());
     }
-    let job = StarterJob { data, model: None, micro_batch: None, asked: false };
+    let job = StarterJob { data, model: None, backbone: None, micro_batch: None, asked: false };
     match tasks().cpu.iter().find(|task| task.starter(&job).is_some_and(|found| found.is_ok())) {
         Some(task) if task.data_keys().is_empty() => Err(Failed::usage(format_args!(
             "{0}: data for task {1}, which a run file says how to read: write one with `cox init {0} --out my.yaml`, then \

@@ -16,19 +16,19 @@ use crate::{
 /// Flags of `cox data preview`.
 #[derive(Args, Debug)]
 pub struct PreviewArgs {
-    /// Directory of a data set: as it was recorded. Or a run file: as training sees it
+    /// Directory of a data set (shown as recorded) or a run file (shown as training sees it)
     #[arg(value_name = "DIR|CONFIG")]
     of: PathBuf,
-    /// Changes to the run file: section.key=value
+    /// Overrides of the run file: section.key=value
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The episode
+    /// Episode to draw
     #[arg(long, value_name = "N", default_value_t = 0)]
     episode: u64,
-    /// Frames that are shown, evenly spread
+    /// Number of frames, evenly spaced
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     frames: u16,
-    /// Where to write the PNG
+    /// PNG file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

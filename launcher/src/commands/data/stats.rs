@@ -17,10 +17,10 @@ pub struct StatsArgs {
     /// Directory of the data set
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Compute what is there, too
+    /// Recompute existing statistics too
     #[arg(long)]
     anew: bool,
-    /// Replace the data set's own file, where a new one would be written beside it
+    /// Overwrite the data set's own file instead of writing a new one beside it
     #[arg(long)]
     force: bool,
 }

@@ -115,7 +115,7 @@ impl Coordinating<'_> {
         // Nothing waits for the bucket here: the thread takes the run when it answers.
         if let Err(failed) = self.upload(None) {
             let why = failed.message.unwrap_or_default();
-            self.terminal.line(&format!("the run goes on, and is not kept in its bucket from here: {why}"));
+            self.terminal.line(&format!("training continues, but checkpoints are no longer uploaded: {why}"));
         }
         Ok(Some(host))
     }

@@ -20,10 +20,9 @@ use crate::{
     },
 };
 
-/// Finds the run's pretrained model, after a launch elsewhere that is to be gone on with as it was; then
-/// brings what its bucket has and this machine's disk lacks, if that may be this launcher's to do; returns
-/// what to say of it.
-pub fn pin_and_bring(spec: &mut RunSpec, plan: &Plan) -> Result<Option<String>, Failed> {
+/// Finds the run's pretrained model, after a launch elsewhere that is to be gone on with as it was; returns
+/// what its bucket has, if it may be this launcher's to bring that.
+pub fn pin(spec: &mut RunSpec, plan: &Plan) -> Result<Option<BucketPlace>, Failed> {
     let place = match plan.hosting {
         Hosting::No => None,
         Hosting::Yes | Hosting::IfFree => BucketPlace::look(spec)?,
@@ -31,8 +30,7 @@ pub fn pin_and_bring(spec: &mut RunSpec, plan: &Plan) -> Result<Option<String>, 
     let before = place.as_ref().filter(|_| spec.train.resume).and_then(BucketPlace::launched);
     let before = before.or_else(|| launched_before(spec));
     pin_as(spec, before)?;
-    let brought = place.map(|place| place.bring(spec)).transpose()?.flatten();
-    Ok(brought.map(|brought| brought.to_string()))
+    Ok(place)
 }
 
 /// The end of a launch whose run is kept.

@@ -84,7 +84,7 @@ fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
                     seen.store(number, Relaxed);
                     tracing::info!(
                         signal = signals::name(number),
-                        "finishing the step in flight; once more to end at once"
+                        "finishing the current step; once more to exit immediately"
                     );
                 } else if signals::insists_after(seen.load(Relaxed), number) {
                     // Nothing half-written is left behind: checkpoints appear by rename.
@@ -157,7 +157,7 @@ impl Link for LoggingLink {
                 tracing::info!(%step, path, "checkpoint");
             }
             Report::Checkpoint { step, news: CheckpointNews::Failed(why), .. } => {
-                tracing::warn!(%step, why, "checkpoint given up; training goes on");
+                tracing::warn!(%step, why, "checkpoint not written; training continues");
             }
             Report::Note(text) => tracing::info!("{text}"),
             Report::HardwareFault(text) => tracing::warn!("{text}"),

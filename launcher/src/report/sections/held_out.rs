@@ -20,7 +20,7 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
     let mut measures = BTreeMap::<String, Vec<Part>>::new();
     for name in after.as_object().into_iter().flat_map(|parts| parts.keys()) {
         let (measure, part) = match name.split_once('/') {
-            Some((measure, part)) => (measure.replace('_', " "), words(part)),
+            Some((measure, part)) => (measure.replace('_', " "), words(part, &run.action_names)),
             // Those without parts are beside each other.
             None => (String::new(), name.replace('_', " ")),
         };
@@ -70,13 +70,12 @@ fn rows(parts: &[Part]) -> Vec<Vec<Html>> {
     parts.iter().take(MOST_PARTS).map(row).collect()
 }
 
-/// `dimension 3` of `dim3`.
-fn words(part: &str) -> String {
-    let numbered = |prefix: &str, word: &str| {
-        let number = part.strip_prefix(prefix)?.parse::<u32>().ok()?;
-        Some(format!("{word} {number}"))
-    };
-    numbered("dim", "dimension").or_else(|| numbered("step", "step")).unwrap_or_else(|| part.to_owned())
+/// `gripper` of `dim3`, or `dimension 3` where it has no name; `step 12` of `step12`.
+fn words(part: &str, dimensions: &[String]) -> String {
+    let number = |prefix: &str| part.strip_prefix(prefix)?.parse::<usize>().ok();
+    let dimension = |dim| dimensions.get(dim).cloned().unwrap_or_else(|| format!("dimension {dim}"));
+    let step = || number("step").map(|step| format!("step {step}"));
+    number("dim").map(dimension).or_else(step).unwrap_or_else(|| part.to_owned())
 }
 
 #[cfg(test)]
@@ -89,6 +88,8 @@ mod tests {
         assert_eq!(of([Some(-4.0), Some(2.0)])[3], Html::new());
         assert_ne!(of([Some(4.0), Some(2.0)])[3], Html::new());
         assert_eq!(of([None, Some(2.0)])[1], Html::from("-"));
-        assert_eq!(["dim3", "step12", "plucks"].map(words), ["dimension 3", "step 12", "plucks"]);
+        let names = ["x", "gripper"].map(str::to_owned);
+        let told = ["dim1", "dim3", "step12", "plucks"].map(|part| words(part, &names));
+        assert_eq!(told, ["gripper", "dimension 3", "step 12", "plucks"]);
     }
 }

@@ -117,7 +117,7 @@ async fn send_all(endpoint: Endpoint, resource: Resource, mut queue: mpsc::Recei
             let sent = send(&mut client, message(resource.clone(), spans)).await;
             match (&sent, is_refused) {
                 (Err(why), false) => warn!("traces are dropped while {collector} does not take them: {why}"),
-                (Ok(()), true) => info!("traces are taken by {collector} again"),
+                (Ok(()), true) => info!("traces are sent to {collector} again"),
                 _ => {}
             }
             is_refused = sent.is_err();

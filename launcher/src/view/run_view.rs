@@ -14,7 +14,7 @@ use coxswain_proto::{
 use super::series::Series;
 use crate::render::{events, log_line::LogLine, names};
 
-/// Lines of a run's log that are kept.
+/// Lines of a run's log, and checkpoints, that are kept.
 const LINES: usize = 256;
 
 /// Where a run is read from.
@@ -122,7 +122,7 @@ impl RunView {
                 *self = Self { label, source, ..Self::default() };
             }
             Update::Status(status) => self.status = *status,
-            Update::Event(event) => self.event(&event),
+            Update::Event(event) => self.hear(&event),
             Update::Logged(lines) => lines.iter().for_each(|line| self.logged(line)),
             Update::Losses(losses) => losses.into_iter().for_each(|(step, loss)| self.loss.push(step, loss)),
             Update::Memory(memory) => {
@@ -134,7 +134,8 @@ impl RunView {
         }
     }
 
-    fn event(&mut self, event: &WatchEvent) {
+    /// Takes in an event.
+    pub fn hear(&mut self, event: &WatchEvent) {
         match &event.kind {
             Some(Kind::Status(status)) => self.status = status.clone(),
             Some(Kind::Step(step)) => {
@@ -149,9 +150,17 @@ impl RunView {
                 self.step = Some(step.clone());
             }
             Some(kind) => {
-                if let Kind::Phase(changed) = kind {
-                    self.status.phase = changed.phase;
-                    self.status.reason.clone_from(&changed.reason);
+                match kind {
+                    Kind::Phase(changed) => {
+                        self.status.phase = changed.phase;
+                        self.status.reason.clone_from(&changed.reason);
+                    }
+                    Kind::Checkpoint(record) => {
+                        self.status.checkpoints.push(record.clone());
+                        let old = self.status.checkpoints.len().saturating_sub(LINES);
+                        self.status.checkpoints.drain(..old);
+                    }
+                    _ => {}
                 }
                 let warns = matches!(kind, Kind::Failure(_));
                 let (time, text) = (time_of_day(event.unix_ms), events::line(event));
