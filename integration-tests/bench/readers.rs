@@ -7,7 +7,11 @@
 //! The quickstart runs on loopback with two workers. In turns, for a few seconds each, it is left alone and
 //! flooded by one token with the scope `read`: a machine that others load meanwhile loads both alike. The
 //! flood comes from this process, whose share of the processors is taken out of the undisturbed speed. A
-//! heartbeat is a call on a connection of its own every 20 ms.
+//! heartbeat is a call on a connection of its own every 20 ms. Its time is measured from the call to the
+//! answer in a thread of this process, so it includes what that thread waits for a processor beside the
+//! flood's threads. As root it has a priority above theirs.
+//!
+//! Ends with 1 if a flood costs more than it may.
 
 #[allow(dead_code, reason = "shared with the tests of real processes")]
 #[path = "../processes/support/mod.rs"]
@@ -16,6 +20,7 @@ mod support;
 use std::{
     fs,
     path::Path,
+    process::{Command, ExitCode},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -35,21 +40,36 @@ use support::{
 };
 use tonic::transport::Channel;
 
-const FLOODS: [(Question, usize, usize); 11] = [
+const FLOODS: [(Question, usize, usize); 20] = [
     (Question::Status, 100, 1_000),
     (Question::Status, 260, 1_000),
     (Question::Ledger, 100, 1_000),
     (Question::Ledger, 260, 1_000),
+    (Question::History, 100, 1_000),
+    (Question::History, 260, 1_000),
     (Question::Memory, 100, 1_000),
     (Question::Memory, 260, 1_000),
+    (Question::Fresh, 100, 1_000),
+    (Question::Fresh, 260, 1_000),
     (Question::Watch, 100, 1_000),
     (Question::Watch, 260, 1_000),
     (Question::Metrics, 100, 1_000),
     (Question::Metrics, 260, 1_000),
+    (Question::Reflection, 100, 1_000),
+    (Question::Reflection, 260, 1_000),
+    (Question::Health, 100, 1_000),
+    (Question::Health, 260, 1_000),
     (Question::HalfSent, 20, 1_000),
+    (Question::HalfDescribed, 20, 1_000),
 ];
 
-fn main() {
+/// What a flood may cost: steps a second of those that the processors allow, a heartbeat's answer time, and
+/// what the coordinator takes more of memory.
+const LEAST_RATIO: f64 = 0.9;
+const MOST_P99_MS: f64 = 250.0;
+const MOST_MEMORY_MIB: f64 = 128.0;
+
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let given = |flag: &str| args.iter().position(|arg| arg == flag).and_then(|at| args.get(at + 1));
     let number = |flag: &str, or: u64| given(flag).map_or(or, |text| text.parse().expect("a number"));
@@ -60,27 +80,40 @@ fn main() {
         "{:<22} {:>12} {:>9} {:>7} {:>8} {:>10} {:>9} {:>6}",
         "flood", "undisturbed", "disturbed", "share", "ratio", "p99 beat", "memory", "lost"
     );
+    let mut failed = Vec::new();
     for (question, connections, streams) in FLOODS {
         let name = format!("{question:?} {connections} x {streams}");
         if only.as_ref().is_some_and(|only| !name.to_lowercase().starts_with(only)) {
             continue;
         }
-        let (mut alone, mut flooded) = (Window::default(), Window::default());
+        let (mut alone, mut flooded, before) = (Window::default(), Window::default(), bench.lost());
         for _ in 0..repeats {
             alone.add(bench.watch(None));
             flooded.add(bench.watch(Some((question, connections, streams))));
         }
         let ratio = flooded.speed() / (alone.speed() * (1.0 - flooded.share()));
+        let (p99, lost) = (flooded.p99(), bench.lost() - before);
+        let memory = flooded.resident as f64 - alone.resident as f64;
         println!(
-            "{name:<22} {:>8.2} st/s {:>4.2} st/s {:>5.1} % {ratio:>8.3} {:>7.1} ms {:>+5.0} MiB {:>6}",
+            "{name:<22} {:>8.2} st/s {:>4.2} st/s {:>5.1} % {ratio:>8.3} {p99:>7.1} ms {memory:>+5.0} MiB {lost:>6}",
             alone.speed(),
             flooded.speed(),
             flooded.share() * 100.0,
-            flooded.p99(),
-            flooded.resident as f64 - alone.resident as f64,
-            bench.lost(),
         );
+        // A ratio that is no number is none that is good enough.
+        let is_fast = ratio >= LEAST_RATIO;
+        if !is_fast || p99 > MOST_P99_MS || memory > MOST_MEMORY_MIB || lost > 0 {
+            failed.push(name);
+        }
     }
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!(
+        "not good enough (ratio {LEAST_RATIO}, {MOST_P99_MS} ms, {MOST_MEMORY_MIB} MiB, none lost): {}",
+        failed.join(", ")
+    );
+    ExitCode::FAILURE
 }
 
 /// A run, and who looks at it.
@@ -129,6 +162,11 @@ impl Bench {
         let (beats, over, address) =
             (self.beats.clone(), self.over.clone(), format!("http://{}", self.endpoint));
         thread::spawn(move || {
+            let thread = nix::unistd::gettid().to_string();
+            let raised = Command::new("renice").args(["-n", "-10", "-p", &thread]).output();
+            if !raised.is_ok_and(|raised| raised.status.success()) {
+                println!("heartbeats have no priority: their times include waits for a processor");
+            }
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {

@@ -9,6 +9,8 @@
                                                                     weights out, and on ranks that stream them, over one that hold them
     runs.py replay COX [--rounds 5] [CONFIG] [KEY=VALUE ...]        2 ranks with `faults.replay_every` of 1 and of 50, over one with 0:
                                                                     the mean of a step, in processor time and in time
+    runs.py witness COX [--rounds 9] [CONFIG] [KEY=VALUE ...]       2 ranks with COX_WITNESS=1 over 2 without: the median of a step, and the
+                                                                    mean in processor time
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
 The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
@@ -179,9 +181,22 @@ def replay(a, train):
             print(f"replayed {name} over never, {part}: {statistics.median(of):.3f} ({', '.join(f'{ratio:.3f}' for ratio in of)})")
 
 
+def witness(a, train):
+    ratios = []
+    for _ in range(a.rounds):
+        ran = []
+        for name, value in [("without witness", "0"), ("with witness", "1")]:
+            os.environ["COX_WITNESS"] = value
+            run = show(name, measure([*train, "--nproc-per-node", "2", "--log-format", "json"], 1))
+            ran.append((statistics.median(run["step_ms"]), run["all"] / run["steps"]))
+        ratios.append([there / not_there for not_there, there in zip(*ran)])
+    for part, of in zip(["time", "processor time, start and end included"], zip(*ratios)):
+        print(f"witness over none, {part}: {statistics.median(of):.4f} ({', '.join(f'{ratio:.4f}' for ratio in of)})")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded", "replay"])
+    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded", "replay", "witness"])
     parser.add_argument("cox")
     parser.add_argument("config", nargs="?", default="configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*")
@@ -192,7 +207,7 @@ def main():
     a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
-    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded, "replay": replay}[a.what](a, train)
+    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded, "replay": replay, "witness": witness}[a.what](a, train)
 
 
 main()

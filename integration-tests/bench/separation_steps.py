@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What each step of guide 3 does to memory, measured: the guide's network, its steps one by one and one after the other.
+"""What each step of docs/guide/coming-from-audio-separation.md does to memory, measured: one by one and one after the other.
 
     python separation_steps.py COX [--scale 16] [--steps 1]
 
-The run is configs/separation-music.yaml, on drawn tracks of a few seconds, with segments so many times shorter than the guide's 8 and 4
+The run is configs/separation-music.yaml, on drawn tracks of a few seconds, with segments so many times shorter than the page's 8 and 4
 seconds: 43 GB of activations would not fit this machine, and all that grows with a segment is as much smaller. Measured is what the
 worker's allocator had in use at its peak, predicted what `cox run` said before, both from summary.json; ratios are to the first row.
 Python 3 and nothing else.

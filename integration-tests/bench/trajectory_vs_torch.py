@@ -5,7 +5,7 @@
         [--rounds 3] [--warmup 3] [--steps 12] [--prefetch 2] [--cached] [--compile 0]
     python trajectory_vs_torch.py COX FOLDER --accumulated 250 500 1000
 
-FOLDER is made: a random checkpoint whose vision tower has 16 blocks of 128 values, the guide's trajectory, and random images of 112 x
+FOLDER is made: a random checkpoint whose vision tower has 16 blocks of 128 values, a trajectory of all of them, and random images of 112 x
 112 pixels. Both sides: the tower frozen and without gradients, 7 x 7 positions, an autoencoder, clipping to norm 1 and AdamW
 (PyTorch's fused), float32 on the CPU. Ours is a whole `cox run` with one worker, which decodes images beside training; PyTorch, eager
 (--compile 1: torch.compile, the tower block by block), has the pixels of all its images in memory before it begins (`cox data sample` writes them). Step times are medians after the first.
@@ -13,7 +13,7 @@ Memory is the peak resident set less what was held before the first batch: impor
 neither side; ours reads as many batches of pixels ahead as --prefetch says, and they count. With --cached the tower runs on neither
 side: ours reads kept features, PyTorch has them in memory.
 
-With --accumulated the trajectories of so many images are collected first, as the guide warns of, and then one epoch is trained; beside it
+With --accumulated the trajectories of so many images are collected first, and then one epoch is trained; beside it
 the same streamed, in PyTorch and here, and what `cox plan` says. Needs torch and transformers.
 """
 import argparse

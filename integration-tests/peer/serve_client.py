@@ -79,7 +79,7 @@ def main():
     refused(client, lambda o: o.pop(camera), f"{camera}: missing")
     refused(client, lambda o: o.update({camera: np.zeros((2, 2, 3), np.uint8)}), "found uint8 [2, 2, 3]")
     refused(client, lambda o: o.update({camera: np.zeros((height, width), np.uint8)}), "height, width, RGB)")
-    refused(client, lambda o: o.update({camera: np.zeros((height, width, 3), np.float32)}), "found numbers")
+    refused(client, lambda o: o.update({camera: np.zeros((height, width, 3), np.float32)}), "found float32")
     refused(client, lambda o: o[numbers].put(0, np.nan), "NaN")
     refused(client, lambda o: o.pop("prompt"), "prompt: missing")
     refused(client, lambda o: o.update({numbers: {"a": 1}}), f"{numbers}/a (1)")

@@ -25,7 +25,7 @@ fn checkpoints_of_an_earlier_run_are_neither_resumed_from_nor_kept_instead_of_ne
     for rank in [0, 1] {
         signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);
     }
-    tiny.assert_undisturbed(running, "a run that began anew");
+    tiny.assert_undisturbed(running, "a run that started over");
 
     let steps = |directory: &str| {
         let entries = std::fs::read_dir(tiny.output().join(directory)).expect("a directory");

@@ -111,25 +111,57 @@ fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
     assert!(printed.contains("silent.jsonl:241: has no turn of the assistant"), "{printed}");
     assert!(!printed.contains("step      1/"), "{printed}");
 
-    // An image that does not decode shows when its chat is read.
+    // An image that does not decode shows when its chat is read: that of the first one at the launch.
     write("bad.png", "\u{89}PNG");
     let bad = dir.path().join("bad.png").display().to_string();
-    let first = text.lines().next().expect("a line");
-    let start = first.find("images/").expect("it has a picture");
-    let end = start + first[start..].find(".png").expect("it has a picture") + 4;
-    let broken = write("broken.jsonl", &text.replacen(&first[start..end], &bad, 1));
-    let output = dir.path().join("broken");
-    let data = format!("data.path={}", broken.display());
-    let short = [
-        "train.epochs=1",
-        "train.steps=",
-        "eval.samples=0",
-        "train.checkpoint_every=0",
-        "train.recompute=none",
-    ];
-    let mut overrides = vec![data.as_str(), images.as_str()];
-    overrides.extend(short);
-    let (status, printed) = Running::of(command(&output, &overrides)).finish();
+    let run_with_bad_image_in = |line: usize| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let chat = &mut lines[line - 1];
+        let start = chat.find("images/").expect("it has a picture");
+        let end = start + chat[start..].find(".png").expect("it has a picture") + 4;
+        chat.replace_range(start..end, &bad);
+        let broken = write("broken.jsonl", &(lines.join("\n") + "\n"));
+        let output = dir.path().join(format!("broken-{line}"));
+        let data = format!("data.path={}", broken.display());
+        let short = [
+            "train.epochs=1",
+            "train.steps=",
+            "eval.samples=0",
+            "train.checkpoint_every=0",
+            "train.recompute=none",
+        ];
+        Running::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish()
+    };
+    let (status, printed) = run_with_bad_image_in(1);
+    assert_eq!(status.code(), Some(3), "{printed}");
+    assert!(printed.contains("broken.jsonl:1: ") && printed.contains("neither PNG nor JPEG"), "{printed}");
+    let (status, printed) = run_with_bad_image_in(2);
     assert!(status.success(), "{printed}");
-    assert!(printed.contains("broken.jsonl:1: "), "{printed}");
+    assert!(printed.contains("broken.jsonl:2: "), "{printed}");
+}
+
+#[test]
+fn chats_that_are_cut_train_and_a_set_of_pictures_that_no_reader_has_is_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let short = ["train.steps=2", "eval.samples=0", "train.checkpoint_every=0", "optimizer.warmup_steps=1"];
+    let output = dir.path().join("cut");
+    let cut = [&["data.max_tokens=32"][..], &short].concat();
+    let (status, printed) = Running::of(command(&output, &cut)).finish();
+    assert_eq!(status.code(), Some(0), "{printed}");
+    assert!(printed.contains("2 of 2 steps"), "{printed}");
+
+    let assets = root().join("configs/assets/shapes");
+    let images = dir.path().join("images");
+    std::fs::create_dir(&images).expect("a directory");
+    for image in std::fs::read_dir(assets.join("images")).expect("it ships").flatten() {
+        std::fs::write(images.join(image.file_name()), b"RIFF\x1a\0\0\0WEBPVP8L").expect("a file");
+    }
+    let data = format!("data.path={}", assets.join("chats.jsonl").display());
+    let images = format!("data.images={}", dir.path().display());
+    let output = dir.path().join("webp");
+    let (status, printed) =
+        Running::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish();
+    assert_eq!(status.code(), Some(3), "{printed}");
+    assert!(printed.contains("the image is WebP; convert it to PNG or JPEG"), "{printed}");
+    assert!(!output.exists(), "{printed}");
 }

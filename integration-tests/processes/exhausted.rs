@@ -142,7 +142,7 @@ fn a_checkpoint_that_finds_no_room_is_given_up_and_the_next_one_is_written() {
     disk.fill();
     let since = Instant::now();
     second.release();
-    let line = running.wait_for("checkpoint at step 2 was given up");
+    let line = running.wait_for("checkpoint at step 2 was not written");
     println!("disk full under checkpoints: found after {:?}: {line}", since.elapsed());
     held.wait(&mut running);
     disk.free();
@@ -201,5 +201,5 @@ fn threads_that_cannot_be_started_are_named_with_the_limit() {
     let (status, printed) = running.finish();
     println!("threads used up: ended after {:?}", since.elapsed());
     assert!(!status.success() && printed.contains("no more threads can be started here"), "{printed}");
-    assert!(printed.contains("pids.max") && printed.contains("launch again to go on"), "{printed}");
+    assert!(printed.contains("pids.max") && printed.contains("start again to resume"), "{printed}");
 }

@@ -74,7 +74,7 @@ fn on_loopback_a_stranger_is_refused_and_the_run_s_own_commands_find_its_token()
     let (tiny, endpoint) = (Tiny::new(100_000, 0), free_endpoint());
     let running = going_on(&tiny, &endpoint, &[]);
     for words in [["status", "--endpoint", &endpoint], ["stop", "--endpoint", &endpoint]] {
-        refused(ask(&words, &[]), "wants a token: name its run (--run DIR)");
+        refused(ask(&words, &[]), "requires a token: name its run (--run DIR)");
         let guess = Token::fresh(Scope::All).unwrap();
         refused(ask(&words, &[("COX_TOKEN", guess.secret())]), "the token is not this coordinator's");
     }

@@ -137,7 +137,7 @@ fn a_coordinator_is_taken_over_at_an_address_of_version_6() {
     first.wait_for("/100000");
     first.lose();
     let since = Instant::now();
-    second.wait_for("the run goes on with one here");
+    second.wait_for("this launcher starts a new coordinator");
     second.wait_for("generation 3: 1 of 2 workers");
     second.wait_for("/100000");
     println!("coordinator's machine gone: trained again after {:?}", since.elapsed());
@@ -155,7 +155,7 @@ fn machines_whose_name_server_hangs_wait_for_it_and_meet_when_it_answers() {
     let [mut first, mut second] = cluster.start();
     first.wait_for(&format!("{NAME} cannot be looked up"));
     second.wait_for(&format!("{NAME} cannot be looked up"));
-    second.wait_for("waiting for the coordinator");
+    second.wait_for("waiting for a place");
     cluster.know(&format!("127.0.0.1 localhost\n10.77.0.1 {NAME}\n"));
     let since = Instant::now();
     first.wait_for("1/6");

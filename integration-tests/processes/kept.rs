@@ -56,7 +56,8 @@ impl Bucket {
 
     fn launch(&self, tiny: &Tiny, more: &[&str]) -> Running {
         let mut command = tiny.command(&[&[KEPT], more].concat());
-        self.reached(&mut command);
+        // What ranks wrote on the disk of a machine is gone with it.
+        self.reached(&mut command).env_remove("COX_WITNESS");
         Running::of(command)
     }
 
@@ -140,7 +141,7 @@ fn of_two_launches_with_one_bucket_the_earlier_one_ends_and_says_why() {
     later.wait_for("the run after step 2 was brought from its bucket");
     later.wait_for(" is in s3://runs/tiny");
     held.release();
-    earlier.wait_for("another launch of this run has taken s3://runs/tiny over");
+    earlier.wait_for("another launch of this run has taken over s3://runs/tiny");
     let (status, printed) = earlier.finish();
     assert_eq!(status.code(), Some(6), "{printed}");
     second.assert_undisturbed(later, "beside an earlier launch");
@@ -181,7 +182,7 @@ fn an_upload_that_is_refused_stops_nothing_and_the_next_checkpoint_is_tried() {
     held.wait(&mut running);
     bucket.proxy.fail_writes(&[Fault::Unavailable, Fault::Cut, Fault::Forbidden]);
     held.release();
-    let line = running.wait_for("the checkpoint of step 2 is not in the bucket");
+    let line = running.wait_for("the checkpoint of step 2 is not uploaded");
     assert!(line.contains("AWS_SECRET_ACCESS_KEY") && line.contains("nothing is there yet"), "{line}");
     second.wait(&mut running);
     second.release();
@@ -220,11 +221,18 @@ fn what_is_wrong_with_a_bucket_is_reported_before_anything_starts() {
     assert!(message.contains("has this run after step 2") && message.contains("train.resume"), "{message}");
     assert!(!other.output().join("checkpoints").exists());
 
+    let shorter = Tiny::new(1, 2);
+    for more in [&["train.steps=1"][..], &["data.holdout_episodes=[]", "train.steps=2"]] {
+        let message = bucket.refused(&shorter, more);
+        assert!(message.contains("run.bucket: s3://runs/tiny h"), "{more:?}: {message}");
+        assert!(!shorter.output().exists(), "{more:?}: something was brought");
+    }
+
     // The only set is damaged.
     let index = bucket.index();
     let object = index["sets"][0]["files"][0]["object"].as_str().expect("a name").to_owned();
     bucket.moto.put(&format!("runs/tiny/{object}"), b"x");
     let message = bucket.refused(&other, &[]);
-    assert!(message.contains(&object) && message.contains("no set of the run in it is whole"), "{message}");
+    assert!(message.contains(&object) && message.contains("no complete checkpoint of the run"), "{message}");
     assert!(!other.output().join("checkpoints").exists());
 }

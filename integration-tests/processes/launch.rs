@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::TcpListener,
     path::Path,
-    process::Stdio,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -33,6 +33,26 @@ fn run_arguments<'a>(output_dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 fn output_dir(output: &Path) -> String {
     format!("run.output_dir={}", output.display())
+}
+
+/// Runs its arguments on a terminal that has no size, as `docker run -t` gives one without its own.
+const ON_A_TERMINAL: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:], lambda fd: os.read(fd, 1024))))";
+
+#[test]
+fn on_a_terminal_without_a_size_a_run_is_told_in_lines() {
+    if !Command::new("python3").args(["-c", "import os, pty"]).status().is_ok_and(|ended| ended.success()) {
+        return println!("skipped: there is no Python 3 to make a terminal with");
+    }
+    let tiny = Tiny::new(3, 0);
+    let of = tiny.command(&[]);
+    let mut terminal = Command::new("python3");
+    terminal.args(["-c", ON_A_TERMINAL]).arg(of.get_program()).args(of.get_args());
+    terminal.current_dir(root()).env("TERM", "xterm").stdin(Stdio::null());
+    let ended = terminal.output().expect("Python is here");
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{printed}");
+    assert!(printed.contains("3 of 3 steps") && !printed.contains("\u{1b}[2K"), "{printed}");
+    assert!(printed.lines().any(|line| line.contains("step")), "{printed}");
 }
 
 #[test]
@@ -199,8 +219,10 @@ fn refuses_to_stop_another(dir: &Path, living: &Path) {
     let run_file = r#"{"run_id": "killed", "name": "quickstart", "spec_digest": "", "version": ""}"#;
     std::fs::write(killed.join("run.json"), run_file).expect("a file");
     // Each had its own token; or both have one that their user has set.
-    let tokens =
-        [(killed.join("logs/token"), "is now another run"), (living.join("logs/token"), "is now run")];
+    let tokens = [
+        (killed.join("logs/token"), "now belongs to another run"),
+        (living.join("logs/token"), "now belongs to run"),
+    ];
     for (token, expected) in tokens {
         let mut stop = cox(&["stop", "--run"]);
         if token.exists() {

@@ -170,7 +170,7 @@ fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_e
     let (code, printed) = run(&output, fault, &["train.micro_batch=4", "train.recompute=none"]);
     assert_eq!(code, Some(5), "{printed}");
     let from = "checkpoints/step-00000002";
-    assert!(printed.contains(&format!("launch again to go on from {from}")), "{printed}");
+    assert!(printed.contains(&format!("start again to resume from {from}")), "{printed}");
     assert!(output.join(from).join("manifest.json").is_file(), "{printed}");
     assert!(printed.contains("does not fit, one sample at a time: out of memory in backward"), "{printed}");
     assert!(printed.contains("To make it fit: train.recompute: full, or "), "{printed}");

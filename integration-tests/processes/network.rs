@@ -113,7 +113,7 @@ fn ranks_that_cannot_reach_each_other_try_again_and_go_on_when_they_can() {
     cluster.data.iter().for_each(Proxy::cut);
     let since = Instant::now();
     // Both heartbeat, both wait in the same collective: nobody is to blame.
-    cluster.first.wait_for("nothing moves");
+    cluster.first.wait_for("none makes progress");
     assert!(since.elapsed() < Duration::from_secs(20), "found after {:?}", since.elapsed());
     cluster.data.iter().for_each(Proxy::heal);
     cluster.tiny.assert_undisturbed(cluster.first, "a data network that was cut");

@@ -58,16 +58,18 @@ fn a_node_with_another_run_file_is_refused_with_the_keys_that_differ() {
         ];
         let mut other = tiny.start(&flags);
         if is_first {
-            other.wait_for("waiting for the coordinator");
+            other.wait_for("waiting for a place");
         }
-        let first = first.unwrap_or_else(|| node(&tiny, &endpoint, "2", 0));
+        let mut first = first.unwrap_or_else(|| node(&tiny, &endpoint, "2", 0));
         let (status, printed) = other.finish();
         assert_eq!(status.code(), Some(2), "{printed}");
-        assert!(printed.contains("with another specification than this node's: lora.rank ("), "{printed}");
+        assert!(printed.contains("has another specification than this node's: lora.rank ("), "{printed}");
+        let line = first.wait_for("a node is refused");
+        assert!(line.contains("lora.rank (") && line.contains("3 here"), "{line}");
         let second = node(&tiny, &endpoint, "2", 1);
         tiny.assert_undisturbed(first, "a node that was refused");
         let (status, printed) = second.finish();
-        assert!(status.success() && printed.contains("the run is over"), "{printed}");
+        assert!(status.success() && printed.contains("the run has ended"), "{printed}");
         assert!(!printed.contains("waiting for a place"), "the refused node has taken none: {printed}");
     }
 }

@@ -93,7 +93,7 @@ fn a_standby_coordinator_is_found_through_the_launcher() {
     first.wait_for("generation 2: 4 of 4 workers");
     first.wait_for("/100000");
     first.lose();
-    second.wait_for("the run goes on with one here");
+    second.wait_for("this launcher starts a new coordinator");
     second.wait_for("generation 3: 2 of 4 workers");
     second.wait_for("/100000");
     signal(second.pid() as i32, Signal::SIGTERM);

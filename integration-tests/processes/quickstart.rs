@@ -17,12 +17,14 @@ mod identity;
 mod impaired;
 mod kept;
 mod launch;
+mod lerobot;
 mod limits;
 mod memory;
 mod mixture;
 mod network;
 mod nodes;
 mod one_stream;
+mod optimizers;
 mod pairs;
 mod prediction;
 mod profile;
@@ -122,8 +124,22 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
         String::from_utf8(out.stdout).expect("text")
     };
     let [below, one, other] = ["", "whole", "halves"].map(|run| dir.path().join(run).display().to_string());
+    // A longer run of the same says what becomes of its rates.
+    let mut longer = vec!["run", "configs/quickstart.yaml", &output_dir];
+    longer.extend([
+        "train.steps=10",
+        "train.checkpoint_every=4",
+        "eval.samples=0",
+        "optimizer.warmup_steps=2",
+    ]);
+    let (status, printed) = Running::start(&longer).finish();
+    assert!(status.success(), "{printed}");
+    let line = printed.lines().find(|line| line.contains("the run was to have 8 steps and has 10 now; "));
+    let follows = line.is_some_and(|line| line.contains("rates go on at") && line.contains("instead of"));
+    assert!(follows, "{printed}");
     let listed = told(&["runs", &below]);
-    assert_eq!(listed.lines().filter(|line| line.contains("finished  8 of 8")).count(), 2, "{listed}");
+    assert_eq!(listed.lines().filter(|line| line.contains("finished")).count(), 2, "{listed}");
+    assert!(listed.contains("8 of 8") && listed.contains("10 of 10"), "{listed}");
     let differing = told(&["diff", &one, &other]);
     assert!(differing.contains("run.output_dir") && !differing.contains("lora."), "{differing}");
 }

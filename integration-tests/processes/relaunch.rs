@@ -1,10 +1,12 @@
 //! Runs that are launched again under other circumstances: on another machine, by another job, beside another
 //! file.
 
+use std::path::PathBuf;
+
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    Running, cox,
     processes::{children, coordinator_of, signal, wait_for_coordinator, wait_until_gone},
     read_json,
     tiny::Tiny,
@@ -70,8 +72,8 @@ fn a_file_that_is_edited_meanwhile_is_not_read_when_the_coordinator_dies() {
     tiny.assert_undisturbed(running, "a coordinator killed beside an edited file");
 }
 
-#[test]
-fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_from() {
+/// A run of which the launcher was killed in step 5: there are checkpoints of steps 2 and 4.
+fn killed_in_step_5() -> Tiny {
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "backward", 5);
     let mut running = tiny.start(&[]);
@@ -82,11 +84,30 @@ fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_fro
     wait_until_gone(&processes);
     drop(held);
     std::fs::remove_dir_all(tiny.hold_dir()).expect("nobody is held any more");
-    // Only rank 1 reads it.
-    let newest = tiny.output().join("checkpoints/step-00000004");
-    let shard = newest.join("optimizer-rank0001-of-0002.safetensors");
-    let mut bytes = std::fs::read(&shard).expect("a shard");
+    tiny
+}
+
+/// A file of the checkpoint of `step` that only rank 1 reads, and what it holds.
+fn shard(tiny: &Tiny, step: u64) -> (PathBuf, Vec<u8>) {
+    let checkpoint = tiny.output().join(format!("checkpoints/step-{step:08}"));
+    let shard = checkpoint.join("optimizer-rank0001-of-0002.safetensors");
+    let bytes = std::fs::read(&shard).expect("a shard");
+    (shard, bytes)
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_from() {
+    let tiny = killed_in_step_5();
+    let (shard, mut bytes) = shard(&tiny, 4);
+    let newest = shard.parent().expect("a directory").to_owned();
     let last = bytes.len() - 1;
+    // What is cut short is known by its length: nothing goes on from it, and that is said beforehand.
+    std::fs::write(&shard, &bytes[..last]).expect("a disk");
+    let checked = tiny.check().output().expect("cox was built");
+    let [report, warned] = [&checked.stdout, &checked.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(report.contains("resumes   at step 2"), "{report}");
+    let told = "damaged: checkpoints/step-00000004 (optimizer-rank0001-of-0002.safetensors has ";
+    assert!(warned.contains(told), "{warned}");
     bytes[last] ^= 1;
     std::fs::write(&shard, bytes).expect("a disk");
     tiny.assert_undisturbed(tiny.start(&["faults.mirror=false"]), "a damaged checkpoint");
@@ -95,4 +116,68 @@ fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_fro
     let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
     assert!(log.contains("checkpoint of step 4 is damaged, and all go back to step 2"), "{log}");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 2);
+}
+
+#[test]
+fn if_all_checkpoints_are_damaged_the_first_cause_is_a_damaged_file() {
+    let tiny = killed_in_step_5();
+    for step in [2, 4] {
+        let (shard, mut bytes) = shard(&tiny, step);
+        *bytes.last_mut().expect("it is not empty") ^= 1;
+        std::fs::write(&shard, bytes).expect("a disk");
+    }
+    for _ in 0..2 {
+        let (status, printed) = tiny.start(&["faults.mirror=false", "--max-restarts=1"]).finish();
+        assert!(!status.success(), "{printed}");
+        let failure = read_json(&tiny.output().join("failure.json")).to_string();
+        let file = "step-00000002/optimizer-rank0001-of-0002.safetensors is damaged";
+        assert!(failure.contains(file), "{failure}\n{printed}");
+        let all = format!("{failure}{printed}");
+        assert!(!all.contains("there is no manifest"), "{all}");
+        assert!(tiny.output().join("checkpoints/step-00000004/manifest.json").exists(), "as it was");
+    }
+}
+
+#[test]
+fn a_journal_that_is_gone_beside_checkpoints_is_told_at_launch_and_by_the_audit() {
+    let tiny = killed_in_step_5();
+    std::fs::remove_file(tiny.output().join("coordinator/journal.redb")).expect("a journal");
+    let (status, printed) = tiny.start(&[]).finish();
+    assert!(status.success(), "{printed}");
+    let told =
+        "there is no journal beside checkpoints/step-00000004: the run goes on from there with a new one";
+    let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
+    assert!(log.contains(told), "{log}");
+    assert_audit_misses_the_first_steps(&tiny);
+}
+
+#[test]
+fn a_damaged_journal_is_replaced_when_that_is_asked_for_and_the_audit_says_what_is_missing() {
+    let tiny = killed_in_step_5();
+    let journal = tiny.output().join("coordinator/journal.redb");
+    let length = std::fs::metadata(&journal).expect("a journal").len();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&journal)
+        .expect("a journal")
+        .set_len(length / 3)
+        .expect("a disk");
+    let (status, printed) = tiny.start(&[]).finish();
+    assert!(!status.success() && printed.contains("--new-journal"), "{printed}");
+    assert!(printed.contains("checkpoints/step-00000004"), "{printed}");
+    let (status, printed) = tiny.start(&["--new-journal"]).finish();
+    assert!(status.success(), "{printed}");
+    assert!(journal.with_extension("redb.damaged-1").exists(), "kept for people");
+    assert_audit_misses_the_first_steps(&tiny);
+    let (status, printed) = tiny.start(&["--new-journal"]).finish();
+    assert!(!status.success() && printed.contains("without --new-journal"), "{printed}");
+}
+
+/// `cox audit` says which steps it has no record of, and counts their samples.
+fn assert_audit_misses_the_first_steps(tiny: &Tiny) {
+    let output = tiny.output();
+    let audit = cox(&["audit"]).arg(&output).output().expect("cox was built");
+    let told = String::from_utf8_lossy(&audit.stdout).into_owned();
+    assert_eq!(audit.status.code(), Some(9), "{told}");
+    assert!(told.contains("no record of the steps before"), "{told}");
 }

@@ -34,7 +34,13 @@ fn sigterm_to_every_process_of_a_launch_drains_it() {
 
 #[test]
 fn an_end_that_a_scheduler_announces_is_answered_as_sigterm_is() {
-    for (announced, code) in [(Signal::SIGUSR1, 138), (Signal::SIGUSR2, 140), (Signal::SIGXCPU, 152)] {
+    for (announced, code) in [
+        (Signal::SIGUSR1, 138),
+        (Signal::SIGUSR2, 140),
+        (Signal::SIGALRM, 142),
+        (Signal::SIGXCPU, 152),
+        (Signal::SIGPWR, 158),
+    ] {
         let tiny = Tiny::new(100_000, 0);
         let mut running = tiny.start(&[]);
         running.wait_for("2/100000");
@@ -94,7 +100,7 @@ fn a_second_interrupt_ends_a_launch_without_waiting_for_anything() {
     let mut running = tiny.start(&[]);
     held.wait(&mut running);
     signal(running.pid() as i32, Signal::SIGINT);
-    running.wait_for("finishing the step in flight");
+    running.wait_for("finishing the current step");
     let since = Instant::now();
     signal(running.pid() as i32, Signal::SIGINT);
     let (status, printed) = running.finish();

@@ -1,6 +1,7 @@
 //! Stage one, stage two: a run that starts from another one's weights.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -9,6 +10,18 @@ use std::{
 use serde_json::Value;
 
 use crate::support::{Running, cox, losses, read_json, root};
+
+/// Every file below a directory, with its bytes.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for path in fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()) {
+        match path.is_dir() {
+            true => found.extend(contents(&path)),
+            false => drop(found.insert(path.clone(), fs::read(&path).expect("a file"))),
+        }
+    }
+    found
+}
 
 const SHORT: [&str; 3] = ["eval.samples=4", "optimizer.warmup_steps=2", "train.checkpoint_every=0"];
 
@@ -180,10 +193,16 @@ fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(printed.contains("`head`"), "{printed}");
 
-    let (well, printed) =
-        stage("configs/vla-stage2.yaml", &dir.path().join("two"), &[&from, "expert.width=64"]);
-    assert!(!well && printed.contains("there, ["), "{printed}");
-    assert!(!dir.path().join("two/checkpoints").exists());
+    let output_dir = format!("run.output_dir={}", dir.path().join("two").display());
+    for (change, expected) in
+        [("expert.width=64", "there, ["), ("expert.convention=noise_at_one", "expert.convention")]
+    {
+        let arguments = ["run", "configs/vla-stage2.yaml", &output_dir, &from, change];
+        let (status, printed) = Running::start(&arguments).finish();
+        assert_eq!(status.code(), Some(3), "{change}: {printed}");
+        assert!(printed.contains(expected), "{change}: {printed}");
+        assert!(!dir.path().join("two").exists(), "{change}: something was begun");
+    }
 }
 
 #[test]
@@ -223,7 +242,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&weights, bytes).unwrap();
-    let records = fs::read(run.join("logs/coordinator.log")).expect("it has run");
+    let before = contents(&run);
     for place in [&moved, &dir.path().join("link")] {
         if place != &moved {
             std::os::unix::fs::symlink(&moved, place).unwrap();
@@ -234,7 +253,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
         assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
     }
-    assert_eq!(fs::read(run.join("logs/coordinator.log")).ok(), Some(records), "a coordinator was started");
+    assert!(contents(&run) == before, "a refusal has changed the run's directory");
 
     // Every worker looks for itself: on another machine it may be another one.
     let launched = format!("train.base_digest={}", "0".repeat(64));

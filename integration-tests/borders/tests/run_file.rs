@@ -92,6 +92,8 @@ fn range(bounds: &[Value; 2]) -> String {
         _ => bound.to_string(),
     };
     match bounds {
+        [Value::String(above), Value::Null] => above.clone(),
+        [Value::String(above), most] => format!("{above} to {}", number(most)),
         [least, Value::Null] if least.as_f64() == Some(0.0) => String::new(),
         [least, Value::Null] => format!("at least {}", number(least)),
         [least, most] => format!("from {} to {}", number(least), number(most)),
@@ -188,10 +190,16 @@ fn schema() -> String {
         }
         let mut schema = typed(&key);
         if let Some(ends) = bounds_of(&key.path.join("."), &bounds) {
-            for (name, end) in ["minimum", "maximum"].into_iter().zip(ends).filter(|(_, end)| !end.is_null())
-            {
-                schema.insert(name.into(), end);
+            let [least, most] = ends;
+            let least = if least.is_string() { ("exclusiveMinimum", json!(0)) } else { ("minimum", least) };
+            let named = [least, ("maximum", most)].map(|(name, end)| (name.to_owned(), end));
+            let ends: Map<_, _> = named.into_iter().filter(|(_, end)| !end.is_null()).collect();
+            // What may be a list or a map has the bounds for each of its numbers.
+            if !schema.contains_key("type") && !ends.is_empty() {
+                schema.insert("items".into(), json!(ends));
+                schema.insert("additionalProperties".into(), json!(ends));
             }
+            schema.extend(ends);
         }
         at["properties"][last] = Value::Object(schema);
     }

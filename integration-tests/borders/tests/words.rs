@@ -59,6 +59,19 @@ const ENGLISH: [&str; 7] = ["blocked", "books", "felt", "onto", "said", "turned"
 /// Words that whole names must not be: as parts of longer ones they are English.
 const NAMES: [(&str, &str); 2] = [("turn", "cache_phase"), ("turns", "cache_phases")];
 
+/// Phrases that had to be read twice where a user met them, each with what to say.
+const PHRASES: [(&str, &str); 9] = [
+    ("began anew", "started over"),
+    ("begin anew", "start over"),
+    ("begins anew", "starts over"),
+    ("broken off", "interrupted"),
+    ("launch again to go on", "start again to resume"),
+    ("launched again", "start it again to resume"),
+    ("none that this version", "damaged, or written by another version"),
+    ("tells what cannot be", "sent an impossible value"),
+    ("training goes on", "training continues"),
+];
+
 /// An exception: places that begin like this, and why they are right.
 type Exceptions = [(&'static str, &'static str)];
 
@@ -92,6 +105,19 @@ fn comments_are_written_in_the_fields_words() {
         }
     }
     hold("has a word of our own in a comment", found, &[]);
+}
+
+#[test]
+fn what_users_read_needs_one_reading() {
+    let mut found = Vec::new();
+    for (file, source) in sources().filter(|(file, _)| !file.starts_with("integration-tests/borders")) {
+        for piece in text::pieces(&source).into_iter().filter(|piece| piece.kind == Kind::Literal) {
+            let text = piece.text.replace('\\', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+            let ours = PHRASES.iter().filter(|(phrase, _)| text.contains(phrase));
+            found.extend(ours.map(|(phrase, say)| format!("{file}:{}: {phrase} (say {say})", piece.line)));
+        }
+    }
+    hold("has a phrase that users read twice", found, &[]);
 }
 
 #[test]

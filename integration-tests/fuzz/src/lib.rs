@@ -12,8 +12,14 @@
 //! Draws depend on the target's name and `COX_FUZZ_SEED` alone, so that a change gets the same answer twice;
 //! `COX_FUZZ_SECONDS=600` tries for so long instead of a fixed number of times. What once failed is put among
 //! the samples.
+//!
+//! In a program that counts its edges, `COX_FUZZ_GUIDED=DIR` guides the search: an input that reached new
+//! ones is changed in its turn. `COX_FUZZ_REPLAY=FILE` tries one input that such a search has left in its
+//! directory. The script `long` does all of this.
 
 mod allocations;
+mod corpus;
+mod coverage;
 mod mutations;
 
 use std::{
@@ -23,6 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use corpus::Corpus;
 use mutations::Mutator;
 
 /// Tries of a target where no time is given: all targets together take about a minute.
@@ -81,20 +88,26 @@ impl Target {
         let seed = number("COX_FUZZ_SEED").unwrap_or(0);
         let until = number("COX_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let alone = until.is_some();
-        self.samples.iter().for_each(|sample| self.attack(sample, &read, alone));
-        let mut mutator = Mutator::new(self.name, seed, &self.samples);
+        let attack = |input: &[u8]| self.attack(input, &read, alone);
+        let mut corpus = Corpus::new(self.name, &self.samples);
+        if let Some(input) = corpus.replayed() {
+            return attack(&input);
+        }
+        corpus.attempt_known(attack);
+        let mut mutator = Mutator::new(self.name, seed);
         let mut tried = 0;
         while until.map_or(tried < self.tries, |until| Instant::now() < until) {
-            let mut input = mutator.next();
+            let mut input = mutator.next(&corpus.inputs());
             if tried % 2 == 0 {
                 (self.mend)(&mut input);
             }
-            self.attack(&input, &read, alone);
+            corpus.attempt(input, attack);
             tried += 1;
         }
         if alone {
-            println!("{}: {tried} tries", self.name);
+            println!("{}: {tried} tries{}", self.name, corpus.reach());
         }
+        corpus.keep(attack).expect("a file for what is kept");
     }
 
     fn attack(&self, input: &[u8], read: &impl Fn(&[u8]), alone: bool) {

@@ -21,36 +21,42 @@ const EDGES: [u64; 12] = [
 /// Longest input that is made of a sample by repeating parts of it, beyond its own length.
 const GROWN: usize = 1 << 16;
 
-/// Draws inputs.
-pub(crate) struct Mutator<'a> {
-    rng: ChaCha8Rng,
-    samples: &'a [Vec<u8>],
+/// What there is to change.
+pub(crate) struct Inputs<'a> {
+    pub(crate) samples: &'a [Vec<u8>],
+    /// By this search or by one before it.
+    pub(crate) found: &'a [Vec<u8>],
 }
 
-impl<'a> Mutator<'a> {
-    pub(crate) fn new(name: &str, seed: u64, samples: &'a [Vec<u8>]) -> Self {
+/// Draws inputs.
+pub(crate) struct Mutator {
+    rng: ChaCha8Rng,
+}
+
+impl Mutator {
+    pub(crate) fn new(name: &str, seed: u64) -> Self {
         // FNV-1a: any function of the name would do.
         let hashed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        Self { rng: ChaCha8Rng::seed_from_u64(hashed ^ seed), samples }
+        Self { rng: ChaCha8Rng::seed_from_u64(hashed ^ seed) }
     }
 
     /// A sample with one to eight changes; now and then nothing but noise.
-    pub(crate) fn next(&mut self) -> Vec<u8> {
-        let drawn = self.below(self.samples.len());
-        let mut input = self.samples[drawn].clone();
+    pub(crate) fn next(&mut self, inputs: &Inputs) -> Vec<u8> {
+        let mut input = self.pick(inputs).clone();
         if self.below(50) == 0 {
             input.truncate(512);
             self.rng.fill_bytes(&mut input);
         }
-        for _ in 0..=self.below(8) {
-            self.change(&mut input);
+        let most = 1 << self.below(4);
+        for _ in 0..=self.below(most) {
+            self.change(&mut input, inputs);
         }
         input
     }
 
-    fn change(&mut self, input: &mut Vec<u8>) {
+    fn change(&mut self, input: &mut Vec<u8>, inputs: &Inputs) {
         if input.is_empty() {
             input.push(self.rng.next_u32() as u8);
             return;
@@ -67,7 +73,7 @@ impl<'a> Mutator<'a> {
                 let to = self.below(input.len() + 1);
                 drop(input.splice(to..to, copy));
             }
-            6 => self.splice(input, at),
+            6 => self.splice(input, at, inputs),
             _ => self.repeat(input, at),
         }
     }
@@ -83,8 +89,8 @@ impl<'a> Mutator<'a> {
     }
 
     /// Goes on as another sample does.
-    fn splice(&mut self, input: &mut Vec<u8>, at: usize) {
-        let other = &self.samples[self.below(self.samples.len())];
+    fn splice(&mut self, input: &mut Vec<u8>, at: usize, inputs: &Inputs) {
+        let other = self.pick(inputs);
         input.truncate(at);
         input.extend_from_slice(&other[at.min(other.len())..]);
     }
@@ -101,6 +107,16 @@ impl<'a> Mutator<'a> {
     fn part(&mut self, most: usize) -> usize {
         let most = 1 + self.below(most);
         1 + self.below(most)
+    }
+
+    /// Samples as often as what was found, of which most are refused early: newer ones are drawn more often,
+    /// for they reach further.
+    fn pick<'a>(&mut self, inputs: &Inputs<'a>) -> &'a Vec<u8> {
+        let found = inputs.found.len();
+        if found == 0 || self.below(2) == 0 {
+            return &inputs.samples[self.below(inputs.samples.len())];
+        }
+        &inputs.found[self.below(found).max(self.below(found))]
     }
 
     fn below(&mut self, end: usize) -> usize {

@@ -35,11 +35,55 @@ const LOOK: Duration = Duration::from_millis(50);
 pub enum Question {
     Status,
     Ledger,
+    History,
     Memory,
+    /// Memory, reported anew by all ranks.
+    Fresh,
     Watch,
     Metrics,
+    Reflection,
+    Health,
     /// A status, whose request says that it is long and does not come.
     HalfSent,
+    /// The same of reflection.
+    HalfDescribed,
+}
+
+impl Question {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Status | Self::HalfSent => "/coxswain.v1.Control/GetStatus",
+            Self::Ledger => "/coxswain.v1.Control/GetLedger",
+            Self::History => "/coxswain.v1.Control/GetHistory",
+            Self::Memory | Self::Fresh => "/coxswain.v1.Control/GetMemory",
+            Self::Watch => "/coxswain.v1.Control/Watch",
+            Self::Metrics => "/metrics",
+            Self::Reflection | Self::HalfDescribed => {
+                "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+            }
+            Self::Health => "/grpc.health.v1.Health/Watch",
+        }
+    }
+
+    /// Its message, and the head that says how long it is. One that is begun has a kilobyte of what its head
+    /// says: 16 MiB, and the 4 MiB that tonic allows by itself.
+    fn message(self) -> Vec<u8> {
+        let begun = |high: u8| [&[0, 0, high, 0xff, 0xff][..], &[0; 1024]].concat();
+        let message: &[u8] = match self {
+            Self::HalfSent => return begun(0xff),
+            Self::HalfDescribed => return begun(0x3f),
+            // `refresh`, and `list_services`.
+            Self::Fresh => &[0x08, 1],
+            Self::Reflection => &[0x3a, 1, b'*'],
+            _ => &[],
+        };
+        let head = [0, 0, 0, 0, u8::try_from(message.len()).expect("a short message")];
+        [&head[..], message].concat()
+    }
+
+    fn is_begun(self) -> bool {
+        matches!(self, Self::HalfSent | Self::HalfDescribed)
+    }
 }
 
 /// Connections that ask until they are told to end.
@@ -105,13 +149,7 @@ impl Caller {
 
     /// The first request of a connection tells the names, later ones say which they were.
     fn request(&self, stream: u32) -> Vec<u8> {
-        let path = match self.question {
-            Question::Status | Question::HalfSent => "/coxswain.v1.Control/GetStatus",
-            Question::Ledger => "/coxswain.v1.Control/GetLedger",
-            Question::Memory => "/coxswain.v1.Control/GetMemory",
-            Question::Watch => "/coxswain.v1.Control/Watch",
-            Question::Metrics => "/metrics",
-        };
+        let path = self.question.path();
         let is_metrics = self.question == Question::Metrics;
         // POST or GET, http; then by their indexes, which the second request finds in the table.
         let mut names = vec![if is_metrics { 0x82 } else { 0x83 }, 0x86];
@@ -130,14 +168,8 @@ impl Caller {
             return frame(HEADERS, END_HEADERS | END_STREAM, stream, &names);
         }
         let mut request = frame(HEADERS, END_HEADERS, stream, &names);
-        if self.question == Question::HalfSent {
-            let mut begun = vec![0; 1024];
-            begun[..5].copy_from_slice(&[0, 0, 0xff, 0xff, 0xff]);
-            request.extend(frame(DATA, 0, stream, &begun));
-        } else {
-            // An empty message.
-            request.extend(frame(DATA, END_STREAM, stream, &[0; 5]));
-        }
+        let flags = if self.question.is_begun() { 0 } else { END_STREAM };
+        request.extend(frame(DATA, flags, stream, &self.question.message()));
         request
     }
 }

@@ -39,12 +39,16 @@ pub fn three_times(command: impl Fn(&Path, &[&str]) -> Command, left: &str) {
     let found = audit(&output);
     assert_eq!((&found["missing"], &found["duplicate"]), (&0.into(), &0.into()), "{found:#}\n{printed}");
     assert_eq!(found["faults"].as_array().map(Vec::len), Some(3), "{found:#}");
-    let names = results(&whole);
-    assert!(names.contains(left) && names == results(&output), "{names:?}");
+    assert_same(&whole, &output, left);
+}
+
+/// Two runs have left files of the same names and bytes, `left` among them.
+pub fn assert_same(one: &Path, other: &Path, left: &str) {
+    let names = results(one);
+    assert!(names.contains(left) && names == results(other), "{names:?}");
     for name in names {
-        let [undisturbed, disturbed] =
-            [&whole, &output].map(|run| std::fs::read(run.join(&name)).expect("the manifest lists it"));
-        assert!(undisturbed == disturbed, "another {name}\n{printed}");
+        let [one, other] = [one, other].map(|run| std::fs::read(run.join(&name)).expect("it is listed"));
+        assert!(one == other, "another {name}");
     }
 }
 

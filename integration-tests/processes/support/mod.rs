@@ -43,6 +43,8 @@ pub fn cox(arguments: &[&str]) -> Command {
     command.args(arguments).current_dir(root()).stdin(Stdio::null());
     // What runs here teach about memory is not for the user's own plans.
     command.env("XDG_CACHE_HOME", std::env::temp_dir().join("coxswain-tests"));
+    // What ranks do is held against the ledger of each run.
+    command.env("COX_WITNESS", "1");
     command
 }
 

@@ -74,12 +74,21 @@ impl Tiny {
 
     /// `cox run` of it with another file that says the same.
     pub fn command_of(&self, config: &str, flags: &[&str]) -> Command {
+        self.word("run", config, flags)
+    }
+
+    /// `cox check` of it.
+    pub fn check(&self) -> Command {
+        self.word("check", "configs/quickstart.yaml", &[])
+    }
+
+    fn word(&self, word: &str, config: &str, flags: &[&str]) -> Command {
         let output_dir = format!("run.output_dir={}", self.output().display());
         let (steps, every) = (
             format!("train.steps={}", self.plan.steps),
             format!("train.checkpoint_every={}", self.plan.checkpoint_every),
         );
-        let mut arguments = vec!["run", config, &output_dir, &steps, &every];
+        let mut arguments = vec![word, config, &output_dir, &steps, &every];
         arguments.extend(["train.global_batch=4", "eval.samples=2", "optimizer.warmup_steps=2"]);
         arguments.extend(flags);
         let mut command = cox(&arguments);
@@ -137,12 +146,19 @@ impl Held {
     }
 }
 
-/// `cox audit --json` of a run; its exit code must agree with what it says.
+/// `cox audit --json` of a run; its exit code must agree with what it says, and its ranks with the ledger.
 pub fn audit(output: &Path) -> Value {
-    let answer = cox(&["audit", "--json"]).arg(output).output().expect("cox was built");
+    let (mut command, witness) = (cox(&["audit", "--json"]), output.join("witness"));
+    command.arg(output);
+    // Before the first step there is none, nor where a run's disk is lost with its machine.
+    if witness.exists() {
+        command.arg("--against").arg(&witness);
+    }
+    let answer = command.output().expect("cox was built");
     let audit: Value = serde_json::from_slice(&answer.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&answer.stderr)));
     let clean = audit["missing"] == 0 && audit["duplicate"] == 0;
+    assert!(!witness.exists() || audit["against"]["differing"] == 0, "{audit:#}");
     assert_eq!(answer.status.code(), Some(if clean { 0 } else { 9 }), "{audit:#}");
     audit
 }

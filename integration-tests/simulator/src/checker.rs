@@ -1,8 +1,7 @@
-//! What must be true of a simulated run at any moment, and what is told of it at the end.
+//! What must be true of a simulated run at any moment, and of its end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     time::Duration,
 };
 
@@ -12,6 +11,7 @@ use coxswain_coordinator::{
         action::{Lease, LeaseCachePhase, Record},
         machine::Machine,
         news::News,
+        past::Past,
         report::CommittedStep,
         stragglers::Slowness,
     },
@@ -21,7 +21,10 @@ use coxswain_proto::{
     plan::Plan,
 };
 
-use crate::script::{Fault, Kind, Script};
+use crate::{
+    report::Report,
+    script::{Fault, Kind, Script},
+};
 
 /// Violations that are kept; the first one says it all.
 const KEPT: usize = 8;
@@ -41,6 +44,8 @@ pub struct Checker {
     cache_phases: BTreeMap<u64, u64>,
     newest: Generation,
     committed: u64,
+    /// The newest complete checkpoint there ever was.
+    saved: u64,
     rollback_told: Option<(Step, Step)>,
     lines: Vec<(Duration, String)>,
     recoveries: Vec<Duration>,
@@ -51,35 +56,6 @@ pub struct Checker {
     slowed: BTreeSet<Slot>,
     verbose: bool,
     pub violations: Vec<String>,
-}
-
-/// What is told at the end.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// How it ended; absent if it hung.
-    pub outcome: Option<Outcome>,
-    /// Virtual time.
-    pub took: Duration,
-    /// Committed steps.
-    pub committed: u64,
-    /// Committed steps that were lost and repeated.
-    pub repeated: u64,
-    /// Of every survived fault, from its first sign until ranks had a state again.
-    pub recoveries: Vec<Duration>,
-    /// Faults that were paid for.
-    pub restarts: u32,
-    /// Faults of the script that met somebody.
-    pub faults: usize,
-    /// Samples of whole epochs, and of the begun one, that no committed step has, or more than one has.
-    pub missing: u64,
-    /// See `missing`.
-    pub duplicate: u64,
-    /// What happened, in order.
-    pub lines: Vec<(Duration, String)>,
-    /// What must not be; empty in a sound system.
-    pub violations: Vec<String>,
-    /// Time that the same steps take undisturbed.
-    pub undisturbed: Duration,
 }
 
 impl Checker {
@@ -113,6 +89,7 @@ impl Checker {
             cache_phases: BTreeMap::new(),
             newest: Generation(0),
             committed: 0,
+            saved: 0,
             rollback_told: None,
             lines: Vec::new(),
             recoveries: Vec::new(),
@@ -139,12 +116,22 @@ impl Checker {
         self.lines.push((now, format!("fault: {fault}")));
     }
 
+    /// Somebody has launched the run again, which may go on though it had failed.
+    pub fn launched_again(&mut self) {
+        self.closing.clear();
+    }
+
     /// A step was done by every rank of a generation.
     pub fn executed(&mut self, now: Duration, generation: Generation, step: u64) {
         self.executed.insert((generation, step));
         if self.closing.contains(&generation) {
             self.violated(now, format!("generation {generation} was only to save, and has done step {step}"));
         }
+    }
+
+    /// There is a complete checkpoint of so many steps.
+    pub fn saved(&mut self, steps: u64) {
+        self.saved = self.saved.max(steps);
     }
 
     /// This generation is to write a checkpoint, and nothing else.
@@ -209,7 +196,13 @@ impl Checker {
         if (step.consumed.epoch, step.consumed.positions.clone()) != (due.epoch, due.positions) {
             self.violated(now, format!("step {number} is committed with other samples than its own"));
         }
-        if !self.executed.contains(&(step.generation, number)) {
+        // A complete checkpoint proves the steps before it, even if the ranks that did them are gone with
+        // their reports. Their generation is not known then: the record names the one that goes on from
+        // there.
+        let is_proven = step.reports == 0
+            && number < self.saved
+            && self.executed.iter().any(|(_, executed)| *executed == number);
+        if !is_proven && !self.executed.contains(&(step.generation, number)) {
             let generation = step.generation;
             self.violated(
                 now,
@@ -267,9 +260,26 @@ impl Checker {
         }
     }
 
+    pub fn says(&mut self, now: Duration, line: String) {
+        self.lines.push((now, line));
+    }
+
+    /// The disk has forgotten what it said it had.
+    pub fn forgets(&mut self, now: Duration, past: &Past) {
+        let committed = past.committed.unwrap_or_default().0;
+        self.lines
+            .push((now, format!("the journal has lost its end: {committed} steps of {}", self.committed)));
+        self.steps.retain(|step, _| *step < committed);
+        self.committed = committed;
+        self.newest = past.newest().map(|(generation, _)| generation).unwrap_or_default();
+        self.rollback_told = None;
+    }
+
     /// A coordinator that was restarted must know what the one before had decided.
     pub fn recalled(&mut self, machine: &Machine) {
         let now = Duration::ZERO;
+        // The one before may have been killed before it could tell.
+        self.rollback_told = None;
         if machine.committed().0 != self.committed {
             let (found, due) = (machine.committed(), self.committed);
             self.violated(
@@ -302,6 +312,11 @@ impl Checker {
         self.report(now, Some(outcome), script)
     }
 
+    /// The end of a run whose coordinator cannot be started any more.
+    pub fn refuses(self, now: Duration, why: String, script: &Script) -> Report {
+        Report { refused: Some(why), ..self.report(now, None, script) }
+    }
+
     /// The end of a run in which nothing happens any more.
     pub fn hung(mut self, now: Duration, state: &str, script: &Script) -> Report {
         if self.violations.is_empty() {
@@ -319,6 +334,7 @@ impl Checker {
         Report {
             outcome,
             took: now,
+            steps: script.steps,
             committed: self.committed,
             repeated: self.repeated,
             recoveries: self.recoveries,
@@ -326,6 +342,7 @@ impl Checker {
             faults: self.faults,
             missing,
             duplicate,
+            refused: None,
             lines: self.lines,
             violations,
             undisturbed: Duration::from_secs_f64(
@@ -359,73 +376,5 @@ impl Checker {
             duplicate += seen.iter().map(|count| u64::from(count.saturating_sub(1))).sum::<u64>();
         }
         (missing, duplicate)
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, line) in &self.lines {
-            writeln!(f, "{:>9.3} s  {line}", at.as_secs_f64())?;
-        }
-        let outcome = match &self.outcome {
-            Some(Outcome::Finished { .. }) => "finished".into(),
-            Some(Outcome::Stopped { .. }) => "stopped".into(),
-            Some(Outcome::ShutDown { .. }) => "shut down".into(),
-            Some(Outcome::Failed(cause)) => format!("failed: {cause}"),
-            None => "hangs".into(),
-        };
-        let longest = self.recoveries.iter().max().copied().unwrap_or_default().as_secs_f64();
-        let mut sorted = self.recoveries.clone();
-        sorted.sort_unstable();
-        let median = sorted.get(sorted.len() / 2).copied().unwrap_or_default().as_secs_f64();
-        writeln!(f)?;
-        writeln!(
-            f,
-            "run          {outcome} after {:.1} s, {} steps",
-            self.took.as_secs_f64(),
-            self.committed
-        )?;
-        writeln!(f, "faults       {}, restarts {}", self.faults, self.restarts)?;
-        writeln!(
-            f,
-            "recovery     {} times, median {median:.2} s, longest {longest:.2} s",
-            self.recoveries.len()
-        )?;
-        writeln!(f, "rollback     {} committed steps repeated", self.repeated)?;
-        let share = self.undisturbed.as_secs_f64() / self.took.as_secs_f64().max(1e-9) * 100.0;
-        writeln!(f, "speed kept   {share:.1} % of an undisturbed run")?;
-        write!(f, "audit        {} samples missing, {} duplicate", self.missing, self.duplicate)?;
-        for violation in &self.violations {
-            write!(f, "\nVIOLATED     {violation}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, node, for_s, factor, .. } = self;
-        match self.what {
-            Kind::Kill => write!(f, "rank {rank} is killed"),
-            Kind::Freeze => write!(f, "rank {rank} is frozen for {for_s:.1} s"),
-            Kind::Hang => match self.phase {
-                Some(place) => write!(f, "rank {rank} will stand still in {}", place.phase()),
-                None => write!(f, "rank {rank} stands still"),
-            },
-            Kind::Drain => write!(f, "node {node} is drained; it comes back after {for_s:.1} s"),
-            Kind::FreezeLauncher => write!(f, "the launcher of node {node} is frozen for {for_s:.1} s"),
-            Kind::Slow => write!(f, "rank {rank} is {factor:.1} times as slow for {for_s:.1} s"),
-            Kind::Skew => write!(f, "rank {rank} heartbeats every {factor:.1} s"),
-            Kind::Slip => write!(f, "rank {rank} has computed something wrong"),
-            Kind::Broken => write!(f, "rank {rank} computes wrong results, and ends"),
-            Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
-            Kind::RebuildCache => write!(f, "a version of the features is asked for"),
-            Kind::CutLine => write!(f, "rank {rank}'s stream to the coordinator breaks"),
-            Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
-            Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),
-            Kind::KillLauncher => {
-                write!(f, "the launcher of node {node} is killed; another comes after {for_s:.1} s")
-            }
-        }
     }
 }

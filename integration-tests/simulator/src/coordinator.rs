@@ -1,21 +1,25 @@
 //! The coordinator: the real core, what it has recorded, and the lines that are open to it.
 
+mod recording;
+
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use coxswain_coordinator::{
     Budgets, Outcome, Patience, World as Nodes,
     core::{
-        action::{Action, Directive, Record},
+        action::{Action, Directive},
         checkpoints::CheckpointEntry,
         event::{Ask, Event, StreamId, Ticket},
-        invariants,
         machine::{Config, Machine},
         past::Past,
+        reason::RunPhase,
         time::Timestamp,
     },
+    journal::Life,
 };
 use coxswain_proto::{
     ids::{Bytes, Step, WorkerId},
@@ -23,26 +27,31 @@ use coxswain_proto::{
     run_spec::{Cache, CacheMode, Faults, Recompute, Span, Train},
 };
 
+use recording::Recording;
+
 use crate::{
     ring::Ring,
+    rivals::STARTS,
     script::{CachePhases, Script},
+    storage::Storage,
+    versions::name,
     world::{Caller, Happening, ToNode, ToProcess, World},
 };
 
 /// The run, in every call that names it.
 pub const RUN: &str = "simulated";
 
-/// Events after which a large world is looked at: looking is linear in it.
-const LOOK_EVERY: u64 = 500;
-/// Worlds up to this size are looked at after every event.
-const SMALL: u32 = 32;
-
 /// The coordinator.
 pub struct SimulatedCoordinator {
-    config: Config,
+    pub config: Config,
     machine: Option<Machine>,
     past: Past,
-    life: u32,
+    pub life: u32,
+    /// The number of its claim to the role, and the node whose launcher keeps it.
+    pub claim: u64,
+    pub host: usize,
+    /// Its machine stands still until then.
+    pub frozen_until: Duration,
     tickets: HashMap<Ticket, Caller>,
     last: u64,
     streams: BTreeMap<StreamId, Caller>,
@@ -53,20 +62,64 @@ pub struct SimulatedCoordinator {
     ticks: Option<Duration>,
     events: u64,
     /// The next coordinator is a new launch's, not one that its launcher starts again.
-    new_launch: bool,
+    pub new_launch: bool,
+    /// Its journal, where that lies on a disk that fails; else records are kept as they are.
+    pub storage: Option<Storage>,
+    /// What waits for the disk.
+    recording: Option<Recording>,
+    /// When it is recorded.
+    due: Duration,
+    /// What has come in meanwhile.
+    inbox: Vec<Event>,
+    /// Since when it cannot hear; and for how long it could not before, which is held against nobody.
+    deaf_since: Option<Duration>,
+    pub stood_still: Duration,
     /// Processes by the name that the coordinator gave them.
     pub workers: HashMap<WorkerId, usize>,
 }
 
 impl SimulatedCoordinator {
-    pub fn new(script: &Script) -> Self {
+    /// The first one of a run.
+    pub fn first(script: &Script, claims: &Arc<AtomicU64>) -> Self {
         let config = config(script);
-        let machine = Some(Machine::new(Timestamp::default(), config.clone()));
+        let mut storage = Storage::of(script, claims);
+        if let Some(storage) = &mut storage {
+            storage.open(Duration::ZERO, Life::Again).expect("nothing is wrong with the disk yet");
+        }
+        Self {
+            machine: Some(Machine::new(Timestamp::default(), config.clone())),
+            ..Self::idle(config, storage)
+        }
+    }
+
+    /// The next one, on another node, in place of this one and its launcher; it has read nothing yet.
+    pub fn successor(&self, claim: u64, host: usize, launcher: String, now: Duration) -> Self {
+        let config = Config { in_place_of: Some(launcher), ..self.config.clone() };
+        let storage = self.storage.as_ref().map(|storage| storage.inherited(claim));
+        let untold = self.recording.as_ref().map(|untold| untold.records.clone());
+        Self {
+            past: self.past.clone(),
+            recording: untold.map(|records| Recording { records, actions: Vec::new() }),
+            // Numbers that the two do not share.
+            life: self.life + 1000,
+            last: self.last + 1_000_000,
+            claim,
+            host,
+            stood_still: now,
+            workers: self.workers.clone(),
+            ..Self::idle(config, storage)
+        }
+    }
+
+    fn idle(config: Config, storage: Option<Storage>) -> Self {
         Self {
             config,
-            machine,
+            machine: None,
             past: Past::default(),
             life: 1,
+            claim: 1,
+            host: 0,
+            frozen_until: Duration::ZERO,
             tickets: HashMap::new(),
             last: 0,
             streams: BTreeMap::new(),
@@ -75,12 +128,58 @@ impl SimulatedCoordinator {
             ticks: None,
             events: 0,
             new_launch: false,
+            storage,
+            recording: None,
+            due: Duration::ZERO,
+            inbox: Vec::new(),
+            deaf_since: None,
+            stood_still: Duration::ZERO,
             workers: HashMap::new(),
         }
     }
 
+    pub fn lives(&self) -> bool {
+        self.machine.is_some()
+    }
+
+    /// Its machine stands still from now on; nothing of that time is held against anybody.
+    pub fn stands_still_until(&mut self, now: Duration, until: Duration) {
+        self.deaf_since.get_or_insert(now);
+        self.frozen_until = self.frozen_until.max(until);
+    }
+
+    fn hears_again(&mut self, now: Duration) {
+        let since = self.deaf_since.take().unwrap_or(now);
+        self.stood_still += now - since;
+    }
+
+    /// Lines that are open to it.
+    pub fn lines(&self) -> impl Iterator<Item = (StreamId, Caller)> {
+        self.streams.iter().map(|(line, caller)| (*line, *caller))
+    }
+
+    /// Nothing counts that is not recorded.
     pub fn outcome(&self) -> Option<Outcome> {
-        self.machine.as_ref()?.outcome()
+        self.machine.as_ref().filter(|_| self.recording.is_none())?.outcome()
+    }
+
+    /// The core's time.
+    fn time(&self, now: Duration) -> Timestamp {
+        Timestamp::at(now - self.stood_still)
+    }
+
+    /// Whether it has decided that the run is over.
+    pub fn is_over(&self) -> bool {
+        let phase = self.machine.as_ref().map(Machine::run_phase);
+        matches!(phase, Some(RunPhase::Finished | RunPhase::Failed))
+    }
+
+    /// Somebody looks at the machine, unless it waits for its disk or stands still.
+    pub fn shows(&mut self, now: Duration, look: impl FnOnce(&mut Machine, Timestamp)) -> bool {
+        let (time, is_deaf) = (self.time(now), self.recording.is_some() || self.frozen_until > now);
+        let Some(machine) = self.machine.as_mut().filter(|_| !is_deaf) else { return false };
+        look(machine, time);
+        true
     }
 
     /// Where the run is, in a line.
@@ -106,7 +205,7 @@ fn cache(cache_phases: CachePhases) -> Cache {
 fn config(script: &Script) -> Config {
     Config {
         run_id: RUN.into(),
-        version: String::new(),
+        version: name(1),
         train: Train {
             steps: Some(script.steps),
             epochs: None,
@@ -237,70 +336,27 @@ impl World {
         self.coordinator.life += 1;
         self.coordinator.ticks = None;
         self.coordinator.tickets.clear();
+        self.coordinator.inbox.clear();
+        (self.coordinator.due, self.coordinator.deaf_since) = (Duration::ZERO, None);
+        if let Some(storage) = &mut self.coordinator.storage {
+            storage.drop_journal();
+        }
         for (stream, caller) in std::mem::take(&mut self.coordinator.streams) {
             let delay = self.in_order(stream);
             self.lose_line(caller, stream, delay);
         }
-        self.after(for_time, Happening::Recall);
+        if !self.is_superseded() {
+            self.after(for_time, Happening::Recall);
+        } else if self.coordinator.storage.as_ref().is_some_and(|storage| storage.disk.has_been_taken()) {
+            // A launcher claimed its role while it wrote, whether it noticed that or not.
+            self.after(STARTS, Happening::Succeed(self.coordinator.claim));
+        }
     }
 
     /// The launcher that keeps the coordinator has died, and another will be launched.
     pub fn lose_coordinator(&mut self, for_time: Duration) {
         self.coordinator.new_launch = true;
         self.kill_coordinator(for_time);
-    }
-
-    /// Another coordinator reads what the one before has recorded.
-    pub fn recall(&mut self) {
-        let mut config = self.coordinator.config.clone();
-        (config.life, config.past) = (self.coordinator.life, self.coordinator.past.clone());
-        config.restarted = !std::mem::take(&mut self.coordinator.new_launch);
-        config.checkpoints = self.disk.iter().copied().map(on_disk).collect();
-        let machine = Machine::new(Timestamp::at(self.now), config);
-        self.checker.recalled(&machine);
-        self.coordinator.machine = Some(machine);
-        self.look();
-        self.set_tick();
-    }
-
-    fn deliver(&mut self, event: Event) {
-        let Some(machine) = &mut self.coordinator.machine else { return };
-        let actions = machine.handle(Timestamp::at(self.now), event);
-        for action in &actions {
-            if let Action::Record(record) = action {
-                self.coordinator.past.take(record);
-                if let Record::Worker(id, claim) = record {
-                    self.coordinator.workers.insert(*id, claim.pid as usize);
-                }
-                self.checker.record(self.now, record);
-            }
-        }
-        for action in actions {
-            self.carry_out(action);
-        }
-        self.coordinator.events += 1;
-        if self.script.slots() <= SMALL || self.coordinator.events.is_multiple_of(LOOK_EVERY) {
-            self.look();
-        }
-        self.set_tick();
-    }
-
-    fn look(&mut self) {
-        if let Some(machine) = &self.coordinator.machine {
-            if let Some(name) = invariants::violated(machine) {
-                self.checker.violated(self.now, format!("core: {name}"));
-            }
-            self.checker.agrees_with(self.now, machine);
-        }
-    }
-
-    fn set_tick(&mut self) {
-        let Some(due) = self.coordinator.machine.as_ref().and_then(Machine::next_deadline) else { return };
-        let due = due.elapsed().max(self.now);
-        if self.coordinator.ticks.is_none_or(|set| due < set) {
-            self.coordinator.ticks = Some(due);
-            self.after(due - self.now, Happening::Tick(self.coordinator.life));
-        }
     }
 
     fn carry_out(&mut self, action: Action) {
@@ -335,7 +391,8 @@ impl World {
             }
             Action::Tell(stream, directive) => self.tell(stream, directive),
             Action::TellNode(stream, respawn) => {
-                if let Some(Caller::Node(node, _)) = self.coordinator.streams.get(&stream).copied() {
+                let caller = self.coordinator.streams.get(&stream).copied();
+                if let Some(Caller::Node(node, _)) = caller.filter(|caller| self.reachable(*caller)) {
                     let delay = self.in_order(stream);
                     self.after(delay, Happening::Node(node, ToNode::Told(stream, respawn)));
                 }
@@ -381,7 +438,7 @@ impl World {
         *arrival - self.now
     }
 
-    fn lose_line(&mut self, caller: Caller, stream: StreamId, delay: Duration) {
+    pub fn lose_line(&mut self, caller: Caller, stream: StreamId, delay: Duration) {
         self.after(
             delay,
             match caller {
@@ -402,8 +459,12 @@ impl World {
 
     fn reachable(&self, caller: Caller) -> bool {
         match caller {
-            Caller::Process(pid, _) => self.processes[pid].unreachable_until <= self.now,
-            Caller::Node(..) | Caller::Person => true,
+            Caller::Process(pid, _) => {
+                let process = &self.processes[pid];
+                process.unreachable_until <= self.now && !self.is_apart(process.node)
+            }
+            Caller::Node(node, _) => !self.is_apart(node),
+            Caller::Person => true,
         }
     }
 }

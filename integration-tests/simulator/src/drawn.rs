@@ -61,8 +61,63 @@ impl Script {
                 lost_answers: 0.1 * random.unit() * random.unit(),
             },
             faults,
+            standby: false,
             verbose: false,
         }
+    }
+
+    /// The same on at least two machines. The coordinator's, and perhaps others, stand still or are cut off
+    /// while a launcher elsewhere takes the role.
+    pub fn drawn_with_rivals(seed: u64) -> Self {
+        let mut random = Random::new(seed.rotate_left(56) ^ !seed);
+        let script = Self::drawn(seed);
+        let nodes = script.nodes.max(2);
+        let length = script.least_s();
+        let mut faults = script.faults;
+        let others =
+            [Kind::Kill, Kind::Slow, Kind::Skew, Kind::CutLine, Kind::CutRing, Kind::KillCoordinator];
+        faults.retain(|fault| others.contains(&fault.what));
+        for number in 0..1 + random.below(3) {
+            let what = if random.chance(0.6) { Kind::StopMachine } else { Kind::CutMachine };
+            let node = if number == 0 { 0 } else { random.below(u64::from(nodes)) as u32 };
+            let for_s = 1.0 + 9.0 * random.unit();
+            faults.push(Fault { node, for_s, ..Fault::of_run(length * random.unit(), what) });
+        }
+        Self { nodes, standby: true, faults, ..script }
+    }
+
+    /// The same with one or two floods of readers.
+    pub fn drawn_with_floods(seed: u64) -> Self {
+        let mut random = Random::new(seed.rotate_left(24) ^ !seed);
+        let mut script = Self::drawn(seed);
+        let length = script.least_s();
+        for _ in 0..1 + random.below(2) {
+            let (for_s, factor) = (2.0 + 10.0 * random.unit(), 10.0 + random.below(250) as f64);
+            let flood = Fault::of_run(length * random.unit(), Kind::Flood);
+            script.faults.push(Fault { for_s, factor, ..flood });
+        }
+        script
+    }
+
+    /// The same with up to three launchers or workers that come back as another version.
+    pub fn drawn_with_versions(seed: u64) -> Self {
+        let mut random = Random::new(seed.rotate_left(8) ^ !seed);
+        let mut script = Self::drawn(seed);
+        let length = script.least_s();
+        for _ in 0..1 + random.below(3) {
+            let what = if random.chance(0.7) { Kind::UpgradeLauncher } else { Kind::UpgradeWorker };
+            let node = random.below(u64::from(script.nodes)) as u32;
+            let rank = random.below(u64::from(script.slots())) as u32;
+            let for_s = 3.0 * random.unit();
+            let upgrade = Fault::of_run(length * random.unit(), what);
+            script.faults.push(Fault { node, rank, for_s, ..upgrade });
+        }
+        script
+    }
+
+    /// Seconds that it takes undisturbed.
+    fn least_s(&self) -> f64 {
+        3.0 + self.steps as f64 * self.step_ms / 1e3
     }
 
     /// The same with another worker on each node, and some of all as spares.
@@ -75,6 +130,46 @@ impl Script {
             replace_slow: random.below(2),
             ..script
         }
+    }
+
+    /// The same with up to four faults of the disk, which does what it says or, if it `lies`, does not.
+    pub fn drawn_with_storage(seed: u64, lies: bool) -> Self {
+        const HONEST: [Kind; 8] = [
+            Kind::PowerLoss,
+            Kind::PowerLoss,
+            Kind::KillWriting,
+            Kind::KillWriting,
+            Kind::FullDisk,
+            Kind::ReadOnlyDisk,
+            Kind::SlowDisk,
+            Kind::FailedSync,
+        ];
+        const LYING: [Kind; 6] = [
+            Kind::PowerLoss,
+            Kind::PowerLoss,
+            Kind::LyingSync,
+            Kind::LostWrite,
+            Kind::MisdirectedWrite,
+            Kind::DamagedCheckpoint,
+        ];
+        let kinds: &[Kind] = if lies { &LYING } else { &HONEST };
+        let mut random = Random::new(seed.rotate_left(40) ^ !seed);
+        let mut script = Self::drawn(seed);
+        script.faults.retain(|fault| fault.what != Kind::Hang);
+        let length = script.least_s();
+        for number in 0..1 + random.below(4) {
+            // The first one decides that there is a disk at all.
+            let what = match number {
+                0 if !lies => Kind::SlowDisk,
+                _ => kinds[random.below(kinds.len() as u64) as usize],
+            };
+            script.faults.push(Fault {
+                for_s: 6.0 * random.unit() * random.unit(),
+                factor: 1.0 + random.below(60) as f64,
+                ..Fault::of_run(length * random.unit(), what)
+            });
+        }
+        script
     }
 }
 

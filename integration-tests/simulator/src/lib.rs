@@ -5,11 +5,15 @@
 //! script     what happens to the run, as a person writes it; or drawn from a seed
 //! world      the event queue: delays, lost answers, dead processes; owns everything below
 //!   coordinator      the real coordinator core, its records, its lines; killed and recalled
+//!   storage    the real journal on a `disk` that fails, in runs that meet such faults
+//!   rivals     two coordinators at the same time
+//!   flood      those who only read, before the coordinator's real bounds
+//!   versions   two versions of the program in one run
 //!   process    one worker: the real standing; `session`: calls that repeat themselves; `trainer`: the real
 //!              choice of state, and waiting
 //!   ring       the collectives of one generation: who has arrived, who is told
 //!   node       one launcher: starts processes, reports their ends, obeys respawns
-//! checker    what must be true after every event, and what is told at the end
+//! checker    what must be true after every event; `report`: what is told at the end
 //! ```
 //!
 //! Nothing here sleeps or reads a clock, and every random number comes from the script's seed, so a seed that
@@ -21,19 +25,24 @@
 
 mod checker;
 mod coordinator;
+mod disk;
 mod drawn;
+mod flood;
 mod node;
 mod process;
 mod random;
+mod report;
 mod ring;
+mod rivals;
 pub mod script;
+pub mod seeds;
 mod session;
-#[cfg(test)]
-mod tests;
+mod storage;
 mod trainer;
+mod versions;
 mod world;
 
-pub use checker::Report;
+pub use report::Report;
 use script::Script;
 
 /// Plays a script to its end.

@@ -8,27 +8,27 @@ use std::{
 
 use coxswain_coordinator::core::{
     action::Reply,
-    event::{Ask, Ended, NodeClaim, NodeName, Origin, StreamId},
+    event::{Ask, Ended, NodeClaim, NodeName, StreamId},
     refusal::Refusal,
 };
 use coxswain_proto::{ids::Slot, limits};
 
 use crate::{
     process::Process,
+    versions::origin,
     world::{Caller, Happening, ToNode, World},
 };
 
 /// A call that nobody has answered is made again.
 const RETRY: Duration = Duration::from_millis(250);
-/// Whose launcher keeps the coordinator.
-const HOST: usize = 0;
 /// Starting a process.
 const SPAWN: Duration = Duration::from_millis(5);
 
 /// One launcher.
 #[derive(Clone, Debug)]
 pub struct Node {
-    place: u32,
+    pub place: u32,
+    pub version: u32,
     alive: bool,
     launched: Duration,
     lives: u32,
@@ -42,6 +42,8 @@ pub struct Node {
     /// The number of the call that waits for its answer.
     waiting: Option<u64>,
     last: u64,
+    /// The claim of the coordinator that it calls.
+    pub claim: u64,
     /// The number before its first call in this life.
     before: u64,
     line: Option<StreamId>,
@@ -61,6 +63,7 @@ impl Node {
     pub fn new(place: u32) -> Self {
         Self {
             place,
+            version: 1,
             alive: false,
             launched: Duration::ZERO,
             lives: 0,
@@ -70,6 +73,7 @@ impl Node {
             calls: VecDeque::new(),
             waiting: None,
             last: 0,
+            claim: 1,
             before: 0,
             line: None,
             frozen_until: Duration::ZERO,
@@ -82,6 +86,16 @@ impl Node {
 }
 
 impl Node {
+    /// Whether its process lives.
+    pub fn is_there(&self) -> bool {
+        self.alive
+    }
+
+    /// Whether it does anything.
+    pub fn lives(&self, now: Duration) -> bool {
+        self.alive && self.frozen_until <= now
+    }
+
     /// Whether a call is of the launcher that lives.
     pub fn made(&self, number: u64) -> bool {
         self.alive && number > self.before
@@ -97,7 +111,10 @@ impl World {
             return;
         }
         let (place, lives, last) = (launcher.place, launcher.lives + 1, launcher.last);
+        let claim = self.coordinator.claim;
         *launcher = Node {
+            claim,
+            version: launcher.version,
             alive: true,
             launched: now,
             lives,
@@ -107,7 +124,7 @@ impl World {
             ..Node::new(place)
         };
         let claim = NodeClaim {
-            origin: Origin { version: String::new(), run_id: String::new() },
+            origin: origin(launcher.version),
             node_id: launcher.id.clone(),
             // Every second time it is launched on another machine.
             host: format!("host-{place}-{}", lives / 2),
@@ -130,6 +147,9 @@ impl World {
     /// A launcher whose workers have all left in order while the run goes on is not needed: it ends as soon
     /// as it has said so.
     fn end_drained(&mut self, node: usize) {
+        if self.coordinator.is_over() {
+            return;
+        }
         let slots = self.slots_of(node);
         let left = |pid: &usize| !self.processes[*pid].alive && self.processes[*pid].left_in_order();
         let all_left = slots.iter().all(|slot| self.slots[slot.0 as usize].as_ref().is_some_and(left));
@@ -151,9 +171,11 @@ impl World {
                 self.end_process(pid, Ended::Signal(9));
             }
         }
-        if node == HOST {
+        if node == self.coordinator.host {
             self.lose_coordinator(for_time);
+            self.may_be_taken();
         }
+        self.rival.take_if(|rival| rival.host == node);
         self.after(for_time, Happening::Launch(node));
     }
 
@@ -196,6 +218,7 @@ impl World {
             }
             ToNode::Answer(..) | ToNode::Opened(..) => {}
             ToNode::Retry(number) => {
+                self.node_looks_up(node);
                 if self.nodes[node].waiting == Some(number) {
                     self.next_node_call(node);
                 }
@@ -203,6 +226,7 @@ impl World {
             ToNode::LineLost(stream) => {
                 if self.nodes[node].line == Some(stream) {
                     self.nodes[node].line = None;
+                    self.node_looks_up(node);
                     self.open_node_line(node);
                 }
             }
@@ -217,7 +241,8 @@ impl World {
                         self.processes[pid].replaced = true;
                         self.end_process(pid, Ended::Signal(9));
                     }
-                    self.after(SPAWN, Happening::Node(node, ToNode::Spawn(respawn.slot)));
+                    let spawn = ToNode::Spawn(respawn.slot, respawn.attempt);
+                    self.after(SPAWN, Happening::Node(node, spawn));
                 }
             }
             ToNode::Exited(slot, pid, ended) => {
@@ -228,7 +253,18 @@ impl World {
                     self.next_node_call(node);
                 }
             }
-            ToNode::Spawn(slot) => self.spawn(slot),
+            // Two respawns in a row are one process: the launcher would not leave the first one behind.
+            ToNode::Spawn(slot, attempt) => {
+                if self.nodes[node].attempts.get(&slot) == Some(&attempt) {
+                    self.spawn(slot);
+                }
+            }
+        }
+    }
+
+    fn node_looks_up(&mut self, node: usize) {
+        if self.cuts[node] <= self.now {
+            self.nodes[node].claim = self.coordinator.claim;
         }
     }
 
@@ -249,10 +285,25 @@ impl World {
                 let join = self.nodes[node].join.clone().map(|join| NodeClaim { returns: true, ..join });
                 self.nodes[node].calls.extend(join.map(Ask::JoinNode));
             }
+            // It is told again once the launcher has its place back.
+            (Some(exit @ Ask::Exit { .. }), Err(Refusal::UnknownNode(_))) => {
+                launcher.calls.push_back(exit);
+                launcher.last += 1;
+                let number = launcher.last;
+                launcher.waiting = Some(number);
+                return self.after(RETRY, Happening::Node(node, ToNode::Retry(number)));
+            }
+            (Some(Ask::JoinNode(_)), Err(refusal @ Refusal::Version { .. })) => {
+                return self.launcher_is_refused(node, &refusal);
+            }
             // The place may become free, for as long as a launcher that died may be taken to live.
             (Some(call @ Ask::JoinNode(_)), Err(refusal)) => {
                 self.nodes[node].calls.push_front(call);
                 if !self.may_become_free(node, &refusal) {
+                    // The coordinator's time stands while its disk takes seconds, and a launcher's does not.
+                    if !self.coordinator.stood_still.is_zero() {
+                        return self.launcher_is_refused(node, &refusal);
+                    }
                     return self.checker.violated(self.now, format!("node {node} gives up: {refusal}"));
                 }
                 self.nodes[node].last += 1;
@@ -300,11 +351,12 @@ impl World {
         let number = launcher.last;
         launcher.waiting = Some(number);
         let delay = self.delay();
-        self.after(delay, Happening::Call(Caller::Node(node, number), call));
+        let claim = self.nodes[node].claim;
+        self.after(delay, Happening::Call(claim, Caller::Node(node, number), call));
         self.after(RETRY + delay * 4, Happening::Node(node, ToNode::Retry(number)));
     }
 
-    fn slots_of(&self, node: usize) -> Vec<Slot> {
+    pub fn slots_of(&self, node: usize) -> Vec<Slot> {
         let workers = self.script.workers_per_node;
         let first = node as u32 * workers;
         (first..first + workers).map(Slot).collect()
@@ -313,7 +365,8 @@ impl World {
     fn spawn(&mut self, slot: Slot) {
         let pid = self.processes.len();
         let node = (slot.0 / self.script.workers_per_node) as usize;
-        self.processes.push(Process::new(pid, slot, node));
+        let version = self.version_at(slot, node);
+        self.processes.push(Process::new(pid, slot, &self.nodes[node], version));
         self.slots[slot.0 as usize] = Some(pid);
         self.boot(pid);
     }

@@ -22,6 +22,7 @@ use coxswain_worker::{
 
 use crate::{
     coordinator::RUN,
+    node::Node,
     session::{Call, Session},
     world::{Caller, Happening, ToNode, ToProcess, World},
 };
@@ -41,6 +42,7 @@ pub struct Process {
     pub pid: usize,
     pub slot: Slot,
     pub node: usize,
+    pub version: u32,
     pub alive: bool,
     pub frozen: bool,
     /// Its launcher was asked for another in its place.
@@ -59,6 +61,8 @@ pub struct Process {
     pub beat_factor: f64,
     pub unreachable_until: Duration,
 
+    /// The claim of the coordinator that it calls.
+    pub calls: u64,
     pub id: Option<WorkerId>,
     pub line: Option<StreamId>,
     pub standing: Standing,
@@ -133,12 +137,13 @@ impl Signs {
 }
 
 impl Process {
-    pub fn new(pid: usize, slot: Slot, node: usize) -> Self {
+    pub fn new(pid: usize, slot: Slot, launcher: &Node, version: u32) -> Self {
         let none = Versions { newest: 0, older: false };
         Self {
             pid,
             slot,
-            node,
+            node: launcher.place as usize,
+            version,
             alive: true,
             frozen: false,
             replaced: false,
@@ -151,6 +156,7 @@ impl Process {
             computed: Duration::ZERO,
             beat_factor: 1.0,
             unreachable_until: Duration::ZERO,
+            calls: launcher.claim,
             id: None,
             line: None,
             standing: Standing::default(),
@@ -267,6 +273,8 @@ impl World {
                 }
             }
             ToProcess::Retry(number) => {
+                self.look_up(pid);
+                let process = &mut self.processes[pid];
                 if process.session.waits_for(number) {
                     self.next_call(pid);
                 } else if process.session.following == Some(number) {
@@ -282,6 +290,7 @@ impl World {
             ToProcess::LineLost(stream) => {
                 if process.line == Some(stream) {
                     process.line = None;
+                    self.look_up(pid);
                     self.after(BACKOFF, Happening::Process(pid, ToProcess::Reopen));
                 }
             }
@@ -292,6 +301,13 @@ impl World {
             ToProcess::PeerLost(generation) if !process.hung => self.peer_lost(pid, generation),
             ToProcess::Done(_) | ToProcess::Collected(..) | ToProcess::PeerLost(_) => {}
             ToProcess::GiveUp => self.end_process(pid, Ended::Code(WORKER_FAILED)),
+        }
+    }
+
+    /// Who is not answered looks who the coordinator is, unless it cannot see the directory.
+    fn look_up(&mut self, pid: usize) {
+        if self.cuts[self.processes[pid].node] <= self.now {
+            self.processes[pid].calls = self.coordinator.claim;
         }
     }
 

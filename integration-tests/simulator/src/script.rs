@@ -1,10 +1,14 @@
 //! Fault scripts: a run's shape and what happens to it, as YAML (drawn from a seed: `drawn`).
 
-use std::{path::Path, time::Duration};
+mod faults;
 
-use coxswain_coordinator::core::report::WorkerPhase;
+use std::path::Path;
+
 use coxswain_proto::config::{self, ConfigError};
 use serde::Deserialize;
+
+pub use faults::{Fault, Kind, Place};
+pub(crate) use faults::{factor, for_s};
 
 /// A run and its faults.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,6 +72,9 @@ pub struct Script {
     /// What happens, in any order.
     #[serde(default)]
     pub faults: Vec<Fault>,
+    /// Whether a launcher on another machine takes the coordinator over when its machine is gone.
+    #[serde(default)]
+    pub standby: bool,
     /// Whether everybody's coming and going is told, too.
     #[serde(skip)]
     pub verbose: bool,
@@ -98,108 +105,6 @@ pub struct Network {
 impl Default for Network {
     fn default() -> Self {
         Self { delay_ms: 0.2, jitter_ms: 0.5, lost_answers: 0.0 }
-    }
-}
-
-/// One thing that happens.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Fault {
-    /// Seconds after the start.
-    pub at_s: f64,
-    /// What.
-    pub what: Kind,
-    /// To which worker, by its place; for those that happen to a worker.
-    #[serde(default)]
-    pub rank: u32,
-    /// To which node; for those that happen to a launcher.
-    #[serde(default)]
-    pub node: u32,
-    /// For how many seconds, for those that end.
-    #[serde(default = "for_s")]
-    pub for_s: f64,
-    /// How much slower, for those that slow down.
-    #[serde(default = "factor")]
-    pub factor: f64,
-    /// In which phase, for a trainer that is to stand still; at once if absent.
-    #[serde(default)]
-    pub phase: Option<Place>,
-}
-
-/// What can happen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// `kill -9` of a worker.
-    Kill,
-    /// SIGSTOP of a worker, and SIGCONT after `for_s`.
-    Freeze,
-    /// A worker's trainer stands still for ever, though its process lives, in `phase` once it comes there.
-    Hang,
-    /// A worker computes `factor` times as long for `for_s`.
-    Slow,
-    /// A worker heartbeats `factor` times as seldom for ever, as if its clock were slow.
-    Skew,
-    /// A worker finds that its machine has computed something wrong, and goes on.
-    Slip,
-    /// A worker finds that its machine computes wrong results, and ends.
-    Broken,
-    /// Nothing passes between a worker and the coordinator for `for_s`.
-    Partition,
-    /// A worker's line to the coordinator breaks, and can be opened again at once.
-    CutLine,
-    /// A connection between a worker and its neighbour breaks.
-    CutRing,
-    /// `kill -9` of the coordinator; another one takes its place after `for_s`.
-    KillCoordinator,
-    /// `kill -9` of a launcher and with it of its workers; another one comes after `for_s`.
-    KillLauncher,
-    /// SIGSTOP of a launcher, and SIGCONT after `for_s`: the server closes its line at once, and its workers
-    /// go on.
-    FreezeLauncher,
-    /// `cox rebuild-cache`, which is refused where no cached step is left.
-    RebuildCache,
-    /// `cox drain --node`: the node's workers leave at a boundary, its launcher with them, and another one
-    /// comes after `for_s`. Nothing happens where the run cannot do without the node.
-    Drain,
-}
-
-/// Where a trainer may stand still.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Place {
-    /// Before a process has made itself known: the next one that comes at the rank.
-    Start,
-    /// Reading the model.
-    Load,
-    /// Forming the ring, and moving state.
-    Connect,
-    /// Computing a step.
-    Forward,
-    /// In a collective.
-    Communication,
-    /// Writing a checkpoint.
-    Checkpoint,
-    /// After the last step.
-    Evaluation,
-}
-
-impl Place {
-    /// Of a process that is known.
-    pub const KNOWN: [Self; 6] =
-        [Self::Load, Self::Connect, Self::Forward, Self::Communication, Self::Checkpoint, Self::Evaluation];
-
-    /// As heartbeats have it.
-    pub fn phase(self) -> WorkerPhase {
-        match self {
-            Self::Start => WorkerPhase::Starting,
-            Self::Load => WorkerPhase::Loading,
-            Self::Connect => WorkerPhase::Connecting,
-            Self::Forward => WorkerPhase::Forward,
-            Self::Communication => WorkerPhase::Communication,
-            Self::Checkpoint => WorkerPhase::Checkpoint,
-            Self::Evaluation => WorkerPhase::Evaluation,
-        }
     }
 }
 
@@ -268,6 +173,9 @@ impl Script {
             if !is_time(fault.at_s) || !is_time(fault.for_s) || !(0.001..1e6).contains(&fault.factor) {
                 return Err(format!("faults[{i}]: at_s, for_s and factor must be positive and finite"));
             }
+            if fault.what == Kind::Flood && fault.factor > f64::from(MOST) {
+                return Err(format!("faults[{i}]: factor: a flood has at most {MOST} connections"));
+            }
             if fault.rank >= self.slots() || fault.node >= self.nodes {
                 return Err(format!(
                     "faults[{i}]: there is no rank {} or no node {}",
@@ -276,13 +184,6 @@ impl Script {
             }
         }
         Ok(())
-    }
-}
-
-impl Fault {
-    /// How long it lasts.
-    pub fn lasts(&self) -> Duration {
-        Duration::from_secs_f64(self.for_s)
     }
 }
 
@@ -336,10 +237,4 @@ fn max_restarts() -> u32 {
 }
 fn yes() -> bool {
     true
-}
-pub(super) fn for_s() -> f64 {
-    1.0
-}
-pub(super) fn factor() -> f64 {
-    2.0
 }

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use coxswain_coordinator::core::{
     action::Reply,
-    event::{Ask, Beat, DataSet, Ended, Origin, Readiness, StreamId, WorkerClaim},
+    event::{Ask, Beat, DataSet, Ended, Readiness, StreamId, WorkerClaim},
     refusal::Refusal,
     report::StepReport,
 };
@@ -16,7 +16,10 @@ use coxswain_proto::{
     limits::HEARTBEAT_INTERVAL,
 };
 
-use crate::world::{Caller, Happening, ToProcess, World};
+use crate::{
+    versions::origin,
+    world::{Caller, Happening, ToProcess, World},
+};
 
 const RETRY: Duration = Duration::from_millis(250);
 /// Exit codes as the launcher knows them.
@@ -122,14 +125,15 @@ impl World {
         let number = process.session.last;
         process.session.waiting = Some(number);
         let delay = self.delay();
-        self.after(delay, Happening::Call(Caller::Process(pid, number), ask));
+        let claim = self.processes[pid].calls;
+        self.after(delay, Happening::Call(claim, Caller::Process(pid, number), ask));
         self.after(RETRY + delay * 4, Happening::Process(pid, ToProcess::Retry(number)));
     }
 
     fn claim(&self, pid: usize) -> WorkerClaim {
         let process = &self.processes[pid];
         WorkerClaim {
-            origin: Origin { version: String::new(), run_id: String::new() },
+            origin: origin(process.version),
             incarnation: process.incarnation(),
             slot: process.slot,
             local_rank: process.slot.0 % self.script.workers_per_node,
@@ -171,7 +175,12 @@ impl World {
                 self.beat(pid);
                 self.load(pid);
             }
-            (Call::Register, _) => return self.end_process(pid, Ended::Code(NOT_LET_IN)),
+            (Call::Register, reply) => {
+                if let Err(refusal @ Refusal::Version { .. }) = reply {
+                    self.worker_is_refused(pid, &refusal);
+                }
+                return self.end_process(pid, Ended::Code(NOT_LET_IN));
+            }
             (Call::Steps(reports), Ok(Reply::Committed(committed))) => {
                 process.session.unsettled.extend(reports);
                 process.session.unsettled.retain(|report| report.step >= committed);
@@ -204,7 +213,8 @@ impl World {
         process.session.following = Some(number);
         let delay = self.delay();
         let ask = Ask::Follow { worker, incarnation, stream: StreamId(0) };
-        self.after(delay, Happening::Call(Caller::Process(pid, number), ask));
+        let claim = self.processes[pid].calls;
+        self.after(delay, Happening::Call(claim, Caller::Process(pid, number), ask));
         self.after(RETRY + delay * 4, Happening::Process(pid, ToProcess::Retry(number)));
     }
 
@@ -239,7 +249,8 @@ impl World {
         };
         let (number, factor) = (process.session.last, process.beat_factor);
         let delay = self.delay();
-        self.after(delay, Happening::Call(Caller::Process(pid, number), Ask::Heartbeat(beat)));
+        let claim = self.processes[pid].calls;
+        self.after(delay, Happening::Call(claim, Caller::Process(pid, number), Ask::Heartbeat(beat)));
         self.after(HEARTBEAT_INTERVAL.mul_f64(factor), Happening::Process(pid, ToProcess::Beat));
     }
 }

@@ -12,9 +12,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coxswain_coordinator::core::{
-    event::{Ask, CheckpointReport, CheckpointState, StartReport},
-    report::{CacheUse, StateSource, StepReport, StepTimes, Totals},
+use coxswain_coordinator::{
+    CauseKind,
+    core::{
+        event::{Ask, CheckpointReport, CheckpointState, StartReport},
+        failure::Failure,
+        report::{CacheUse, StateSource, StepReport, StepTimes, Totals},
+    },
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Step},
@@ -27,6 +31,7 @@ use coxswain_worker::{
 };
 
 use crate::{
+    coordinator::RUN,
     process::{At, OPENING},
     session::Call,
     world::{Happening, ToProcess, World},
@@ -254,7 +259,7 @@ impl World {
         let (version, source) = match ring.choice(assignment.checkpoint_step) {
             Some(choice) if choice.uses_replica() => (choice.version, StateSource::Replica),
             Some(choice) => (choice.version, StateSource::Carried),
-            None if checkpoint > 0 => (checkpoint, StateSource::Checkpoint),
+            None if checkpoint > 0 => (self.soundest(checkpoint), StateSource::Checkpoint),
             None => (0, StateSource::Fresh),
         };
         let own = Versions { newest: version, older: false };
@@ -273,6 +278,12 @@ impl World {
         Some((holding, source))
     }
 
+    /// The newest checkpoint from `step` on that can be read; the damaged one itself if none can.
+    fn soundest(&self, step: u64) -> u64 {
+        let sound = self.disk.range(..=step).rev().find(|step| !self.damaged.contains(step));
+        sound.copied().unwrap_or(step)
+    }
+
     /// Takes over the state that all ranks have chosen, and says where that is.
     fn start(&mut self, pid: usize) {
         let Some((state, source)) = self.new_state(pid) else { return };
@@ -281,6 +292,13 @@ impl World {
         if source == StateSource::Checkpoint && !self.disk.contains(&version) {
             let problem = format!("generation {generation} starts from a checkpoint that is not there");
             self.checker.violated(self.now, problem);
+        }
+        if source == StateSource::Checkpoint {
+            if self.damaged.contains(&version) {
+                return self.cannot_restore(pid, version);
+            }
+            let set_aside = self.disk.split_off(&(version + 1));
+            self.damaged.retain(|step| !set_aside.contains(step));
         }
         let process = &mut self.processes[pid];
         process.hold(state);
@@ -294,6 +312,17 @@ impl World {
         };
         self.say(pid, Call::Other(Ask::Start(report)));
         self.next_step(pid);
+    }
+
+    /// No checkpoint can be read: its rank says which, and ends.
+    fn cannot_restore(&mut self, pid: usize, step: u64) {
+        let message = format!("{} is damaged, and there is none before it", Step(step).checkpoint_dir());
+        let failure = Failure::of_run(CauseKind::BadInput, message);
+        let (run_id, worker) = (String::from(RUN), self.processes[pid].id);
+        self.say(pid, Call::Other(Ask::Failure { run_id, worker, failure, sample: None }));
+        let generation = self.processes[pid].standing.generation();
+        self.break_ring(generation, Some(pid));
+        self.leave(pid, 3);
     }
 
     fn next_step(&mut self, pid: usize) {
@@ -336,11 +365,18 @@ impl World {
         process.saved = step;
         let first = process.assignment.as_ref().is_some_and(|assignment| assignment.rank.0 == 0);
         if first {
-            self.disk.insert(step);
             let worker = process.id.unwrap_or_default();
+            let disk = self.coordinator.storage.as_ref().map(|storage| &storage.disk);
+            let refused = disk.is_some_and(|disk| disk.refuses(self.now));
+            if !refused {
+                self.disk.insert(step);
+                self.checker.saved(step);
+                self.damaged.remove(&step);
+                self.flimsy.extend(disk.filter(|disk| disk.lies(self.now)).map(|_| step));
+            }
             let report = CheckpointReport {
                 step: Step(step),
-                state: CheckpointState::Complete,
+                state: if refused { CheckpointState::Failed } else { CheckpointState::Complete },
                 path: format!("step-{step}"),
                 bytes: Bytes(0),
             };

@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, BinaryHeap},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -15,11 +16,13 @@ use coxswain_coordinator::core::{
 use coxswain_proto::ids::{Generation, Slot};
 
 use crate::{
-    checker::{Checker, Report},
+    checker::Checker,
     coordinator::SimulatedCoordinator,
+    flood::Flood,
     node::Node,
     process::Process,
     random::Random,
+    report::Report,
     ring::Ring,
     script::{Fault, Kind, Place, Script},
 };
@@ -35,7 +38,16 @@ pub struct World {
     queue: BinaryHeap<Reverse<(Duration, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     scheduled: u64,
+    /// The newest one; or the one that acts now.
     pub coordinator: SimulatedCoordinator,
+    /// One that has lost the role and lives.
+    pub rival: Option<SimulatedCoordinator>,
+    /// The number of the newest claim to the role.
+    pub claims: Arc<AtomicU64>,
+    /// Those who only read, while there are many.
+    pub flood: Option<Flood>,
+    /// Until when each machine is cut off.
+    pub cuts: Vec<Duration>,
     pub processes: Vec<Process>,
     /// The newest process of each slot.
     pub slots: Vec<Option<usize>>,
@@ -43,8 +55,14 @@ pub struct World {
     /// Whose next process stands still before it has made itself known.
     pub stuck: BTreeSet<Slot>,
     pub rings: BTreeMap<Generation, Ring>,
-    /// Steps of complete checkpoints.
+    /// Until when processes that come at a slot are of another version than their launcher.
+    pub upgraded: BTreeMap<Slot, Duration>,
+    /// Steps of complete checkpoints; those that cannot be read, and those that a loss of power may damage.
     pub disk: BTreeSet<u64>,
+    pub damaged: BTreeSet<u64>,
+    pub flimsy: BTreeSet<u64>,
+    /// Why the run cannot go on, though its coordinator does not live to say so.
+    pub refused: Option<String>,
     pub checker: Checker,
 }
 
@@ -55,10 +73,16 @@ pub enum Happening {
     Tick(u32),
     /// The coordinator is there again.
     Recall,
+    /// What a coordinator waited for is on its disk, in one of its lives.
+    Recorded(u32),
     /// One of the script's faults.
     Fault(usize),
-    /// A call reaches the coordinator.
-    Call(Caller, Ask),
+    /// A call reaches the coordinator with this claim, and then its driver.
+    Call(u64, Caller, Ask),
+    Heard(u64, Caller, Ask),
+    /// A connection of those who only read has sent something; the driver looks for all of them.
+    Read(usize),
+    LookForReaders,
     /// A worker's line ends, as the coordinator sees it, in one of its lives.
     Closed(u32, Caller, StreamId),
     /// Something reaches a process.
@@ -71,6 +95,12 @@ pub enum Happening {
     ThawLauncher(usize),
     /// Another launcher comes.
     Launch(usize),
+    /// The launcher of the coordinator with this claim has shown no sign of life for a while.
+    TakeOver(u64),
+    /// A coordinator comes in place of the one with this claim.
+    Succeed(u64),
+    /// A launcher finds that the claim of its coordinator is not the newest.
+    RoleLost(usize, u64),
 }
 
 /// Whose call it is: a process or a launcher, and its number there.
@@ -112,25 +142,35 @@ pub enum ToNode {
     Told(StreamId, Respawn),
     LineLost(StreamId),
     Exited(Slot, usize, Ended),
-    Spawn(Slot),
+    /// The process that it was asked for by the respawn of this number.
+    Spawn(Slot, u32),
 }
 
 impl World {
     pub fn new(script: Script) -> Self {
         let slots = script.slots() as usize;
+        let claims = Arc::new(AtomicU64::new(1));
         let mut world = Self {
             now: Duration::ZERO,
             random: Random::new(script.seed),
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             scheduled: 0,
-            coordinator: SimulatedCoordinator::new(&script),
+            coordinator: SimulatedCoordinator::first(&script, &claims),
+            rival: None,
+            claims,
+            flood: None,
+            cuts: vec![Duration::ZERO; script.nodes as usize],
             processes: Vec::new(),
             slots: vec![None; slots],
             nodes: (0..script.nodes).map(Node::new).collect(),
             stuck: BTreeSet::new(),
+            upgraded: BTreeMap::new(),
             rings: BTreeMap::new(),
             disk: BTreeSet::new(),
+            damaged: BTreeSet::new(),
+            flimsy: BTreeSet::new(),
+            refused: None,
             checker: Checker::new(&script),
             script,
         };
@@ -153,6 +193,9 @@ impl World {
             self.happen(happening);
             if let Some(outcome) = self.coordinator.outcome() {
                 return self.checker.close(self.now, outcome, &self.script);
+            }
+            if let Some(why) = self.refused.take() {
+                return self.checker.refuses(self.now, why, &self.script);
             }
             if self.now > LIMIT || !self.checker.violations.is_empty() {
                 break;
@@ -178,11 +221,25 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Tick(life) => self.tick(life),
+            Happening::Tick(life) => self.at(|of| of.life == life, |world| world.tick(life)),
             Happening::Recall => self.recall(),
+            Happening::Recorded(life) => self.at(|of| of.life == life, |world| world.written(life)),
+            Happening::TakeOver(claim) => self.take_over(claim),
+            Happening::Succeed(claim) => self.succeed(claim),
+            Happening::RoleLost(node, claim) => self.role_lost(node, claim),
             Happening::Fault(fault) => self.fault(&self.script.faults[fault].clone()),
-            Happening::Call(caller, ask) => self.call(caller, ask),
-            Happening::Closed(life, caller, stream) => self.closed(life, caller, stream),
+            Happening::Call(claim, caller, ask) => {
+                let (waits, heard) = (self.wait(), Happening::Heard(claim, caller, ask));
+                if waits.is_zero() { self.happen(heard) } else { self.after(waits, heard) }
+            }
+            Happening::Heard(claim, caller, ask) => {
+                self.at(|of| of.claim == claim, |world| world.call(caller, ask));
+            }
+            Happening::Read(connection) => self.read(connection),
+            Happening::LookForReaders => self.look_for_readers(),
+            Happening::Closed(life, caller, stream) => {
+                self.at(|of| of.life == life, |world| world.closed(life, caller, stream));
+            }
             Happening::Process(pid, message) => self.deliver_to_process(pid, message),
             Happening::Thaw(pid) => self.thaw(pid),
             Happening::Node(node, message) => self.deliver_to_node(node, message),
@@ -199,7 +256,13 @@ impl World {
             (Kind::KillLauncher, _) => self.kill_launcher(fault.node as usize, fault.lasts()),
             (Kind::FreezeLauncher, _) => self.freeze_launcher(fault.node as usize, until),
             (Kind::RebuildCache, _) => self.call(Caller::Person, Ask::RebuildCache),
+            (Kind::Flood, _) => self.flood(fault.factor as usize, fault.lasts()),
+            (Kind::UpgradeLauncher, _) => self.upgrade_launcher(fault.node as usize, fault.lasts()),
+            (Kind::UpgradeWorker, _) => self.upgrade_worker(Slot(fault.rank), until, victim),
             (Kind::Drain, _) => self.drain(fault.node, fault.lasts()),
+            (Kind::StopMachine, _) => self.stop_machine(fault.node as usize, fault),
+            (Kind::CutMachine, _) => self.cut_machine(fault.node as usize, fault),
+            (kind, _) if kind.is_of_storage() => self.storage_fault(fault),
             (Kind::Hang, _) if fault.phase == Some(Place::Start) => {
                 self.stuck.insert(Slot(fault.rank));
             }
@@ -223,6 +286,8 @@ impl World {
                 let generation = self.processes[pid].standing.generation();
                 self.break_ring(generation, None);
             }
+            // Met above.
+            _ => {}
         }
         self.checker.fault(self.now, fault);
     }

@@ -4,7 +4,10 @@
 use std::{fs::File, path::Path};
 
 use coxswain_data::DataError;
-use coxswain_nn::{kernels::sizes, params::Trainables};
+use coxswain_nn::{
+    kernels::sizes,
+    params::{TrainableLayout, Trainables},
+};
 use coxswain_proto::{human, ids::Step, memory::Category, run_spec::RunSpec};
 use coxswain_task::{
     Objective, TaskError,
@@ -29,7 +32,7 @@ pub struct Sizes {
     spec: RunSpec,
     settings: Settings,
     rows: u64,
-    trainables: u64,
+    trained: TrainableLayout,
 }
 
 impl Sizes {
@@ -44,8 +47,8 @@ impl Sizes {
 
     fn of(spec: &RunSpec, rows: u64) -> Self {
         let settings = Settings::of(spec);
-        let trainables = layout(&settings).0.len() as u64;
-        Self { spec: spec.clone(), settings, rows, trainables }
+        let trained = layout(&settings).0;
+        Self { spec: spec.clone(), settings, rows, trained }
     }
 
     /// Values of a row: inputs and target.
@@ -78,12 +81,16 @@ impl Subject for Sizes {
         &self.spec
     }
 
+    fn layout(&self) -> &TrainableLayout {
+        &self.trained
+    }
+
     fn model(&self) -> String {
         format!("a network of {} inputs and {} units", self.columns() - 1, self.settings.network.width)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {
-        let engine = Prediction::of_engine(&self.spec, self.trainables, ask);
+        let engine = Prediction::of_engine(&self.spec, &self.trained, ask);
         let mut prediction = engine.with_pass(&self.pass(ask.micro_batch), |_| 0);
         prediction.set(Category::Activations, prediction.forward.max(prediction.backward));
         let batch = FLOAT * ask.micro_batch * self.columns();
@@ -101,7 +108,7 @@ impl Subject for Sizes {
     }
 
     fn beside_gpu(&self, ask: Ask) -> u64 {
-        Prediction::of_engine_beside_gpu(&self.spec, self.trainables, ask)
+        Prediction::of_engine_beside_gpu(&self.spec, &self.trained, ask)
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
@@ -119,13 +126,13 @@ impl Subject for Sizes {
     }
 
     fn describe(&self) -> Vec<(&'static str, String)> {
-        let trained = format!("{} parameters trained in float32", human::grouped(self.trainables));
+        let trained = format!("{} parameters trained in float32", human::grouped(self.trained.len() as u64));
         let table = format!("{} rows of {} inputs", human::grouped(self.rows), self.columns() - 1);
         vec![("network", trained), ("table", table)]
     }
 
     fn to_json(&self) -> Value {
-        json!({"parameters": {"trainable": self.trainables}, "table": {"rows": self.rows}})
+        json!({"parameters": {"trainable": self.trained.len()}, "table": {"rows": self.rows}})
     }
 
     fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError> {

@@ -43,7 +43,7 @@ fn a_first_update_that_spoils_the_weights_leaves_neither_results_nor_checkpoints
         ("beyond", "1e38", "the run has diverged: after 1 steps weights are not finite, or beyond 1.8e19"),
     ] {
         let printed = diverges(&toy, run, &["train.steps=1", &format!("optimizer.lr.network={rate}")]);
-        assert!(printed.contains(told) && printed.contains("the run begins anew"), "{printed}");
+        assert!(printed.contains(told) && printed.contains("the run starts over"), "{printed}");
         assert!(!toy.path(run).join("network.safetensors").exists(), "{printed}");
         assert!(!toy.path(run).join("summary.json").exists(), "{printed}");
         assert!(checkpoints(&toy, run).iter().all(|name| name.contains(".diverged-")), "{printed}");

@@ -3,6 +3,7 @@
 
 mod diverged;
 mod families;
+mod links;
 mod numbers;
 #[path = "../../../processes/support/processes.rs"]
 #[allow(dead_code)]
@@ -11,6 +12,7 @@ mod refusals;
 mod sick;
 mod support;
 mod validation;
+mod witness;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;

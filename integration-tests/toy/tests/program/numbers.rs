@@ -196,7 +196,7 @@ fn survivors_of_a_spent_budget_save_what_they_have_and_a_resume_goes_on_from_the
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains("checkpoint at step 9"), "{printed}");
-    assert!(printed.contains("launch again to go on from checkpoints/step-00000009"), "{printed}");
+    assert!(printed.contains("start again to resume from checkpoints/step-00000009"), "{printed}");
     let audit = toy.audit("run").1;
     assert_eq!((&audit["committed_steps"], &audit["missing"]), (&json!(9), &json!(0)), "{audit:#}");
     std::fs::remove_dir_all(toy.path("hold")).expect("it is there");

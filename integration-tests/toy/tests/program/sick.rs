@@ -45,7 +45,7 @@ fn a_rank_with_wrong_weights_is_named_and_gets_them_from_the_others() {
     for (world, parts) in [("--nproc-per-node=3", 0..3), ("--nproc-per-node=2", 0..2)] {
         for part in parts {
             let printed = flipped(&[every, world], &format!("rank=1 step=5 part={part}"));
-            let told = "rank 1: step 5: its weights are not those of the other ranks: it gets them anew";
+            let told = "rank 1: step 5: its weights differ from those of the other ranks; it receives theirs";
             assert!(printed.contains(told), "{world}, part {part}: {printed}");
             assert!(!printed.contains("rolled back"), "{printed}");
             assert!(printed.contains("from step 5 (state: replica)"), "{printed}");
@@ -172,7 +172,7 @@ fn a_fixed_world_ends_with_a_machine_that_computes_wrong_results_and_keeps_what_
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains("rank 1 is cordoned after 2 hardware faults"), "{printed}");
     assert!(printed.contains("is not used any more after 2 hardware faults"), "{printed}");
-    assert!(printed.contains("launch again to go on from checkpoints/step-00000005"), "{printed}");
+    assert!(printed.contains("start again to resume from checkpoints/step-00000005"), "{printed}");
     // Launched again, the machine may have been mended.
     let (_, printed) = toy.train("run", &run);
     assert!(!printed.contains("cordoned"), "{printed}");

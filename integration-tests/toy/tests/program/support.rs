@@ -58,6 +58,21 @@ impl Toy {
         toy
     }
 
+    /// With so many rows none of which can be learned from.
+    pub fn without_numbers(rows: usize) -> Self {
+        let toy = Self::new(rows);
+        write_table(&toy.path("table.parquet"), &vec![vec![f64::NAN; rows]; 4]);
+        toy
+    }
+
+    /// A table of which every third row has no number to learn.
+    pub fn with_gaps(rows: usize) -> Self {
+        let toy = Self::new(rows);
+        let value = |row: usize| if row % 3 == 1 { f64::NAN } else { row as f64 / rows as f64 };
+        write_table(&toy.path("table.parquet"), &vec![(0..rows).map(value).collect(); 4]);
+        toy
+    }
+
     /// A path below its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -68,7 +83,7 @@ impl Toy {
     pub fn cox(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cox-toy"));
         command.args(arguments).current_dir(root()).stdin(Stdio::null());
-        command.env("XDG_CACHE_HOME", self.path("records"));
+        command.env("XDG_CACHE_HOME", self.path("records")).env("COX_WITNESS", "1");
         command
     }
 
@@ -133,9 +148,15 @@ impl Toy {
         order.with_extension("held")
     }
 
-    /// What a run's records say so far.
+    /// What a run's records say so far, and its ranks of them.
     pub fn audit(&self, name: &str) -> (ExitStatus, Value) {
-        let answer = self.cox(&["audit", "--json"]).arg(self.path(name)).output().expect("cox-toy was built");
+        let (mut command, witness) = (self.cox(&["audit", "--json"]), self.path(name).join("witness"));
+        command.arg(self.path(name));
+        // Before the first step there is none.
+        if witness.exists() {
+            command.arg("--against").arg(witness);
+        }
+        let answer = command.output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&answer.stdout);
         let audit = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
         (answer.status, audit)
@@ -147,6 +168,7 @@ impl Toy {
         assert!(status.success(), "{audit:#}");
         assert_eq!((&audit["missing"], &audit["duplicate"]), (&0.into(), &0.into()), "{audit:#}");
         assert_eq!(audit["committed_steps"], steps, "{audit:#}");
+        assert_eq!(audit["against"]["differing"], 0, "{audit:#}");
         audit
     }
 }

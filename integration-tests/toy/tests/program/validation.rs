@@ -112,7 +112,7 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     assert!(
-        printed.contains("the run was to have 6 steps and has 12 now; the schedule is laid"),
+        printed.contains("the run was to have 6 steps and has 12 now; the learning-rate schedule"),
         "{printed}"
     );
     let audit = toy.assert_audited("run", 12);

@@ -63,15 +63,12 @@ impl<B: ModelBackend> Quilt<B> {
         if table == TablePlace::Host {
             return Err(ModelError::OffloadedTable("is looked up on the device in this family"));
         }
-        let checkpoint = match B::VALUES {
-            true => {
-                check_dtype::<B>(dtype)?;
-                check_blocks::<B>(blocks)?;
-                precision::follow(dtype.dense());
-                Checkpoint::open(dir, RULES)?
-            }
-            false => Checkpoint::hollow(dir, RULES),
-        };
+        let checkpoint = Checkpoint::open_for(dir, RULES, B::VALUES)?;
+        if B::VALUES {
+            check_dtype::<B>(dtype)?;
+            check_blocks::<B>(blocks)?;
+            precision::follow(dtype.dense());
+        }
         let (checkpoint, in_flight) = (&Arc::new(checkpoint), Default::default());
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
         let (width, projection) = (config.hidden_size, patches(&config));
