@@ -109,6 +109,7 @@ def main():
     rows, lines = {}, []
     # The last screen stays for as long as five others.
     turns = len(frames) + 4
+    whole = given.show * turns
     for at, frame in enumerate(frames):
         used, state = [], PLAIN
         for line, row in enumerate(frame):
@@ -118,12 +119,11 @@ def main():
                 used.append(f'<use href="#{name}" y="{LINE * line}"/>')
         kind = "l" if at + 1 == len(frames) else "f"
         kind = kind if len(frames) > 1 else "s"
-        lines.append(f'<g class="{kind}" style="animation-delay:{given.show * at:g}s">{"".join(used)}</g>')
-    whole = given.show * turns
+        lines.append(f'<g class="{kind}" style="animation-delay:{given.show * at - whole:g}s">{"".join(used)}</g>')
     print(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}">\n'
         f"<style>text {{ font: 13px ui-monospace, 'DejaVu Sans Mono', monospace; fill: {INK}; white-space: pre; }}\n"
-        f".f, .l {{ visibility: hidden; animation: f {whole:g}s step-end infinite; }}\n"
+        f".f, .l {{ animation: f {whole:g}s step-end infinite; }} .f {{ visibility: hidden; }}\n"
         f".l {{ animation-name: l; }}\n"
         f"@keyframes f {{ 0% {{ visibility: visible; }} {100 / turns:.4f}%, 100% {{ visibility: hidden; }} }}\n"
         f"@keyframes l {{ 0% {{ visibility: visible; }} {500 / turns:.4f}%, 100% {{ visibility: hidden; }} }}\n"
