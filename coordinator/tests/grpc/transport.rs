@@ -232,7 +232,7 @@ async fn crowded(most: usize, first_call: Duration) -> (Sandbox, [Credentials; 2
     options.connections = ConnectionBounds { most, first_call, ..Default::default() };
     // No worker here says that it lives.
     (options.patience.silence, options.patience.hang) = (TEST_LIMIT, TEST_LIMIT);
-    let [read, worker] = credentials.try_into().ok().expect("as many as scopes");
+    let [read, worker] = credentials.try_into().expect("as many as scopes");
     (Sandbox::start(options).await, [read, worker], directory)
 }
 

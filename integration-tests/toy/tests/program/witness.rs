@@ -19,6 +19,9 @@ struct Liar {
     honest: Vec<u8>,
 }
 
+/// A step, and what becomes of its row.
+type Lie<'a> = (u64, &'a dyn Fn(&mut Value));
+
 impl Liar {
     fn new() -> Self {
         let toy = Toy::new(500);
@@ -30,7 +33,7 @@ impl Liar {
     }
 
     /// The journal as it was, but for some rows of the ledger.
-    fn says(&self, lies: &[(u64, &dyn Fn(&mut Value))]) {
+    fn says(&self, lies: &[Lie]) {
         fs::write(&self.journal, &self.honest).expect("it is ours");
         let database = Database::open(&self.journal).expect("it is whole");
         let write = database.begin_write().expect("it is ours");

@@ -84,9 +84,10 @@ fn a_wrong_override_is_named() {
 
 #[test]
 fn text_that_yaml_reads_as_something_else_is_told_with_the_spelling_that_a_shell_takes() {
+    type Value = fn(RunSpec) -> String;
     let listen = |spec: RunSpec| spec.launch.listen.unwrap_or_default();
     let path = |spec: RunSpec| spec.data.path;
-    let cases: [(&str, &str, fn(RunSpec) -> String); 7] = [
+    let cases: [(&str, &str, Value); 7] = [
         ("launch.listen", "[::1]:29703", listen),
         ("data.path", "a: b", path),
         ("data.path", "*a", path),
