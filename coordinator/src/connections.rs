@@ -279,7 +279,7 @@ impl AsyncWrite for Connection {
 mod tests {
     use std::sync::{Mutex, atomic::AtomicUsize};
 
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio_stream::StreamExt;
 
     use super::*;
@@ -312,6 +312,23 @@ mod tests {
         let (_, accept) = ready(2).await;
         let mut connections = Connections::up_to(ConnectionBounds::default(), Door::default(), accept);
         assert!(connections.next().await.is_some_and(|connection| connection.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn a_connection_on_which_a_read_was_refused_is_read_a_piece_at_a_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut connections = Connections::of(listener, Door::default(), ConnectionBounds::default());
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        let mut connection = connections.next().await.unwrap().unwrap();
+        let (piece, pause) = REFUSED_PIECE;
+        caller.write_all(&[0; 4 * REFUSED_PIECE.0]).await.unwrap();
+        connection.peer.refuse(clock::monotonic());
+        let mut bytes = [0; 2 * REFUSED_PIECE.0];
+        assert_eq!(connection.read(&mut bytes).await.unwrap(), piece);
+        let since = clock::monotonic();
+        assert_eq!(connection.read(&mut bytes).await.unwrap(), piece);
+        assert!(since.elapsed() >= pause / 2, "{:?}", since.elapsed());
     }
 
     #[test]

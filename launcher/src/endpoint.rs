@@ -322,6 +322,8 @@ pub fn active(runs: &Path) -> Result<Vec<PathBuf>, Failed> {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read, net::TcpListener};
+
     use super::*;
 
     #[test]
@@ -400,6 +402,24 @@ mod tests {
             fs::OpenOptions::new().write(true).open(&theirs.path).unwrap().set_modified(later).unwrap();
             assert_eq!(newest(dir.path()).unwrap(), run("ours"), "the one that began last");
         }
+    }
+
+    #[tokio::test]
+    async fn a_place_that_another_users_file_names_is_called_through_tls_on_this_machine_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let theirs = Published::write(dir.path(), &address).unwrap();
+        // Only root can give a file away.
+        if !is_root() || std::os::unix::fs::chown(&theirs.path, Some(1000), None).is_err() {
+            return eprintln!("skipped: a file of another user is made by root alone");
+        }
+        assert!(of_run(dir.path()).await.is_err(), "nobody answers there");
+        listener.set_nonblocking(true).unwrap();
+        let (mut caller, _) = listener.accept().expect("it was called");
+        let mut heard = [0; 3];
+        let count = caller.read(&mut heard).unwrap_or(0);
+        assert_ne!(&heard[..count], b"PRI", "HTTP/2 in clear");
     }
 
     fn is_root() -> bool {

@@ -226,6 +226,8 @@ pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Bytes of a file of metadata: `info.json`, `config.json`, statistics, tasks. A data set of a million
 /// episodes has 500 bytes for each in the longest of them.
 pub const MAX_METADATA_BYTES: u64 = 1 << 29;
+/// Bytes of the file of one picture.
+pub const MAX_PICTURE_BYTES: u64 = 1 << 28;
 /// Bytes of a tokenizer's file; that of a quarter of a million pieces has 33 MiB.
 pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
 /// Bytes of what a worker process writes of its own steps (`COX_WITNESS`): 300,000 steps or so.

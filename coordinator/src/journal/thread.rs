@@ -142,7 +142,12 @@ fn read_all(journal: &dyn JournalReader, mut reads: mpsc::Receiver<RecordRead>) 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Barrier};
+    use std::{
+        sync::{Arc, Barrier},
+        time::Duration,
+    };
+
+    use coxswain_proto::limits::{READ_CREDIT, READ_SHARE};
 
     use super::*;
 
@@ -169,6 +174,43 @@ mod tests {
         fn history(&self) -> Result<History, JournalError> {
             Ok(History::default())
         }
+    }
+
+    /// A journal of which each page takes a little longer than all readers may at once.
+    struct SlowJournal;
+
+    const OVER: Duration = Duration::from_millis(50);
+
+    impl Journal for SlowJournal {
+        fn append(&mut self, _: &[Record]) -> Result<(), JournalError> {
+            Ok(())
+        }
+
+        fn reader(&self) -> Box<dyn JournalReader> {
+            Box::new(Self)
+        }
+    }
+
+    impl JournalReader for SlowJournal {
+        fn ledger(&self, _: Step, _: usize) -> Result<Vec<LedgerEntry>, JournalError> {
+            thread::sleep(READ_CREDIT + OVER);
+            Ok(Vec::new())
+        }
+
+        fn history(&self) -> Result<History, JournalError> {
+            Ok(History::default())
+        }
+    }
+
+    #[tokio::test]
+    async fn who_asks_for_page_after_page_waits_for_a_share_of_the_processor() {
+        let journal = JournalThread::spawn(Box::new(SlowJournal)).expect("threads");
+        journal.ledger(Step(0), 1).await.expect("the credit is there");
+        let asked = clock::monotonic();
+        journal.ledger(Step(0), 1).await.expect("in its turn");
+        let waited = asked.elapsed().saturating_sub(READ_CREDIT + OVER);
+        assert!(waited >= OVER * READ_SHARE / 2, "{waited:?}");
+        journal.close().await;
     }
 
     #[tokio::test]

@@ -28,11 +28,15 @@ pub fn derived(part: Range<u64>) -> Vec<u64> {
     let all = part.start * times..part.end * times;
     let Ok(from) = env::var("SIMULATOR_FROM") else { return all.collect() };
     println!("seeds are derived from {from}");
+    of_text(&from, all)
+}
+
+fn of_text(text: &str, numbers: Range<u64>) -> Vec<u64> {
     // FNV-1a (Fowler, Noll, Vo).
-    let hash = from.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    all.map(|number| Random::new(hash ^ number).next()).collect()
+    numbers.map(|number| Random::new(hash ^ number).next()).collect()
 }
 
 /// Whether one seed was asked for: then there is no statistic.
@@ -93,4 +97,20 @@ fn again(seed: u64) -> String {
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::of_text;
+
+    #[test]
+    fn one_text_has_the_same_seeds_again_and_another_has_others() {
+        let [first, again, other] = ["3f2a", "3f2a", "3f2b"].map(|text| of_text(text, 0..1000));
+        assert_eq!(first, again);
+        let all: BTreeSet<_> = first.iter().chain(&other).collect();
+        assert_eq!(all.len(), 2000);
+        assert_eq!(of_text("3f2a", 500..600), first[500..600], "a part of a test's seeds are that test's");
+    }
 }

@@ -14,8 +14,9 @@
 //! a change of a few values of a large tensor may not. So it is with values that are not finite, for which a
 //! model is refused where they are seen.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
+use coxswain_proto::{bounded, limits::MAX_METADATA_BYTES};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -48,7 +49,7 @@ pub fn digest(dir: &Path, rules: Rules) -> Result<String, ModelError> {
     let is_spiece = !dir.join("tokenizer.json").is_file();
     for name in BESIDE.into_iter().chain(is_spiece.then_some(ADDED)) {
         let path = dir.join(name);
-        match fs::read(&path) {
+        match bounded::read(&path, MAX_METADATA_BYTES) {
             Ok(bytes) => all.update(format!("{name}\n").as_bytes()).update(blake3::hash(&bytes).as_bytes()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(ModelError::Io { path, source, remedy: "make the file readable" }),
@@ -109,7 +110,7 @@ fn is_finite(dtype: Dtype, piece: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, path::PathBuf};
+    use std::{collections::HashMap, fs, path::PathBuf};
 
     use proptest::prelude::*;
     use safetensors::tensor::TensorView;
@@ -213,6 +214,10 @@ mod tests {
     fn what_is_no_model_has_none() {
         let (_dir, dir) = new();
         assert!(matches!(digest(&dir, RULES), Err(ModelError::Io { .. })));
+        model(&dir, |_| {});
+        std::os::unix::fs::symlink("/dev/null", dir.join("tokenizer.json")).expect("a directory of ours");
+        let error = digest(&dir, RULES).expect_err("a device is no file").to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
     }
 
     proptest! {

@@ -1,7 +1,8 @@
 //! The input file of `cox model forward`: tensors as Transformers takes them, checked.
 
-use std::{fs, ops::Range, path::Path};
+use std::{ops::Range, path::Path};
 
+use coxswain_proto::bounded;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
@@ -29,7 +30,7 @@ pub struct ForwardInputs {
 impl ForwardInputs {
     /// Reads and checks the file. `patch_values` is the width of a row of `pixel_values`.
     pub fn read(path: &Path, patch_values: usize) -> Result<Self, ModelError> {
-        let bytes = fs::read(path).map_err(|source| ModelError::Io {
+        let bytes = bounded::read(path, u64::MAX).map_err(|source| ModelError::Io {
             path: path.into(),
             source,
             remedy: "name a safetensors file with input_ids, attention_mask, pixel_values and image_grid_thw",

@@ -191,6 +191,12 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_no_file_of_weights() {
+        let error = OpenFile::open(Path::new("/dev/null")).expect_err("it may never end");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+    }
+
+    #[test]
     fn what_is_cut_short_or_garbled_is_refused() {
         let whole = file();
         assert!((0..whole.len()).all(|len| TensorFile::new(&whole[..len]).is_err()));

@@ -66,6 +66,16 @@ fn assert_found(found: &[String], what: &str) {
 }
 
 #[test]
+fn nothing_is_witnessed_where_it_was_not_asked_for() {
+    let toy = Toy::new(500);
+    let mut command = toy.command("run", &SHORT);
+    command.env_remove("COX_WITNESS");
+    let (status, printed) = toy.start_of(command).finish();
+    assert!(status.success(), "{printed}");
+    assert!(!toy.path("run/witness").exists(), "{printed}");
+}
+
+#[test]
 fn a_ledger_that_adds_up_and_is_not_what_ranks_did_is_found() {
     let liar = Liar::new();
     assert_eq!(liar.differences(), [""; 0]);

@@ -26,6 +26,15 @@ fn a_hostile_override_is_refused_or_laid_over() {
 }
 
 #[test]
+fn a_mapping_of_eighty_thousand_keys_is_read_in_time() {
+    let keys: String = (0..80_000).map(|n| format!("  k{n}: 1\n")).collect();
+    let text = format!("{SMALL}eval:\n{keys}");
+    // It hangs where each key is compared with all before it.
+    let target = Target::new("long mappings", [text.into_bytes()]).tries(0).holds(4 << 20, 1024);
+    target.check(|bytes| drop(read(&String::from_utf8_lossy(bytes), &[])));
+}
+
+#[test]
 fn of_eighty_thousand_unknown_keys_the_first_are_named_and_the_others_counted() {
     let keys: String = (0..80_000).map(|n| format!("  k{n}: 1\n")).collect();
     let text = format!("{SMALL}eval:\n{keys}");

@@ -44,6 +44,20 @@ fn every_sample_shows_ffmpeg_s_frame_in_both_layouts() {
 }
 
 #[test]
+fn a_data_set_of_symbolic_links_is_read_as_one_of_files() {
+    let (dir, blobs, crcs) = (V30.write(), tempfile::tempdir().unwrap(), crcs(&V30));
+    // As the cache of Hugging Face's hub is made.
+    let paths = ["meta/info.json", "data/chunk-000/file-000.parquet", V30.videos[0].0];
+    for (number, path) in paths.into_iter().enumerate() {
+        let blob = blobs.path().join(number.to_string());
+        std::fs::rename(dir.path().join(path), &blob).unwrap();
+        std::os::unix::fs::symlink(blob, dir.path().join(path)).unwrap();
+    }
+    let (catalog, store) = open(dir.path());
+    (0..catalog.episodes.frames()).for_each(|index| check(&store, &catalog, &V30, &crcs, index));
+}
+
+#[test]
 fn threads_reading_at_once_read_the_same_frames() {
     let (dir, crcs) = (V30.write(), crcs(&V30));
     let (catalog, store) = open(dir.path());

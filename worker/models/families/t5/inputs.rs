@@ -1,8 +1,9 @@
 //! The input file of `cox model forward` for a T5: tensors as Transformers takes them, checked.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use coxswain_nn::next_token::TokenTargets;
+use coxswain_proto::bounded;
 use safetensors::{Dtype, SafeTensors};
 
 use super::config::T5Config;
@@ -34,7 +35,7 @@ type Rows = (Vec<i64>, usize);
 impl SeqInputs {
     /// Reads and checks the file.
     pub fn read(path: &Path, config: &T5Config) -> Result<Self, ModelError> {
-        let bytes = fs::read(path).map_err(|source| ModelError::Io {
+        let bytes = bounded::read(path, u64::MAX).map_err(|source| ModelError::Io {
             path: path.into(),
             source,
             remedy: "name a safetensors file with input_ids, attention_mask and labels",

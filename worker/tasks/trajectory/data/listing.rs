@@ -13,6 +13,7 @@ use coxswain_data::{
     DataError,
     shards::{MemberId, Shards, names_shards},
 };
+use coxswain_proto::{bounded, limits::MAX_PICTURE_BYTES};
 
 use crate::trajectory::config::ImageData;
 
@@ -32,7 +33,7 @@ impl ImagePlace {
     /// The image's bytes.
     pub fn read(&self) -> Result<Vec<u8>, DataError> {
         match self {
-            Self::File(path) => fs::read(path).map_err(DataError::io(path, "read")),
+            Self::File(path) => bounded::read(path, MAX_PICTURE_BYTES).map_err(DataError::io(path, "read")),
             Self::Member(shards, member) => shards.read(*member),
         }
     }

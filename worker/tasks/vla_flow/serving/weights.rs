@@ -1,6 +1,6 @@
 //! What a run has trained, from the files that it has left.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use coxswain_models::{
     Shelf,
@@ -10,7 +10,7 @@ use coxswain_nn::{
     kernels::sizes::Sizes,
     params::{Group, TrainableLayout},
 };
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{bounded, run_spec::RunSpec};
 use coxswain_task::TaskError;
 use safetensors::{Dtype, SafeTensors};
 
@@ -65,7 +65,7 @@ fn fill_group(
         return Ok(());
     }
     let at = |problem: String| TaskError::bad_input(format!("{}: {problem}", path.display()));
-    let bytes = fs::read(path).map_err(|error| {
+    let bytes = bounded::read(path, u64::MAX).map_err(|error| {
         TaskError::io(format!("read {}: {error}; name the directory of a run that has ended", path.display()))
     })?;
     let file = SafeTensors::deserialize(&bytes)
