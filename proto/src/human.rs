@@ -1,6 +1,6 @@
 //! Quantities as people read them: one rounding for logs, tables and messages.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, fmt::Display, time::Duration};
 
 /// `812 B`, `1.5 KiB`, `2.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -104,9 +104,33 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// A word of a command line as a shell takes it: in quotation marks where it has to be.
+pub fn word(text: impl Display) -> String {
+    let text = text.to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shell_takes_a_word_as_it_was() {
+        for (text, there) in [
+            ("runs/a-1", "runs/a-1"),
+            ("data.path=/d/öl", "data.path=/d/öl"),
+            ("my runs/a", "'my runs/a'"),
+            ("~/a", "'~/a'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+        ] {
+            assert_eq!(word(text), there);
+        }
+    }
 
     #[test]
     fn quantities_read_naturally() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{human, run_spec::RunSpec};
 use coxswain_task::{StarterFile, StarterJob};
 
 use crate::{
@@ -51,7 +51,7 @@ pub fn execute(args: &InitArgs) -> Outcome {
         return Ok(());
     };
     write_new(out, &text)?;
-    say(format_args!("written to {}; next: cox check {}", out.display(), out.display()));
+    say(format_args!("written to {}; next: cox check {}", out.display(), human::word(out.display())));
     Ok(())
 }
 

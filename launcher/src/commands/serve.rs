@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use coxswain_identity::{Scope, Tokens};
-use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_proto::{human, run_spec::DeviceChoice};
 use coxswain_serve::{Door, Model, Port, ServeError, Server, Tls};
 use coxswain_worker::device;
 
@@ -59,6 +59,10 @@ pub struct ServeArgs {
 
 /// Serves until a signal arrives.
 pub fn execute(args: &ServeArgs) -> Outcome {
+    if let Some(change) = args.set.as_ref().filter(|name| name.contains('=')) {
+        let remedy = format!("an override stands alone: cox serve RUN_DIR {}", human::word(change));
+        return Err(Failed::usage(format!("--set {change}: --set names a data set; {remedy}")));
+    }
     let set = args.set.iter().map(|name| format!("serve.set={name}"));
     let overrides: Vec<_> = args.overrides.iter().cloned().chain(set).collect();
     let spec = of_run(&args.run_dir, &overrides)?;
@@ -122,7 +126,15 @@ impl ServeArgs {
     /// Where to listen, if strangers there are kept out.
     fn address(&self, door: &Door) -> Result<SocketAddr, Failed> {
         let refused = |problem: &str| Failed::usage(format!("--listen {}: {problem}", self.listen));
-        let found = self.listen.to_socket_addrs().map_err(|error| refused(&error.to_string()))?.next();
+        // A port alone is one of this machine's own.
+        let listen = match self.listen.parse::<u16>() {
+            Ok(port) => format!("127.0.0.1:{port}"),
+            Err(_) => self.listen.clone(),
+        };
+        let found = listen.to_socket_addrs();
+        let found = found
+            .map_err(|error| refused(&format!("{error}; expected HOST:PORT, such as 127.0.0.1:8000")))?
+            .next();
         let address = found.ok_or_else(|| refused("no address"))?;
         if address.ip().is_loopback() {
             return Ok(address);
@@ -217,6 +229,8 @@ mod tests {
         let in_clear = address("0.0.0.0:0", false, token).unwrap_err();
         assert!(in_clear.contains("--tls-cert") && in_clear.contains("--plaintext"), "{in_clear}");
         assert!(address("0.0.0.0:0", true, token).is_ok());
+        assert_eq!(address("8000", false, None).unwrap().to_string(), "127.0.0.1:8000");
+        assert!(address("70000", true, token).is_err_and(|problem| problem.contains("such as 127.0.0.1:8000")));
         assert!(address("nowhere", true, token).is_err_and(|problem| problem.contains("--listen nowhere")));
     }
 }

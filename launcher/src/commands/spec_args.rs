@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::place;
+use coxswain_data::place::{
+    self,
+    hub::{self, Repository},
+};
 use coxswain_proto::{document, run_spec::RunSpec};
-use coxswain_worker::train::{TrainError, check_brought, content_digest};
+use coxswain_worker::train::{TrainError, check_base, check_brought, content_digest};
 
 use crate::{
     endpoint,
@@ -120,7 +123,26 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     // What reads a run is one process, and has nobody to share frozen weights out with.
     overrides.push("memory.shard=none".into());
     overrides.extend(changes.iter().cloned());
-    of_file(&file, &overrides)
+    let spec = of_file(&file, &overrides)?;
+    find_model(&spec)?;
+    Ok(spec)
+}
+
+/// Refuses a run whose pretrained model has gone, or has become another one.
+fn find_model(spec: &RunSpec) -> Result<(), Failed> {
+    let Some(base) = spec.base() else { return Ok(()) };
+    let path = Path::new(base.path);
+    let is_there = || hub::directory(path, Repository::Model).is_ok_and(|dir| dir.exists());
+    if !place::is_remote(path) && !is_there() {
+        let from = if path.is_relative() { ", or change to the directory that it was launched from" } else { "" };
+        let told = "the model that this run was trained on is not there; if it has moved, say where it is now";
+        return Err(Failed::new(
+            Exit::BadInput,
+            format!("{} {}: {told}: {}=DIR{from}", base.key, base.path, base.key),
+        ));
+    }
+    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    Ok(check_base(task, spec)?)
 }
 
 /// Refuses a path that is no run's output directory, of which each has this `sign`. A run file has one, and

@@ -78,7 +78,9 @@ pub(crate) fn read_floats<S: ReadAt>(
         refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
     })?;
     match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => Err(refused(format!("tensor `{name}` holds {value}"))),
+        Some(value) => Err(refused(format!(
+            "tensor `{name}` holds {value}: its training diverged, or the file is damaged; take an earlier one, or copy it again"
+        ))),
         None => Ok(values),
     }
 }

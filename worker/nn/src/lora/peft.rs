@@ -246,7 +246,8 @@ impl Weights<'_> {
                 })?;
                 if info.shape != shape {
                     let problem = format!(
-                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}",
+                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}: correct `r` or \
+                         `rank_pattern` there, or copy both files of one adapter again",
                         info.shape, spec.rank
                     );
                     return Err(self.error(problem));
