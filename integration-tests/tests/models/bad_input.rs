@@ -271,7 +271,10 @@ fn adapters_that_are_not_plain_lora_are_refused_by_field() {
 
 #[test]
 fn an_adapter_whose_files_disagree_names_the_tensor() {
-    broken_adapter(|c| c["r"] = json!(5), &["adapter_model.safetensors", "lora_A.weight", "[4, ", "rank 5", "`r`"]);
+    broken_adapter(
+        |c| c["r"] = json!(5),
+        &["adapter_model.safetensors", "lora_A.weight", "[4, ", "rank 5", "`r`"],
+    );
     broken_adapter(
         |c| c["target_modules"] = json!(["q_proj"]),
         &["adapter_model.safetensors", "does not target"],

@@ -230,7 +230,9 @@ mod tests {
         assert!(in_clear.contains("--tls-cert") && in_clear.contains("--plaintext"), "{in_clear}");
         assert!(address("0.0.0.0:0", true, token).is_ok());
         assert_eq!(address("8000", false, None).unwrap().to_string(), "127.0.0.1:8000");
-        assert!(address("70000", true, token).is_err_and(|problem| problem.contains("such as 127.0.0.1:8000")));
+        assert!(
+            address("70000", true, token).is_err_and(|problem| problem.contains("such as 127.0.0.1:8000"))
+        );
         assert!(address("nowhere", true, token).is_err_and(|problem| problem.contains("--listen nowhere")));
     }
 }

@@ -134,8 +134,10 @@ fn find_model(spec: &RunSpec) -> Result<(), Failed> {
     let path = Path::new(base.path);
     let is_there = || hub::directory(path, Repository::Model).is_ok_and(|dir| dir.exists());
     if !place::is_remote(path) && !is_there() {
-        let from = if path.is_relative() { ", or change to the directory that it was launched from" } else { "" };
-        let told = "the model that this run was trained on is not there; if it has moved, say where it is now";
+        let from =
+            if path.is_relative() { ", or change to the directory that it was launched from" } else { "" };
+        let told =
+            "the model that this run was trained on is not there; if it has moved, say where it is now";
         return Err(Failed::new(
             Exit::BadInput,
             format!("{} {}: {told}: {}=DIR{from}", base.key, base.path, base.key),

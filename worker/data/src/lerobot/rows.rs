@@ -243,7 +243,9 @@ impl RowStore {
         for name in self.names() {
             if !columns.iter().any(|column| column.name() == name) {
                 let remedy = match self.columns.cameras.iter().any(|camera| camera == name) {
-                    true => "info.json says that rows hold its images; correct its dtype to video if videos/ has them",
+                    true => {
+                        "info.json says that rows hold its images; correct its dtype to video if videos/ has them"
+                    }
                     false => "info.json names this feature; re-export the data set",
                 };
                 return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
