@@ -242,12 +242,7 @@ impl RowStore {
         let columns = metadata.file_metadata().schema().get_fields();
         for name in self.names() {
             if !columns.iter().any(|column| column.name() == name) {
-                let remedy = match self.columns.cameras.iter().any(|camera| camera == name) {
-                    true => {
-                        "info.json says that rows hold its images; correct its dtype to video if videos/ has them"
-                    }
-                    false => "info.json names this feature; re-export the data set",
-                };
+                let remedy = "info.json names this feature: re-export the data set; pictures in videos/ are of dtype video";
                 return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
             }
         }

@@ -24,10 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!(
-            "train.global_batch is {asked}, and an epoch has {epoch} samples: each step takes all {epoch}, and never more; a smaller one \
-             makes more steps of an epoch"
-        )
+        format!("train.global_batch is {asked}: a step takes all {epoch} samples of an epoch, and never more")
     })
 }
 
@@ -78,6 +75,6 @@ mod tests {
     fn a_batch_beyond_the_data_is_told() {
         let eight = spec(serde_json::json!({}));
         assert_eq!(batch(&eight, 8), None);
-        assert!(batch(&eight, 7).is_some_and(|told| told.contains("each step takes all 7, and never more")));
+        assert!(batch(&eight, 7).is_some_and(|told| told.contains("all 7 samples of an epoch")));
     }
 }
