@@ -246,8 +246,7 @@ impl Weights<'_> {
                 })?;
                 if info.shape != shape {
                     let problem = format!(
-                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}: correct `r` or \
-                         `rank_pattern` there, or copy both files of one adapter again",
+                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}: correct `r` or `rank_pattern`",
                         info.shape, spec.rank
                     );
                     return Err(self.error(problem));
