@@ -55,7 +55,7 @@ fn installed() -> (Tasks, config::Tasks) {
 }
 
 /// The device that is meant here by this choice.
-pub fn device(wanted: DeviceChoice) -> Result<Device, Failed> {
+pub fn chosen_device(wanted: DeviceChoice) -> Result<Device, Failed> {
     let chosen = device::choose(wanted, 0, accelerator());
     chosen.map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
 }

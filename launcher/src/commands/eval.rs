@@ -9,7 +9,7 @@ use crate::{
     commands::spec_args::of_run,
     exit::{Failed, Outcome},
     render::say,
-    tasks::{device, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox eval`.
@@ -36,7 +36,7 @@ pub struct EvalArgs {
 /// Evaluates the newest checkpoint.
 pub fn execute(args: &EvalArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
-    let device = device(args.device.unwrap_or(spec.launch.device))?;
+    let device = chosen_device(args.device.unwrap_or(spec.launch.device))?;
     let (step, error) = tasks().evaluate(&spec, device, args.ema)?;
     let Some(error) = error else {
         return Err(Failed::usage(

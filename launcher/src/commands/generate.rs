@@ -16,7 +16,7 @@ use crate::{
     exit::{Failed, Outcome},
     plan::uses::ANSWERS,
     render::say,
-    tasks::{device, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox generate`.
@@ -138,7 +138,7 @@ fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
 impl GenerateArgs {
     /// What is computed on.
     fn device(&self, spec: &RunSpec) -> Result<Device, Failed> {
-        device(self.device.unwrap_or(spec.launch.device))
+        chosen_device(self.device.unwrap_or(spec.launch.device))
     }
 
     /// The run, and where it has left its results.

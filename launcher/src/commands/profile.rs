@@ -13,7 +13,7 @@ use crate::{
     exit::{Exit, Failed, Outcome},
     profile::{flame_graph, tables, take},
     render::say,
-    tasks::{device, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox profile`.
@@ -44,7 +44,7 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
         "eval.every=0".to_owned(),
     ];
     let spec = args.spec.load_with(&changes)?;
-    match device(spec.launch.device)? {
+    match chosen_device(spec.launch.device)? {
         Device::Cpu => {}
         Device::Cuda(_) => {
             return Err(Failed::usage(

@@ -17,7 +17,7 @@ use crate::{
     launch::inputs::process_env,
     render::say,
     supervise::signals,
-    tasks::{device, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox serve`.
@@ -68,7 +68,7 @@ pub fn execute(args: &ServeArgs) -> Outcome {
     let door = args.door()?;
     let port = Port::bind(args.address(&door)?)?;
     let scheme = if door.tls.is_some() { "wss" } else { "ws" };
-    let device = device(args.device.unwrap_or(spec.launch.device))?;
+    let device = chosen_device(args.device.unwrap_or(spec.launch.device))?;
     let (dir, max_batch) = (args.run_dir.clone(), usize::from(args.max_batch));
     let kind = spec.task.kind.clone();
     let start = move || {

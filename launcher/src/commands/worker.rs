@@ -34,7 +34,7 @@ use crate::{
         machine::LocalMachine,
         worker_env::{self, CLAIMS},
     },
-    tasks::{device, tasks},
+    tasks::{chosen_device, tasks},
     threads,
 };
 
@@ -64,13 +64,13 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         let mut spec = of_file(config, &args.overrides)?;
         pin(&mut spec)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
-        device(wanted)?;
+        chosen_device(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));
     }
     let slot = Slot::from_env(&process_env)?;
     let wanted = args.device(&process_env)?;
     // A GPU that was asked for and cannot be used ends a worker before it has registered.
-    wanted.map(device).transpose()?;
+    wanted.map(chosen_device).transpose()?;
     // A world of one has no ring, but every worker registers where it could be called.
     let address = Address::of(&slot.local_addr, slot.data.port);
     let listener =
