@@ -101,9 +101,8 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 /// A word of a command line as a shell takes it: in quotation marks where it has to be.
 pub fn word(text: impl Display) -> String {
     let text = text.to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    let is_word = !text.is_empty() && text.chars().all(is_plain);
-    if is_word { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    let is_odd = |c: char| !c.is_alphanumeric() && !"/._-+=:,@%".contains(c);
+    if text.is_empty() || text.contains(is_odd) { format!("'{}'", text.replace('\'', r"'\''")) } else { text }
 }
 
 #[cfg(test)]

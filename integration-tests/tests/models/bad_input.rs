@@ -284,6 +284,8 @@ fn an_adapter_whose_files_disagree_names_the_tensor() {
         &["adapter_model.safetensors", "down_proj", "targets that module"],
     );
     broken_adapter(|c| c["target_modules"] = json!(["q_prj"]), &["q_prj", "did you mean \"q_proj\"?"]);
+    broken_adapter(|c| c["target_modules"] = json!("q_proj"), &["did you mean the list [\"q_proj\"]?"]);
+    broken_adapter(|c| c["exclude_modules"] = json!(".*"), &["exclude_modules", "leave no linear layer"]);
     let copy = Copy::new(CASE);
     // The last value of the last tensor.
     copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| {
