@@ -149,7 +149,8 @@ impl From<coxswain_proto::config::ConfigError> for Failed {
 
 impl From<TrainError> for Failed {
     fn from(error: TrainError) -> Self {
-        Self::new(Exit::of_failure(error.kind()), error)
+        let is_damage = matches!(&error, TrainError::Checkpoint(error) if error.is_damage());
+        Self::new(if is_damage { Exit::BadInput } else { Exit::of_failure(error.kind()) }, error)
     }
 }
 
