@@ -11,6 +11,8 @@
                                                                     the mean of a step, in processor time and in time
     runs.py witness COX [--rounds 9] [CONFIG] [KEY=VALUE ...]       2 ranks with COX_WITNESS=1 over 2 without: the median of a step, and the
                                                                     mean in processor time
+    runs.py checks COX --before OLD [--rounds 9] [CONFIG] [KEY=VALUE ...]    what the checks of values and samples cost, over an older program:
+                                                                    a step of `small`, and the opening of a set of 10,000 episodes
 
 CONFIG is configs/quickstart.yaml if not given. Seconds are `train_seconds` of summary.json: from the first step to the last.
 The coordinator is a child of the launcher. Processor time of the two, as last seen before they ended, is held against that of the
@@ -181,6 +183,43 @@ def replay(a, train):
             print(f"replayed {name} over never, {part}: {statistics.median(of):.3f} ({', '.join(f'{ratio:.3f}' for ratio in of)})")
 
 
+def make_large(directory, episodes=10_000):
+    """A v2.1 set of links to one episode; the overrides that read it."""
+    like = ROOT / "configs/assets/arm-mini"
+    shutil.copytree(like, directory, ignore=shutil.ignore_patterns("*.parquet", "make_*"))
+    for name in ["episodes.jsonl", "episodes_stats.jsonl"]:
+        first = json.loads((like / "meta" / name).read_text().splitlines()[0])
+        lines = [json.dumps(first | {"episode_index": episode}) for episode in range(episodes)]
+        (directory / "meta" / name).write_text("\n".join(lines) + "\n")
+    info = json.loads((like / "meta/info.json").read_text())
+    counts = {"total_episodes": episodes, "total_frames": 16 * episodes, "splits": {"train": f"0:{episodes}"}}
+    (directory / "meta/info.json").write_text(json.dumps(info | counts))
+    for episode in range(episodes):
+        place = directory / f"data/chunk-{episode // info['chunks_size']:03d}/episode_{episode:06d}.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(like / "data/chunk-000/episode_000000.parquet")
+    return [f"data.path={directory}", "data.cameras=[observation.images.front]", "data.sensor=", "data.holdout_episodes=[]"]
+
+
+def checks(a, _):
+    sides = {"now": a.cox, "before": os.path.abspath(a.before)}
+    times = {what: {name: [] for name in sides} for what in ["a step", "the opening"]}
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        step = ["run", a.config, f"model.path={make_small(a.cox, directory)}", *STEP, *a.overrides]
+        opening = ["data", "sample", a.config, *make_large(directory / "large"), "--index=0", f"--out={directory / 'sample'}"]
+        for _ in range(a.rounds):
+            for name, cox in sides.items():
+                times["a step"][name].append(statistics.median(show(name, measure([cox, *step], a.threads))["step_ms"]))
+                begin = time.perf_counter()
+                subprocess.run([cox, *opening], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+                times["the opening"][name].append(1e3 * (time.perf_counter() - begin))
+                print("    " + ", ".join(f"{what} {of[name][-1]:.1f} ms" for what, of in times.items()), flush=True)
+    for what, of in times.items():
+        ratios = [now / before for now, before in zip(of["now"], of["before"])]
+        print(f"{what}, now over before: {statistics.median(ratios):.4f} ({', '.join(f'{ratio:.4f}' for ratio in ratios)})")
+
+
 def witness(a, train):
     ratios = []
     for _ in range(a.rounds):
@@ -196,18 +235,18 @@ def witness(a, train):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded", "replay", "witness"])
+    parser.add_argument("what", choices=["ranks", "coordinator", "options", "sharded", "replay", "witness", "checks"])
     parser.add_argument("cox")
     parser.add_argument("config", nargs="?", default="configs/quickstart.yaml")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--before", help="a program of before steps could be left out, for `options`")
+    parser.add_argument("--before", help="an older program, for `options` and `checks`")
     a = parser.parse_intermixed_args()
     a.cox = os.path.abspath(a.cox)
     train = [a.cox, "run", a.config, *a.overrides]
-    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded, "replay": replay, "witness": witness}[a.what](a, train)
+    {"ranks": ranks, "coordinator": coordinator, "options": options, "sharded": sharded, "replay": replay, "witness": witness, "checks": checks}[a.what](a, train)
 
 
 main()

@@ -253,6 +253,15 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
         assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
     }
+    for command in ["eval", "export"] {
+        let refused = |place: &Path, told: &str| {
+            let output_dir = run.display().to_string();
+            let (status, printed) = Running::start(&[command, &output_dir, &path(place)]).finish();
+            assert!(status.code() == Some(3) && printed.contains(told), "{command}: {printed}");
+        };
+        refused(&moved, "every node has to see the same model");
+        refused(&one, "is not there; if it has moved, say where it is now: model.path=DIR");
+    }
     assert!(contents(&run) == before, "a refusal has changed the run's directory");
 
     // Every worker looks for itself: on another machine it may be another one.

@@ -20,7 +20,7 @@ use std::{
 use clap::Args;
 use coxswain_identity::Address;
 use coxswain_proto::{
-    bounded, in_place,
+    bounded, human, in_place,
     v1::{GetStatusRequest, GetStatusResponse},
 };
 use serde::Deserialize;
@@ -272,8 +272,8 @@ fn read(run: &Path) -> Result<(Address, bool), Failed> {
     let path = file(run);
     let not_running = |why: &str| {
         let launched = [run.to_owned(), run.join(DIR)].iter().any(|dir| dir.join(SPEC_FILE).exists());
-        let run = run.display();
-        let remedy = if launched { format!("; `cox run {run}` goes on with it") } else { String::new() };
+        let again = || format!("; `cox run {}` goes on with it", human::word(run.display()));
+        let (run, remedy) = (run.display(), if launched { again() } else { String::new() });
         let problem = format!("{run}: no launcher is running this run ({why} {}){remedy}", path.display());
         Failed::new(Exit::CoordinatorLost, problem)
     };

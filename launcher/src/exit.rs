@@ -125,6 +125,16 @@ impl Failed {
         Self::new(Exit::Usage, message)
     }
 
+    /// A file is at fault.
+    pub fn bad_input(message: impl fmt::Display) -> Self {
+        Self::new(Exit::BadInput, message)
+    }
+
+    /// This program or its machine is at fault.
+    pub fn internal(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Internal, message)
+    }
+
     /// Everything there is to say has been said.
     pub fn silent(exit: Exit) -> Self {
         Self { exit, message: None }
@@ -139,7 +149,8 @@ impl From<coxswain_proto::config::ConfigError> for Failed {
 
 impl From<TrainError> for Failed {
     fn from(error: TrainError) -> Self {
-        Self::new(Exit::of_failure(error.kind()), error)
+        let is_damage = matches!(&error, TrainError::Checkpoint(error) if error.is_damage());
+        Self::new(if is_damage { Exit::BadInput } else { Exit::of_failure(error.kind()) }, error)
     }
 }
 

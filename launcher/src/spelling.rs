@@ -62,6 +62,8 @@ mod tests {
         assert_eq!(of("--lr", "check --lr=1 a.yaml").as_deref(), Some("optimizer.lr=1"));
         assert_eq!(of("--steps", "run a.yaml --steps=2").as_deref(), Some("train.steps=2"));
         assert_eq!(of("--batch_size", "run a.yaml --batch_size 4").as_deref(), Some("train.global_batch=4"));
+        let ranks = of("--nproc-per-node", "plan a.yaml --nproc-per-node 4");
+        assert_eq!(ranks.as_deref(), Some("launch.nproc_per_node=4"));
         assert_eq!(of("--lr", "serve runs/a --lr 1"), None, "it takes no keys");
         assert_eq!(of("--colour", "run a.yaml --colour 16"), None);
     }

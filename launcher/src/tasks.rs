@@ -2,8 +2,10 @@
 
 use std::sync::OnceLock;
 
-use coxswain_proto::config;
-use coxswain_worker::device::{Accelerator, Tasks};
+use coxswain_proto::{config, run_spec::DeviceChoice};
+use coxswain_worker::device::{self, Accelerator, Device, Tasks};
+
+use crate::exit::Failed;
 
 static INSTALLED: OnceLock<(Tasks, config::Tasks)> = OnceLock::new();
 
@@ -50,6 +52,12 @@ fn installed() -> (Tasks, config::Tasks) {
         install(standard());
     }
     *INSTALLED.get().expect("installed above")
+}
+
+/// The device that is meant here by this choice.
+pub fn chosen_device(wanted: DeviceChoice) -> Result<Device, Failed> {
+    let chosen = device::choose(wanted, 0, accelerator());
+    chosen.map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
 }
 
 /// What this build can do with GPUs.

@@ -1,6 +1,6 @@
 //! Quantities as people read them: one rounding for logs, tables and messages.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, fmt::Display, time::Duration};
 
 /// `812 B`, `1.5 KiB`, `2.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -94,19 +94,34 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(acts) {
         return Cow::Borrowed(text);
     }
-    let mut out = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        match acts(c) {
-            true => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => out.push(c),
-        }
-    }
-    Cow::Owned(out)
+    let shown = |c| if acts(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    Cow::Owned(text.chars().map(shown).collect())
+}
+
+/// A word of a command line as a shell takes it: in quotation marks where it has to be.
+pub fn word(text: impl Display) -> String {
+    let text = text.to_string();
+    let is_odd = |c: char| !c.is_alphanumeric() && !"/._-+=:,@%".contains(c);
+    if text.is_empty() || text.contains(is_odd) { format!("'{}'", text.replace('\'', r"'\''")) } else { text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shell_takes_a_word_as_it_was() {
+        for (text, there) in [
+            ("runs/a-1", "runs/a-1"),
+            ("data.path=/d/öl", "data.path=/d/öl"),
+            ("my runs/a", "'my runs/a'"),
+            ("~/a", "'~/a'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+        ] {
+            assert_eq!(word(text), there);
+        }
+    }
 
     #[test]
     fn quantities_read_naturally() {

@@ -70,13 +70,13 @@ impl Task for Remembering {
 }
 
 impl TaskOn<Flex> for Remembering {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         samples: &dyn Samples,
         device: &<Flex as burn::tensor::backend::BackendTypes>::Device,
     ) -> Result<Built<Flex>, TaskError> {
-        TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), spec, samples, device)
+        TaskOn::<Flex>::load(&VlaFlow::<Flex>::default(), spec, samples, device)
     }
 }
 

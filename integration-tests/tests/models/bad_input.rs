@@ -271,7 +271,10 @@ fn adapters_that_are_not_plain_lora_are_refused_by_field() {
 
 #[test]
 fn an_adapter_whose_files_disagree_names_the_tensor() {
-    broken_adapter(|c| c["r"] = json!(5), &["adapter_model.safetensors", "lora_A.weight", "[4, ", "rank 5"]);
+    broken_adapter(
+        |c| c["r"] = json!(5),
+        &["adapter_model.safetensors", "lora_A.weight", "[4, ", "rank 5", "`r`"],
+    );
     broken_adapter(
         |c| c["target_modules"] = json!(["q_proj"]),
         &["adapter_model.safetensors", "does not target"],
@@ -281,7 +284,15 @@ fn an_adapter_whose_files_disagree_names_the_tensor() {
         &["adapter_model.safetensors", "down_proj", "targets that module"],
     );
     broken_adapter(|c| c["target_modules"] = json!(["q_prj"]), &["q_prj", "did you mean \"q_proj\"?"]);
+    broken_adapter(|c| c["target_modules"] = json!("q_proj"), &["did you mean the list [\"q_proj\"]?"]);
+    broken_adapter(|c| c["exclude_modules"] = json!(".*"), &["exclude_modules", "leave no linear layer"]);
     let copy = Copy::new(CASE);
+    // The last value of the last tensor.
+    copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| {
+        let start = bytes.len() - 4;
+        bytes[start..].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    copy.expect(true, &["adapter_model.safetensors", "holds NaN", "take an earlier one"]);
     copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| bytes.truncate(bytes.len() / 2));
     copy.expect(true, &["adapter_model.safetensors", "truncated"]);
     copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| bytes.clear());

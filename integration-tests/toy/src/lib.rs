@@ -61,15 +61,14 @@ impl Task for TableRegression {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for TableRegression {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
         let (network, layout) = Regression::<B>::new(spec, device);
-        let initial = layout.initial_values(spec.run.seed);
-        Ok(Built { objective: Box::new(network), layout, initial })
+        Ok(Built { objective: Box::new(network), layout, initial: Vec::new() })
     }
 }
 

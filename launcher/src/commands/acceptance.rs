@@ -150,7 +150,7 @@ pub fn accept(
     let here = opening.as_ref().map(|opening| opening.accept(spec)).transpose()?;
     let Resumption { step, damaged } = here.unwrap_or_default();
     let resumes_at = coming.as_ref().map(|coming| coming.step).or(step);
-    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    let task = tasks().of(spec).map_err(Failed::bad_input)?;
     check_base(task, spec)?;
     check_features(spec)?;
     let outline = match task.open(spec) {
@@ -212,20 +212,17 @@ fn same_data(before: Option<Before<'_>>, spec: &RunSpec, samples: &dyn Samples) 
         return Ok(());
     }
     let counted = training_samples.map(|samples| format!(", {samples} training samples"));
-    Err(Failed::new(
-        Exit::BadInput,
-        format!(
-            "data.path {}: another data set than the one that this run has trained on: fingerprint {}, {} training samples here; \
+    Err(Failed::bad_input(format!(
+        "data.path {}: another data set than the one that this run has trained on: fingerprint {}, {} training samples here; \
              {}{} in {} before. Name the data set that it was begun with, which may have been moved; or \
              give the run another run.output_dir; or start over in this one with train.resume=false",
-            spec.data.path,
-            short(&found),
-            samples.epoch_len(),
-            short(fingerprint),
-            counted.unwrap_or_default(),
-            ran.data.path,
-        ),
-    ))
+        spec.data.path,
+        short(&found),
+        samples.epoch_len(),
+        short(fingerprint),
+        counted.unwrap_or_default(),
+        ran.data.path,
+    )))
 }
 
 fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
@@ -238,20 +235,17 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
         Some(digest) => format!("digest {}", short(digest)),
         None => "no digest".to_owned(),
     };
-    Err(Failed::new(
-        Exit::BadInput,
-        format!(
-            "{} {}: another pretrained model than the one that this run was begun with, as far as is known: {} here; {} before, in \
+    Err(Failed::bad_input(format!(
+        "{} {}: another pretrained model than the one that this run was begun with, as far as is known: {} here; {} before, in \
              {}. Name the model that it was begun with, which may have been moved if it has a digest; or give the run another \
              run.output_dir; or, to start over in this one, remove {}/coordinator and set train.resume=false",
-            here.key,
-            here.path,
-            named(spec),
-            named(before),
-            there,
-            spec.run.output_dir,
-        ),
-    ))
+        here.key,
+        here.path,
+        named(spec),
+        named(before),
+        there,
+        spec.run.output_dir,
+    )))
 }
 
 fn short(fingerprint: &str) -> &str {

@@ -1,9 +1,9 @@
 //! `cox cache`: what is in a store of features, whether it is sound, and what can go.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use coxswain_feature_store::{Store, StoreError};
+use coxswain_feature_store::Store;
 use coxswain_worker::train::CACHE_DIR;
 
 use crate::{
@@ -67,8 +67,8 @@ pub fn execute(command: &CacheCommand) -> Outcome {
 
 fn list(args: &StoreArgs) -> Outcome {
     let opened = args.open()?;
-    let (namespaces, strange) = opened.list().map_err(bad)?;
-    let whole = opened.bytes().map_err(bad)?;
+    let (namespaces, strange) = opened.list().map_err(Failed::bad_input)?;
+    let whole = opened.bytes().map_err(Failed::bad_input)?;
     match args.json {
         true => say(format_args!("{:#}", store::list_json(opened.dir(), whole, &namespaces, &strange))),
         false => say(store::list(opened.dir(), whole, &namespaces, &strange)),
@@ -78,8 +78,9 @@ fn list(args: &StoreArgs) -> Outcome {
 
 fn verify(args: &VerifyArgs) -> Outcome {
     let opened = args.store.open()?;
-    let verified = opened.verify().map_err(bad)?;
-    let repaired = if args.repair { opened.repair(&verified.damaged).map_err(bad)? } else { Vec::new() };
+    let verified = opened.verify().map_err(Failed::bad_input)?;
+    let repaired =
+        if args.repair { opened.repair(&verified.damaged).map_err(Failed::bad_input)? } else { Vec::new() };
     match args.store.json {
         true => say(format_args!("{:#}", store::verified_json(&verified, &repaired))),
         false => say(store::verified(&verified, &repaired)),
@@ -94,48 +95,38 @@ fn verify(args: &VerifyArgs) -> Outcome {
              `cox cache verify --repair` writes the shards again without it"
         ),
     };
-    Err(Failed::new(Exit::BadInput, text))
+    Err(Failed::bad_input(text))
 }
 
 fn gc(args: &GcArgs) -> Outcome {
     let opened = args.store.open()?;
-    let collected = opened.gc(args.budget, args.dry_run).map_err(bad)?;
-    let left = opened.bytes().map_err(bad)?;
+    let collected = opened.gc(args.budget, args.dry_run).map_err(Failed::bad_input)?;
+    let left = opened.bytes().map_err(Failed::bad_input)?;
     match args.store.json {
         true => say(format_args!("{:#}", store::collected_json(&collected, args.dry_run, left))),
         false => say(store::collected(&collected, args.dry_run, left)),
     };
-    match args.budget.filter(|budget| left > *budget && !args.dry_run) {
-        Some(budget) => {
-            let text =
-                format!("{left} bytes are left of a budget of {budget}: the other namespaces are in use");
-            Err(Failed::new(Exit::NoProgress, text))
-        }
-        None => Ok(()),
-    }
+    let passed = args.budget.filter(|budget| left > *budget && !args.dry_run);
+    passed.map_or(Ok(()), |budget| {
+        let text = format!("{left} bytes are left of a budget of {budget}: the other namespaces are in use");
+        Err(Failed::new(Exit::NoProgress, text))
+    })
 }
 
 impl StoreArgs {
     /// The store in the directory named, or in the `vl-cache` below it.
     fn open(&self) -> Result<Store, Failed> {
         for dir in [self.dir.clone(), self.dir.join(CACHE_DIR)] {
-            if let Some(store) = Store::existing(&dir).map_err(bad)? {
+            if let Some(store) = Store::existing(&dir).map_err(Failed::bad_input)? {
                 return Ok(store);
             }
         }
-        Err(Failed::usage(no_store(&self.dir)))
+        Err(Failed::usage(format!(
+            "{}: neither it nor the {CACHE_DIR} below it is a store of features (no store.json); name a run's cache.dir or its output \
+             directory",
+            self.dir.display()
+        )))
     }
-}
-
-fn no_store(dir: &Path) -> String {
-    format!(
-        "{}: neither it nor the {CACHE_DIR} below it is a store of features (no store.json); name a run's cache.dir or its output directory",
-        dir.display()
-    )
-}
-
-fn bad(error: StoreError) -> Failed {
-    Failed::new(Exit::BadInput, error)
 }
 
 /// `500000`, `20GiB`, `1.5 TB`: powers of 1024 with an `i`, of 1000 without.

@@ -127,14 +127,13 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         in_place_of: args.in_place_of.clone(),
         built: env!("COX_BUILT"),
     };
-    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(internal)?;
+        .map_err(Failed::internal)?;
     runtime.block_on(async {
-        let mut signals = signals::catch().map_err(internal)?;
+        let mut signals = signals::catch().map_err(Failed::internal)?;
         let (told, signal) = tokio::sync::oneshot::channel();
         let shutdown = async move {
             // The receiver is read after the server has ended.
@@ -169,12 +168,12 @@ async fn serve(
     options: &Options,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<RunOutcome, Failed> {
-    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let began = clock::now();
     let mut told = false;
     tokio::pin!(shutdown);
     loop {
-        let socket = listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(internal)?;
+        let socket =
+            listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(Failed::internal)?;
         match coxswain_coordinator::serve(socket, options.clone(), &mut shutdown).await {
             Err(ServeError::Start(StartError::Journal(JournalError::InUse { directory }))) => {
                 // What cannot be asked for its kind is not one of a server.

@@ -14,7 +14,7 @@ use coxswain_task::RandomJob;
 
 use super::spec_args::SpecArgs;
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{Failed, Outcome},
     render::say,
     tasks::tasks,
 };
@@ -91,10 +91,9 @@ enum Dtype {
 
 /// Runs one of them.
 pub fn execute(command: &DataCommand) -> Outcome {
-    let bad = |error: data::DataError| Failed::new(Exit::BadInput, error);
     match command {
         DataCommand::Inspect(args) => {
-            let report = data::inspect(&args.dir).map_err(bad)?;
+            let report = data::inspect(&args.dir).map_err(Failed::bad_input)?;
             match args.json {
                 true => {
                     say(serde_json::json!(report));
@@ -110,8 +109,8 @@ pub fn execute(command: &DataCommand) -> Outcome {
         DataCommand::Preview(args) => preview::execute(args)?,
         DataCommand::Sample(args) => {
             let spec = args.spec.load()?;
-            let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
-            task.write_sample(&spec, args.index, &args.out).map_err(bad)?;
+            let task = tasks().of(&spec).map_err(Failed::bad_input)?;
+            task.write_sample(&spec, args.index, &args.out).map_err(Failed::bad_input)?;
             say(format_args!("sample {} written to {}", args.index, args.out.display()));
         }
         DataCommand::MakeCheckpoint(args) => {
@@ -125,7 +124,7 @@ pub fn execute(command: &DataCommand) -> Outcome {
             let made = tasks().cpu.iter().find_map(|task| task.make_checkpoint(&job)).ok_or_else(|| {
                 Failed::usage(format!("{}: no task of this program has such a model", args.like.display()))
             })?;
-            let made = made.map_err(|error| Failed::new(Exit::BadInput, error))?;
+            let made = made.map_err(Failed::bad_input)?;
             say(format_args!(
                 "{}: {} parameters in {} tensors, {} in {} file{}",
                 args.out.display(),

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coxswain_proto::run_spec::DeviceChoice;
-use coxswain_worker::device;
 
 use crate::{
     commands::spec_args::of_run,
-    exit::{Exit, Failed, Outcome},
+    exit::{Failed, Outcome},
     render::say,
-    tasks::{accelerator, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox eval`.
@@ -37,13 +36,10 @@ pub struct EvalArgs {
 /// Evaluates the newest checkpoint.
 pub fn execute(args: &EvalArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
-    let wanted = args.device.unwrap_or(spec.launch.device);
-    let device = device::choose(wanted, 0, accelerator())
-        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let device = chosen_device(args.device.unwrap_or(spec.launch.device))?;
     let (step, error) = tasks().evaluate(&spec, device, args.ema)?;
     let Some(error) = error else {
-        return Err(Failed::new(
-            Exit::Usage,
+        return Err(Failed::usage(
             "nothing to evaluate on: hold samples out (data.holdout_episodes, or your task's own key) and give eval.samples of at least 1",
         ));
     };

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
 use coxswain_task::{ConvertJob, GenerateJob, Prompt, Sampling, Written};
-use coxswain_worker::device::{self, Device};
+use coxswain_worker::device::Device;
 use serde_json::{Value, json};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     exit::{Failed, Outcome},
     plan::uses::ANSWERS,
     render::say,
-    tasks::{accelerator, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox generate`.
@@ -138,9 +138,7 @@ fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
 impl GenerateArgs {
     /// What is computed on.
     fn device(&self, spec: &RunSpec) -> Result<Device, Failed> {
-        let wanted = self.device.unwrap_or(spec.launch.device);
-        device::choose(wanted, 0, accelerator())
-            .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
+        chosen_device(self.device.unwrap_or(spec.launch.device))
     }
 
     /// The run, and where it has left its results.

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{Failed, Outcome},
     gpu::{Driver, Gpu, Peaks},
     launch::rdzv_conf::wait_of,
     render::{gpu as render, say},
@@ -30,10 +30,9 @@ pub struct GpuArgs {
 
 /// Shows the GPUs.
 pub fn execute(args: &GpuArgs) -> Outcome {
-    let missing = |error| Failed::new(Exit::BadInput, error);
-    let driver = Driver::load().map_err(missing)?;
+    let driver = Driver::load().map_err(Failed::bad_input)?;
     if !args.watch {
-        let gpus = driver.gpus().map_err(missing)?;
+        let gpus = driver.gpus().map_err(Failed::bad_input)?;
         show(args, &gpus, &Peaks::default(), driver.version().as_deref());
         return Ok(());
     }
@@ -44,7 +43,7 @@ pub fn execute(args: &GpuArgs) -> Outcome {
     let enter = on_enter();
     let mut peaks = Peaks::default();
     loop {
-        let gpus = driver.gpus().map_err(missing)?;
+        let gpus = driver.gpus().map_err(Failed::bad_input)?;
         peaks.observe(&gpus);
         if !show(args, &gpus, &peaks, None) {
             return Ok(());

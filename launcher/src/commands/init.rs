@@ -6,11 +6,11 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{human, run_spec::RunSpec};
 use coxswain_task::{StarterFile, StarterJob};
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{Failed, Outcome},
     plan::check::Forecast,
     render::say,
     tasks::{schemas, tasks},
@@ -51,7 +51,7 @@ pub fn execute(args: &InitArgs) -> Outcome {
         return Ok(());
     };
     write_new(out, &text)?;
-    say(format_args!("written to {}; next: cox check {}", out.display(), out.display()));
+    say(format_args!("written to {}; next: cox check {}", out.display(), human::word(out.display())));
     Ok(())
 }
 
@@ -63,12 +63,11 @@ fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> 
     if meant.is_empty() {
         return Err(Failed::usage(format_args!("--task {}: choose one of {}", asked.unwrap_or(""), names())));
     }
-    let refused =
-        |problem: String| Failed::new(Exit::BadInput, format_args!("{}: {problem}", job.data.display()));
+    let refused = |problem: String| Failed::bad_input(format_args!("{}: {problem}", job.data.display()));
     let mut found = Vec::new();
     for task in meant {
         if let Some(file) = task.starter(job) {
-            found.push((task.name(), file.map_err(|error| Failed::new(Exit::BadInput, error))?));
+            found.push((task.name(), file.map_err(Failed::bad_input)?));
         }
     }
     match &mut *found {

@@ -79,10 +79,7 @@ pub fn execute(args: &PlanArgs) -> Outcome {
     if args.all_gpus {
         return Ok(());
     }
-    match check::shortfall(&question, &memories) {
-        Some(shortfall) => Err(shortfall.refusal()),
-        None => Ok(()),
-    }
+    check::shortfall(&question, &memories).map_or(Ok(()), |shortfall| Err(shortfall.refusal()))
 }
 
 /// Shows what each value of a key makes of the run. One that does not fit is a row

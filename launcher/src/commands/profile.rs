@@ -6,14 +6,14 @@ use std::{
 };
 
 use clap::Args;
-use coxswain_worker::device::{self, ChosenTrainer, Device};
+use coxswain_worker::device::{ChosenTrainer, Device};
 
 use super::{report, spec_args::SpecArgs};
 use crate::{
     exit::{Exit, Failed, Outcome},
     profile::{flame_graph, tables, take},
     render::say,
-    tasks::{accelerator, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox profile`.
@@ -44,8 +44,7 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
         "eval.every=0".to_owned(),
     ];
     let spec = args.spec.load_with(&changes)?;
-    let chosen = device::choose(spec.launch.device, 0, accelerator());
-    match chosen.map_err(|missing| Failed::usage(format!("device {}: {missing}", spec.launch.device)))? {
+    match chosen_device(spec.launch.device)? {
         Device::Cpu => {}
         Device::Cuda(_) => {
             return Err(Failed::usage(

@@ -319,8 +319,7 @@ impl Launch<'_> {
             return Ok(None);
         }
         let relay = Relay::start(access.clone(), &self.credentials.credentials).await;
-        let failed =
-            |error| Failed::new(Exit::Internal, format!("cannot listen to workers on 127.0.0.1: {error}"));
+        let failed = |error| Failed::internal(format!("cannot listen to workers on 127.0.0.1: {error}"));
         relay.map(Some).map_err(failed)
     }
 

@@ -7,9 +7,8 @@ use std::{
 
 use clap::Args;
 use coxswain_identity::{Scope, Tokens};
-use coxswain_proto::run_spec::DeviceChoice;
+use coxswain_proto::{human, run_spec::DeviceChoice};
 use coxswain_serve::{Door, Model, Port, ServeError, Server, Tls};
-use coxswain_worker::device;
 
 use crate::{
     commands::{runtime::block_on, spec_args::of_run},
@@ -18,7 +17,7 @@ use crate::{
     launch::inputs::process_env,
     render::say,
     supervise::signals,
-    tasks::{accelerator, tasks},
+    tasks::{chosen_device, tasks},
 };
 
 /// Flags of `cox serve`.
@@ -59,15 +58,17 @@ pub struct ServeArgs {
 
 /// Serves until a signal arrives.
 pub fn execute(args: &ServeArgs) -> Outcome {
+    if let Some(change) = args.set.as_ref().filter(|name| name.contains('=')) {
+        let told = "names a data set; an override is written without it";
+        return Err(Failed::usage(format!("--set {change}: {told}: {}", human::word(change))));
+    }
     let set = args.set.iter().map(|name| format!("serve.set={name}"));
     let overrides: Vec<_> = args.overrides.iter().cloned().chain(set).collect();
     let spec = of_run(&args.run_dir, &overrides)?;
     let door = args.door()?;
     let port = Port::bind(args.address(&door)?)?;
     let scheme = if door.tls.is_some() { "wss" } else { "ws" };
-    let wanted = args.device.unwrap_or(spec.launch.device);
-    let device = device::choose(wanted, 0, accelerator())
-        .map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))?;
+    let device = chosen_device(args.device.unwrap_or(spec.launch.device))?;
     let (dir, max_batch) = (args.run_dir.clone(), usize::from(args.max_batch));
     let kind = spec.task.kind.clone();
     let start = move || {
@@ -78,12 +79,11 @@ pub fn execute(args: &ServeArgs) -> Outcome {
         Server::start(port, model, door).map_err(Failed::from)
     };
     tracing::info!("loading the policy of {} on {device}", args.run_dir.display());
-    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     // A thread of its own: a signal that arrives while a large model is read does not wait for it.
     let (tell, started) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || tell.send(start()));
     block_on(async {
-        let mut signals = signals::catch().map_err(internal)?;
+        let mut signals = signals::catch().map_err(Failed::internal)?;
         let server = tokio::select! {
             // Nothing is under way yet that a signal could interrupt.
             number = signals.next() => return Err(Failed::silent(Exit::Signal(number))),
@@ -122,8 +122,14 @@ impl ServeArgs {
     /// Where to listen, if strangers there are kept out.
     fn address(&self, door: &Door) -> Result<SocketAddr, Failed> {
         let refused = |problem: &str| Failed::usage(format!("--listen {}: {problem}", self.listen));
-        let found = self.listen.to_socket_addrs().map_err(|error| refused(&error.to_string()))?.next();
-        let address = found.ok_or_else(|| refused("no address"))?;
+        let found = match self.listen.parse::<u16>() {
+            // A port alone is one of this machine's own.
+            Ok(port) => ("127.0.0.1", port).to_socket_addrs(),
+            Err(_) => self.listen.to_socket_addrs(),
+        };
+        let refused_as =
+            |error: std::io::Error| refused(&format!("{error}; expected HOST:PORT, such as 127.0.0.1:8000"));
+        let address = found.map_err(refused_as)?.next().ok_or_else(|| refused("no address"))?;
         if address.ip().is_loopback() {
             return Ok(address);
         }
@@ -217,6 +223,10 @@ mod tests {
         let in_clear = address("0.0.0.0:0", false, token).unwrap_err();
         assert!(in_clear.contains("--tls-cert") && in_clear.contains("--plaintext"), "{in_clear}");
         assert!(address("0.0.0.0:0", true, token).is_ok());
+        assert_eq!(address("8000", false, None).unwrap().to_string(), "127.0.0.1:8000");
+        assert!(
+            address("70000", true, token).is_err_and(|problem| problem.contains("such as 127.0.0.1:8000"))
+        );
         assert!(address("nowhere", true, token).is_err_and(|problem| problem.contains("--listen nowhere")));
     }
 }

@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use coxswain_data::place;
+use coxswain_data::place::{
+    self,
+    hub::{self, Repository},
+};
 use coxswain_proto::{document, run_spec::RunSpec};
-use coxswain_worker::train::{TrainError, check_brought, content_digest};
+use coxswain_worker::train::{TrainError, check_base, check_brought, content_digest};
 
 use crate::{
     endpoint,
-    exit::{Exit, Failed},
+    exit::Failed,
     tasks::{schemas, tasks},
 };
 
@@ -78,7 +81,7 @@ pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
 
 /// The same for a run that was launched like this before, if it is to go on.
 pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), Failed> {
-    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+    let task = tasks().of(spec).map_err(Failed::bad_input)?;
     if spec.train.init_from.is_some() {
         // A run that goes on has its own: what it once started from need not be there any more.
         let known = before.as_ref().filter(|before| before.train.init_from == spec.train.init_from);
@@ -120,7 +123,20 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     // What reads a run is one process, and has nobody to share frozen weights out with.
     overrides.push("memory.shard=none".into());
     overrides.extend(changes.iter().cloned());
-    of_file(&file, &overrides)
+    let spec = of_file(&file, &overrides)?;
+    find_model(&spec).map(|()| spec)
+}
+
+/// Refuses a run whose pretrained model has gone, or has become another one.
+fn find_model(spec: &RunSpec) -> Result<(), Failed> {
+    let Some(base) = spec.base() else { return Ok(()) };
+    let (key, path) = (base.key, Path::new(base.path));
+    if !place::is_remote(path) && !hub::directory(path, Repository::Model).is_ok_and(|dir| dir.exists()) {
+        let told =
+            "the model that this run was trained on is not there; if it has moved, say where it is now";
+        return Err(Failed::bad_input(format!("{key} {}: {told}: {key}=DIR", base.path)));
+    }
+    Ok(check_base(tasks().of(spec).map_err(Failed::bad_input)?, spec)?)
 }
 
 /// Refuses a path that is no run's output directory, of which each has this `sign`. A run file has one, and

@@ -15,7 +15,7 @@ use coxswain_proto::{
 };
 use coxswain_worker::{
     collective::RingListener,
-    device::{self, ChosenTrainer},
+    device::ChosenTrainer,
     memory,
     session::{self, SessionError, SessionOptions},
 };
@@ -34,7 +34,7 @@ use crate::{
         machine::LocalMachine,
         worker_env::{self, CLAIMS},
     },
-    tasks::{accelerator, tasks},
+    tasks::{chosen_device, tasks},
     threads,
 };
 
@@ -64,12 +64,13 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
         let mut spec = of_file(config, &args.overrides)?;
         pin(&mut spec)?;
         let wanted = args.device(&process_env)?.unwrap_or(spec.launch.device);
-        refuse_what_is_not_here(wanted)?;
+        chosen_device(wanted)?;
         return solo::train(&spec, ChosenTrainer::new(tasks(), Some(wanted), 0, None));
     }
     let slot = Slot::from_env(&process_env)?;
     let wanted = args.device(&process_env)?;
-    wanted.map_or(Ok(()), refuse_what_is_not_here)?;
+    // A GPU that was asked for and cannot be used ends a worker before it has registered.
+    wanted.map(chosen_device).transpose()?;
     // A world of one has no ring, but every worker registers where it could be called.
     let address = Address::of(&slot.local_addr, slot.data.port);
     let listener =
@@ -113,12 +114,6 @@ impl WorkerArgs {
         let given = given.or_else(|| Given::variable("COX_DEVICE", env));
         given.map(|given| given.parse("auto, cpu or cuda")).transpose()
     }
-}
-
-/// A GPU that was asked for and cannot be used ends a worker before it has registered.
-fn refuse_what_is_not_here(wanted: DeviceChoice) -> Outcome {
-    let chosen = device::choose(wanted, 0, accelerator());
-    chosen.map(|_| ()).map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
 }
 
 /// A worker's place, from `torchrun`'s variables.

@@ -14,10 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{capacity::Memory, duration::StepTime};
-use crate::{
-    exit::{Exit, Failed},
-    tasks::tasks,
-};
+use crate::{exit::Failed, tasks::tasks};
 
 /// Micro-batches beyond the maximum that a table still shows, as too large.
 const SHOWN_BEYOND: usize = 1;
@@ -224,9 +221,8 @@ fn in_float16(suggestion: Suggestion) -> Suggestion {
 
 /// Sizes of what a run names.
 fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
-    let bad = |error: &dyn std::fmt::Display| Failed::new(Exit::BadInput, error);
-    let task = tasks().of(spec).map_err(|unknown| bad(&unknown))?;
-    task.sizes(spec).map_err(|error| bad(&error))
+    let task = tasks().of(spec).map_err(Failed::bad_input)?;
+    task.sizes(spec).map_err(Failed::bad_input)
 }
 
 /// Compute threads of one rank of `local` on this machine.

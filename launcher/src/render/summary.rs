@@ -56,7 +56,7 @@ fn written(output_dir: &Path) -> String {
 fn next(output_dir: &Path) -> Option<String> {
     let text = std::fs::read_to_string(output_dir.join("run_spec.json")).ok()?;
     let spec: RunSpec = serde_json::from_str(&text).ok()?;
-    let dir = output_dir.display().to_string();
+    let dir = human::word(output_dir.display());
     let commands = tasks().of(&spec).ok()?.next_commands().map(|command| command.replace("RUN_DIR", &dir));
     Some(format!("{:<26}{}", "to try next", commands.join("; ")))
 }

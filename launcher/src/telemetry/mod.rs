@@ -67,6 +67,13 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
+/// A filter without its parts that name no level (`MODULE=`), and those parts: one that is nothing else would
+/// silence the log.
+fn understood(filter: &str) -> (String, Vec<&str>) {
+    let (odd, said): (Vec<_>, Vec<_>) = filter.split(',').partition(|part| part.trim().ends_with('='));
+    (if said.is_empty() { "info".to_owned() } else { said.join(",") }, odd)
+}
+
 /// Crates that log much that is of no use here, unless a filter names them: burn's autotuner tells every
 /// product that it times, a device's thread warns of every order that fails after a refused allocation, which
 /// is told once, and gRPC tells every frame at debug.
@@ -83,7 +90,7 @@ impl LogFlags {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
         };
-        ["--log-format".into(), format.into(), "--log".into(), self.log.clone()]
+        ["--log-format".into(), format.into(), "--log".into(), understood(&self.log).0]
     }
 }
 
@@ -147,7 +154,8 @@ impl Drop for Logging {
 
 /// Starts logging. Called once, by `main`.
 pub fn start(flags: &LogFlags, destination: Destination) -> Logging {
-    let filter = EnvFilter::new(format!("{QUIET},{}", flags.log));
+    let (log, odd) = understood(&flags.log);
+    let filter = EnvFilter::new(format!("{QUIET},{log}"));
     // A launcher shows its children's lines on a terminal; they themselves write to a pipe.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
     let steers = destination == Destination::Queue;
@@ -169,6 +177,9 @@ pub fn start(flags: &LogFlags, destination: Destination) -> Logging {
     registry().with(lines.with_filter(filter)).with(traces).init();
     if let Some(problem) = problem {
         warn!("{problem}");
+    }
+    for part in odd {
+        warn!("--log or COX_LOG: {part:?} names no level and is left out; a module is named as MODULE=LEVEL");
     }
     Logging { format: flags.log_format, log_writer, traces: exporter }
 }
@@ -195,13 +206,20 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{LogFormat, error_record, filter, format};
+    use super::{LogFormat, error_record, filter, format, understood};
 
     #[test]
     fn the_last_word_is_a_record_like_any_other() {
         let record: serde_json::Value = serde_json::from_str(&error_record("no \"such\" file")).unwrap();
         assert_eq!((&record["level"], &record["message"]), (&"ERROR".into(), &"no \"such\" file".into()));
         assert!(record["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{record}");
+    }
+
+    #[test]
+    fn what_names_no_level_is_left_out_of_a_filter() {
+        assert_eq!(understood("nonsense="), ("info".to_owned(), vec!["nonsense="]));
+        assert_eq!(understood("debug,a=,b=warn"), ("debug,b=warn".to_owned(), vec!["a="]));
+        assert_eq!(understood("info"), ("info".to_owned(), Vec::new()));
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub fn of_other_trainers(key: &str) -> Option<&'static str> {
         "micro_batch" => "train.micro_batch",
         "per_device_train_batch_size" | "micro_batch_size" | "per_device_batch_size" => "train.micro_batch",
         "gradient_accumulation_steps" => "train.global_batch",
+        "nproc_per_node" => "launch.nproc_per_node",
         "max_steps" | "num_steps" | "steps" => "train.steps",
         "num_train_epochs" | "num_epochs" | "epochs" => "train.epochs",
         "save_steps" | "save_freq" => "train.checkpoint_every",

@@ -43,6 +43,11 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         _ if encoded.starts_with(PNG) => decode_png(encoded),
         _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
         [] => return Err("the image has no bytes; restore the file".into()),
+        _ if encoded.starts_with(LFS_POINTER) => {
+            return Err(
+                "the image is a pointer of Git LFS; `git lfs pull` in its directory brings the file".into()
+            );
+        }
         _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),
     };
     let decoded = decoded
@@ -57,7 +62,6 @@ fn kind_of(encoded: &[u8]) -> &'static str {
         [b'B', b'M', ..] => "a BMP",
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "WebP",
         [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "a TIFF",
-        _ if encoded.starts_with(LFS_POINTER) => "a pointer of Git LFS (`git lfs pull` brings the file)",
         _ => "neither PNG nor JPEG",
     }
 }

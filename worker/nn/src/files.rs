@@ -77,10 +77,12 @@ pub(crate) fn read_floats<S: ReadAt>(
     let values = floats(&view).ok_or_else(|| {
         refused(format!("tensor `{name}` is stored as {:?}; expected F32, BF16 or F16", view.dtype()))
     })?;
-    match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => Err(refused(format!("tensor `{name}` holds {value}"))),
-        None => Ok(values),
+    if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+        return Err(refused(format!(
+            "tensor `{name}` holds {value}: training diverged; take an earlier one"
+        )));
     }
+    Ok(values)
 }
 
 /// The elements of a tensor of one of the usual float types.

@@ -63,7 +63,7 @@ pub fn check<B: Tape<Base = B>>(
     let samples = task.open(spec)?;
     let plan = Plan::new(&spec.train, samples.epoch_len())?;
     let data = samples.describe()?;
-    let Built { objective, layout, mut initial } = task.build(spec, &*samples, device)?;
+    let Built { objective, layout, mut initial } = task.load(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;
     init_from::bring(task, spec, &layout, &mut initial)?;
     let features = features_store(spec)?;

@@ -34,7 +34,7 @@ pub enum TrainError {
     /// Another pretrained model than the one that the run was launched with.
     #[error(
         "{key} {path}: what is there has digest {found}, the run was launched with {launched} (train.base_digest): every node has to see \
-         the same model, and it must not change"
+         the same model, and it must not change; name the one that it was launched with"
     )]
     OtherModel {
         /// The key that names it.

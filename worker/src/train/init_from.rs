@@ -228,8 +228,8 @@ pub(super) fn take(
     values: &mut [f32],
 ) -> Result<Vec<String>, InitError> {
     let taken = fill(task, spec, layout, |param, tensor| {
-        // Constants are there already, or are not asked for.
-        if param.range().end <= layout.len() {
+        // Constants are there already, or are not asked for; of values that were not drawn none are.
+        if param.range().end <= layout.len().min(values.len()) {
             values[param.range()].copy_from_slice(&tensor);
         }
     })?;

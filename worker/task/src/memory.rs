@@ -129,10 +129,8 @@ impl Prediction {
 
     /// What of the engine's own is in host memory beside a GPU.
     pub fn of_engine_beside_gpu(spec: &RunSpec, layout: &TrainableLayout, ask: Ask) -> u64 {
-        match spec.memory.offload {
-            Offload::Optimizer => shards(spec, layout, 0, ask).iter().sum(),
-            Offload::None | Offload::Layers | Offload::Embedding => 0,
-        }
+        let is_there = spec.memory.offload == Offload::Optimizer;
+        if is_there { shards(spec, layout, 0, ask).iter().sum() } else { 0 }
     }
 
     /// Bytes of a category.

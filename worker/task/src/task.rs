@@ -139,9 +139,18 @@ pub trait Task: Send + Sync {
 
 /// A task on one kind of device.
 pub trait TaskOn<B: Tape<Base = B>>: Task {
-    /// Reads the model and registers everything that trains, for these samples.
-    fn build(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device)
-    -> Result<Built<B>, TaskError>;
+    /// Reads the model and registers everything that trains, for this data. First values that would only
+    /// be drawn may be left out, and then `initial` is empty: they may be many, and not all who load use them.
+    fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError>;
+
+    /// The same with all first values.
+    fn build(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError> {
+        let mut built = self.load(spec, data, device)?;
+        if built.initial.is_empty() {
+            built.initial = built.objective.initial_values(&built.layout)?;
+        }
+        Ok(built)
+    }
 
     /// What a run of this task has left in `dir`, ready to answer requests; nothing if it answers none.
     fn responder(

@@ -96,15 +96,14 @@ fn write(sample: &SegmentSample, out: &Path) -> Result<(), DataError> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Separation {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         _device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
         let (objective, layout) = SeparationObjective::new(spec).map_err(TaskError::bad_input)?;
-        let initial = layout.initial_values(spec.run.seed);
-        Ok(Built { objective: Box::new(objective), layout, initial })
+        Ok(Built { objective: Box::new(objective), layout, initial: Vec::new() })
     }
 
     fn convert(

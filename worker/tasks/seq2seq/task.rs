@@ -119,7 +119,7 @@ fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,

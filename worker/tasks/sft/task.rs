@@ -133,7 +133,7 @@ fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,

@@ -158,15 +158,14 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Trajectory<B> {
-    fn build(
+    fn load(
         &self,
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Built<B>, TaskError> {
         let (model, layout) = TrajectoryModel::<B>::load(spec, self.models.device, device)?;
-        let initial = layout.initial_values(spec.run.seed);
         let objective = TrajectoryObjective { model, spec: spec.clone(), device: device.clone() };
-        Ok(Built { objective: Box::new(objective), layout, initial })
+        Ok(Built { objective: Box::new(objective), layout, initial: Vec::new() })
     }
 }

@@ -22,7 +22,7 @@ use coxswain_nn::{
     dtypes::{ActivationsDtype, FrozenDtype, WeightsDtype},
     files::StoredTensor,
     kernels::Tape,
-    params::Group,
+    params::{Group, Init, ParamSpec},
 };
 use coxswain_policies::{
     directory::is_policy,
@@ -182,20 +182,21 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
-    fn build(
-        &self,
-        spec: &RunSpec,
-        samples: &dyn Samples,
-        device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    fn load(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let models = self.models.device;
         if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
             return PolicyObjective::build(spec, base, models, samples, device);
         }
         let dims = run_data(samples).dims();
-        let (policy, layout, initial) =
-            Policy::<B>::load(spec, models, dims, device).map_err(TaskError::bad_input)?;
+        let loaded = Policy::<B>::load_without_values(spec, models, dims, device);
+        let (policy, layout) = loaded.map_err(TaskError::bad_input)?;
+        // What is read from files may be wrong, and is read.
+        let is_read = |param: &ParamSpec| matches!(param.init, Init::Pretrained | Init::RowNorms);
+        let reads = settings.lora.as_ref().is_some_and(|lora| lora.init_from.is_some())
+            || layout.params().iter().any(is_read);
+        let initial = if reads { policy.initial_values(spec, &layout) } else { Ok(Vec::new()) };
+        let initial = initial.map_err(TaskError::bad_input)?;
         let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
         Ok(Built { objective, layout, initial })
     }

@@ -298,6 +298,8 @@ fn a_damaged_checkpoint_is_told_by_check_and_by_run_and_no_run_starts_where_all_
         }
         assert_same(&contents(&toy.path("run")), &before, "all are damaged");
     }
+    let run = toy.path("run").display().to_string();
+    refused_with(toy.cox(&["export", &run]), 3, "is damaged: ", "an export");
     let older = toy.path("run/checkpoints/step-00000004/trainables.safetensors");
     fs::rename(older.with_extension("whole"), older).expect("a file");
     let longer = [&SHORT[..], &["train.steps=8"]].concat();

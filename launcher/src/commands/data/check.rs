@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::{human, run_spec::RunSpec};
 use coxswain_survey::{Frames, SampleReport, Severity, check};
 use coxswain_task::{Samples, StarterJob};
 
@@ -121,10 +121,11 @@ fn refuse_other_data(data: &Path) -> Outcome {
     let job = StarterJob { data, model: None, backbone: None, micro_batch: None, asked: false };
     match tasks().cpu.iter().find(|task| task.starter(&job).is_some_and(|found| found.is_ok())) {
         Some(task) if task.data_keys().is_empty() => Err(Failed::usage(format_args!(
-            "{0}: data for task {1}, which a run file says how to read: write one with `cox init {0} --out my.yaml`, then \
+            "{0}: data for task {1}, which a run file says how to read: write one with `cox init {2} --out my.yaml`, then \
              `cox data check my.yaml`",
             data.display(),
             task.name(),
+            human::word(data.display()),
         ))),
         _ => Ok(()),
     }

@@ -8,7 +8,7 @@ use coxswain_survey::{episode, sheet};
 
 use crate::{
     commands::spec_args::SpecArgs,
-    exit::{Exit, Failed, Outcome},
+    exit::{Failed, Outcome},
     render::say,
     tasks::tasks,
 };
@@ -35,15 +35,14 @@ pub struct PreviewArgs {
 
 /// Draws and writes.
 pub fn execute(args: &PreviewArgs) -> Outcome {
-    let bad = |error: coxswain_data::DataError| Failed::new(Exit::BadInput, error);
     let frames = usize::from(args.frames);
     let preview = if args.of.is_dir() || place::is_remote(&args.of) {
-        episode(&args.of, args.episode, frames).map_err(bad)?
+        episode(&args.of, args.episode, frames).map_err(Failed::bad_input)?
     } else {
         let (config, overrides) = (args.of.clone(), args.overrides.clone());
         // A section is chosen by `section=NAME` among the overrides.
         let spec = SpecArgs { config, overrides, section: None, auto_batch_size: false }.load()?;
-        let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+        let task = tasks().of(&spec).map_err(Failed::bad_input)?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
             Failed::usage(format_args!(
                 "{}: samples of task {} are of no episodes",
@@ -51,7 +50,7 @@ pub fn execute(args: &PreviewArgs) -> Outcome {
                 task.name()
             ))
         })?;
-        preview.map_err(bad)?
+        preview.map_err(Failed::bad_input)?
     };
     let unwritten = |error| Failed::usage(format_args!("{}: cannot write: {error}", args.out.display()));
     std::fs::write(&args.out, sheet(&preview)).map_err(unwritten)?;

@@ -68,13 +68,13 @@ fn first_step(spec: &RunSpec) -> Result<(Step, Option<Decided>), Failed> {
 
 /// The first signal that arrives, 0 until then; the second ends the process.
 fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
-    let internal = |error: std::io::Error| Failed::new(Exit::Internal, error);
     let caught = Arc::new(AtomicI32::new(0));
     let seen = Arc::clone(&caught);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failed::internal)?;
     let mut signals = {
         let _inside = runtime.enter();
-        signals::catch().map_err(internal)?
+        signals::catch().map_err(Failed::internal)?
     };
     std::thread::spawn(move || {
         runtime.block_on(async {

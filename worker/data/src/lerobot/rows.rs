@@ -242,7 +242,7 @@ impl RowStore {
         let columns = metadata.file_metadata().schema().get_fields();
         for name in self.names() {
             if !columns.iter().any(|column| column.name() == name) {
-                let remedy = "info.json names this feature; re-export the data set";
+                let remedy = "info.json names this feature: re-export the data set; pictures in videos/ are of dtype video";
                 return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
             }
         }

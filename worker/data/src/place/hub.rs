@@ -14,6 +14,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use coxswain_proto::human;
+
 use crate::error::DataError;
 
 /// What is kept under a name.
@@ -53,7 +55,7 @@ fn directory_by(
         if repository == Repository::Model && is_empty {
             let remedy = format!(
                 "name the model's directory; `hf download OWNER/NAME --local-dir {}` brings one into this",
-                path.display()
+                human::word(path.display())
             );
             return Err(DataError::invalid(path, "(directory)", "is empty", remedy));
         }

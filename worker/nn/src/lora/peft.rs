@@ -246,7 +246,7 @@ impl Weights<'_> {
                 })?;
                 if info.shape != shape {
                     let problem = format!(
-                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}",
+                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}: correct `r` or `rank_pattern`",
                         info.shape, spec.rank
                     );
                     return Err(self.error(problem));

@@ -27,6 +27,8 @@ use super::{
 const SHOWN: usize = 16;
 /// Entries of a list that a mistyped name is looked for among: each is compared with every path.
 const HINTED: usize = 64;
+/// Characters of an expression that may be meant as a name.
+const LONGEST_HINTED: usize = 64;
 
 /// Compiled `target_modules`.
 pub struct Targets<'a> {
@@ -89,12 +91,8 @@ impl<'a> Targets<'a> {
 
     /// Compiles `exclude_modules`, for which `"all-linear"` means nothing special.
     pub fn excluded(targets: &'a LoraTargets, field: &'a str) -> Result<Self, LoraError> {
-        match targets {
-            LoraTargets::Regex(text) => {
-                Ok(Self { field, rule: Rule::Pattern(text, Box::new(full_match(field, text)?)) })
-            }
-            list => Self::new(list, field),
-        }
+        let LoraTargets::Regex(text) = targets else { return Self::new(targets, field) };
+        Ok(Self { field, rule: Rule::Pattern(text, Box::new(full_match(field, text)?)) })
     }
 
     /// Whether a path is named. What `"all-linear"` means depends on kinds: see [`Targets::select`].
@@ -163,23 +161,25 @@ impl<'a> Targets<'a> {
         let linears = || {
             modules.iter().filter(|m| matches!(m.kind, ModuleKind::Linear { .. })).map(|m| m.name.as_str())
         };
-        if let Rule::Suffixes(suffixes) = &self.rule
-            && let Some((near, distance)) = suffixes
-                .entries
-                .iter()
-                .take(HINTED)
-                .flat_map(|suffix| {
-                    linears().flat_map(move |name| {
-                        tails(name).map(move |tail| (tail, strsim::osa_distance(tail, suffix)))
-                    })
-                })
-                .min_by_key(|(_, distance)| *distance)
-            && distance <= 1 + near.len() / 3
-        {
-            return format!("did you mean \"{near}\"?");
+        let Some(example) = linears().next() else {
+            return "exclude_modules and layers_to_transform leave no linear layer to choose from".into();
+        };
+        let asked: Vec<&str> = match &self.rule {
+            Rule::Suffixes(suffixes) => suffixes.entries.iter().take(HINTED).map(String::as_str).collect(),
+            Rule::Pattern(text, _) if text.len() <= LONGEST_HINTED => vec![text],
+            _ => Vec::new(),
+        };
+        let ends = || linears().flat_map(tails);
+        let distances =
+            asked.iter().flat_map(|asked| ends().map(move |end| (strsim::osa_distance(end, asked), end)));
+        let near = distances.min_by_key(|(distance, _)| *distance);
+        match (near.filter(|(distance, near)| *distance <= 1 + near.len() / 3), &self.rule) {
+            (Some((_, near)), Rule::Suffixes(_)) => format!("did you mean \"{near}\"?"),
+            (Some((_, near)), _) => {
+                format!("did you mean the list [\"{near}\"]? An expression matches whole paths")
+            }
+            _ => format!("paths look like `{example}`, and an expression must match the whole path"),
         }
-        let example = linears().next().unwrap_or("model.language_model.layers.0.self_attn.q_proj");
-        format!("paths look like `{example}`, and an expression must match the whole path")
     }
 }
 

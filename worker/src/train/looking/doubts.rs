@@ -17,7 +17,15 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
         )
     });
     let steps = Plan::new(&spec.train, samples.epoch_len()).map_or(u64::MAX, |plan| plan.total_steps());
-    samples.warnings().into_iter().chain(without).chain(rates(spec)).chain(warm_up(spec, steps)).collect()
+    let asked = rates(spec).chain(warm_up(spec, steps)).chain(batch(spec, samples.epoch_len()));
+    samples.warnings().into_iter().chain(without).chain(asked).collect()
+}
+
+fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
+    let asked = spec.train.global_batch as u64;
+    (asked > epoch).then(|| {
+        format!("train.global_batch is {asked}: a step takes all {epoch} samples of an epoch, and never more")
+    })
 }
 
 fn rates(spec: &RunSpec) -> impl Iterator<Item = String> {
@@ -61,5 +69,12 @@ mod tests {
             spec(serde_json::json!({"optimizer": {"warmup_steps": 10, "lr": {"lora": 10.0, "base": 1e300}}}));
         assert_eq!(rates(&odd).count(), 2);
         assert!(warm_up(&odd, 10).is_some_and(|told| told.contains("has 10 steps")));
+    }
+
+    #[test]
+    fn a_batch_beyond_the_data_is_told() {
+        let eight = spec(serde_json::json!({}));
+        assert_eq!(batch(&eight, 8), None);
+        assert!(batch(&eight, 7).is_some_and(|told| told.contains("all 7 samples of an epoch")));
     }
 }

@@ -112,7 +112,7 @@ pub fn export_run<B: Tape<Base = B>>(
     if task.sizes(&light).is_err() {
         light.memory.offload = spec.memory.offload;
     }
-    let Built { objective, layout, mut initial } = task.build(&light, &*samples, device)?;
+    let Built { objective, layout, .. } = task.load(&light, &*samples, device)?;
     let values = match &found {
         Some(found) => {
             let mut values = save::read_trainables(found, &layout)?;
@@ -123,6 +123,7 @@ pub fn export_run<B: Tape<Base = B>>(
         }
         // Their average begins with them.
         None => {
+            let mut initial = objective.initial_values(&layout)?;
             init_from::take(task, spec, &layout, &mut initial)?;
             initial
         }

@@ -43,6 +43,18 @@ impl<B: Tape<Base = B>> Policy<B> {
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
+        let (policy, layout) = Self::load_without_values(spec, models, dims, device)?;
+        let values = policy.initial_values(spec, &layout)?;
+        Ok((policy, layout, values))
+    }
+
+    /// The same without the values, which may be many to draw.
+    pub fn load_without_values(
+        spec: &RunSpec,
+        models: Shelf<B>,
+        dims: SampleDims,
+        device: &B::Device,
+    ) -> Result<(Self, TrainableLayout), PolicyError> {
         let vla = VlaSettings::of(spec)?;
         check(&vla, dims)?;
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
@@ -68,12 +80,6 @@ impl<B: Tape<Base = B>> Policy<B> {
         let shape = ExpertShape::of(&vla, outline.hidden_size, dims);
         let learning = Learning::of(vla.expert.train, split.expert.as_ref());
         let expert = ActionExpert::register(&mut layout, shape, learning);
-        let values = tuned.initial_values::<B>(
-            spec.run.seed,
-            &layout,
-            CheckpointDir { path: dir, rules: outline.rules },
-            vla.model.weights_dtype,
-        )?;
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -102,7 +108,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             settings,
             device,
         };
-        Ok((policy, layout, values))
+        Ok((policy, layout))
     }
 
     /// What the trainables of a loaded policy started from, once more.

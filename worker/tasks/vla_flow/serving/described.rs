@@ -167,7 +167,7 @@ fn of_set(settings: &VlaSettings, dir: &Path) -> Result<(VlaSettings, PathBuf), 
         Err(names) => {
             let found = named.map_or("missing".to_owned(), |name| format!("`{name}`"));
             let remedy = format!(
-                "the policy was trained on several data sets; say by whose statistics it acts: cox serve --set with one of {names}"
+                "the policy was trained on several data sets; say by whose statistics it acts: `cox serve RUN_DIR --set NAME`, NAME one of {names}"
             );
             Err(DataError::invalid(dir, "serve.set", found, remedy))
         }

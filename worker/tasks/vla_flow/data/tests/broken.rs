@@ -399,6 +399,7 @@ fn images_that_do_not_decode_or_are_not_there_are_named() {
     let says = |more: &'static str| [&at[..], &[more]].concat();
     refused(spoiled(Some(whole[..whole.len() / 2].to_vec())), &says("does not decode"));
     refused(spoiled(Some(b"GIF89a".to_vec())), &says("a GIF; convert it"));
+    refused(spoiled(Some(b"version https://git-lfs.github.com/spec/v1".to_vec())), &says("`git lfs pull`"));
     refused(spoiled(Some(Vec::new())), &says("the image has no bytes"));
     refused(spoiled(None), &says("no image bytes"));
     refused(
