@@ -70,11 +70,11 @@ impl ScalarLog {
         while !bytes.is_empty() {
             let at = whole - bytes.len();
             let Some((event, rest)) = first_record(bytes) else {
-                return Some(format!("cut or damaged at byte {at} of {whole}; what comes after is left out"));
+                return Some(format!("truncated or damaged at byte {at} of {whole}; the rest is left out"));
             };
             match ScalarEvent::decode(event) {
                 Ok(event) => self.enter_event(event),
-                Err(error) => return Some(format!("no event of TensorBoard at byte {at}: {error}")),
+                Err(error) => return Some(format!("not a TensorBoard event at byte {at}: {error}")),
             }
             bytes = rest;
         }

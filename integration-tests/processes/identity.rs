@@ -231,7 +231,7 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
     assert_eq!(code, Some(0), "{message}");
     let in_clear = format!("http://{endpoint}");
     let told = ask(&["status", "--endpoint", &in_clear], &shown);
-    refused(told, "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear");
+    refused(told, "this coordinator requires TLS from other machines, and this call was unencrypted");
     refused(ask(&["status", "--endpoint", &endpoint], &[]), "nothing to know it by: set COX_TOKEN");
     let (code, message) = ask(&["stop", "--endpoint", &endpoint], &shown);
     assert_eq!(code, Some(0), "{message}");

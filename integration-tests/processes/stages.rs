@@ -248,7 +248,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
             std::os::unix::fs::symlink(&moved, place).unwrap();
         }
         let (well, printed) = stage("configs/vla-stage1.yaml", &run, &[&path(place), "train.steps=4"]);
-        let told = format!("model.path {}: another pretrained model than the one", place.display());
+        let told = format!("model.path {}: apparently not the pretrained model", place.display());
         assert!(!well && printed.contains(&told), "{printed}");
         assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");

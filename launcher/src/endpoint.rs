@@ -273,17 +273,17 @@ fn read(run: &Path) -> Result<(Address, bool), Failed> {
     let not_running = |why: &str| {
         let launched = [run.to_owned(), run.join(DIR)].iter().any(|dir| dir.join(SPEC_FILE).exists());
         let run = run.display();
-        let remedy = if launched { format!("; `cox run {run}` goes on with it") } else { String::new() };
+        let remedy = if launched { format!("; `cox run {run}` resumes it") } else { String::new() };
         let problem = format!("{run}: no launcher is running this run ({why} {}){remedy}", path.display());
         Failed::new(Exit::CoordinatorLost, problem)
     };
     let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => not_running("there is no"),
+        io::ErrorKind::NotFound => not_running("missing:"),
         _ => Failed::usage(format!("{}: {error}", path.display())),
     };
     let text = written(|| bounded::read_text(&path, MAX_BYTES)).map_err(unreadable)?;
     if text.trim().is_empty() {
-        return Err(not_running("one that was killed has left an empty"));
+        return Err(not_running("a killed launcher left an empty"));
     }
     Ok((Address::found(text.trim(), false), is_ours(&path)))
 }

@@ -262,7 +262,7 @@ fn a_fixed_world_that_needs_a_cordoned_machine_saves_what_it_has() {
     let report = sound(&script);
     let Some(Outcome::Failed(cause)) = &report.outcome else { panic!("{report}") };
     let saved = format!("start again to resume from checkpoints/step-{:08}", report.committed);
-    assert!(cause.message.contains("is not used any more") && cause.message.contains(&saved), "{report}");
+    assert!(cause.message.contains("its slot is cordoned") && cause.message.contains(&saved), "{report}");
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> 
         several => {
             let saw = several.iter().map(|(task, file)| format!("{} for --task {task}", file.saw));
             let saw = saw.collect::<Vec<_>>().join("; or ");
-            Err(refused(format!("has {saw}; say which is meant")))
+            Err(refused(format!("has {saw}; choose one with --task")))
         }
     }
 }

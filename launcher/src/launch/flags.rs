@@ -62,7 +62,7 @@ pub struct LaunchFlags {
     /// Maximum number of planned changes of the world size [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     pub max_rescales: Option<String>,
-    /// Accepted and without effect: the end of a worker is noticed at once
+    /// Accepted and ignored: a worker's exit is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     pub monitor_interval: Option<String>,
     /// How long workers may take to write a checkpoint and leave after a signal; no longer than 10 s once the

@@ -235,7 +235,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }));
     if outlook.beside_gpu > 0 {
         let beside = human::bytes(outlook.beside_gpu);
-        lines.push(format!("in host memory beside it: {beside} of what is offloaded, and kept features"));
+        lines.push(format!("also in host memory: {beside} of offloaded state, and cached features"));
     }
     lines.join("\n")
 }

@@ -174,7 +174,7 @@ fn a_launch_that_is_refused_changes_no_byte_of_the_run() {
     fs::copy(Toy::new(400).path("table.parquet"), toy.path("other.parquet")).expect("a file");
     let other = format!("data.path={}", toy.path("other.parquet").display());
     let overrides = [&SHORT[..], &[&other]].concat();
-    let expected = "another data set than the one that this run has trained on";
+    let expected = "not the data set that this run has trained on";
     left_as_it_is(toy.command("run", &overrides), 3, expected, "other data");
     left_as_it_is(toy.check("run", &overrides), 3, expected, "check other data");
 

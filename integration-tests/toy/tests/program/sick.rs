@@ -171,7 +171,7 @@ fn a_fixed_world_ends_with_a_machine_that_computes_wrong_results_and_keeps_what_
     let (status, printed) = toy.start_of(command).finish();
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains("rank 1 is cordoned after 2 hardware faults"), "{printed}");
-    assert!(printed.contains("is not used any more after 2 hardware faults"), "{printed}");
+    assert!(printed.contains("is cordoned after 2 hardware faults"), "{printed}");
     assert!(printed.contains("start again to resume from checkpoints/step-00000005"), "{printed}");
     // Launched again, the machine may have been mended.
     let (_, printed) = toy.train("run", &run);

@@ -144,7 +144,7 @@ fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
     let (code, printed) = refused(toy.command("run", &with(&[&path])));
     assert_eq!(code, Some(3), "{printed}");
     for told in [
-        &format!("{}: another data set than the one that this run has trained on", path.replace('=', " ")),
+        &format!("{}: not the data set that this run has trained on", path.replace('=', " ")),
         "training samples here",
         &format!("training samples in {} before", before.display()),
         "Name the data set that it was begun with, which may have been moved",

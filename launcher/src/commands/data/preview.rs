@@ -46,7 +46,7 @@ pub fn execute(args: &PreviewArgs) -> Outcome {
         let task = tasks().of(&spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
             Failed::usage(format_args!(
-                "{}: samples of task {} are of no episodes",
+                "{}: samples of task {} have no episodes",
                 args.of.display(),
                 task.name()
             ))
