@@ -168,7 +168,7 @@ fn a_stranger_at_a_ranks_port_hears_nothing_and_holds_nothing_up() {
     let _ = stranger.read_to_end(&mut heard);
     assert!(heard.is_empty(), "{heard:?}");
     let log = fs::read_to_string(tiny.output().join("logs/rank0000/stderr.log")).unwrap();
-    assert!(log.contains("a stranger called the ring's port and was turned away"), "{log}");
+    assert!(log.contains("rejected a connection to the ring's port: not a rank of this run"), "{log}");
 }
 
 #[test]

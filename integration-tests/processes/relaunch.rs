@@ -114,7 +114,7 @@ fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_fro
     assert!(newest.with_extension("damaged-1").join("manifest.json").exists(), "kept for people");
     assert!(newest.join("manifest.json").exists(), "written again");
     let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
-    assert!(log.contains("checkpoint of step 4 is damaged, and all go back to step 2"), "{log}");
+    assert!(log.contains("checkpoint of step 4 is damaged, so all ranks go back to step 2"), "{log}");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 2);
 }
 

@@ -211,7 +211,10 @@ fn an_expert_that_stays_as_it_is_brought_and_is_not_is_refused_at_launch() {
     let (two, sensor) = (dir.path().join("two"), first_stage().join("sensor.safetensors"));
     for stays in ["expert.train=false", "optimizer.lr.expert=0"] {
         let (well, printed) = stage("configs/vla-stage2.yaml", &two, &[&from(&sensor), stays]);
-        assert!(!well && printed.contains("brings no values for what this run does not train"), "{printed}");
+        assert!(
+            !well && printed.contains("has no values for parameters that this run does not train"),
+            "{printed}"
+        );
         let named = format!("expert: {} has no tensor of this group", sensor.display());
         assert!(printed.contains(&named), "{printed}");
         assert!(!two.exists(), "{stays}: something was begun");
@@ -258,7 +261,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
     // Every worker looks for itself: on another machine it may be another one.
     let launched = format!("train.base_digest={}", "0".repeat(64));
     let (well, printed) = stage("configs/vla-stage1.yaml", &dir.path().join("other"), &[&launched]);
-    assert!(!well && printed.contains("every node has to see the same model"), "{printed}");
+    assert!(!well && printed.contains("every node must see the same, unchanged model"), "{printed}");
     assert!(!dir.path().join("other/checkpoints").exists());
 }
 

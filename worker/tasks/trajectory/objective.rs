@@ -197,7 +197,7 @@ impl<B: Tape<Base = B>> Extractor<B> for TrajectoryObjective<B> {
             if self.model.plan.is_some() { "the network's adapters train" } else { "the network trains" };
         vec![
             format!("features: {}", self.tap()),
-            "skipped where they are kept: the whole extractor".into(),
+            "skipped for cached images: the whole extractor".into(),
             format!("every step: {what}, as without a cache"),
         ]
     }

@@ -302,9 +302,13 @@ fn a_damaged_checkpoint_is_told_by_check_and_by_run_and_no_run_starts_where_all_
     fs::rename(older.with_extension("whole"), older).expect("a file");
     let longer = [&SHORT[..], &["train.steps=8"]].concat();
     for command in [toy.check("run", &longer), toy.command("run", &longer)] {
-        let told =
-            refused_with(command, 0, "damaged: checkpoints/step-00000006 (trainables", "one is damaged");
-        assert!(told.contains("the run goes on from step 4"), "{told}");
+        let told = refused_with(
+            command,
+            0,
+            "damaged checkpoints: checkpoints/step-00000006 (trainables",
+            "one is damaged",
+        );
+        assert!(told.contains("the run continues from step 4"), "{told}");
     }
 }
 
@@ -408,7 +412,7 @@ fn a_run_that_has_learned_nothing_is_no_success_and_says_why() {
     let (code, printed) = refused(toy.command("run", &few));
     assert_eq!(code, Some(3), "{printed}");
     assert!(
-        printed.contains("all samples of all 3 steps were left out, so that nothing was learned"),
+        printed.contains("all samples of all 3 steps were left out, so nothing was learned"),
         "{printed}"
     );
     assert!(printed.contains("no finite number; correct the row"), "{printed}");

@@ -243,7 +243,8 @@ fn an_average_that_is_asked_for_later_begins_with_the_weights_of_the_checkpoint(
     let (code, printed) = refused(command);
     assert!(code != Some(0) && printed.contains("without `optimizer.ema_decay`"), "{code:?} {printed}");
     let (_, printed) = toy.train("run", &with(&["optimizer.schedule=constant", "optimizer.ema_decay=0.9"]));
-    let told = "the checkpoint of step 8 has no average of the weights: it begins with them";
+    let told =
+        "the checkpoint of step 8 has no average of the weights: the average starts from the current weights";
     assert!(printed.contains(told), "{printed}");
     assert!(averaged(&toy, "run/ema") != toy.network("run"));
 }

@@ -96,7 +96,7 @@ impl SmolVlmConfig {
         let layers = within.layers.unwrap_or(self.layers);
         if layers > self.layers {
             let problem = format!(
-                "{}, and the policy has {layers} layers; take the model that it was made of",
+                "{}, but the policy has {layers} layers; use the model that it was made from",
                 self.layers
             );
             let path = dir.join("config.json");

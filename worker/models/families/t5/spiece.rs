@@ -175,7 +175,7 @@ fn add(tokenizer: &mut Tokenizer, beside: &AddedTokens) -> Result<(), String> {
             Some(found) if found == *id => {}
             found => {
                 return Err(format!(
-                    "`{}` has id {id}, and after the tokens before it comes {}",
+                    "`{}` has id {id}, but its position in the vocabulary gives {}",
                     token.content,
                     found.map_or("none".to_owned(), |found| found.to_string())
                 ));

@@ -99,11 +99,12 @@ impl Feed {
         self.micro_batch = before.div_ceil(2);
         if members.assignment.rank == rank {
             members.link.report(Report::Note(format!(
-                "{why}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
+                "{why}: all ranks go from a micro-batch of {before} to {} from step {step} on, with the \
+                 same samples in each step{meanwhile}",
                 self.micro_batch
             )))?;
         }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank needs less ({why}): all ranks halve the micro-batch");
+        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank needs less memory ({why}): all ranks halve the micro-batch");
         Ok(())
     }
 }
