@@ -177,7 +177,7 @@ fn a_file_of_tokens_that_others_may_read_starts_nothing() {
     let (file, _) = file_of(dir.path(), &[Scope::All]);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let told = answer(tiny.command(&[]).env("COX_TOKEN_FILE", &file));
-    refused(told, "others may read this file of tokens (mode 0644): chmod 600");
+    refused(told, "other users may read this token file (mode 0644): chmod 600");
     let (code, message) = answer(tiny.command(&[]).env("COX_TOKEN", "hunter2"));
     assert_eq!(code, Some(2), "{message}");
     assert!(
@@ -232,7 +232,7 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
     let in_clear = format!("http://{endpoint}");
     let told = ask(&["status", "--endpoint", &in_clear], &shown);
     refused(told, "this coordinator requires TLS from other machines, and this call was unencrypted");
-    refused(ask(&["status", "--endpoint", &endpoint], &[]), "nothing to know it by: set COX_TOKEN");
+    refused(ask(&["status", "--endpoint", &endpoint], &[]), "its identity cannot be verified: set COX_TOKEN");
     let (code, message) = ask(&["stop", "--endpoint", &endpoint], &shown);
     assert_eq!(code, Some(0), "{message}");
     for launcher in [first, second] {

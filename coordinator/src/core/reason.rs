@@ -158,7 +158,7 @@ impl fmt::Display for Reason {
             Self::StepsDone => {
                 f.write_str("all steps are done; the last checkpoint and the results are being written")
             }
-            Self::Closing => f.write_str("the run has failed; a last checkpoint remains"),
+            Self::Closing => f.write_str("the run has failed; the last checkpoint is still to be written"),
             Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
             Self::Failed(cause) => cause.fmt(f),
         }

@@ -163,7 +163,8 @@ pub enum Refusal {
     NotPlanned,
     /// A new generation that would not be used.
     #[error(
-        "no cached step is left to rebuild the cache for: steps below {leased} are leased already, and what follows is live"
+        "no cached step is left to rebuild the cache for: steps below {leased} are already leased, and \
+         later steps are live"
     )]
     NoCachedStep {
         /// Steps below this one are leased.

@@ -219,7 +219,7 @@ impl RowComparison<'_> {
         if (row.epoch, hull(row)) != due {
             let (epoch, positions) = due;
             let told = format!(
-                "the ledger has {} of epoch {}, the plan {} of epoch {epoch}",
+                "the ledger records {} of epoch {}, but planned were {} of epoch {epoch}",
                 listed(&[hull(row)]),
                 row.epoch,
                 listed(&[positions])
@@ -287,7 +287,7 @@ impl RowComparison<'_> {
                 self.differs(
                     Some(line),
                     format!(
-                        "trained on {}, the ledger has {}",
+                        "trained on {}, but the ledger records {}",
                         listed(&outside),
                         listed(std::slice::from_ref(&whole))
                     ),
@@ -304,7 +304,7 @@ impl RowComparison<'_> {
         let coverage = Coverage::of(whole.end - whole.start, ranges.iter().map(shift).collect());
         if !coverage.missing.is_empty() {
             let missing: Vec<_> = coverage.missing.iter().map(back).collect();
-            self.differs(None, format!("no rank has trained on {} of epoch {}", listed(&missing), row.epoch));
+            self.differs(None, format!("no rank trained on {} of epoch {}", listed(&missing), row.epoch));
         }
         for again in coverage.repeated.iter().map(back) {
             let is_there = |line: &&&WitnessLine| {

@@ -66,7 +66,7 @@ impl Accepted {
     pub fn warn(&self) {
         let shortfall = self.outline.as_ref().and_then(|outline| outline.forecast.shortfall.as_ref());
         if let Some(shortfall) = shortfall {
-            tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
+            tracing::warn!("{shortfall}; if a step runs out of memory, the micro-batch is halved");
         }
         if let Some(lack) = self.outline.as_ref().and_then(|outline| outline.lack_of_room.as_ref()) {
             tracing::warn!("{lack}");

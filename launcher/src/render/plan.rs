@@ -112,7 +112,8 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
     });
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
     let head: Vec<_> = head.into_iter().chain(named).collect();
-    let at_once = if uses.is_empty() { "" } else { "; evaluation and answers: at once, recommended" };
+    let at_once =
+        if uses.is_empty() { "" } else { "; evaluation and answers: the recommended number at once" };
     let legend = format!(
         "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's{at_once}",
         question.samples(),

@@ -151,7 +151,10 @@ fn check_init(spec: &RunSpec, f: &mut Findings) {
         f.require(
             group.is_none_or(|group| groups.contains_key(group)),
             "train.init_from",
-            format_args!("names `{}`, which is not a group of this task", group.unwrap_or_default()),
+            format_args!(
+                "names `{}`, which is not a parameter group of this task",
+                group.unwrap_or_default()
+            ),
             "name groups as `optimizer.lr` does",
         );
     }
@@ -180,7 +183,10 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         f.require(
             group.is_none_or(|group| groups.contains_key(group)),
             path,
-            format_args!("names `{}`, which is not a group of this task", group.unwrap_or_default()),
+            format_args!(
+                "names `{}`, which is not a parameter group of this task",
+                group.unwrap_or_default()
+            ),
             "name groups as `optimizer.lr` does",
         );
     };

@@ -57,7 +57,7 @@ fn kind_of(encoded: &[u8]) -> &'static str {
         [b'B', b'M', ..] => "a BMP",
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "WebP",
         [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "a TIFF",
-        _ if encoded.starts_with(LFS_POINTER) => "a pointer of Git LFS (`git lfs pull` brings the file)",
+        _ if encoded.starts_with(LFS_POINTER) => "a Git LFS pointer (`git lfs pull` downloads the file)",
         _ => "neither PNG nor JPEG",
     }
 }
@@ -173,7 +173,7 @@ fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
 /// Room for an image of these sides as its decoder puts it, which is not yet three bytes a pixel.
 fn room(sides: [usize; 2], bytes: Option<usize>) -> Result<Vec<u8>, String> {
     if let Some(side) = sides.into_iter().find(|side| *side > LONGEST_SIDE) {
-        return Err(format!("a side has {side} pixels, and {LONGEST_SIDE} is the most"));
+        return Err(format!("a side has {side} pixels; at most {LONGEST_SIDE} are supported"));
     }
     let fits = |bytes: &usize| (*bytes).max(3 * sides[0] * sides[1]) <= MAX_DECODED_BYTES;
     let bytes =

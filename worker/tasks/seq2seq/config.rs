@@ -161,7 +161,7 @@ impl TaskSettings for Seq2SeqSettings {
         ("data.holdout_every", Learned),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", Learned),
-        ("eval.rouge", Outside("what is looked at, not what is learned")),
+        ("eval.rouge", Outside("what is evaluated, not what is learned")),
     ];
 
     const BOUNDS: &'static Bounds = &[

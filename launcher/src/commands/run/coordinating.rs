@@ -225,7 +225,7 @@ impl Coordinating<'_> {
 
     fn unannounced(&self, error: &std::io::Error) -> Failed {
         Failed::usage(format!(
-            "{}: the coordinator cannot be announced: {error}",
+            "{}: cannot write the coordinator's address: {error}",
             self.claims().directory().display()
         ))
     }

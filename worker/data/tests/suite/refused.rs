@@ -84,7 +84,7 @@ fn other_codecs_and_depth_are_refused_by_name_with_the_command_that_converts() {
     let catalog = Catalog::open(dir.path()).unwrap();
     let named = catalog.info.require("cameras", FRONT, |feature| feature.is_camera());
     let parts =
-        ["info.json", FRONT, "a depth map, which is not decoded", "leave it out of data.cameras", "ffmpeg"];
+        ["info.json", FRONT, "a depth map, which is not supported", "leave it out of data.cameras", "ffmpeg"];
     says(named.unwrap_err(), &parts);
     says(inspect(dir.path()).unwrap().problems.join("\n"), &parts);
 }

@@ -110,7 +110,7 @@ fn damage_is_named_with_file_byte_and_remedy() {
             "byte 1024: `a.json` has 2 bytes, and the file ends 1 behind its header; copy",
         ),
         (whole[..1024 + 100].to_vec(), "byte 1024: ends within a header; copy"),
-        (flipped, "byte 1024: has no tar header there (its sum is wrong); copy or write the shard again"),
+        (flipped, "byte 1024: has no valid tar header there (wrong checksum); copy or write the shard again"),
         (b"\x1f\x8b\x08".repeat(300), "byte 0: is compressed; unpack"),
     ] {
         let found = damaged(bytes);

@@ -28,8 +28,8 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
         }
         let meanwhile = match verdict.gave_up {
             0 => String::new(),
-            1 => "; one other rank gave its attempt up at once".to_owned(),
-            others => format!("; {others} other ranks gave their attempts up at once"),
+            1 => "; one other rank stopped its attempt early".to_owned(),
+            others => format!("; {others} other ranks stopped their attempts early"),
         };
         let words = Smaller { why: "out of memory", meanwhile: &meanwhile };
         bench.feed.halve(&mut bench.members, self.step, rank, &words)?;

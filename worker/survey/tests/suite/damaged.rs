@@ -71,7 +71,7 @@ fn rows_that_are_of_another_frame_or_time_are_named() {
     let report = check(swapped.path(), Frames::Few);
     let place = ("data/chunk-000/file-001.parquet", Some(1), Some(4));
     says(
-        one(&report, "time runs back"),
+        one(&report, "time decreases"),
         place,
         &["timestamp: 0.3000 s follows 0.4000 s", "frame_index / fps"],
     );

@@ -82,7 +82,8 @@ impl Chats {
         chats.holdout = chats.holdout.without(&long);
         if chats.training().is_empty() {
             let found = format!(
-                "{count} chats, and none to train on has an answer within data.max_tokens ({max_tokens})"
+                "none of the training chats ({count} chats in all) has an answer within data.max_tokens \
+                 ({max_tokens})"
             );
             return Err(DataError::invalid(path, "(samples)", found, TOO_LONG));
         }
