@@ -61,7 +61,7 @@ pub struct Target {
     /// Output directory of the run
     #[arg(long, value_name = "DIR", conflicts_with = "endpoint")]
     pub run: Option<PathBuf>,
-    /// The same, as other commands take it
+    /// Output directory of the run; the same as `--run`
     #[arg(value_name = "RUN_DIR", conflicts_with_all = ["endpoint", "run"])]
     dir: Option<PathBuf>,
 }

@@ -69,7 +69,7 @@ pub struct MakeCheckpointArgs {
     /// Directory of the tokenizer, if another one; config.json then gets its special token ids
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Directory to make
+    /// Directory to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Type of the weights in the files

@@ -29,7 +29,7 @@ pub struct InitArgs {
     /// machine
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Directory of the backbone that a policy names by its hub name [default: Hugging Face's cache]
+    /// Directory of the backbone that the policy's config.json names [default: from Hugging Face's cache]
     #[arg(long, value_name = "DIR", requires = "model")]
     backbone: Option<PathBuf>,
     /// File to write [default: standard output]

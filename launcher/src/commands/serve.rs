@@ -30,7 +30,7 @@ pub struct ServeArgs {
     /// Overrides of the run as it was trained, such as model.path=... if the model has moved
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Data set whose robot is served, for a policy trained on several [default: serve.set]
+    /// Data set whose statistics are used, for a policy trained on several [default: serve.set]
     #[arg(long, value_name = "NAME")]
     set: Option<String>,
     /// Device: auto, cpu or cuda [default: launch.device]

@@ -40,10 +40,10 @@ pub struct LaunchFlags {
     /// `c10d` or `static`; accepted for torchrun's sake and ignored: the coordinator is the rendezvous
     #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
     pub rdzv_backend: Option<String>,
-    /// Host of the coordinator, without `--rdzv-endpoint`
+    /// Host of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_addr", value_name = "HOST")]
     pub master_addr: Option<String>,
-    /// Port of the coordinator, without `--rdzv-endpoint`
+    /// Port of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_port", value_name = "PORT")]
     pub master_port: Option<String>,
     /// Connect the workers through the launcher, on one stream to the coordinator [default: from 1024 workers
