@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(losses(dir.path()), [(0, 0.0), (1, 1.0), (2, 20.0), (3, 30.0)]);
         fs::write(path(&files, 3_000), record(b"\xff\xff")).unwrap();
         let problems = ScalarLog::read(dir.path()).problems;
-        assert!(problems[0].contains("no event of TensorBoard at byte 0"), "{problems:?}");
+        assert!(problems[0].contains("not a TensorBoard event at byte 0"), "{problems:?}");
     }
 
     /// As TensorFlow's own writer frames and masks them: `crc32c` of "123456789" is the check value of the

@@ -342,11 +342,7 @@ mod tests {
         let told = || there(&run("a")).unwrap_err().message.unwrap();
         assert!(told().contains("no launcher is running") && !told().contains("cox run"), "{}", told());
         fs::write(run("a").join(SPEC_FILE), "{}").unwrap();
-        assert!(
-            told().ends_with(&format!("; `cox run {}` goes on with it", run("a").display())),
-            "{}",
-            told()
-        );
+        assert!(told().ends_with(&format!("; `cox run {}` resumes it", run("a").display())), "{}", told());
         let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
@@ -382,7 +378,7 @@ mod tests {
         fs::write(file(dir.path()), "").unwrap();
         let refused = read(dir.path()).unwrap_err();
         assert_eq!(refused.exit, Exit::CoordinatorLost);
-        assert!(refused.message.unwrap().contains("has left an empty"));
+        assert!(refused.message.unwrap().contains("left an empty"));
     }
 
     #[test]

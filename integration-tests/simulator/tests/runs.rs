@@ -235,8 +235,8 @@ fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_an
             found.as_secs_f64() - at_s
         };
         // Three times a second, which is the least, seven seconds, and one between two looks.
-        assert!(first("rank 1 has not made itself known") < 11.5, "{report}");
-        let lost = first("lost: rank 1 on host-0-0, start: it has not made itself known");
+        assert!(first("rank 1 has not registered") < 11.5, "{report}");
+        let lost = first("lost: rank 1 on host-0-0, start: it has not registered");
         assert!((29.0..32.5).contains(&lost), "{report}");
         assert_eq!(report.restarts, 1 + u32::from(after_a_kill), "{report}");
         assert!(report.has_finished(), "{report}");

@@ -313,6 +313,6 @@ mod tests {
         let text = shown(WorkerPhase::Loading as i32);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("   3 ") && lines[4].starts_with("load   "), "{text}");
-        assert!(shown(99).contains("phases[0].phase: 99 is not a value of this version"));
+        assert!(shown(99).contains("phases[0].phase: 99 is unknown to this version"));
     }
 }

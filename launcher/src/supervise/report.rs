@@ -265,7 +265,7 @@ mod tests {
         };
         assert!(told(step(8, 0.0)).ends_with("9 of 9 steps, the last with loss 0.0000"));
         let two = told(step(6, 0.5));
-        assert!(two.ends_with("9 of 9 steps, the last 2 left out, the one before with loss 0.5000"), "{two}");
+        assert!(two.ends_with("9 of 9 steps, the last 2 left out, loss before them 0.5000"), "{two}");
         assert!(told(None).ends_with("9 of 9 steps, all steps of this launch left out"));
     }
 

@@ -82,7 +82,7 @@ mod tests {
         let nowhere = of("run: {output_dir: ~/runs/a}", None).unwrap_err();
         assert!(nowhere.starts_with("run.yaml:1:19: run.output_dir: `~/runs/a` begins with"), "{nowhere}");
         let other = of("run: {output_dir: ~ada/runs}", home).unwrap_err();
-        assert!(other.contains("`~/` alone is known"), "{other}");
+        assert!(other.contains("only `~/` is supported"), "{other}");
     }
 
     #[test]

@@ -234,7 +234,7 @@ mod tests {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }
         let text = named(&["goal", "state"], &["actions"]).unwrap();
-        for line in ["state: state #", "action: actions #", "# numbers that are not taken: goal"] {
+        for line in ["state: state #", "action: actions #", "# numeric features that are not used: goal"] {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }
         let error = named(&["state"], &["torque"]).unwrap_err().to_string();

@@ -113,13 +113,13 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     (0..2).for_each(|rank| come(&mut run, rank));
     assert_eq!(named(&live(&mut run, 9)), [], "three times the least, and seven seconds, are not over");
     let actions = live(&mut run, 2);
-    let expected = "has not made itself known: its process on node-a was started 1";
+    let expected = "has not registered: its process on node-a was started 1";
     let [(2, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.starts_with(expected) && text.contains("(1.0 s are usual); declared lost in"), "{text}");
+    assert!(text.starts_with(expected) && text.contains("(usually 1.0 s); declared lost in"), "{text}");
     assert_eq!(survived(&actions), None, "it may be waiting for a disk");
     let actions = live(&mut run, 20);
     let text = survived(&actions).expect("it is given up");
-    assert!(text.starts_with("rank 2 on node-a, start: it has not made itself known"), "{text}");
+    assert!(text.starts_with("rank 2 on node-a, start: it has not registered"), "{text}");
     assert_eq!(respawns(&actions), [(2, 1)]);
     assert_eq!(run.machine.run.faults.spent.restarts, 1);
     come(&mut run, 2);

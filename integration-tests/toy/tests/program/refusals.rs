@@ -266,7 +266,7 @@ fn a_run_that_has_lost_its_checkpoints_is_told_so_by_check_and_by_run() {
     toy.train("run", &SHORT);
     fs::remove_dir_all(toy.path("run/checkpoints")).expect("it has left some");
     let expected =
-        "6 steps are recorded and no checkpoint is there, so the run starts over; restore checkpoints/";
+        "6 steps are recorded but there is no checkpoint, so the run starts over; restore checkpoints/";
     let (code, printed) = refused(toy.check("run", &[&SHORT[..], &["train.resume=false"]].concat()));
     assert_eq!(code, Some(0), "{printed}");
     assert!(!printed.contains("steps are recorded"), "it is meant so: {printed}");
@@ -350,7 +350,7 @@ fn the_status_of_a_run_that_is_over_is_told_from_its_directory() {
     refused_with(
         toy.cox(&["diff", &output, &output]),
         3,
-        "run.json: no JSON; it may be cut",
+        "run.json: not valid JSON; it may be truncated",
         "an empty file",
     );
 }

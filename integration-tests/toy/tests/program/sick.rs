@@ -14,7 +14,7 @@ const ROWS: usize = 500;
 const RUN: [&str; 3] = ["train.steps=16", "optimizer.warmup_steps=2", "eval.samples=0"];
 
 /// What a rank says that may be wrong.
-const DIFFER: &str = "look at its memory and its device";
+const DIFFER: &str = "check its memory and its device";
 
 /// Trains with a fault in its environment.
 fn with_fault(toy: &Toy, name: &str, overrides: &[&str], fault: (&str, &str)) -> String {

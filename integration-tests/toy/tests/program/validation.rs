@@ -112,7 +112,7 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     assert!(
-        printed.contains("the run was to have 6 steps and has 12 now; the learning-rate schedule"),
+        printed.contains("the run's length changed from 6 to 12 steps; the learning-rate schedule"),
         "{printed}"
     );
     let audit = toy.assert_audited("run", 12);
@@ -147,7 +147,7 @@ fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
         &format!("{}: not the data set that this run has trained on", path.replace('=', " ")),
         "training samples here",
         &format!("training samples in {} before", before.display()),
-        "Name the data set that it was begun with, which may have been moved",
+        "Name the data set that the run began with (it may have been moved)",
     ] {
         assert!(printed.contains(told), "{told}: {printed}");
     }

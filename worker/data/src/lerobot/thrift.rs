@@ -340,9 +340,9 @@ mod tests {
         for start in [&[0x19, 0xf1][..], &[0x1a, 0xf2]] {
             // As field 20, which the format does not have.
             let field = [&[start[0] & 0xf, 40], &start[1..], &many].concat();
-            assert!(fault(&field).contains("truth values"));
+            assert!(fault(&field).contains("booleans"));
         }
-        assert!(fault(&[&[0x0b, 40], &many[..], &[0x11]].concat()).contains("truth values"));
+        assert!(fault(&[&[0x0b, 40], &many[..], &[0x11]].concat()).contains("booleans"));
         assert!(fault(&[[0x0c, 40]; 200].concat()).contains("nested too deep"));
         assert!(fault(&[0x0e, 40]).contains("unknown kind"));
         assert!(fault(&[[0x16].as_slice(), &[0xff; 11]].concat()).contains("64 bits"));

@@ -222,7 +222,7 @@ mod tests {
                 "`type`: \"smolvla\": a policy of LeRobot",
             ),
             (vec![("model_type", json!("openvla"))], "`model_type`: \"openvla\": a robot's policy"),
-            (vec![("quantization_config", bits)], "quantised (bitsandbytes), and these are not read; take"),
+            (vec![("quantization_config", bits)], "quantised weights (bitsandbytes) are not read; use"),
         ] {
             let message = read(&changes, None).expect_err("refused");
             assert!(message.contains(told), "{message}");

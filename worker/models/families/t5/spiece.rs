@@ -240,7 +240,7 @@ mod tests {
             assert_eq!(ids(&files).as_deref(), Ok(wanted), "{files:?}");
         }
         let error = ids(&[config(json!({})), added(90)]).expect_err("there is a gap");
-        assert!(error.contains("`<ORG>` has id 90, and after the tokens before it comes 86"), "{error}");
+        assert!(error.contains("`<ORG>` has id 90, but its position in the vocabulary gives 86"), "{error}");
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn files_that_are_cut_off_or_missing_or_in_excess_are_named_and_the_others_are_r
     says(
         only(&check(dir.path(), Frames::Few)),
         ("data/chunk-000/file-007.parquet", None, None),
-        &["no episode is in it"],
+        &["it holds no episode"],
     );
     let whole = fs::read(file(1)).unwrap();
     fs::write(file(1), &whole[..whole.len() / 2]).unwrap();

@@ -272,7 +272,7 @@ mod tests {
             fault.found.contains("compressed (format 6)") && fault.remedy.contains("ffmpeg"),
             "{fault:?}"
         );
-        assert!(read(b"fLaC and more of it".to_vec()).unwrap_err().found.contains("is no WAV file"));
+        assert!(read(b"fLaC and more of it".to_vec()).unwrap_err().found.contains("is not a WAV file"));
         assert!(read(file(&[], 44, 8)[..30].to_vec()).unwrap_err().found.contains("ends before"));
     }
 }

@@ -345,7 +345,7 @@ mod tests {
             assert_eq!(learned(&line(r#", "weight": 0"#, on)), [false, true, true], "{on}");
         }
         for (first, second, wanted) in [
-            ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5, and a turn is learned or not"),
+            ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5; write true or false"),
             (r#", "loss": true"#, "", "messages[0]: `loss` asks for a turn to be learned that is not"),
         ] {
             let found = Chat::parse(&line(first, second)).unwrap_err();

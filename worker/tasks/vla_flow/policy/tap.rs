@@ -244,7 +244,7 @@ mod tests {
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
                 let message = resolve(tap).expect_err("it changes").to_string();
-                assert!(message.contains("the token embedding trains below it"), "{message}");
+                assert!(message.contains("the token embedding trains before it"), "{message}");
             }
         }
         let both = Adapted { embedding: true, vision: Some("merger".into()), in_full: true, ..adapted(&[4]) };
@@ -266,7 +266,7 @@ mod tests {
         let [_, _, steps] = describe(Tap::Final, CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
         assert!(
-            steps.contains("cached steps: the expert and the sensor encoder train, LoRA rests"),
+            steps.contains("cached steps: the expert and the sensor encoder train, LoRA is paused"),
             "{steps}"
         );
     }
