@@ -278,7 +278,7 @@ impl Info {
                 let candidates = self.candidates(fits);
                 let suggestion = nearest(name, &candidates);
                 let available = match candidates.is_empty() {
-                    true => "none that can be used".to_string(),
+                    true => "no suitable feature".to_string(),
                     false => candidates.join(", "),
                 };
                 Err(DataError::UnknownFeature {
