@@ -94,7 +94,7 @@ mod tests {
             "17:15:17  workers generation 2: 2 of 2 workers, from step 10",
             "17:15:17  workers warning: rank 1 stands still",
             "17:15:17  save    warning: checkpoint at step 3 was not written; training continues",
-            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite, twice",
+            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite in two attempts",
             "17:15:17  run     finished: all steps are committed",
             "[rank0] thread 'main' panicked",
             "the coordinator died (SIGKILL) and is started again",

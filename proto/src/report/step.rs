@@ -83,8 +83,8 @@ impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         f.write_str(match self.cause {
-            SkipCause::Loss => "its loss is not finite, twice",
-            SkipCause::Gradient => "its gradient is not finite, twice",
+            SkipCause::Loss => "its loss is not finite in two attempts",
+            SkipCause::Gradient => "its gradient is not finite in two attempts",
             SkipCause::Asked => "train.skip_steps names it",
             SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
             SkipCause::Spike => "its loss is far above those of the steps before",
