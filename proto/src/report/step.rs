@@ -79,7 +79,7 @@ impl Skipped {
 }
 
 impl fmt::Display for Skipped {
-    /// `its loss is not finite, twice (samples 17, 23)`.
+    /// `its loss is not finite in two attempts (samples 17, 23)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         f.write_str(match self.cause {
