@@ -32,8 +32,8 @@ const MOST_FAULTS: u32 = 20;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Notification")]
 pub struct NotifyFlags {
-    /// Command or URL that receives a JSON message at each fault, at a standstill and at the end [env: COX_NOTIFY,
-    /// key: launch.notify]
+    /// Command or URL that receives a JSON message at each fault, at a standstill and at the end [env:
+    /// COX_NOTIFY, key: launch.notify]
     #[arg(long, value_name = "COMMAND or URL")]
     pub notify: Option<String>,
     /// Report a standstill after this many seconds without a step
