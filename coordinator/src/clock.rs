@@ -81,11 +81,12 @@ impl StallCause {
     pub fn text(self) -> &'static str {
         match self {
             Self::Processor => {
-                "no thread of it had a processor (it was stopped, its machine was, or the machine is overloaded)"
+                "none of its threads got CPU time (the process or its machine was paused, or the machine \
+                 is overloaded)"
             }
-            Self::Disk => "it waited for the disk under its journal",
+            Self::Disk => "it waited for the disk that holds its journal",
             Self::Calls => {
-                "calls of workers and launchers came in faster than it could handle (give it more processors)"
+                "calls of workers and launchers came faster than it could handle (give it more CPU cores)"
             }
         }
     }

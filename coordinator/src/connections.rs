@@ -81,7 +81,7 @@ where
                     match places.clone().try_acquire_owned() {
                         Ok(place) => break place,
                         Err(_) => {
-                            tell_once_a_minute(&mut told, "as many are open as may be");
+                            tell_once_a_minute(&mut told, "the maximum is open");
                             standings.make_room(ACCEPT_PAUSE).await;
                         }
                     }
@@ -113,7 +113,7 @@ fn tell_once_a_minute(told: &mut Option<Instant>, why: &str) {
     *told = Some(now);
     tracing::warn!(
         target: "coxswain::run", why,
-        "there is no room for more connections: {why}; the oldest makes room that has made no call, or has only read"
+        "too many connections: {why}; the oldest one that has made no call, or only read calls, is closed"
     );
 }
 
@@ -144,7 +144,7 @@ impl Entrance {
             }
             // A probe that only looks whether the port is open.
             Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
-                tracing::debug!(from, "a caller has gone before it said anything: {error}");
+                tracing::debug!(from, "a client disconnected before its first call: {error}");
                 true
             }
             Err(error) => {
@@ -152,10 +152,10 @@ impl Entrance {
                 if is_told(count) {
                     tracing::warn!(
                         target: "coxswain::run", from, count,
-                        "a caller from {from} was turned away, {count} so far: {error}"
+                        "rejected a client at {from}, {count} so far: {error}"
                     );
                 } else {
-                    tracing::debug!(from, count, "a caller was turned away: {error}");
+                    tracing::debug!(from, count, "rejected a client: {error}");
                 }
                 true
             }

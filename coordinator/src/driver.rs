@@ -150,7 +150,7 @@ impl Driver {
                 target: "coxswain::run",
                 stood_still_ms = stall.time.as_millis() as u64,
                 cause = ?stall.cause,
-                "the coordinator stood still for {:.1} s: {}; this time is held against no worker",
+                "the coordinator stalled for {:.1} s: {}; no worker is declared lost for this time",
                 stall.time.as_secs_f64(),
                 stall.cause.text()
             );
@@ -247,7 +247,7 @@ impl Driver {
         if let Some(step) = self.uncopied.take_if(|step| *step <= self.machine.committed())
             && let Err(error) = self.journal.copy_for(step).await
         {
-            tracing::warn!(%error, "the checkpoint of step {step} does not go to the bucket; the next one is tried as usual");
+            tracing::warn!(%error, "the checkpoint of step {step} is not uploaded to the bucket; the next one is tried as usual");
         }
         Ok(())
     }

@@ -70,11 +70,11 @@ impl ScalarLog {
         while !bytes.is_empty() {
             let at = whole - bytes.len();
             let Some((event, rest)) = first_record(bytes) else {
-                return Some(format!("cut or damaged at byte {at} of {whole}; what comes after is left out"));
+                return Some(format!("truncated or damaged at byte {at} of {whole}; the rest is left out"));
             };
             match ScalarEvent::decode(event) {
                 Ok(event) => self.enter_event(event),
-                Err(error) => return Some(format!("no event of TensorBoard at byte {at}: {error}")),
+                Err(error) => return Some(format!("not a TensorBoard event at byte {at}: {error}")),
             }
             bytes = rest;
         }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(losses(dir.path()), [(0, 0.0), (1, 1.0), (2, 20.0), (3, 30.0)]);
         fs::write(path(&files, 3_000), record(b"\xff\xff")).unwrap();
         let problems = ScalarLog::read(dir.path()).problems;
-        assert!(problems[0].contains("no event of TensorBoard at byte 0"), "{problems:?}");
+        assert!(problems[0].contains("not a TensorBoard event at byte 0"), "{problems:?}");
     }
 
     /// As TensorFlow's own writer frames and masks them: `crc32c` of "123456789" is the check value of the

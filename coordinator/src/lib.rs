@@ -75,7 +75,8 @@ pub enum ServeError {
     Tokens(#[from] IdentityError),
     /// A world of no worker, or of more than can be counted.
     #[error(
-        "a world of {}:{} nodes with {} workers each, of which {} are spares, is not possible: 1 to {max} workers are",
+        "a world of {}:{} nodes with {} workers each, of which {} are spares, is not possible: use 1 to \
+         {max} workers",
         world.min_nodes, world.max_nodes, world.nproc_per_node, world.spares
     )]
     World {

@@ -91,8 +91,7 @@ pub enum StartError {
     },
     /// There are checkpoints, and each of them is damaged.
     #[error(
-        "{}: every checkpoint is damaged: {}; restore one of them from a copy, or set train.resume=false to start over, which \
-         keeps these under another name",
+        "{}: every checkpoint is damaged: {}; restore one of them from a copy, or set train.resume=false to start over, which renames and keeps these",
         path.display(), damaged.join(", ")
     )]
     AllDamaged {
@@ -117,12 +116,13 @@ fn way_out(newest: Option<Step>) -> String {
     let kept = "the damaged one is kept as journal.redb.damaged-1";
     match newest {
         Some(step) => format!(
-            "Launch with --new-journal to go on from checkpoints/{} with a new one: {kept}, and `cox audit` tells that there is no \
-             record of the steps before",
+            "Launch with --new-journal to continue from checkpoints/{} with a new journal: {kept}, and \
+             `cox audit` reports that earlier steps have no record",
             step.checkpoint_dir()
         ),
         None => format!(
-            "No checkpoint is gone on from: launch with --new-journal to begin with a new one; {kept}"
+            "There is no checkpoint to resume from: launch with --new-journal to start over with a new \
+             journal; {kept}"
         ),
     }
 }
@@ -344,7 +344,8 @@ fn open_journal(
                 tracing::warn!(
                     target: "coxswain::run",
                     directory = %directory.display(),
-                    "there is no journal beside checkpoints/{}: the run goes on from there with a new one, and `cox audit` will find no record of the steps before",
+                    "the journal is missing: the run continues from checkpoints/{} with a new one, and \
+                     `cox audit` will find no record of earlier steps",
                     checkpoint.checkpoint_dir()
                 );
                 journal.begin_beside(checkpoint)?;
@@ -422,7 +423,7 @@ fn manifest(path: &Path) -> Result<Option<Manifest>, StartError> {
         Ok(manifest) => Ok(Some(manifest)),
         Err(ManifestError::Absent) => Ok(None),
         Err(error @ ManifestError::Garbled(_)) => {
-            tracing::warn!(path = %path.display(), %error, "a damaged checkpoint is not counted");
+            tracing::warn!(path = %path.display(), %error, "a damaged checkpoint is ignored");
             Ok(None)
         }
         Err(source @ ManifestError::UnknownFormat(_)) => {

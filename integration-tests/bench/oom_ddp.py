@@ -133,7 +133,7 @@ def ours(cox, where, overrides=(), quiet=False):
     usual = statistics.median(took[:BAD_STEP - 1] + took[BAD_STEP:]) if took else float("nan")
     bad = took[BAD_STEP - 1] if took else float("nan")
     attempts = [line["attempts"] for line in lines]
-    gave_up = next((line.split("; ")[-1].strip() for line in (done.stdout + done.stderr).splitlines() if " up at once" in line), "")
+    gave_up = next((line.split("; ")[-1].strip() for line in (done.stdout + done.stderr).splitlines() if " early" in line and "stopped " in line), "")
     if quiet:
         return bad, usual, gave_up
     print(f"cox, {where}: exit code {done.returncode}, {len(lines)} of 12 steps, attempts {attempts}; step {BAD_STEP} took {bad} ms, the others {usual:.0f}: "

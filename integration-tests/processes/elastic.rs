@@ -123,11 +123,11 @@ fn the_node_of_the_coordinator_leaves_and_its_launcher_stays() {
     assert!(message.status.success(), "{}", String::from_utf8_lossy(&message.stderr));
     first.wait_for("generation 3: 1 of 2 workers");
     wait_until_gone(&[goes]);
-    first.wait_for("its launcher stays, for it hosts the coordinator");
+    first.wait_for("its launcher stays, because it hosts the coordinator");
     first.wait_for("/100000");
     let shown = tiny.asking(&["status", "--endpoint", &endpoint]).output().expect("cox was built");
     let shown = String::from_utf8_lossy(&shown.stdout);
-    let line = "leaves the run: its workers have left; its launcher stays, for it hosts the coordinator";
+    let line = "leaves the run: its workers have left; its launcher stays, because it hosts the coordinator";
     assert!(shown.contains(line), "{shown}");
 
     // Its machine goes away altogether: that ends the run, in order.

@@ -103,7 +103,7 @@ fn a_journal_whose_disk_is_full_waits_for_room_and_nothing_is_lost() {
     disk.fill();
     let (since, processes) = (Instant::now(), children(running.pid()));
     held.release();
-    running.wait_for("the disk is full under the journal");
+    running.wait_for("the disk of the journal");
     println!("disk full under the journal: found after {:?}", since.elapsed());
     assert_eq!(children(running.pid()), processes, "no process has ended over it");
     disk.free();
@@ -124,7 +124,7 @@ fn a_coordinator_that_dies_while_its_disk_is_full_waits_for_room_to_begin() {
     disk.fill();
     let coordinator = coordinator_of(running.pid()).expect("it lives");
     signal(coordinator, Signal::SIGKILL);
-    running.wait_for("the disk is full under the journal");
+    running.wait_for("the disk of the journal");
     disk.free();
     running.wait_for("the journal can be written again");
     held.release();

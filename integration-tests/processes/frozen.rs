@@ -29,8 +29,8 @@ fn a_coordinator_that_is_frozen_for_seconds_loses_nobody() {
     // The fault itself: nobody can be asked when it has lasted long enough.
     thread::sleep(FROZEN);
     signal(coordinator, Signal::SIGCONT);
-    let told = running.wait_for("the coordinator stood still");
-    assert!(told.contains("no thread of it had a processor"), "{told}");
+    let told = running.wait_for("the coordinator stalled");
+    assert!(told.contains("none of its threads got CPU time"), "{told}");
     assert_eq!(workers, [0, 1].map(|rank| worker_of(launcher, rank)), "workers live on");
     assert_eq!(coordinator_of(launcher), Some(coordinator), "and so does their coordinator");
     let audit = tiny.assert_undisturbed(running, "a coordinator frozen for 5 s");

@@ -168,7 +168,7 @@ fn a_stranger_at_a_ranks_port_hears_nothing_and_holds_nothing_up() {
     let _ = stranger.read_to_end(&mut heard);
     assert!(heard.is_empty(), "{heard:?}");
     let log = fs::read_to_string(tiny.output().join("logs/rank0000/stderr.log")).unwrap();
-    assert!(log.contains("a stranger called the ring's port and was turned away"), "{log}");
+    assert!(log.contains("rejected a connection to the ring's port: not a rank of this run"), "{log}");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_file_of_tokens_that_others_may_read_starts_nothing() {
     let (file, _) = file_of(dir.path(), &[Scope::All]);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let told = answer(tiny.command(&[]).env("COX_TOKEN_FILE", &file));
-    refused(told, "others may read this file of tokens (mode 0644): chmod 600");
+    refused(told, "other users may read this token file (mode 0644): chmod 600");
     let (code, message) = answer(tiny.command(&[]).env("COX_TOKEN", "hunter2"));
     assert_eq!(code, Some(2), "{message}");
     assert!(
@@ -231,8 +231,8 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
     assert_eq!(code, Some(0), "{message}");
     let in_clear = format!("http://{endpoint}");
     let told = ask(&["status", "--endpoint", &in_clear], &shown);
-    refused(told, "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear");
-    refused(ask(&["status", "--endpoint", &endpoint], &[]), "nothing to know it by: set COX_TOKEN");
+    refused(told, "this coordinator requires TLS from other machines, and this call was unencrypted");
+    refused(ask(&["status", "--endpoint", &endpoint], &[]), "its identity cannot be verified: set COX_TOKEN");
     let (code, message) = ask(&["stop", "--endpoint", &endpoint], &shown);
     assert_eq!(code, Some(0), "{message}");
     for launcher in [first, second] {

@@ -155,7 +155,7 @@ fn machines_whose_name_server_hangs_wait_for_it_and_meet_when_it_answers() {
     let [mut first, mut second] = cluster.start();
     first.wait_for(&format!("{NAME} cannot be looked up"));
     second.wait_for(&format!("{NAME} cannot be looked up"));
-    second.wait_for("waiting for a place");
+    second.wait_for("waiting to join");
     cluster.know(&format!("127.0.0.1 localhost\n10.77.0.1 {NAME}\n"));
     let since = Instant::now();
     first.wait_for("1/6");

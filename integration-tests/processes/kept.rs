@@ -97,7 +97,7 @@ fn a_run_whose_machine_is_gone_with_its_disk_goes_on_from_its_bucket() {
     lose(&tiny, running);
 
     let mut running = bucket.launch(&tiny, &[]);
-    running.wait_for("the run after step 4 was brought from its bucket");
+    running.wait_for("downloaded the run after step 4 from its bucket");
     tiny.assert_undisturbed(running, "a machine that is gone");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 4);
 
@@ -124,7 +124,7 @@ fn an_upload_that_is_cut_in_the_middle_leaves_the_checkpoint_before_it() {
     bucket.proxy.fail_writes(&[]);
 
     let mut running = bucket.launch(&tiny, &[]);
-    running.wait_for("the run after step 2 was brought from its bucket");
+    running.wait_for("downloaded the run after step 2 from its bucket");
     tiny.assert_undisturbed(running, "an upload that was cut");
     assert_eq!(bucket.steps().last(), Some(&6));
 }
@@ -138,7 +138,7 @@ fn of_two_launches_with_one_bucket_the_earlier_one_ends_and_says_why() {
     earlier.wait_for("checkpoint of step 2 is in");
     held.wait(&mut earlier);
     let mut later = bucket.launch(&second, &[]);
-    later.wait_for("the run after step 2 was brought from its bucket");
+    later.wait_for("downloaded the run after step 2 from its bucket");
     later.wait_for(" is in s3://runs/tiny");
     held.release();
     earlier.wait_for("another launch of this run has taken over s3://runs/tiny");
@@ -168,7 +168,7 @@ fn what_is_preempted_has_its_last_checkpoint_in_the_bucket() {
     let before = fs::read(tiny.output().join(&name)).expect("a checkpoint");
     fs::remove_dir_all(tiny.output()).expect("a disk");
     let mut running = bucket.launch(&tiny, &wide);
-    running.wait_for(&format!("the run after step {steps} was brought from its bucket"));
+    running.wait_for(&format!("downloaded the run after step {steps} from its bucket"));
     assert!(fs::read(tiny.output().join(&name)).expect("it was brought") == before);
 }
 
@@ -183,7 +183,10 @@ fn an_upload_that_is_refused_stops_nothing_and_the_next_checkpoint_is_tried() {
     bucket.proxy.fail_writes(&[Fault::Unavailable, Fault::Cut, Fault::Forbidden]);
     held.release();
     let line = running.wait_for("the checkpoint of step 2 is not uploaded");
-    assert!(line.contains("AWS_SECRET_ACCESS_KEY") && line.contains("nothing is there yet"), "{line}");
+    assert!(
+        line.contains("AWS_SECRET_ACCESS_KEY") && line.contains("the bucket has no checkpoint yet"),
+        "{line}"
+    );
     second.wait(&mut running);
     second.release();
     running.wait_for("checkpoint of step 4 is in s3://runs/tiny");
@@ -215,7 +218,8 @@ fn what_is_wrong_with_a_bucket_is_reported_before_anything_starts() {
     assert!(status.success(), "{printed}");
     let other = Tiny::new(2, 2);
     let message = bucket.refused(&other, &["run.seed=8"]);
-    let parts = ["s3://runs/tiny holds run quickstart after step 2", "run.seed", "a place of its own"];
+    let parts =
+        ["s3://runs/tiny holds another run, quickstart, after step 2", "run.seed", "an address of its own"];
     assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     let message = bucket.refused(&other, &["train.resume=false"]);
     assert!(message.contains("has this run after step 2") && message.contains("train.resume"), "{message}");

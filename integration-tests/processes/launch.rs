@@ -269,7 +269,7 @@ fn a_launch_with_bad_input_ends_with_its_coordinator() {
     for rank in ["rank0000", "rank0001"] {
         let log =
             std::fs::read_to_string(output.join("logs").join(rank).join("stderr.log")).unwrap_or_default();
-        assert!(!log.contains("could not tell the coordinator"), "{log}");
+        assert!(!log.contains("could not report the failure to the coordinator"), "{log}");
     }
 }
 

@@ -71,7 +71,7 @@ fn a_checkpoint_goes_out_as_the_result_of_its_run_does() {
         assert!(std::fs::read(&file).expect("read") == std::fs::read(&other).expect("read"), "{file:?}");
     }
     let (status, printed) = export(&["--lerobot", out_dir]);
-    assert!(!status.success() && printed.contains("is there already"), "{printed}");
+    assert!(!status.success() && printed.contains("already exists"), "{printed}");
     let (status, printed) = export(&["--step=0"]);
     assert!(status.success() && run.join("export/step-00000000/policy/config.json").is_file(), "{printed}");
     let (_running, _) = serve(&run.join("export/step-00000000"));

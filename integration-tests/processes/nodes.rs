@@ -58,19 +58,22 @@ fn a_node_with_another_run_file_is_refused_with_the_keys_that_differ() {
         ];
         let mut other = tiny.start(&flags);
         if is_first {
-            other.wait_for("waiting for a place");
+            other.wait_for("waiting to join");
         }
         let mut first = first.unwrap_or_else(|| node(&tiny, &endpoint, "2", 0));
         let (status, printed) = other.finish();
         assert_eq!(status.code(), Some(2), "{printed}");
-        assert!(printed.contains("has another specification than this node's: lora.rank ("), "{printed}");
-        let line = first.wait_for("a node is refused");
+        assert!(
+            printed.contains("this node has another specification of run quickstart: lora.rank ("),
+            "{printed}"
+        );
+        let line = first.wait_for("refused a node on");
         assert!(line.contains("lora.rank (") && line.contains("3 here"), "{line}");
         let second = node(&tiny, &endpoint, "2", 1);
         tiny.assert_undisturbed(first, "a node that was refused");
         let (status, printed) = second.finish();
         assert!(status.success() && printed.contains("the run has ended"), "{printed}");
-        assert!(!printed.contains("waiting for a place"), "the refused node has taken none: {printed}");
+        assert!(!printed.contains("waiting to join"), "the refused node has taken none: {printed}");
     }
 }
 

@@ -134,8 +134,8 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
     ]);
     let (status, printed) = Running::start(&longer).finish();
     assert!(status.success(), "{printed}");
-    let line = printed.lines().find(|line| line.contains("the run was to have 8 steps and has 10 now; "));
-    let follows = line.is_some_and(|line| line.contains("rates go on at") && line.contains("instead of"));
+    let line = printed.lines().find(|line| line.contains("the run's length changed from 8 to 10 steps; "));
+    let follows = line.is_some_and(|line| line.contains("rates continue at") && line.contains("instead of"));
     assert!(follows, "{printed}");
     let listed = told(&["runs", &below]);
     assert_eq!(listed.lines().filter(|line| line.contains("finished")).count(), 2, "{listed}");

@@ -114,7 +114,7 @@ fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_fro
     assert!(newest.with_extension("damaged-1").join("manifest.json").exists(), "kept for people");
     assert!(newest.join("manifest.json").exists(), "written again");
     let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
-    assert!(log.contains("checkpoint of step 4 is damaged, and all go back to step 2"), "{log}");
+    assert!(log.contains("checkpoint of step 4 is damaged, so all ranks go back to step 2"), "{log}");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 2);
 }
 
@@ -144,8 +144,7 @@ fn a_journal_that_is_gone_beside_checkpoints_is_told_at_launch_and_by_the_audit(
     std::fs::remove_file(tiny.output().join("coordinator/journal.redb")).expect("a journal");
     let (status, printed) = tiny.start(&[]).finish();
     assert!(status.success(), "{printed}");
-    let told =
-        "there is no journal beside checkpoints/step-00000004: the run goes on from there with a new one";
+    let told = "the journal is missing: the run continues from checkpoints/step-00000004 with a new one";
     let log = std::fs::read_to_string(tiny.output().join("logs/coordinator.log")).expect("a log");
     assert!(log.contains(told), "{log}");
     assert_audit_misses_the_first_steps(&tiny);

@@ -211,7 +211,10 @@ fn an_expert_that_stays_as_it_is_brought_and_is_not_is_refused_at_launch() {
     let (two, sensor) = (dir.path().join("two"), first_stage().join("sensor.safetensors"));
     for stays in ["expert.train=false", "optimizer.lr.expert=0"] {
         let (well, printed) = stage("configs/vla-stage2.yaml", &two, &[&from(&sensor), stays]);
-        assert!(!well && printed.contains("brings no values for what this run does not train"), "{printed}");
+        assert!(
+            !well && printed.contains("has no values for parameters that this run does not train"),
+            "{printed}"
+        );
         let named = format!("expert: {} has no tensor of this group", sensor.display());
         assert!(printed.contains(&named), "{printed}");
         assert!(!two.exists(), "{stays}: something was begun");
@@ -248,7 +251,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
             std::os::unix::fs::symlink(&moved, place).unwrap();
         }
         let (well, printed) = stage("configs/vla-stage1.yaml", &run, &[&path(place), "train.steps=4"]);
-        let told = format!("model.path {}: another pretrained model than the one", place.display());
+        let told = format!("model.path {}: apparently not the pretrained model", place.display());
         assert!(!well && printed.contains(&told), "{printed}");
         assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
@@ -259,7 +262,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
             let (status, printed) = Running::start(&[command, &output_dir, &path(place)]).finish();
             assert!(status.code() == Some(3) && printed.contains(told), "{command}: {printed}");
         };
-        refused(&moved, "every node has to see the same model");
+        refused(&moved, "every node must see the same");
         refused(&one, "is not there; if it has moved, say where it is now: model.path=DIR");
     }
     assert!(contents(&run) == before, "a refusal has changed the run's directory");
@@ -267,7 +270,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
     // Every worker looks for itself: on another machine it may be another one.
     let launched = format!("train.base_digest={}", "0".repeat(64));
     let (well, printed) = stage("configs/vla-stage1.yaml", &dir.path().join("other"), &[&launched]);
-    assert!(!well && printed.contains("every node has to see the same model"), "{printed}");
+    assert!(!well && printed.contains("every node must see the same, unchanged model"), "{printed}");
     assert!(!dir.path().join("other/checkpoints").exists());
 }
 

@@ -73,5 +73,5 @@ fn a_launcher_that_wakes_up_beside_its_coordinators_successor_ends() {
     claims.succeed(claim.number, "127.0.0.1:1", "another").expect("a file").expect("nobody was faster");
     let (status, printed) = first.finish();
     assert_eq!(status.code(), Some(6), "{printed}");
-    assert!(printed.contains("has started a coordinator in place of ours"), "{printed}");
+    assert!(printed.contains("has replaced this launcher's coordinator"), "{printed}");
 }

@@ -62,7 +62,7 @@ fn a_worker_that_is_stopped_before_it_has_made_itself_known_is_named_and_replace
     let stopped = worker_of(running.pid(), 1).expect("it lives");
     signal(stopped, Signal::SIGSTOP);
     let since = Instant::now();
-    let line = running.wait_for("has not made itself known");
+    let line = running.wait_for("has not registered");
     // Three seconds more than elsewhere: no start is expected to take less than one.
     let took = since.elapsed();
     assert!(took < NAMED_WITHIN + Duration::from_secs(3), "named after {took:?}: {line}");

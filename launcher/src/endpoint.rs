@@ -61,7 +61,7 @@ pub struct Target {
     /// Output directory of the run
     #[arg(long, value_name = "DIR", conflicts_with = "endpoint")]
     pub run: Option<PathBuf>,
-    /// The same, as other commands take it
+    /// Output directory of the run; the same as `--run`
     #[arg(value_name = "RUN_DIR", conflicts_with_all = ["endpoint", "run"])]
     dir: Option<PathBuf>,
 }
@@ -272,18 +272,18 @@ fn read(run: &Path) -> Result<(Address, bool), Failed> {
     let path = file(run);
     let not_running = |why: &str| {
         let launched = [run.to_owned(), run.join(DIR)].iter().any(|dir| dir.join(SPEC_FILE).exists());
-        let again = || format!("; `cox run {}` goes on with it", human::word(run.display()));
-        let (run, remedy) = (run.display(), if launched { again() } else { String::new() });
+        let resumes = || format!("; `cox run {}` resumes it", human::word(run.display()));
+        let (run, remedy) = (run.display(), if launched { resumes() } else { String::new() });
         let problem = format!("{run}: no launcher is running this run ({why} {}){remedy}", path.display());
         Failed::new(Exit::CoordinatorLost, problem)
     };
     let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => not_running("there is no"),
+        io::ErrorKind::NotFound => not_running("missing:"),
         _ => Failed::usage(format!("{}: {error}", path.display())),
     };
     let text = written(|| bounded::read_text(&path, MAX_BYTES)).map_err(unreadable)?;
     if text.trim().is_empty() {
-        return Err(not_running("one that was killed has left an empty"));
+        return Err(not_running("a killed launcher left an empty"));
     }
     Ok((Address::found(text.trim(), false), is_ours(&path)))
 }
@@ -344,11 +344,7 @@ mod tests {
         let told = || there(&run("a")).unwrap_err().message.unwrap();
         assert!(told().contains("no launcher is running") && !told().contains("cox run"), "{}", told());
         fs::write(run("a").join(SPEC_FILE), "{}").unwrap();
-        assert!(
-            told().ends_with(&format!("; `cox run {}` goes on with it", run("a").display())),
-            "{}",
-            told()
-        );
+        assert!(told().ends_with(&format!("; `cox run {}` resumes it", run("a").display())), "{}", told());
         let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
@@ -384,7 +380,7 @@ mod tests {
         fs::write(file(dir.path()), "").unwrap();
         let refused = read(dir.path()).unwrap_err();
         assert_eq!(refused.exit, Exit::CoordinatorLost);
-        assert!(refused.message.unwrap().contains("has left an empty"));
+        assert!(refused.message.unwrap().contains("left an empty"));
     }
 
     #[test]

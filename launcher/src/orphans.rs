@@ -34,7 +34,7 @@ pub fn wait_for_them() {
         }
     });
     if let Err(error) = started {
-        eprintln!("cox is process 1 and cannot wait for orphans: {error}");
+        eprintln!("cox is process 1 and cannot reap orphaned processes: {error}");
     }
 }
 

@@ -47,7 +47,7 @@ impl RunDir {
         let files = [("run.json", &self.run), ("summary.json", &self.summary), (SPEC_FILE, &self.spec)];
         let paths = files.into_iter().map(|(file, found)| (self.dir.join(file), found));
         let damaged = paths.filter(|(path, found)| found.is_null() && path.exists());
-        damaged.map(|(path, _)| format!("{}: no JSON; it may be cut", path.display())).collect()
+        damaged.map(|(path, _)| format!("{}: not valid JSON; it may be truncated", path.display())).collect()
     }
 
     /// Whether a run has begun here: its coordinator writes this before it answers.

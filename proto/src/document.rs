@@ -24,7 +24,7 @@ pub enum DocumentError {
         computed: String,
     },
     /// The specification contradicts itself.
-    #[error("spec.json is no usable specification: {0}")]
+    #[error("spec.json is not a usable specification: {0}")]
     Invalid(#[from] ConfigError),
 }
 

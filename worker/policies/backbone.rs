@@ -39,7 +39,7 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
         return match missing(dir) {
             None => Ok(dir.into()),
             Some(file) => Err(refuse(format!(
-                "{repository:?}, for which `model.backbone` names {}, and there is no {file}; {command} brings it",
+                "{repository:?}: `model.backbone` is {}, which has no {file}; {command} downloads it",
                 dir.display()
             ))),
         };
@@ -49,16 +49,18 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
     }
     let (found, Some(cache)) = hub::model(repository) else {
         return Err(refuse(format!(
-            "{repository:?}, and there is no HOME to look below; set `model.backbone`"
+            "{repository:?}, but HOME is not set, so there is no cache to look in; set `model.backbone`"
         )));
     };
     match found.as_deref().map(|dir| (dir, missing(dir))) {
         Some((dir, None)) => Ok(dir.into()),
-        Some((dir, Some(file))) => {
-            Err(refuse(format!("{repository:?}, and {} has no {file}; {command} brings it", dir.display())))
-        }
+        Some((dir, Some(file))) => Err(refuse(format!(
+            "{repository:?}, but {} has no {file}; {command} downloads it",
+            dir.display()
+        ))),
         None => Err(refuse(format!(
-            "{repository:?}, whose {} is not below {}; {command} brings it, or set `model.backbone` to a directory that has it",
+            "{repository:?}, whose {} is not below {}; {command} downloads it, or \
+             set `model.backbone` to a directory that has it",
             NEEDED[0],
             cache.display()
         ))),

@@ -22,7 +22,7 @@ use serde_json::Value;
 /// Every `type` that is read.
 pub const TYPES: [&str; 1] = ["smolvla"];
 /// What normalisation is refused without, in older directories.
-const MIGRATE: &str = "an older directory keeps its statistics inside the weights; write it anew with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
+const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
 
 /// `config.json` of a policy directory.
 #[derive(Clone, Debug)]
@@ -78,8 +78,9 @@ impl PolicyDirectory {
         let (path, json) = config_file::read(dir)?;
         let directory = Self { dir: dir.into(), path, json };
         let fields = directory.fields()?;
-        let kind =
-            fields.str("type")?.ok_or_else(|| fields.error("type", "missing: no policy of LeRobot's"))?;
+        let kind = fields
+            .str("type")?
+            .ok_or_else(|| fields.error("type", "missing: not a LeRobot policy directory"))?;
         if !TYPES.contains(&kind) {
             return Err(
                 fields.error("type", format!("{kind:?}; policies that are read: {}", TYPES.join(", ")))
@@ -132,7 +133,7 @@ impl PolicyDirectory {
         let one = |(number, step): (usize, &Value)| {
             let text = |key| step.get(key).and_then(Value::as_str).map(str::to_owned);
             let name = text("registry_name").ok_or_else(|| {
-                wrong(format!("{number} has no registry_name; steps by class are not read"))
+                wrong(format!("step {number} has no registry_name; steps named by a class are not supported"))
             })?;
             Ok(Step {
                 name,

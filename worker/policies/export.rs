@@ -94,7 +94,11 @@ impl Display for Rounding {
         match self.relative() {
             _ if self.values == 0 => f.write_str("adapters merged, in the base's types"),
             0.0 => write!(f, "{values} trained values, kept exactly"),
-            off => write!(f, "{values} trained values, off by {:.2} % in the base's types", 100.0 * off),
+            off => write!(
+                f,
+                "{values} trained values, off by {:.2} % after rounding to the base's types",
+                100.0 * off
+            ),
         }
     }
 }

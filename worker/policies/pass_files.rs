@@ -52,7 +52,7 @@ impl PassInputs {
                 Dtype::BOOL | Dtype::U8 => Some(view.data().iter().map(|byte| f32::from(*byte)).collect()),
                 _ => None,
             });
-            let wanted = "expected F32, BF16 or F16, or BOOL of what is true or not";
+            let wanted = "expected F32, BF16 or F16, or BOOL for masks";
             let numbers =
                 numbers.ok_or_else(|| inputs.wrong(&name, format!("{:?}; {wanted}", view.dtype())))?;
             inputs.tensors.insert(name, (view.shape().to_vec(), numbers));

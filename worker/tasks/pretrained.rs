@@ -173,7 +173,8 @@ pub fn fill(
     let mut found: BTreeMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     if found.is_empty() {
         return refused(
-            "a run that has not ended has left nothing yet; write what its newest checkpoint holds with `cox export`, and name RUN_DIR/export"
+            "an unfinished run has no results yet; export its newest checkpoint with `cox export`, and \
+             name RUN_DIR/export"
                 .into(),
         );
     }

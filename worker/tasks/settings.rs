@@ -39,7 +39,7 @@ pub fn check_trained(lora: Option<&Lora>, train: &[String], [adapted, whole]: [f
     f.require(
         moves.iter().all(|(there, _)| !there) || moves.iter().any(|(there, rate)| *there && *rate != 0.0),
         if lora.is_some() { "optimizer.lr.lora" } else { "optimizer.lr.base" },
-        "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+        "is 0, and so is the rate of everything else that this run trains, so nothing would be learned",
         "give a trained group a rate above 0",
     );
     f.learning_rate("lora", adapted);

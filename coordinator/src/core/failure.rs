@@ -154,7 +154,7 @@ impl Incident {
         let ranks: Vec<_> = self.lost.iter().take(4).map(Slot::to_string).collect();
         let more = if self.lost.len() > ranks.len() { ", ..." } else { "" };
         match self.lost.len() {
-            _ if self.on_purpose => "the membership was asked to change".into(),
+            _ if self.on_purpose => "a change of membership was requested".into(),
             0 => match &self.sample {
                 Some(sample) => format!("{sample} failed"),
                 None => "its ranks lost each other".into(),

@@ -131,7 +131,7 @@ pub enum Fault {
         found: f64,
     },
     /// Ranks do not agree whether a step was left out, or why.
-    #[error("rank {witness} reported another verdict on step {step}: whether it was left out, or why")]
+    #[error("disagrees with rank {witness} whether step {step} was left out, or why")]
     LeftOut {
         /// The report's.
         step: Step,

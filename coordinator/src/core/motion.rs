@@ -187,8 +187,8 @@ impl Still {
     /// What was expected, in words.
     pub fn usual(&self) -> String {
         match self.expected {
-            Some(expected) => format!("{:.1} s are usual", expected.as_secs_f64()),
-            None => "it is not known how long it takes".into(),
+            Some(expected) => format!("usually {:.1} s", expected.as_secs_f64()),
+            None => "its usual time is unknown".into(),
         }
     }
 }

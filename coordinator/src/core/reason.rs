@@ -124,7 +124,7 @@ impl fmt::Display for Reason {
         match self {
             Self::Incomplete { present, world, enough } => {
                 write!(f, "{present} of {world} workers have joined")?;
-                if enough < world { write!(f, "; {enough} are enough to begin") } else { Ok(()) }
+                if enough < world { write!(f, "; at least {enough} are needed") } else { Ok(()) }
             }
             Self::Formed { generation, workers, at_home } => {
                 write!(f, "generation {generation} of {workers} workers connects")?;
@@ -132,8 +132,8 @@ impl fmt::Display for Reason {
                     0 => Ok(()),
                     _ => write!(
                         f,
-                        "; most are on one node, where the replicas of {at_home} of its shards have to be: losing all \
-                         of it costs the steps since the last checkpoint"
+                        "; most are on one node, so {at_home} of its shards have their replicas on the \
+                         same node: losing that node costs the steps since the last checkpoint"
                     ),
                 }
             }
@@ -158,7 +158,7 @@ impl fmt::Display for Reason {
             Self::StepsDone => {
                 f.write_str("all steps are done; the last checkpoint and the results are being written")
             }
-            Self::Closing => f.write_str("the run has failed; a last checkpoint remains"),
+            Self::Closing => f.write_str("the run has failed; the last checkpoint is still to be written"),
             Self::AllLeft { steps } => write!(f, "every worker has left after {steps} steps"),
             Self::Failed(cause) => cause.fmt(f),
         }

@@ -118,7 +118,7 @@ pub enum Refusal {
     #[error("{0}")]
     Plan(#[from] coxswain_proto::plan::PlanError),
     /// The caller was never registered, or is gone.
-    #[error("worker {0} is not known here (any more): it must register again")]
+    #[error("worker {0} is not registered (any more): it must register again")]
     UnknownWorker(WorkerId),
     /// The caller was given up, and its place may be another's.
     #[error("rank {slot} was declared lost: this process must exit")]
@@ -157,19 +157,21 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not begun: until a worker has opened the data set it is not known where its epochs end; the first version of the features begins by itself"
+        "the run has not begun, and the length of its epochs is unknown until a worker has opened the \
+         data set; the first version of the features is built without this command"
     )]
     NotPlanned,
     /// A new generation that would not be used.
     #[error(
-        "no cached step is left to rebuild the cache for: steps below {leased} are leased already, and what follows is live"
+        "no cached step is left to rebuild the cache for: steps below {leased} are already leased, and \
+         later steps are live"
     )]
     NoCachedStep {
         /// Steps below this one are leased.
         leased: Step,
     },
     /// No launcher has this place, or none any more.
-    #[error("there is no node {0} in this run (any more)")]
+    #[error("node {0} is not in this run (any more)")]
     NoNodeThere(u32),
     /// A node that the run cannot go on without.
     #[error("node {node_rank} cannot leave alone: {why}; stop the run instead, which writes a checkpoint")]

@@ -89,8 +89,8 @@ impl Durable {
         let change = Change {
             step: checkpoint,
             key: "coordinator/journal.redb".into(),
-            from: "one that is gone or cannot be read".into(),
-            to: "a new one, which has no record of the steps before".into(),
+            from: "a missing or unreadable journal".into(),
+            to: "a new one, without a record of earlier steps".into(),
         };
         let changes = json(&[change]);
         self.write(|write| {
@@ -325,7 +325,7 @@ pub(super) fn open_whole(place: &Location) -> Result<(Database, Contents), Journ
         let contents = Reader::new(&read, directory).everything()?;
         Ok((database, contents))
     }));
-    opened.unwrap_or_else(|_| Err(store("read", "it is damaged beyond what the store can tell".into())))
+    opened.unwrap_or_else(|_| Err(store("read", "it is damaged, and the store gives no details".into())))
 }
 
 #[cfg(test)]

@@ -144,14 +144,14 @@ pub enum JournalError {
     },
     /// A launcher on another machine has started a coordinator in place of this one.
     #[error(
-        "another coordinator has taken the place of this one (number {number} of its run): it writes nothing more"
+        "another coordinator has replaced this one (number {number} of its run): this one writes nothing more"
     )]
     Superseded {
         /// The number of this one's claim.
         number: u64,
     },
     /// The coordinator was stopped while its disk was full.
-    #[error("stopped while the disk is full under the journal in {}: what was not answered is not recorded", directory.display())]
+    #[error("stopped while the disk of the journal in {} was full: unanswered calls are not recorded", directory.display())]
     Stopped {
         /// Where it lies.
         directory: PathBuf,

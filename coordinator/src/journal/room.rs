@@ -60,7 +60,8 @@ impl Wait {
             tracing::error!(
                 target: "coxswain::run",
                 directory = %place.directory.display(),
-                "the disk is full under the journal in {}, or cannot be written: nothing is lost, and workers wait; free space there or remount it writable, and the run continues",
+                "the disk of the journal in {} is full or cannot be written: nothing is lost, and workers \
+                 wait; free space there or remount it writable, and the run continues",
                 place.directory.display()
             );
         }

@@ -19,7 +19,7 @@ pub fn why(why: &Why) -> String {
         Why::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Why::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
         Why::Unmeasured => "the old version's drift was not measured".into(),
-        Why::Lost => "the old one's adapter cannot be read any more".into(),
+        Why::Lost => "the adapter of the old version is unreadable".into(),
         Why::Asked => "asked for".into(),
     }
 }
@@ -29,9 +29,9 @@ pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!("everything trains from step {step} on; features of version {kept} rest")
+            format!("live steps from step {step} on; cached features of version {kept} are not used")
         }
-        CacheNews::Live(step, None) => format!("everything trains from step {step} on"),
+        CacheNews::Live(step, None) => format!("live steps from step {step} on"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
         CacheNews::Reported(entry, _) => complete(entry),
         CacheNews::Drift(entry) => drift(entry),
@@ -41,7 +41,7 @@ pub fn line(news: &CacheNews) -> String {
 fn decided(decided: &Decided) -> String {
     let (number, first) = (decided.generation.number, decided.first);
     let still = if decided.begins() { "" } else { "still " };
-    format!("{still}features of version {number} from step {first} on: {}", why(&decided.why))
+    format!("{still}cached features of version {number} from step {first} on: {}", why(&decided.why))
 }
 
 fn complete(entry: &GenerationEntry) -> String {
@@ -51,8 +51,8 @@ fn complete(entry: &GenerationEntry) -> String {
 
 fn lost(entry: &GenerationEntry) -> String {
     format!(
-        "the adapter of version {} cannot be read any more: what is missing is computed with the present one, and the next cached \
-         phase begins a new generation",
+        "the adapter of version {} is unreadable: missing features are computed with the current one, and \
+         the next cached phase begins a new generation",
         entry.number
     )
 }

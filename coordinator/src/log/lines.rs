@@ -38,7 +38,7 @@ pub fn step(step: &CommittedStep) -> String {
     line
 }
 
-/// `  12/400  epoch 0  left out: its loss is not finite, twice (sample 17)`.
+/// `  12/400  epoch 0  left out: its loss is not finite in two attempts (sample 17)`.
 pub fn skipped(step: &CommittedStep, why: &Skipped) -> String {
     let total = step.total_steps.to_string();
     let width = total.len();
@@ -100,7 +100,7 @@ pub fn slow(slow: Option<&Slowness>) -> String {
 
 /// What is told of a slow rank that is replaced: `gives its place to a spare: it is slow, 1.31 times ...`.
 pub fn set_aside(slow: &Slowness) -> String {
-    format!("is replaced by a spare (faults.replace_slow): it takes {slow}")
+    format!("is slow and is replaced by a spare (faults.replace_slow): it takes {slow}")
 }
 
 /// What is told of a slot that is not used any more: `is cordoned after 2 hardware faults ...`.
@@ -125,9 +125,7 @@ pub fn sample(at: &BadSample, verdict: SampleVerdict, failure: &Failure) -> Stri
     let follows = match verdict {
         SampleVerdict::TryAnother => "another worker tries it".to_owned(),
         SampleVerdict::LeftOut => "left out from now on (quarantined)".to_owned(),
-        SampleVerdict::WorkerAtFault => {
-            "rows fail there and nowhere else: it cannot read its data".to_owned()
-        }
+        SampleVerdict::WorkerAtFault => "rows fail on this rank only: it cannot read its data".to_owned(),
         SampleVerdict::TooMany => {
             format!("more than {} rows are quarantined: repair the data set", limits::MAX_QUARANTINED)
         }

@@ -80,7 +80,7 @@ impl Grant {
                 let has: Vec<_> = scopes.iter().map(|scope| format!("`{scope}`")).collect();
                 let has = has.join(" and ");
                 Err(Status::permission_denied(format!(
-                    "this token has the scope {has}, and {call} wants `{wanted}`"
+                    "this token has the scope {has}, but {call} requires `{wanted}`"
                 )))
             }
         }
@@ -108,8 +108,9 @@ impl Guard {
         };
         if shown.caller.is_some_and(|caller| !caller.is_private) {
             return Err(Status::unauthenticated(
-                "this coordinator speaks TLS with callers from elsewhere, and this one spoke in clear: call it with a cox that has \
-                 TLS (`--features tls`, and no --plaintext or http://); a token that was shown may have been read",
+                "this coordinator requires TLS from other machines, and this call was unencrypted: use a \
+                 cox that has TLS (`--features tls`, and no --plaintext or http://); replace any token \
+                 that was sent, because it may have been read",
             ));
         }
         let wanted = wanted(shown.path);
@@ -127,7 +128,7 @@ impl Guard {
                 "the token is not this coordinator's; check COX_TOKEN or COX_TOKEN_FILE",
             )),
             None => Err(Status::unauthenticated(
-                "this coordinator wants `authorization: Bearer TOKEN`; set COX_TOKEN or COX_TOKEN_FILE",
+                "this coordinator requires `authorization: Bearer TOKEN`; set COX_TOKEN or COX_TOKEN_FILE",
             )),
         }
     }

@@ -34,7 +34,7 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
         return Err(FieldError::new("generation", "is 0, and generations of the cache count from 1"));
     }
     if wire.stored > wire.total {
-        let problem = format!("is {}, and there are {} samples", wire.stored, wire.total);
+        let problem = format!("is {}, but there are only {} samples", wire.stored, wire.total);
         return Err(FieldError::new("stored", problem));
     }
     if wire.namespace.len() > MAX_NAMESPACE {
@@ -61,7 +61,7 @@ fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
     if wire.relative_l2 < 0.0 {
         return Err(FieldError::new(
             "drift.relative_l2",
-            format!("is {}, and a norm is not", wire.relative_l2),
+            format!("is {}, but a norm is never negative", wire.relative_l2),
         ));
     }
     let v1::CacheDrift { at_step, relative_l2, cosine, loss_fresh, loss_cached, probes } = wire;

@@ -80,7 +80,7 @@ impl TryFrom<v1::RegisterRequest> for Ask {
 /// The sets of a mixture, of which an epoch takes so many samples.
 fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> Decoded<Vec<SetShare>> {
     if wire.len() > MAX_SETS {
-        let problem = format!("has {} data sets, of which {MAX_SETS} are possible", wire.len());
+        let problem = format!("has {} data sets; at most {MAX_SETS} are possible", wire.len());
         return Err(FieldError::new("sets", problem));
     }
     let mut left = epoch;
@@ -88,7 +88,8 @@ fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> Decoded<Vec<SetShare>> {
         name("sets.name", share.name.clone())?;
         count("sets.samples", share.samples)?;
         if !(1..=share.samples).contains(&share.taken) {
-            let problem = format!("{} of {} samples cannot be taken", share.taken, share.samples);
+            let problem =
+                format!("is {}, which must be from 1 to the set's {} samples", share.taken, share.samples);
             return Err(FieldError::new("sets.taken", problem));
         }
         left = left.wrapping_sub(share.taken);
@@ -271,7 +272,7 @@ fn bad_sample(wire: v1::BadSample) -> Decoded<BadSample> {
         ));
     }
     if end - begin > MAX_SAMPLES_OF_ROW {
-        let problem = format!("{} samples need it, of which {MAX_SAMPLES_OF_ROW} are possible", end - begin);
+        let problem = format!("{} samples need it; at most {MAX_SAMPLES_OF_ROW} are possible", end - begin);
         return Err(FieldError::new("row", problem));
     }
     Ok(BadSample { epoch: wire.epoch, position: wire.position, row: DamagedRow { row, begin, end } })
@@ -369,7 +370,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
             | v1::FailureKind::Rendezvous
             | v1::FailureKind::NoProgress,
         ) => {
-            return Err(FieldError::new("kind", "is the coordinator's to say"));
+            return Err(FieldError::new("kind", "is decided by the coordinator"));
         }
         Ok(v1::FailureKind::Unspecified) | Err(_) => return Err(unknown("kind", wire.kind)),
     };
@@ -418,7 +419,7 @@ fn phase(field: &str, wire: i32) -> Decoded<WorkerPhase> {
         Ok(Wire::Evaluation) => WorkerPhase::Evaluation,
         Ok(Wire::Paused) => WorkerPhase::Paused,
         Ok(Wire::Done) => WorkerPhase::Done,
-        Ok(Wire::Starting) => return Err(FieldError::new(field, "is the coordinator's to say")),
+        Ok(Wire::Starting) => return Err(FieldError::new(field, "is decided by the coordinator")),
         Ok(Wire::Unspecified) | Err(_) => return Err(unknown(field, wire)),
     })
 }

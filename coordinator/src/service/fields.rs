@@ -40,14 +40,14 @@ pub type Decoded<T> = Result<T, FieldError>;
 /// The time of a step, or of a part of one.
 pub fn milliseconds(field: &str, ms: f64) -> Decoded<Duration> {
     let time = Duration::try_from_secs_f64(ms / 1e3).ok().filter(|time| *time <= MAX_STEP_TIME);
-    time.ok_or_else(|| FieldError::new(field, format!("{ms} ms is not the time of a step")))
+    time.ok_or_else(|| FieldError::new(field, format!("{ms} ms is not a possible step time")))
 }
 
 /// Bytes, samples, tokens.
 pub fn count(field: &str, count: u64) -> Decoded<u64> {
     match count <= MAX_COUNT {
         true => Ok(count),
-        false => Err(FieldError::new(field, format!("{count} is more than there can be ({MAX_COUNT})"))),
+        false => Err(FieldError::new(field, format!("{count} is above the maximum of {MAX_COUNT}"))),
     }
 }
 
@@ -83,7 +83,7 @@ pub fn filled(field: &str, value: &str) -> Decoded<()> {
 
 /// The value of an enum that this version does not have.
 pub fn unknown(field: &str, value: i32) -> FieldError {
-    FieldError::new(field, format!("{value} is not a value of this version"))
+    FieldError::new(field, format!("{value} is unknown to this version"))
 }
 
 /// The first `limit` bytes of a text, at a character's border; what a terminal would act on becomes an

@@ -118,27 +118,37 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
     )?;
     sheet.gauge(
         "generation",
-        "The membership: counts every change of it",
+        "Number of the membership; grows with each change",
         None,
         status.generation.0 as f64,
     )?;
     sheet.gauge("world_size", "Workers wanted", None, f64::from(status.workers.wanted))?;
-    sheet.gauge("workers", "Workers there now", None, f64::from(status.workers.present))?;
-    sheet.gauge("spares", "Of these, without a rank", None, f64::from(status.workers.spare))?;
-    sheet.gauge("steps_committed", "Steps that count", None, status.committed.0 as f64)?;
-    sheet.gauge("steps_skipped", "Of these, left out", None, status.skipped as f64)?;
+    sheet.gauge("workers", "Workers present", None, f64::from(status.workers.present))?;
+    sheet.gauge("spares", "Workers present without a rank", None, f64::from(status.workers.spare))?;
+    sheet.gauge("steps_committed", "Committed steps", None, status.committed.0 as f64)?;
+    sheet.gauge("steps_skipped", "Committed steps that were left out", None, status.skipped as f64)?;
     if let Some(plan) = status.plan {
         sheet.gauge("steps_planned", "Steps of the whole run", None, plan.total_steps() as f64)?;
     }
     sheet.gauge("epoch", "The epoch of the next step", None, status.epoch() as f64)?;
     if let Some(eta) = status.eta {
-        sheet.gauge("eta", "To the end at the present speed", Some(Unit::Seconds), eta.as_secs_f64())?;
+        sheet.gauge("eta", "Time left at the present speed", Some(Unit::Seconds), eta.as_secs_f64())?;
     }
     sheet.counter("restarts", "Faults survived", status.spent.restarts.into())?;
-    sheet.counter("rescales", "Changes of the world on purpose", status.spent.rescales.into())?;
+    sheet.counter("rescales", "Planned changes of the world size", status.spent.rescales.into())?;
     if let Some(newest) = status.checkpoints.last() {
-        sheet.gauge("checkpoint_step", "Where the newest checkpoint resumes", None, newest.step.0 as f64)?;
-        sheet.gauge("checkpoint_size", "Of the newest one", Some(Unit::Bytes), newest.bytes.0 as f64)?;
+        sheet.gauge(
+            "checkpoint_step",
+            "Step at which the newest checkpoint resumes",
+            None,
+            newest.step.0 as f64,
+        )?;
+        sheet.gauge(
+            "checkpoint_size",
+            "Size of the newest checkpoint",
+            Some(Unit::Bytes),
+            newest.bytes.0 as f64,
+        )?;
     }
     Ok(())
 }
@@ -147,16 +157,16 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
 fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     let Some(step) = &status.last else { return Ok(()) };
     sheet.gauge("loss", "Mean loss of a valid element", None, step.totals.loss())?;
-    sheet.gauge("grad_norm", "Of the global gradient, before clipping", None, step.totals.grad_norm)?;
+    sheet.gauge("grad_norm", "Norm of the global gradient, before clipping", None, step.totals.grad_norm)?;
     if let Some(rate) = step.learning_rate() {
-        sheet.gauge("learning_rate", "The highest of all parameter groups", None, rate)?;
+        sheet.gauge("learning_rate", "Highest rate of all parameter groups", None, rate)?;
     }
-    sheet.gauge("samples_per_second", "Of all ranks", None, step.samples_per_second())?;
-    sheet.gauge("tokens_per_second", "Of all ranks", None, step.tokens_per_second())?;
+    sheet.gauge("samples_per_second", "Samples a second over all ranks", None, step.samples_per_second())?;
+    sheet.gauge("tokens_per_second", "Tokens a second over all ranks", None, step.tokens_per_second())?;
     let times = &step.times;
     sheet.gauge(
         "step_time",
-        "Of the last step, mean over ranks",
+        "Time of the last step, mean over ranks",
         Some(Unit::Seconds),
         times.total.as_secs_f64(),
     )?;
@@ -165,7 +175,12 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     let parts =
         parts.into_iter().map(|(part, time)| (part, time.as_secs_f64())).chain(stage_times(&step.metrics));
     let rows = parts.map(|(part, seconds)| ([("part", part)], seconds));
-    sheet.family("step_part_time", "Where it went, mean over ranks", Some(Unit::Seconds), rows)?;
+    sheet.family(
+        "step_part_time",
+        "Parts of the last step's time, mean over ranks",
+        Some(Unit::Seconds),
+        rows,
+    )?;
     let of_step = step.metrics.iter().filter(|metric| !metric.is_held_out());
     figures(sheet, of_step.chain(&status.held_out))
 }
@@ -210,14 +225,14 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
     let peak = of_worker(|worker| worker.memory_peak.0);
     each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), &peak)?;
     let step = of_worker(|worker| worker.step.0);
-    each("rank_step", "The step that a rank was in when last heard of", None, &step)?;
+    each("rank_step", "Step of a rank when it was last heard of", None, &step)?;
     each(
         "rank_slowness",
-        "Own time of a slow rank over the median of the others; absent for ranks that keep up",
+        "Own time of a slow rank divided by the median of the others; absent for ranks that keep up",
         None,
         &|rank| rank.worker()?.slow.map(|slow| slow.factor),
     )?;
-    each("rank_silence", "Since a rank was last heard of", Some(Unit::Seconds), &|rank| {
+    each("rank_silence", "Time since a rank was last heard of", Some(Unit::Seconds), &|rank| {
         Some(rank.silent.as_secs_f64())
     })
 }
@@ -225,49 +240,69 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
 /// Slots whose hardware has shown faults.
 fn hardware(sheet: &mut Sheet<'_>, faulty: &[HardwareFaults]) -> fmt::Result {
     let cordoned = faulty.iter().filter(|of| of.health.cordoned).count();
-    sheet.gauge(
-        "cordoned_slots",
-        "Slots that are not used any more after hardware faults",
-        None,
-        cordoned as f64,
-    )?;
+    sheet.gauge("cordoned_slots", "Slots that are cordoned after hardware faults", None, cordoned as f64)?;
     let names: Vec<_> = faulty.iter().map(|of| of.slot.0.to_string()).collect();
     let rows = faulty.iter().zip(&names).map(|(of, name)| {
         ([("rank", name.as_str()), ("host", of.host.as_str())], f64::from(of.health.faults))
     });
-    sheet.family("hardware_faults", "Of a slot; absent for slots that have shown none", None, rows)
+    sheet.family("hardware_faults", "Hardware faults of a slot; absent for slots without any", None, rows)
 }
 
 fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
     sheet.gauge(
         "cache_serving",
-        "Version of the kept features that the next step uses; 0: live",
+        "Version of the cached features that the next step uses; 0: live",
         None,
         cache.serving as f64,
     )?;
     if let Some((newest, _)) = cache.generations.last() {
         sheet.gauge(
             "cache_stored",
-            "Samples of the newest generation",
+            "Samples stored by the newest cache generation",
             None,
             newest.stored_so_far() as f64,
         )?;
-        sheet.gauge("cache_samples", "Samples that it can have", None, newest.total as f64)?;
-        sheet.gauge("cache_size", "Of the newest generation", Some(Unit::Bytes), newest.bytes.0 as f64)?;
+        sheet.gauge(
+            "cache_samples",
+            "Samples that the newest cache generation can hold",
+            None,
+            newest.total as f64,
+        )?;
+        sheet.gauge(
+            "cache_size",
+            "Size of the newest cache generation",
+            Some(Unit::Bytes),
+            newest.bytes.0 as f64,
+        )?;
     }
     let sum = |count: fn(&crate::core::cache::GenerationEntry) -> u64| {
         cache.generations.iter().map(|(generation, _)| count(generation)).sum::<u64>()
     };
-    sheet.gauge("cache_hits", "Of the listed generations", None, sum(|entry| entry.used.hits) as f64)?;
-    sheet.gauge("cache_misses", "Of the listed generations", None, sum(|entry| entry.used.misses) as f64)?;
+    sheet.gauge(
+        "cache_hits",
+        "Cache hits of the listed generations",
+        None,
+        sum(|entry| entry.used.hits) as f64,
+    )?;
+    sheet.gauge(
+        "cache_misses",
+        "Cache misses of the listed generations",
+        None,
+        sum(|entry| entry.used.misses) as f64,
+    )?;
     sheet.gauge(
         "cache_damaged",
-        "Records of the listed generations",
+        "Damaged records of the listed generations",
         None,
         sum(|entry| entry.damaged) as f64,
     )?;
     if let Some((newest, _)) = cache.drifts.last() {
-        sheet.gauge("cache_drift", "Relative L2 at the last measurement", None, newest.drift.relative_l2)?;
+        sheet.gauge(
+            "cache_drift",
+            "Relative L2 drift at the last measurement",
+            None,
+            newest.drift.relative_l2,
+        )?;
     }
     Ok(())
 }

@@ -88,6 +88,6 @@ async fn unknown(request: Request) -> Response {
     let content = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     match content.is_some_and(|content| content.starts_with("application/grpc")) {
         true => Status::unimplemented("this coordinator has no such method").into_http(),
-        false => (StatusCode::NOT_FOUND, "there are the gRPC services, and /metrics\n").into_response(),
+        false => (StatusCode::NOT_FOUND, "not found: this port serves gRPC and /metrics\n").into_response(),
     }
 }

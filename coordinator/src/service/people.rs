@@ -85,7 +85,7 @@ impl Control for Service {
         let node = match node {
             Some(Node::NodeRank(place)) => NodeName::Place(place),
             Some(Node::NodeId(node_id)) => NodeName::Launcher(name("node_id", node_id)?),
-            None => return Err(Status::invalid_argument("node: a node's rank or id is needed")),
+            None => return Err(Status::invalid_argument("node: give its rank or its id")),
         };
         let reason = cut(reason, MAX_ERROR_TEXT);
         match self.handle.ask(Ask::Drain { node, reason }).await? {

@@ -180,7 +180,8 @@ impl ReadCounts {
         self.told = Some(now);
         tracing::warn!(
             target: "coxswain::run", from, count,
-            "{count} calls that only read were refused since the last such line, the newest from {from}: one token may have {} \
+            "{count} read calls were refused since the last line like this, the newest from {from}: one \
+             token may have {} \
              at once, one connection {MAX_READS_OF_CONNECTION}; the run is not affected",
             MAX_READS.1
         );

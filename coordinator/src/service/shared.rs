@@ -58,10 +58,11 @@ impl Service {
         tracing::warn!(
             target: "coxswain::run",
             host,
-            "a node is refused, {host}, which was launched with another specification of run {run}: {keys}"
+            "refused a node on {host}, which was launched with another specification of run {run}: {keys}"
         );
         Err(Status::invalid_argument(format!(
-            "run {run} has another specification than this node's: {keys}; launch all nodes with the same run file and \
+            "this node has another specification of run {run}: {keys}; launch all \
+             nodes with the same run file and \
              overrides"
         )))
     }
@@ -69,5 +70,5 @@ impl Service {
 
 /// The core answered another question: a defect.
 pub(super) fn mismatch(reply: &Reply) -> Status {
-    Status::internal(format!("the core answered another question: {reply:?}"))
+    Status::internal(format!("unexpected reply of the coordinator's core: {reply:?}"))
 }

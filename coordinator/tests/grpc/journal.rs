@@ -346,7 +346,7 @@ async fn a_run_goes_on_without_a_journal_that_cannot_be_read_when_asked_to_and_i
     assert!(told.contains("is damaged") && told.contains("begin with a new one"), "{told}");
     write_checkpoint(directory.path(), 30, &document::digest(&spec));
     let told = refused(false);
-    assert!(told.contains("Launch with --new-journal to go on from checkpoints/step-00000030"), "{told}");
+    assert!(told.contains("Launch with --new-journal to continue from checkpoints/step-00000030"), "{told}");
     assert_eq!(fs::read(state.join("journal.redb")).unwrap(), b"not a database", "nothing is changed");
 
     let kept = Opening::read(&spec, true).unwrap().set_journal_aside().unwrap().unwrap();

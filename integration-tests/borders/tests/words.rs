@@ -60,16 +60,34 @@ const ENGLISH: [&str; 7] = ["blocked", "books", "felt", "onto", "said", "turned"
 const NAMES: [(&str, &str); 2] = [("turn", "cache_phase"), ("turns", "cache_phases")];
 
 /// Phrases that had to be read twice where a user met them, each with what to say.
-const PHRASES: [(&str, &str); 9] = [
+const PHRASES: [(&str, &str); 27] = [
+    ("a stranger", "rejected a connection, with the reason"),
+    ("asks for what", "has no effect"),
     ("began anew", "started over"),
     ("begin anew", "start over"),
     ("begins anew", "starts over"),
+    ("brings it", "downloads it"),
     ("broken off", "interrupted"),
+    ("cannot be told", "is unknown"),
+    ("computed otherwise", "computed differently"),
+    ("cut otherwise", "split differently"),
+    ("features kept", "features cached"),
+    ("for want of", "because there is no"),
+    ("goes on with it", "resumes it"),
+    ("gone on from", "resumed from"),
+    ("held against", "compared with, or blamed on"),
+    ("is there already", "already exists"),
     ("launch again to go on", "start again to resume"),
     ("launched again", "start it again to resume"),
-    ("none that this version", "damaged, or written by another version"),
-    ("tells what cannot be", "sent an impossible value"),
+    ("made itself known", "registered"),
+    ("none that", "no ... can, or not a"),
+    ("that is meant", "that is intended"),
+    ("this comes back", "this happens again"),
     ("training goes on", "training continues"),
+    ("turned away", "rejected"),
+    ("what cannot be", "an invalid value"),
+    ("what is there has", "it has"),
+    ("would move", "would be learned"),
 ];
 
 /// An exception: places that begin like this, and why they are right.

@@ -81,7 +81,7 @@ pub fn finishes_or_is_given_up(report: &Report) -> bool {
 /// was lost when all steps were done and workers had left, whom their launchers do not start again.
 fn is_given_up(report: &Report) -> bool {
     let Some(Outcome::Failed(cause)) = &report.outcome else { return false };
-    let is_missed = ["workers came within", "no process came in its place"];
+    let is_missed = ["joined within", "no process replaced it"];
     let was_done =
         report.committed == report.steps && is_missed.iter().any(|text| cause.message.contains(text));
     was_done || cause.message.contains("generations in a row ended without a committed step")

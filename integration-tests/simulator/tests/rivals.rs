@@ -26,7 +26,7 @@ fn of_two_coordinators_one_is_heard_and_nothing_is_lost() {
         (played, failed) = (played + 1, failed + u32::from(has_failed));
         let told = |text| report.told(text).is_some();
         taken += u32::from(told("takes the coordinator over"));
-        fenced += u32::from(told("another coordinator has taken the place"));
+        fenced += u32::from(told("another coordinator has replaced this one"));
         report.has_finished() || has_failed
     });
     assert!(failed <= 1 + played / 500 || seeds::is_one(), "{failed} of {played} have ended by name");

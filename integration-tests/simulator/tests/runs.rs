@@ -235,8 +235,8 @@ fn a_process_that_stands_still_before_it_is_known_is_named_within_ten_seconds_an
             found.as_secs_f64() - at_s
         };
         // Three times a second, which is the least, seven seconds, and one between two looks.
-        assert!(first("rank 1 has not made itself known") < 11.5, "{report}");
-        let lost = first("lost: rank 1 on host-0-0, start: it has not made itself known");
+        assert!(first("rank 1 has not registered") < 11.5, "{report}");
+        let lost = first("lost: rank 1 on host-0-0, start: it has not registered");
         assert!((29.0..32.5).contains(&lost), "{report}");
         assert_eq!(report.restarts, 1 + u32::from(after_a_kill), "{report}");
         assert!(report.has_finished(), "{report}");
@@ -262,7 +262,7 @@ fn a_fixed_world_that_needs_a_cordoned_machine_saves_what_it_has() {
     let report = sound(&script);
     let Some(Outcome::Failed(cause)) = &report.outcome else { panic!("{report}") };
     let saved = format!("start again to resume from checkpoints/step-{:08}", report.committed);
-    assert!(cause.message.contains("is not used any more") && cause.message.contains(&saved), "{report}");
+    assert!(cause.message.contains("its slot is cordoned") && cause.message.contains(&saved), "{report}");
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub fn compare(records: &RunRecords, testimony: &Testimony) -> Judgement {
         let own = testimony.lines().filter(|line| line.witnessed.run == records.run_id);
         for line in own.filter(|line| !committed.contains(&line.witnessed.step)) {
             let text =
-                format!("taken in generation {}, and the ledger has no such step", line.witnessed.generation);
+                format!("taken in generation {}, but the ledger has no such step", line.witnessed.generation);
             judgement.differences.push(difference(testimony, line, text));
         }
     }
@@ -159,7 +159,7 @@ impl RowComparison<'_> {
                     .extend((0..row.world.min(MOST_RANKS)).map(|rank| (row.step, rank)));
             }
             let text = format!(
-                "committed by generation {}, of which no rank has written that it took it",
+                "committed by generation {}, but none of its ranks has a record of it",
                 row.generation
             );
             return self.differs(None, text);
@@ -184,8 +184,10 @@ impl RowComparison<'_> {
                 self.differs(Some(line), format!("its totals are not those of rank {other}"));
             }
             if !witnessed.strangers.is_empty() {
-                let told =
-                    format!("trained on samples {:?}, which stand at no position of it", witnessed.strangers);
+                let told = format!(
+                    "trained on samples {:?}, which are not at any position of the epoch",
+                    witnessed.strangers
+                );
                 self.differs(Some(line), told);
             }
             // The row of a step that a checkpoint proved says nothing of it.
@@ -217,7 +219,7 @@ impl RowComparison<'_> {
         if (row.epoch, hull(row)) != due {
             let (epoch, positions) = due;
             let told = format!(
-                "the ledger has {} of epoch {}, the plan {} of epoch {epoch}",
+                "the ledger records {} of epoch {}, but planned were {} of epoch {epoch}",
                 listed(&[hull(row)]),
                 row.epoch,
                 listed(&[positions])
@@ -251,7 +253,7 @@ impl RowComparison<'_> {
             match self.may_lack || self.is_full {
                 true => self.judgement.unproved.push((step, rank)),
                 false => {
-                    let text = format!("committed, and rank {rank} has not written that it took it");
+                    let text = format!("committed, but rank {rank} has no record of it");
                     self.judgement.differences.push(Difference { step, rank: Some(rank), file: None, text });
                 }
             }
@@ -285,7 +287,7 @@ impl RowComparison<'_> {
                 self.differs(
                     Some(line),
                     format!(
-                        "trained on {}, the ledger has {}",
+                        "trained on {}, but the ledger records {}",
                         listed(&outside),
                         listed(std::slice::from_ref(&whole))
                     ),
@@ -302,7 +304,7 @@ impl RowComparison<'_> {
         let coverage = Coverage::of(whole.end - whole.start, ranges.iter().map(shift).collect());
         if !coverage.missing.is_empty() {
             let missing: Vec<_> = coverage.missing.iter().map(back).collect();
-            self.differs(None, format!("no rank has trained on {} of epoch {}", listed(&missing), row.epoch));
+            self.differs(None, format!("no rank trained on {} of epoch {}", listed(&missing), row.epoch));
         }
         for again in coverage.repeated.iter().map(back) {
             let is_there = |line: &&&WitnessLine| {
@@ -311,7 +313,8 @@ impl RowComparison<'_> {
             let ranks: Vec<_> =
                 self.lines.iter().filter(is_there).map(|line| line.witnessed.rank.to_string()).collect();
             let told = format!(
-                "{} of epoch {} are more than once among what ranks {} trained on and what is quarantined or another rank's",
+                "{} of epoch {} occur more than once in what ranks {} trained on, in quarantined samples \
+                 and in other ranks' slices",
                 listed(std::slice::from_ref(&again)),
                 row.epoch,
                 ranks.join(", ")
@@ -325,7 +328,7 @@ impl RowComparison<'_> {
         let own = self.testimony.of_step(self.row.step).iter().filter(|line| line.witnessed.run == run_id);
         for line in own.filter(|line| Some(line.witnessed.generation) > counting) {
             let told = format!(
-                "taken in generation {}, of which the ledger does not have it",
+                "taken in generation {}, but the ledger has no such step of it",
                 line.witnessed.generation
             );
             self.differs(Some(line), told);

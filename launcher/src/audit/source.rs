@@ -32,7 +32,9 @@ pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
         Ok(chronicle) => Ok(left_behind(chronicle)),
         Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
         Err(error) if error.is_damage() => Err(Failed::new(Exit::BadInput, error)),
-        Err(error) => Err(Failed::usage(format!("{}: no records of a run: {error}", output_dir.display()))),
+        Err(error) => {
+            Err(Failed::usage(format!("{}: not the records of a run: {error}", output_dir.display())))
+        }
     }
 }
 

@@ -48,9 +48,9 @@ impl fmt::Display for Brought {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, bytes, took, aside } = self;
         let (bytes, took) = (human::bytes(*bytes), human::time(*took));
-        write!(f, "the run after step {step} was brought from its bucket: {bytes} in {took}")?;
+        write!(f, "downloaded the run after step {step} from its bucket: {bytes} in {took}")?;
         match aside {
-            Some(aside) => write!(f, "; what lay here is in {}", aside.display()),
+            Some(aside) => write!(f, "; the earlier files are now in {}", aside.display()),
             None => Ok(()),
         }
     }
@@ -84,7 +84,7 @@ pub fn bring(
             }
             Err(BucketError::Storage(error)) if error.of_object => {
                 let step = set.step;
-                tracing::warn!(%error, "the bucket's set of step {step} is damaged, and the one before it is tried");
+                tracing::warn!(%error, "the bucket's copy of step {step} is damaged; trying the one before it");
                 damage.get_or_insert(error.to_string());
             }
             Err(error) => return Err(error),
@@ -109,7 +109,7 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Kept, coming: &Path) 
     };
     let is_below = Path::new(&kept.path).components().all(|part| matches!(part, Component::Normal(_)));
     if !is_below || kept.path.is_empty() {
-        return Err(damaged(format!("`{}` is no path below an output directory", kept.path)));
+        return Err(damaged(format!("`{}` is not a path below an output directory", kept.path)));
     }
     let path = coming.join(&kept.path);
     let opened = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| create(&path));
@@ -122,7 +122,7 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Kept, coming: &Path) 
             file.sync_all().and_then(|()| dirs.try_for_each(directory::sync)).map_err(disk(&path))
         }
         false => Err(damaged(format!(
-            "{} bytes with the digest {}, where {} with {} were written",
+            "has {} bytes with the digest {}; {} bytes with {} were written",
             entry.bytes, entry.blake3, kept.entry.bytes, kept.entry.blake3
         ))),
     }

@@ -14,7 +14,7 @@ pub enum BucketError {
     #[error("run.bucket: {0}")]
     Storage(#[from] StorageError),
     /// What lies there is of another run, or of another version.
-    #[error("run.bucket: {address} {foreign}; give this run a place of its own")]
+    #[error("run.bucket: {address} {foreign}; give this run an address of its own")]
     Foreign {
         /// Of the run.
         address: String,

@@ -71,7 +71,7 @@ pub enum Foreign {
     #[error("is damaged, or was written by another version ({0})")]
     Unknown(String),
     /// Another run's.
-    #[error("holds run {run} after step {step}, which is another one: {differences}")]
+    #[error("holds another run, {run}, after step {step}: {differences}")]
     OtherRun {
         /// Its name.
         run: String,

@@ -191,7 +191,7 @@ impl Owner {
                 return Ok(());
             }
         }
-        let fault = "another program writes it again and again".to_owned();
+        let fault = "another program keeps overwriting it".to_owned();
         let object = format!("{}/{INDEX}", self.address);
         Err(StorageError { object, fault, of_object: true }.into())
     }
@@ -229,14 +229,14 @@ impl Owner {
                 let of_nobody = |object: &&String| **object < later && !self.known.index.needs(object);
                 self.remove(&objects.iter().filter(of_nobody).collect::<Vec<_>>());
             }
-            Err(error) => tracing::warn!(%error, "sets that were left unfinished stay"),
+            Err(error) => tracing::warn!(%error, "cannot remove unfinished uploads"),
         }
     }
 
     fn remove(&self, objects: &[&String]) {
         // They take room, and nothing depends on them: the next launch tries again.
         if let Err(error) = side_by_side(objects, |object| self.storage.remove(object)) {
-            tracing::warn!(%error, "an object that nothing needs any more stays");
+            tracing::warn!(%error, "cannot remove an object that is no longer needed");
         }
     }
 }
@@ -247,8 +247,8 @@ fn heeds_conditions(storage: &dyn Storage, address: &str, index: &Index) -> Resu
     match storage.swap(INDEX, &index.bytes(), None)? {
         None => Ok(()),
         Some(_) => {
-            let fault = "the server carries out a conditional write that it should refuse (If-None-Match), so two launches \
-                         could have one run: use a bucket of another server";
+            let fault = "the server ignores the condition of a write (If-None-Match), so two launches \
+                         could own one run: use a bucket of another server";
             Err(StorageError { object: address.to_owned(), fault: fault.to_owned(), of_object: false }.into())
         }
     }

@@ -131,7 +131,7 @@ impl Thread {
             && !self.keep(&found)?
         {
             // Nothing that is still alive takes checkpoints away.
-            let gone = format!("the checkpoint of step {} has gone while it was read", found.step);
+            let gone = format!("the checkpoint of step {} was removed while it was read", found.step);
             return Err(disk(&output)(io::Error::new(io::ErrorKind::NotFound, gone)));
         }
         let results = local::results(&output)?;
@@ -192,8 +192,10 @@ impl Thread {
     /// What a launch elsewhere would go on from.
     fn safe(&self) -> String {
         let newest = self.owner.as_ref().and_then(|owner| owner.index().newest());
-        newest
-            .map_or_else(|| "nothing is there yet".to_owned(), |set| format!("that of step {} is", set.step))
+        newest.map_or_else(
+            || "the bucket has no checkpoint yet".to_owned(),
+            |set| format!("the newest one in the bucket is of step {}", set.step),
+        )
     }
 
     fn output(&self) -> PathBuf {

@@ -66,7 +66,7 @@ impl Accepted {
     pub fn warn(&self) {
         let shortfall = self.outline.as_ref().and_then(|outline| outline.forecast.shortfall.as_ref());
         if let Some(shortfall) = shortfall {
-            tracing::warn!("{shortfall}; a step that runs out of memory lowers it");
+            tracing::warn!("{shortfall}; if a step runs out of memory, the micro-batch is halved");
         }
         if let Some(lack) = self.outline.as_ref().and_then(|outline| outline.lack_of_room.as_ref()) {
             tracing::warn!("{lack}");
@@ -74,13 +74,14 @@ impl Accepted {
         if let Some(step) = self.resumes_at.filter(|_| !self.damaged.is_empty()) {
             let damaged = self.damaged.join(", ");
             tracing::warn!(
-                "damaged: {damaged}; the run goes on from step {step}: restore newer ones first if there is a copy"
+                "damaged checkpoints: {damaged}; the run continues from step {step}: if there are copies, \
+                 restore them first"
             );
         }
         if self.lost > 0 {
             tracing::warn!(
-                "{} steps are recorded and no checkpoint is there, so the run starts over; restore checkpoints/ to \
-                 resume, or set train.resume=false if that is meant",
+                "{} steps are recorded but there is no checkpoint, so the run starts over; restore \
+                 checkpoints/ to resume, or set train.resume=false if this is intended",
                 self.lost,
             );
         }
@@ -213,8 +214,8 @@ fn same_data(before: Option<Before<'_>>, spec: &RunSpec, samples: &dyn Samples) 
     }
     let counted = training_samples.map(|samples| format!(", {samples} training samples"));
     Err(Failed::bad_input(format!(
-        "data.path {}: another data set than the one that this run has trained on: fingerprint {}, {} training samples here; \
-             {}{} in {} before. Name the data set that it was begun with, which may have been moved; or \
+        "data.path {}: not the data set that this run has trained on: fingerprint {}, {} training samples here; \
+             {}{} in {} before. Name the data set that the run began with (it may have been moved); or \
              give the run another run.output_dir; or start over in this one with train.resume=false",
         spec.data.path,
         short(&found),
@@ -236,8 +237,8 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
         None => "no digest".to_owned(),
     };
     Err(Failed::bad_input(format!(
-        "{} {}: another pretrained model than the one that this run was begun with, as far as is known: {} here; {} before, in \
-             {}. Name the model that it was begun with, which may have been moved if it has a digest; or give the run another \
+        "{} {}: apparently not the pretrained model that this run began with: {} here; {} before, in \
+             {}. Name the model that the run began with (it may have been moved if it has a digest); or give the run another \
              run.output_dir; or, to start over in this one, remove {}/coordinator and set train.resume=false",
         here.key,
         here.path,

@@ -53,7 +53,7 @@ pub fn execute(args: &AuditArgs) -> Outcome {
     match (audit::totals(&accounts), differing) {
         ((0, 0), 0) => Ok(()),
         ((0, 0), differing) => {
-            let text = format!("the ledger is not what ranks have written: {differing} differences");
+            let text = format!("the ledger differs from what ranks have recorded: {differing} differences");
             Err(Failed::new(Exit::Audit, text))
         }
         ((missing, duplicate), _) => {
@@ -71,7 +71,7 @@ fn judge(records: &RunRecords, directories: &[PathBuf]) -> Result<Option<Judgeme
         return Ok(None);
     }
     let testimony = Testimony::gather(directories).map_err(|error| {
-        Failed::usage(format!("--against: {error}; ranks write it in a run with {VARIABLE}=1"))
+        Failed::usage(format!("--against: {error}; ranks write these files in a run with {VARIABLE}=1"))
     })?;
     Ok(Some(compare(records, &testimony)))
 }

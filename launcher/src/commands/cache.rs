@@ -48,7 +48,7 @@ pub struct VerifyArgs {
 pub struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Bytes that may stay: 500000, 20GiB, 1.5TB. Without it no sound namespace is removed
+    /// Byte budget of the cache, such as 500000, 20GiB or 1.5TB; without it no intact namespace is removed
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     budget: Option<u64>,
     /// Say what would be removed, and remove nothing

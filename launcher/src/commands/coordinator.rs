@@ -77,16 +77,16 @@ pub struct CoordinatorArgs {
     /// Serve other machines without TLS: tokens and the run's configuration travel unencrypted
     #[arg(long)]
     plaintext: bool,
-    /// Take the place of a coordinator that was lost a moment ago: go on even where train.resume is false
+    /// Replace a coordinator that was just lost: resume even if train.resume is false
     #[arg(long, hide = true)]
     restarted: bool,
-    /// The id of the launcher whose child this is
+    /// Id of the launcher that started this coordinator
     #[arg(long, hide = true, value_name = "ID")]
     hosted_by: Option<String>,
-    /// The number of this coordinator's claim to its role, where other launchers may take it
+    /// Number of this coordinator's claim to its role, if other launchers may take over
     #[arg(long, hide = true, value_name = "N")]
     claim: Option<u64>,
-    /// The id of the launcher whose machine is gone, and its coordinator with it
+    /// Id of the launcher that was lost with its machine and its coordinator
     #[arg(long, hide = true, value_name = "ID", requires = "claim")]
     in_place_of: Option<String>,
 }
@@ -238,8 +238,9 @@ impl CoordinatorArgs {
 /// Why nothing happens.
 fn waiting(directory: &Path, patience: Duration) -> String {
     format!(
-        "the journal in {} is locked, on a file system of a server: by a coordinator of this run that lives elsewhere, or by \
-         one on a machine that is gone, whose lock the server keeps for a while (90 s with NFSv4); waiting for up to {} s",
+        "the journal in {} is on a network file system and locked: by a coordinator of this run on \
+         another machine, or by one whose machine is lost and whose lock the server still keeps (90 s \
+         with NFSv4); waiting for up to {} s",
         directory.display(),
         patience.as_secs()
     )

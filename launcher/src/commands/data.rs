@@ -66,16 +66,16 @@ pub struct MakeCheckpointArgs {
     /// Directory whose config.json gives the shapes; its tokenizer and preprocessor are copied
     #[arg(long, value_name = "DIR")]
     like: PathBuf,
-    /// Directory of the tokenizer if it is not there; config.json then gets its special token ids
+    /// Directory of the tokenizer, if another one; config.json then gets its special token ids
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Directory to make
+    /// Directory to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Type of the weights in the files
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
-    /// Keys every draw
+    /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
@@ -122,7 +122,7 @@ pub fn execute(command: &DataCommand) -> Outcome {
                 seed: args.seed,
             };
             let made = tasks().cpu.iter().find_map(|task| task.make_checkpoint(&job)).ok_or_else(|| {
-                Failed::usage(format!("{}: no task of this program has such a model", args.like.display()))
+                Failed::usage(format!("{}: no task trains such a model", args.like.display()))
             })?;
             let made = made.map_err(Failed::bad_input)?;
             say(format_args!(

@@ -100,8 +100,8 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     let (sampling, batch) = (args.sampling.into(), args.batch as usize);
     let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling, batch };
     let answers = tasks().generate(&job, device)?;
-    let answers = answers
-        .ok_or_else(|| Failed::usage(format!("task {}: what it trains writes no text", spec.task.kind)))?;
+    let answers =
+        answers.ok_or_else(|| Failed::usage(format!("task {}: its models write no text", spec.task.kind)))?;
     let cut = answers.iter().filter(|answer| !answer.ended).count();
     if cut > 0 {
         tracing::warn!("{cut} of {} answers end at --max-new-tokens", answers.len());
@@ -115,13 +115,13 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
 /// Writes the stems of all recordings.
 fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
     let (spec, Some(results)) = args.run()? else {
-        let remedy = "--audio takes the output directory of a run; before training there is nothing to use";
+        let remedy = "--audio needs the output directory of a run: an untrained network cannot separate";
         return Err(Failed::usage(format!("{}: is a file; {remedy}", args.run.display())));
     };
     let job = ConvertJob { spec: &spec, results, files: &args.audio, out };
     let written = tasks().convert(&job, args.device(&spec)?)?;
     let written = written.ok_or_else(|| {
-        Failed::usage(format!("task {}: what it trains takes no recordings apart", spec.task.kind))
+        Failed::usage(format!("task {}: its models do not separate recordings", spec.task.kind))
     })?;
     for (audio, written) in args.audio.iter().zip(&written) {
         if args.json {
@@ -152,7 +152,8 @@ impl GenerateArgs {
         match spec.train.init_from {
             None => Ok((spec, None)),
             Some(_) => Err(Failed::usage(format!(
-                "{}: `train.init_from` is for training; name the directory it starts from, or take the key away with train.init_from=",
+                "{}: `train.init_from` is for training; name the directory it starts from, or remove the \
+                 key with train.init_from=",
                 self.run.display()
             ))),
         }

@@ -29,7 +29,7 @@ pub struct InitArgs {
     /// machine
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Directory of the backbone that a policy names by its hub name [default: Hugging Face's cache]
+    /// Directory of the backbone that the policy's config.json names [default: from Hugging Face's cache]
     #[arg(long, value_name = "DIR", requires = "model")]
     backbone: Option<PathBuf>,
     /// File to write [default: standard output]
@@ -76,7 +76,7 @@ fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> 
         several => {
             let saw = several.iter().map(|(task, file)| format!("{} for --task {task}", file.saw));
             let saw = saw.collect::<Vec<_>>().join("; or ");
-            Err(refused(format!("has {saw}; say which is meant")))
+            Err(refused(format!("has {saw}; choose one with --task")))
         }
     }
 }

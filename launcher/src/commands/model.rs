@@ -28,7 +28,7 @@ pub struct ForwardArgs {
     /// Model directory as Hugging Face has it, or policy directory as LeRobot has it
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Directory of the backbone that a policy names by its hub name [default: Hugging Face's cache]
+    /// Directory of the backbone that the policy's config.json names [default: from Hugging Face's cache]
     #[arg(long, value_name = "DIR")]
     backbone: Option<PathBuf>,
     /// PEFT directory of a LoRA adapter

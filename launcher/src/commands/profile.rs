@@ -48,7 +48,8 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
         Device::Cpu => {}
         Device::Cuda(_) => {
             return Err(Failed::usage(
-                "a GPU ends its kernels later than the calls that ask for them, which is all that `cox profile` sees: add launch.device=cpu to measure on the CPU, or use NVIDIA's `nsys profile cox worker --config FILE`",
+                "GPU kernels end after the calls that start them, and `cox profile` times only the calls: \
+                 add launch.device=cpu to measure on the CPU, or use NVIDIA's `nsys profile cox worker --config FILE`",
             ));
         }
     }
@@ -71,7 +72,7 @@ impl Scratch {
         let dir = std::env::temp_dir().join(format!("cox-profile-{}", std::process::id()));
         let made = fs::create_dir(&dir);
         made.map_err(|error| {
-            Failed::usage(format!("{}: {error}; TMPDIR names another place", dir.display()))
+            Failed::usage(format!("{}: {error}; set TMPDIR to another directory", dir.display()))
         })?;
         Ok(Self(dir))
     }
@@ -85,6 +86,6 @@ impl Drop for Scratch {
 
 fn remove(dir: &Path) {
     if let Err(error) = fs::remove_dir_all(dir) {
-        tracing::warn!(dir = %dir.display(), %error, "what the profile has left cannot be removed");
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove the profile's temporary files");
     }
 }

@@ -29,7 +29,7 @@ pub struct ServeArgs {
     /// Overrides of the run as it was trained, such as model.path=... if the model has moved
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Data set whose robot is served, for a policy trained on several [default: serve.set]
+    /// Data set whose statistics are used, for a policy trained on several [default: serve.set]
     #[arg(long, value_name = "NAME")]
     set: Option<String>,
     /// Device: auto, cpu or cuda [default: launch.device]
@@ -74,7 +74,9 @@ pub fn execute(args: &ServeArgs) -> Outcome {
     let start = move || {
         let model = Model::start(max_batch, move || {
             let responder = tasks().responder(&spec, &dir, device)?;
-            responder.ok_or_else(|| Failed::usage(format!("task {kind} answers no observations")))
+            responder.ok_or_else(|| {
+                Failed::usage(format!("task {kind} trains no policy, so there is nothing to serve"))
+            })
         })?;
         Server::start(port, model, door).map_err(Failed::from)
     };
@@ -91,10 +93,10 @@ pub fn execute(args: &ServeArgs) -> Outcome {
         };
         say(format_args!("serving at {scheme}://{} on {device}", server.address()));
         let number = signals.next().await;
-        tracing::info!("{}: answering what is under way, then ending", signals::name(number));
+        tracing::info!("{}: finishing requests under way, then exiting", signals::name(number));
         let left = server.stop();
         if left > 0 {
-            tracing::warn!(clients = left, "clients had not gone in time");
+            tracing::warn!(clients = left, "clients did not disconnect in time");
         }
         Ok(())
     })
@@ -141,7 +143,8 @@ impl ServeArgs {
         }
         if door.tls.is_none() && !self.plaintext {
             return Err(refused(
-                "token and pictures would travel in clear: give --tls-cert and --tls-key, or say --plaintext where the network is trusted, \
+                "token and images would travel unencrypted: give --tls-cert and --tls-key, or --plaintext \
+                 if the network is trusted, \
                  or listen on 127.0.0.1 behind a proxy or a tunnel that encrypts",
             ));
         }

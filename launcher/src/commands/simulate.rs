@@ -38,6 +38,6 @@ pub fn execute(args: &SimulateArgs) -> Outcome {
     say(report.to_string());
     match report.violations.is_empty() {
         true => Ok(()),
-        false => Err(Failed::new(Exit::Internal, "the simulated run broke what must hold")),
+        false => Err(Failed::new(Exit::Internal, "the simulated run violated an invariant")),
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 /// Flags of `cox token`.
 #[derive(Args, Debug)]
 pub struct TokenArgs {
-    /// Permissions: `read` views, `control` views and steers, `worker` joins as a worker, `all`
+    /// Permissions: `read` (view), `control` (view and steer), `worker` (join as a worker) or `all`
     #[arg(long, value_name = "read|control|worker|all", default_value_t = Scope::All)]
     scope: Scope,
     /// Append the token to this file, created if missing, instead of printing it

@@ -106,7 +106,7 @@ impl GpuKind {
                 GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
-                "{text}: there are several: {}",
+                "{text}: it matches several: {}",
                 found.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
             )),
         }

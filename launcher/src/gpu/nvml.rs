@@ -109,9 +109,9 @@ impl Driver {
 fn health(device: &Device<'_>, name: String) -> GpuHealth {
     let memory = device.memory_info();
     let slowed = [
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "heat, by its hardware"),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "heat, by its driver"),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power, by its hardware"),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature, limited by its hardware"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature, limited by its driver"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power, limited by its hardware"),
     ];
     let reasons = device.current_throttle_reasons().unwrap_or_else(|_| ThrottleReasons::empty());
     GpuHealth {

@@ -40,10 +40,10 @@ pub struct LaunchFlags {
     /// `c10d` or `static`; accepted for torchrun's sake and ignored: the coordinator is the rendezvous
     #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
     pub rdzv_backend: Option<String>,
-    /// Host of the coordinator, without `--rdzv-endpoint`
+    /// Host of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_addr", value_name = "HOST")]
     pub master_addr: Option<String>,
-    /// Port of the coordinator, without `--rdzv-endpoint`
+    /// Port of the coordinator, if `--rdzv-endpoint` is not given
     #[arg(long, alias = "master_port", value_name = "PORT")]
     pub master_port: Option<String>,
     /// Connect the workers through the launcher, on one stream to the coordinator [default: from 1024 workers
@@ -62,7 +62,7 @@ pub struct LaunchFlags {
     /// Maximum number of planned changes of the world size [default: no bound]
     #[arg(long, alias = "max_rescales", value_name = "N")]
     pub max_rescales: Option<String>,
-    /// Accepted and without effect: the end of a worker is noticed at once
+    /// Accepted and ignored: a worker's exit is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     pub monitor_interval: Option<String>,
     /// How long workers may take to write a checkpoint and leave after a signal; no longer than 10 s once the

@@ -36,7 +36,8 @@ pub fn look_up(host: &str, port: u16) -> Vec<SocketAddr> {
     });
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| {
         tracing::warn!(
-            "{bare} cannot be looked up: no name server has answered in {} s (/etc/resolv.conf); going on without its address",
+            "{bare} cannot be looked up: no name server has answered in {} s (/etc/resolv.conf); \
+             continuing without its address",
             PATIENCE.as_secs()
         );
         *SILENT.lock().unwrap_or_else(PoisonError::into_inner) = Some((bare, clock::now()));

@@ -332,7 +332,8 @@ impl Sources<'_> {
         }
         if nnodes.max > 1 {
             return Err(Failed::usage(format!(
-                "--nnodes {nnodes}: the machines need a place to meet; give --rdzv-endpoint HOST:PORT, the same on all of them"
+                "--nnodes {nnodes}: several machines need an address to meet at; give \
+                 --rdzv-endpoint HOST:PORT, the same on all of them"
             )));
         }
         Ok(Endpoint::on_loopback(port.unwrap_or(0)))

@@ -202,7 +202,7 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
         let explained = access.explain(&status).message.unwrap_or_default();
         if begin.elapsed() < patience {
             if !std::mem::replace(&mut told, true) {
-                tracing::info!("waiting for a place: {explained}");
+                tracing::info!("waiting to join: {explained}");
             }
             tokio::time::sleep(RETRY).await;
             continue;

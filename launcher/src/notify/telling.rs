@@ -32,11 +32,11 @@ const MOST_FAULTS: u32 = 20;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Notification")]
 pub struct NotifyFlags {
-    /// Command or URL that is given a JSON message at each fault, standstill and at the end [env: COX_NOTIFY,
-    /// key: launch.notify]
+    /// Command or URL that receives a JSON message at each fault, at a standstill and at the end [env:
+    /// COX_NOTIFY, key: launch.notify]
     #[arg(long, value_name = "COMMAND or URL")]
     pub notify: Option<String>,
-    /// Seconds without a step after which a run stands still
+    /// Report a standstill after this many seconds without a step
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=LONGEST.as_secs()))]
     pub notify_stall: u64,
 }

@@ -50,7 +50,7 @@ impl StepTime {
             TimeBasis::Runs(1) => "as in the last run of this model here".to_owned(),
             TimeBasis::Runs(runs) => format!("as in {runs} earlier runs of this model here"),
             TimeBasis::Peak(peak) => format!(
-                "by arithmetic: {:.0} % of {:.0} TFLOP/s, which no GPU has shown yet",
+                "estimated: {:.0} % of {:.0} TFLOP/s, not yet measured on a GPU",
                 100.0 * SHARE_OF_PEAK,
                 peak / 1e12
             ),

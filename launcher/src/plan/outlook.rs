@@ -200,7 +200,8 @@ impl Question {
             what: "products on tensor cores".into(),
             setting: format!("{of}.weights_dtype=float16"),
             saves: 0,
-            remark: "this GPU multiplies no bfloat16; float16 takes as much, and the loss is scaled".into(),
+            remark: "this GPU has no bfloat16 products; float16 takes the same memory, with a scaled loss"
+                .into(),
         });
         instead.into_iter().chain(found.into_iter().map(in_float16)).collect()
     }

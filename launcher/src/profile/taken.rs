@@ -91,7 +91,7 @@ pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Pro
     }
     let all = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
     let all =
-        all.ok_or_else(|| Failed::new(Exit::Internal, "training ended before its profile was taken"))?;
+        all.ok_or_else(|| Failed::new(Exit::Internal, "training ended before the profile was complete"))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads =
         std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).unwrap_or(threads);
@@ -156,6 +156,6 @@ impl Link for RecordingLink {
             return Ok(());
         }
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = profile::stop();
-        Err(LinkError::Dismissed("its profile is taken".to_owned()))
+        Err(LinkError::Dismissed("the profile is complete".to_owned()))
     }
 }

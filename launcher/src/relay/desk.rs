@@ -59,7 +59,7 @@ fn broken() -> Status {
 }
 
 fn not_here() -> Status {
-    Status::unimplemented("a launcher speaks for its workers; launchers call the coordinator")
+    Status::unimplemented("a launcher accepts calls of its workers only; launchers call the coordinator")
 }
 
 #[tonic::async_trait]

@@ -102,7 +102,7 @@ fn admit(tokens: Option<&Tokens>, request: Request<()>) -> Result<Request<()>, S
     match presented.and_then(|presented| tokens.scope_of(presented)) {
         Some(scope) if scope.grants(Scope::Worker) => Ok(request),
         Some(scope) => Err(Status::permission_denied(format!(
-            "this token has the scope `{scope}`, and workers want `{}`",
+            "this token has the scope `{scope}`, but workers need `{}`",
             Scope::Worker
         ))),
         None => {

@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn a_step_that_was_left_out_has_no_loss_and_is_a_warning() {
-        let line = "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite, twice";
+        let line =
+            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite in two attempts";
         let parsed = LogLine::parse(line).unwrap();
         assert!(parsed.warns());
         assert_eq!(parsed.step().map(|step| (step.committed, step.loss)), Some((3, None)));

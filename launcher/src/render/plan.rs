@@ -112,7 +112,8 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
     });
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
     let head: Vec<_> = head.into_iter().chain(named).collect();
-    let at_once = if uses.is_empty() { "" } else { "; evaluation and answers: at once, recommended" };
+    let at_once =
+        if uses.is_empty() { "" } else { "; evaluation and answers: the recommended number at once" };
     let legend = format!(
         "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's{at_once}",
         question.samples(),
@@ -235,7 +236,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }));
     if outlook.beside_gpu > 0 {
         let beside = human::bytes(outlook.beside_gpu);
-        lines.push(format!("in host memory beside it: {beside} of what is offloaded, and kept features"));
+        lines.push(format!("also in host memory: {beside} of offloaded state, and cached features"));
     }
     lines.join("\n")
 }

@@ -97,7 +97,7 @@ fn leaving(node: &LeavingNode) -> String {
         workers => format!("{workers} workers are still there"),
     };
     let stays =
-        if node.hosts_coordinator { "; its launcher stays, for it hosts the coordinator" } else { "" };
+        if node.hosts_coordinator { "; its launcher stays, because it hosts the coordinator" } else { "" };
     format!("node {} on {} leaves the run: {state}{stays}", node.node_rank, node.host)
 }
 
@@ -244,7 +244,8 @@ mod tests {
             shown,
             "demo (run r1) training · step 4/10 · epoch 0 · loss 0.5000 · 12.0 samples/s · 3400 tokens/s · eta 1m 00s\n\
              all workers are there\n\
-             node 0 on n3 leaves the run: its workers have left; its launcher stays, for it hosts the coordinator\n\
+             node 0 on n3 leaves the run: its workers have left; its launcher stays, because it hosts the \
+             coordinator\n\
              node 2 on n5 leaves the run: 4 workers are still there\n\n\
              rank  host  pid  device  phase    step  leased  silent     peak\n   \
              1  n4     77  cpu     forward     4   0..32  120 ms  3.0 MiB\n\n\
@@ -312,6 +313,6 @@ mod tests {
         let text = shown(WorkerPhase::Loading as i32);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("   3 ") && lines[4].starts_with("load   "), "{text}");
-        assert!(shown(99).contains("phases[0].phase: 99 is not a value of this version"));
+        assert!(shown(99).contains("phases[0].phase: 99 is unknown to this version"));
     }
 }

@@ -49,7 +49,7 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     html.push(columns("result", &names, results_of(runs)));
     let found = different_keys(runs);
     html.push(match found.is_empty() {
-        true => Html::of("p", "note", "they are of one program and one run file"),
+        true => Html::of("p", "note", "same program and same run file"),
         false => columns("different", &names, found.into_iter().take(MOST_ROWS).collect()),
     });
     section("Comparison", html)

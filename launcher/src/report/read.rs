@@ -40,7 +40,8 @@ impl ReportedRun {
         problems.extend(scalars.problems.iter().cloned());
         if let Some(version) = dir.run["version"].as_str().filter(|version| *version != VERSION) {
             problems.push(format!(
-                "the run is of version {version}, this program of {VERSION}: what it does not know is left out"
+                "the run was written by version {version}, and this is version {VERSION}: unknown fields \
+                 are left out"
             ));
         }
         problems.extend(dir.damage());
@@ -97,7 +98,7 @@ fn samples(path: &Path, problems: &mut Vec<String>) -> Value {
     }
     let text = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_else(|error| {
-        problems.push(format!("{}: no JSON; it may be cut ({error})", path.display()));
+        problems.push(format!("{}: not valid JSON; it may be truncated ({error})", path.display()));
         Value::Null
     })
 }

@@ -42,12 +42,14 @@ fn what_others_have_written_runs_nowhere_and_what_cannot_be_read_is_a_line() {
     write(dir.path(), "samples.json", &json!({"step": 4, "samples": [sample, 7, null]}).to_string());
     let run = read(dir.path());
     let problems = run.problems.join("\n");
-    for part in ["journal", "of version 99.0", "summary.json: no JSON", "cut or damaged at byte 0 of 12"] {
+    for part in
+        ["journal", "of version 99.0", "summary.json: no JSON", "truncated or damaged at byte 0 of 12"]
+    {
         assert!(problems.contains(part), "{part} in\n{problems}");
     }
     let page = page(&[run]);
     assert!(!page.contains("<script") && !page.contains("onerror=\"") && !page.contains('\u{1b}'));
-    for part in ["&lt;script&gt;", "Held-out samples", "every key of the run file", "no JSON"] {
+    for part in ["&lt;script&gt;", "Held-out samples", "every key of the run file", "not valid JSON"] {
         assert!(page.contains(part), "{part}");
     }
     assert_eq!(page.matches("<svg").count(), 1, "the sample's curve");

@@ -81,7 +81,7 @@ impl Exits {
             while let Err(status) = access.coordinator().report_exit(prompt(request.clone())).await {
                 // A launcher that is not known asks for its place again, and has it then.
                 if !calls::may_answer_later(status.code()) && status.code() != Code::NotFound {
-                    tracing::debug!(%status, "a worker's end was not taken");
+                    tracing::debug!(%status, "the coordinator did not accept a worker's exit");
                     return;
                 }
                 tokio::time::sleep(RETRY).await;

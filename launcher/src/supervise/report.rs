@@ -133,7 +133,7 @@ impl Report {
             }
         }
         if self.displaced {
-            let _ = writeln!(text, "  another launcher has this place");
+            let _ = writeln!(text, "  another launcher has replaced this one");
         } else if self.coordinator_lost {
             let _ = writeln!(text, "  the coordinator was lost");
         }
@@ -181,12 +181,12 @@ impl Report {
                 Some(learned) if learned.step == step.step => format!("the last with loss {:.4}", step.loss),
                 Some(learned) => {
                     format!(
-                        "the last {} left out, the one before with loss {:.4}",
+                        "the last {} left out, loss before them {:.4}",
                         step.step - learned.step,
                         learned.loss
                     )
                 }
-                None => "all that this launch has done left out".to_owned(),
+                None => "all steps of this launch left out".to_owned(),
             };
             parts.push(format!("{done} of {total} steps, {last}"));
         }
@@ -265,8 +265,8 @@ mod tests {
         };
         assert!(told(step(8, 0.0)).ends_with("9 of 9 steps, the last with loss 0.0000"));
         let two = told(step(6, 0.5));
-        assert!(two.ends_with("9 of 9 steps, the last 2 left out, the one before with loss 0.5000"), "{two}");
-        assert!(told(None).ends_with("9 of 9 steps, all that this launch has done left out"));
+        assert!(two.ends_with("9 of 9 steps, the last 2 left out, loss before them 0.5000"), "{two}");
+        assert!(told(None).ends_with("9 of 9 steps, all steps of this launch left out"));
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
         let text = |displaced| {
             Report { displaced, coordinator_lost: true, ..Report::default() }.failure_text("demo")
         };
-        assert_eq!(text(true), "demo failed (exit code 6)\n  another launcher has this place");
+        assert_eq!(text(true), "demo failed (exit code 6)\n  another launcher has replaced this one");
         assert_eq!(text(false), "demo failed (exit code 8)\n  the coordinator was lost");
     }
 }

@@ -232,7 +232,7 @@ impl Supervisor<'_> {
             }
             Err(why) => {
                 let why = why.message.unwrap_or_default();
-                format!("the coordinator's machine is gone, and its place cannot be taken here yet: {why}")
+                format!("the coordinator's machine is lost, and this launcher cannot take over yet: {why}")
             }
         };
         // Tried again with every look.
@@ -423,7 +423,7 @@ impl Supervisor<'_> {
                 let from = *self.hosts_from.get_or_insert(now + HOSTS_ONLY);
                 if now >= from && !std::mem::replace(&mut self.hosts_told, true) {
                     let line =
-                        "this node's workers have left; its launcher stays, for it hosts the coordinator";
+                        "this node's workers have left; its launcher stays, because it hosts the coordinator";
                     self.contacts.terminal.line(line);
                 }
             }

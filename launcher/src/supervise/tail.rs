@@ -30,7 +30,7 @@ impl Tail {
     pub async fn show(self, shown: Shown, mut writing: watch::Receiver<()>) {
         let path = self.path.clone();
         if let Err(error) = self.follow(shown, &mut writing).await {
-            tracing::warn!(path = %path.display(), %error, "a log cannot be read, and is not shown from here on");
+            tracing::warn!(path = %path.display(), %error, "a log cannot be read and is no longer shown");
         }
     }
 

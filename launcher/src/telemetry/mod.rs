@@ -37,9 +37,9 @@ pub struct LogFlags {
 /// Forms of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines of text.
     Text,
-    /// For collectors.
+    /// One JSON object a line.
     Json,
 }
 

@@ -97,7 +97,7 @@ impl App {
         let run = &mut self.runs[self.shown];
         match run.takes_orders() {
             true => self.question = Some(order),
-            false => run.message = "no coordinator takes orders for this run".to_owned(),
+            false => run.message = "this run has no coordinator to accept commands".to_owned(),
         }
     }
 
@@ -106,10 +106,12 @@ impl App {
         let name = self.run().name();
         Some(match self.question? {
             ControlRequest::Pause => format!("pause {name} at the next step boundary?"),
-            ControlRequest::Resume => format!("let {name} go on?"),
+            ControlRequest::Resume => format!("resume {name}?"),
             ControlRequest::Checkpoint => format!("write a checkpoint of {name}?"),
-            ControlRequest::Drain(node) => format!("let node {node} leave {name}? the others train on"),
-            ControlRequest::Stop => format!("end {name}? it writes a checkpoint and its results first"),
+            ControlRequest::Drain(node) => {
+                format!("remove node {node} from {name}? the others keep training")
+            }
+            ControlRequest::Stop => format!("stop {name}? it writes a checkpoint and its results first"),
         })
     }
 }

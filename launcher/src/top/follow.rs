@@ -176,7 +176,7 @@ async fn given(access: &Access, order: ControlRequest) -> Result<String, Failed>
         }
         ControlRequest::Resume => {
             access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
-            "it goes on".to_owned()
+            "it resumes".to_owned()
         }
         ControlRequest::Checkpoint => {
             access.answer(async |mut people| people.checkpoint(prompt(CheckpointRequest {})).await).await?;

@@ -66,7 +66,8 @@ impl Door {
         }
         if self.tls.is_none() && !self.plaintext {
             return Err(
-                "this build of cox has no TLS: build it with `--features tls`, or say --plaintext where the network is trusted",
+                "this build of cox has no TLS: build it with `--features tls`, or give --plaintext if the \
+                 network is trusted",
             );
         }
         Ok(())
@@ -95,6 +96,6 @@ impl Door {
 }
 
 async fn bounded<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "it did not say who it is in time");
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "it did not identify itself in time");
     tokio::time::timeout(PATIENCE, work).await.map_err(late)?
 }

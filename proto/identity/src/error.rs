@@ -40,8 +40,8 @@ pub enum IdentityError {
     },
     /// A token file that others may read.
     #[error(
-        "{}: others may read this file of tokens (mode {mode:04o}): chmod 600 it, and replace the tokens if somebody may have \
-         read them",
+        "{}: other users may read this token file (mode {mode:04o}): chmod 600 it, and replace the tokens \
+         if somebody may have read them",
         path.display()
     )]
     OpenToOthers {
@@ -51,7 +51,7 @@ pub enum IdentityError {
         mode: u32,
     },
     /// A token file of another user.
-    #[error("{}: this file of tokens is user {owner}'s, who decides by it who may come in: make it yours", path.display())]
+    #[error("{}: this token file belongs to uid {owner}, who could change who has access; make it yours with chown", path.display())]
     NotOurs {
         /// The file.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum IdentityError {
     },
     /// No token that lets in who must come in.
     #[error(
-        "none of the tokens has the scope `{0}`, without which no run is possible: add one, `cox token --scope {0}`"
+        "none of the tokens has the scope `{0}`, which every run needs: add one, `cox token --scope {0}`"
     )]
     Missing(Scope),
     /// The machine has no randomness.
@@ -68,8 +68,8 @@ pub enum IdentityError {
     Random(getrandom::Error),
     /// This build has no TLS.
     #[error(
-        "{0} is not on this machine, and this build of cox has no TLS: build it with `--features tls`, or say `--plaintext` \
-         (for commands: http://{0}) where the network is trusted"
+        "{0} is not on this machine, and this build of cox has no TLS: build it with `--features tls`, or \
+         give `--plaintext` (for commands: http://{0}) if the network is trusted"
     )]
     WithoutTls(String),
     /// This build has no TLS for certificates.
@@ -82,7 +82,8 @@ pub enum IdentityError {
     NoCertificates,
     /// Nothing to know the server by.
     #[error(
-        "{0} is not on this machine, and there is nothing to know it by: set COX_TOKEN (or COX_TOKEN_FILE), or COX_TLS_CA"
+        "{0} is not on this machine, and its identity cannot be verified: set COX_TOKEN (or \
+         COX_TOKEN_FILE), or COX_TLS_CA"
     )]
     NothingToTrust(String),
     /// A certificate, its key, or those it is checked against.
@@ -100,7 +101,8 @@ pub enum IdentityError {
     HalfACertificate,
     /// The server has a key that is not our token's.
     #[error(
-        "{0} is not the coordinator of our token, which has another key: check that COX_TOKEN (or COX_TOKEN_FILE) is the same here \
+        "{0} is not the coordinator of our token (its TLS key differs): check \
+         that COX_TOKEN (or COX_TOKEN_FILE) is the same here \
          and there, and that nothing else listens there"
     )]
     OtherKey(String),
@@ -119,8 +121,8 @@ pub enum IdentityError {
     },
     /// The other end speaks in clear.
     #[error(
-        "{0} does not speak TLS: its coordinator was started with --plaintext (then say so here, too; for commands: http://{0}), \
-         or something else listens there"
+        "{0} does not speak TLS: its coordinator was started with --plaintext (then use it here, too; for \
+         commands: http://{0}), or another program listens there"
     )]
     InClear(String),
     /// The handshake failed in another way.

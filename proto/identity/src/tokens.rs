@@ -65,8 +65,8 @@ impl Tokens {
             return Self::of_file(path);
         }
         tracing::warn!(
-            "{}: this file system keeps no permissions: who can read this directory can call the run; COX_TOKEN or \
-             COX_TOKEN_FILE elsewhere keeps them out",
+            "{}: this file system has no permissions, so everyone who can read this directory can control \
+             the run; to prevent that, set COX_TOKEN, or COX_TOKEN_FILE on another file system",
             path.display()
         );
         Self::of_open_file(path)
@@ -165,7 +165,8 @@ impl Held {
         self.granted = granted;
         tracing::info!(
             target: "coxswain::run",
-            "the file of tokens has changed: {now} are in it, {leaving} that are not count for up to {GRACE} s"
+            "the token file has changed: it has {now} tokens; {leaving} removed ones stay valid for up to \
+             {GRACE} s"
         );
     }
 }

@@ -68,7 +68,7 @@ fn check_run(run: &Run, f: &mut Findings) {
     f.require(
         bucket.is_none_or(|address| BUCKETS.iter().any(|scheme| address.starts_with(scheme))),
         "run.bucket",
-        format_args!("`{}` is not a place that a run can be kept in", bucket.unwrap_or_default()),
+        format_args!("`{}` is not a bucket address", bucket.unwrap_or_default()),
         "write s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH",
     );
 }
@@ -87,7 +87,7 @@ fn check_data(data: &Data, f: &mut Findings) {
     f.require(
         budget >= MIN_BUCKET_CACHE,
         "data.bucket_cache.budget",
-        format_args!("is {budget}, too few bytes for what is read at the same time"),
+        format_args!("is {budget}, too few bytes for the blocks that are read at the same time"),
         "give 268435456 (256 MiB) or more",
     );
 }
@@ -151,7 +151,10 @@ fn check_init(spec: &RunSpec, f: &mut Findings) {
         f.require(
             group.is_none_or(|group| groups.contains_key(group)),
             "train.init_from",
-            format_args!("names `{}`, which is no group of this task", group.unwrap_or_default()),
+            format_args!(
+                "names `{}`, which is not a parameter group of this task",
+                group.unwrap_or_default()
+            ),
             "name groups as `optimizer.lr` does",
         );
     }
@@ -180,7 +183,10 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         f.require(
             group.is_none_or(|group| groups.contains_key(group)),
             path,
-            format_args!("names `{}`, which is no group of this task", group.unwrap_or_default()),
+            format_args!(
+                "names `{}`, which is not a parameter group of this task",
+                group.unwrap_or_default()
+            ),
             "name groups as `optimizer.lr` does",
         );
     };
@@ -214,8 +220,8 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
     f.require(
         optimizer.schedule_over == ScheduleOver::All || spec.cache.mode == CacheMode::Periodic,
         "optimizer.schedule_over",
-        "is `live`, and all steps are live where `cache.mode` is not `periodic`",
-        "remove it, or switch such a cache on",
+        "is `live`, but without `cache.mode: periodic` all steps are live",
+        "remove it, or set `cache.mode: periodic`",
     );
     let decay = optimizer.ema_decay.unwrap_or(0.0);
     f.in_range("optimizer.ema_decay", decay, (0.0..1.0).contains(&decay), "from 0 to below 1");
@@ -231,10 +237,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
     f.require(
         initial.is_none_or(|initial| LossScale::RANGE.contains(&initial) && initial.log2().fract() == 0.0),
         "optimizer.loss_scale.initial",
-        format_args!(
-            "is {}: scaling is exact by powers of two alone, here of 1 to 2^126",
-            initial.unwrap_or_default()
-        ),
+        format_args!("is {}; only powers of two from 1 to 2^126 scale exactly", initial.unwrap_or_default()),
         "give a power of two, for instance 65536",
     );
     f.require(
@@ -254,7 +257,7 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
         f.require(
             matches!(given[..], [length] if length >= 1),
             path,
-            "is not one length of at least 1",
+            "must be one length of at least 1",
             "write `{epochs: N}` or `{steps: N}`",
         );
     }
@@ -263,7 +266,7 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
     f.require(
         !longer(cache.live.epochs, cache.interval.epochs) && !longer(cache.live.steps, cache.interval.steps),
         "cache.live",
-        "leaves nothing of `cache.interval` to take from the cache",
+        "is as long as `cache.interval` or longer, so no step would use the cache",
         "shorten it, or switch the cache off",
     );
     f.at_least_one("cache.encoder_batch", cache.encoder_batch.unwrap_or(1));

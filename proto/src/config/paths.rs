@@ -45,7 +45,7 @@ fn expanded(text: &str, home: Option<&str>) -> Result<String, (&'static str, &'s
     };
     if text.split('/').any(names_variable) {
         return Err((
-            "has a variable in it, and variables are not expanded here",
+            "has a variable in it, but variables are not expanded here",
             "write the path out, or let a shell expand it in an override: \"KEY=$HOME/a\"",
         ));
     }
@@ -54,8 +54,10 @@ fn expanded(text: &str, home: Option<&str>) -> Result<String, (&'static str, &'s
     };
     match (rest.strip_prefix('/'), home) {
         (Some(rest), Some(home)) => Ok(format!("{}/{rest}", home.trim_end_matches('/'))),
-        (Some(_), None) => Err(("begins with the home directory, and HOME says none", "write the path out")),
-        (None, _) => Err(("begins with `~`, of which `~/` alone is known", "write the path out, or `./~..`")),
+        (Some(_), None) => Err(("begins with `~`, but HOME is not set", "write the path out")),
+        (None, _) => {
+            Err(("begins with `~`, of which only `~/` is supported", "write the path out, or `./~..`"))
+        }
     }
 }
 
@@ -80,7 +82,7 @@ mod tests {
         let nowhere = of("run: {output_dir: ~/runs/a}", None).unwrap_err();
         assert!(nowhere.starts_with("run.yaml:1:19: run.output_dir: `~/runs/a` begins with"), "{nowhere}");
         let other = of("run: {output_dir: ~ada/runs}", home).unwrap_err();
-        assert!(other.contains("`~/` alone is known"), "{other}");
+        assert!(other.contains("only `~/` is supported"), "{other}");
     }
 
     #[test]

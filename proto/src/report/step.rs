@@ -79,12 +79,12 @@ impl Skipped {
 }
 
 impl fmt::Display for Skipped {
-    /// `its loss is not finite, twice (samples 17, 23)`.
+    /// `its loss is not finite in two attempts (samples 17, 23)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         f.write_str(match self.cause {
-            SkipCause::Loss => "its loss is not finite, twice",
-            SkipCause::Gradient => "its gradient is not finite, twice",
+            SkipCause::Loss => "its loss is not finite in two attempts",
+            SkipCause::Gradient => "its gradient is not finite in two attempts",
             SkipCause::Asked => "train.skip_steps names it",
             SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
             SkipCause::Spike => "its loss is far above those of the steps before",

@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for EpisodeRange {
                 match ends {
                     Some((first, last)) if first <= last => Ok(EpisodeRange { first, last }),
                     _ => Err(E::custom(format_args!(
-                        "`{text}` is no range of episodes; write the first and the last, `10-19`"
+                        "`{text}` is not a range of episodes; write the first and the last, `10-19`"
                     ))),
                 }
             }

@@ -127,7 +127,7 @@ impl std::str::FromStr for DeviceChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = [Self::Auto, Self::Cpu, Self::Cuda];
         let found = known.into_iter().find(|choice| choice.to_string() == text.trim());
-        found.ok_or_else(|| format!("`{text}` is no device; expected auto, cpu or cuda"))
+        found.ok_or_else(|| format!("`{text}` is not a device; expected auto, cpu or cuda"))
     }
 }
 

@@ -68,12 +68,12 @@ fn made(shipped: &Path, driver: Version) -> Result<String, String> {
     let made = fs::read_to_string(shipped.join(MADE))
         .map_err(|why| format!("its file {MADE:?} cannot be read: {why}"))?;
     let (cuda, count) =
-        made.trim().split_once(' ').ok_or("it does not say by which CUDA they were compiled")?;
+        made.trim().split_once(' ').ok_or("it does not name the CUDA version that compiled them")?;
     let major: u32 = cuda.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX);
     if major > driver.major {
         return Err(format!("its kernels were compiled by CUDA {cuda}, and this driver is for {driver}"));
     }
-    Ok(format!("{count} came compiled by CUDA {cuda}"))
+    Ok(format!("{count} precompiled by CUDA {cuda}"))
 }
 
 /// What a kernel is known again by.
@@ -139,13 +139,13 @@ impl Kernels {
                 why
             })
         });
-        SOURCE.get_or_init(|| came.unwrap_or_else(|| "none came compiled".to_owned()));
+        SOURCE.get_or_init(|| came.unwrap_or_else(|| "there are no precompiled kernels".to_owned()));
         kernels
     }
 
     fn new(own: &Path) -> Self {
         if let Err(why) = fs::create_dir_all(own) {
-            tracing::warn!(dir = %own.display(), %why, "compiled kernels are not kept");
+            tracing::warn!(dir = %own.display(), %why, "cannot save compiled kernels");
         }
         remove_all_but(MOST, own);
         Self { own: own.to_owned(), shipped: None }
@@ -168,12 +168,12 @@ impl Kernels {
     pub fn keep(&self, key: &Key, text: &str, code: &[u8]) {
         let before = HERE.fetch_add(1, Ordering::Relaxed);
         if before == 0 && self.shipped.is_some() {
-            tracing::warn!(kernel = %key, "a kernel did not come compiled and is compiled here, as others may be");
+            tracing::warn!(kernel = %key, "a kernel is not among the precompiled ones and is compiled here; more may follow");
         }
         // The code comes last: a kernel that is found has both.
         let kept = self.write(&format!("{key}.cu"), text.as_bytes());
         if let Err(why) = kept.and_then(|()| self.write(&format!("{key}.ptx"), code)) {
-            tracing::debug!(dir = %self.own.display(), %why, "a compiled kernel is not kept");
+            tracing::debug!(dir = %self.own.display(), %why, "cannot save a compiled kernel");
         }
     }
 
@@ -200,7 +200,7 @@ fn remove_all_but(most: usize, dir: &Path) {
     codes.sort_by_key(|(when, _)| std::cmp::Reverse(*when));
     for (_, old) in codes.into_iter().skip(most) {
         if let Err(why) = fs::remove_file(&old).and_then(|()| fs::remove_file(old.with_extension("cu"))) {
-            tracing::debug!(kernel = %old.display(), %why, "a kernel that was not used for long stays");
+            tracing::debug!(kernel = %old.display(), %why, "cannot remove a kernel that was not used for long");
         }
     }
 }

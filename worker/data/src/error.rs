@@ -66,7 +66,7 @@ pub enum DataError {
     /// The run names a feature that the data set does not have.
     #[error("{}: data.{key} names `{name}`, which the data set does not have{}; it has {available}{}", path.display(),
         suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default(),
-        if *key == "state" { "; a policy that sees images alone has `data.state: none`" } else { "" })]
+        if *key == "state" { "; for a policy that sees only images set `data.state: none`" } else { "" })]
     UnknownFeature {
         /// The data set's `info.json`.
         path: PathBuf,

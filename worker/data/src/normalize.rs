@@ -153,7 +153,7 @@ impl Normalizer {
             if let Some(element) = values.iter().position(|value| !value.is_finite()) {
                 return Err(fail(
                     format!("{feature}.{stat}"),
-                    format!("element {element} is no finite number"),
+                    format!("element {element} is not a finite number"),
                 ));
             }
             Ok(values.iter().map(|v| *v as f32).collect())

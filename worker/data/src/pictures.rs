@@ -45,7 +45,7 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         [] => return Err("the image has no bytes; restore the file".into()),
         _ if encoded.starts_with(LFS_POINTER) => {
             return Err(
-                "the image is a pointer of Git LFS; `git lfs pull` in its directory brings the file".into()
+                "the image is a pointer of Git LFS; `git lfs pull` in its directory downloads the file".into()
             );
         }
         _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),
@@ -177,7 +177,7 @@ fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
 /// Room for an image of these sides as its decoder puts it, which is not yet three bytes a pixel.
 fn room(sides: [usize; 2], bytes: Option<usize>) -> Result<Vec<u8>, String> {
     if let Some(side) = sides.into_iter().find(|side| *side > LONGEST_SIDE) {
-        return Err(format!("a side has {side} pixels, and {LONGEST_SIDE} is the most"));
+        return Err(format!("a side has {side} pixels; at most {LONGEST_SIDE} are supported"));
     }
     let fits = |bytes: &usize| (*bytes).max(3 * sides[0] * sides[1]) <= MAX_DECODED_BYTES;
     let bytes =

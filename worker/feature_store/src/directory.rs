@@ -58,7 +58,7 @@ impl Directory {
         for left in self.evicted()? {
             pulse::beat();
             if let Err(error) = usage::clear(&left) {
-                tracing::warn!(%error, "what is left of an evicted cache namespace stays");
+                tracing::warn!(%error, "cannot remove the rest of an evicted cache namespace");
             }
         }
         let mut used = self.bytes()?;
@@ -69,7 +69,8 @@ impl Directory {
             // Evictors that meet look like users to each other. One that cannot wait for the others goes on
             // all the same.
             let alone = usage::alone(&self.path.join(EVICTOR), Some(EVICTOR_PATIENCE));
-            let _alone = alone.inspect_err(|error| tracing::debug!(%error, "evicting beside others"));
+            let _alone =
+                alone.inspect_err(|error| tracing::debug!(%error, "another process evicts at the same time"));
             used = self.bytes()?;
             if too_much(used) {
                 let evicted = self.evict_down_to(budget - reserve, Some(keep))?;

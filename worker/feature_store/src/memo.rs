@@ -40,7 +40,7 @@ impl Memo {
             Ok(file) => Some(file),
             Err(StoreError::Io { source, .. }) if usage::is_denied(&source) => None,
             Err(error @ StoreError::Full { .. }) => {
-                tracing::warn!(%error, "digests of files are not remembered");
+                tracing::warn!(%error, "cannot save digests of files");
                 None
             }
             Err(error) => return Err(error),
@@ -110,7 +110,7 @@ impl Store {
         }
         // What cannot be remembered is read again next time.
         if let Err(error) = memo.save() {
-            tracing::warn!(%error, "a digest of files is not remembered");
+            tracing::warn!(%error, "cannot save a digest of files");
         }
         Ok(digest)
     }

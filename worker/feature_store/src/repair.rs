@@ -63,8 +63,8 @@ fn repair_namespace(dir: &Path, shards: &[&PathBuf], repaired: &mut Vec<Repaired
         return Err(StoreError::Foreign { path: dir.into(), detail: "has no space.json".into() });
     };
     if usage::loses_open_files(dir) && usage::last_use(dir).1 {
-        let detail = "is in use, and on a network file system a repair would take shards away from runs on other machines; repair it when they \
-                      have ended";
+        let detail = "is in use, and on a network file system a repair would remove shards that runs on \
+                      other machines use; repair it when they have ended";
         return Err(StoreError::Foreign { path: dir.into(), detail: detail.into() });
     }
     let samples = || -> Result<HashSet<SampleKey>, StoreError> {

@@ -218,7 +218,7 @@ impl Shard {
         let footer_at = bytes.len() - FOOTER;
         let footer = &bytes[footer_at..];
         if &footer[72..] != END {
-            let detail = format!("{} bytes, and they do not end a shard: it was cut short", bytes.len());
+            let detail = format!("{} bytes without the end of a shard: it was truncated", bytes.len());
             return Err(damaged(detail));
         }
         let (index_at, records) = (u64_at(footer, 0), u64_at(footer, 8));

@@ -89,7 +89,8 @@ impl Store {
             Ok(Some((found, _))) if found == key => {}
             Ok(Some((found, _))) => {
                 let detail = format!(
-                    "holds namespace {found}, whose name begins like that of {key}; use another cache.dir"
+                    "holds namespace {found}, whose directory name collides with that of {key}; use \
+                     another cache.dir"
                 );
                 return Err(StoreError::Foreign { path: dir, detail });
             }

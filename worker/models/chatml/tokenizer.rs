@@ -64,7 +64,7 @@ impl ChatMlTokenizer {
             None => id("<|im_end|>")?,
         };
         if !chat.contains("<|im_start|>") || !chat.contains("<|vision_start|>") {
-            tracing::warn!(model = %model.display(), "chat template is not Qwen's; prompting in Qwen's shape");
+            tracing::warn!(model = %model.display(), "chat template is not Qwen's; using Qwen's prompt format");
         }
         let has_own = chat.contains("You are a helpful assistant.");
         let system = if has_own || chat.is_empty() && facts.form.own_system_turn { SYSTEM } else { "" };
@@ -132,7 +132,7 @@ impl ChatMlTokenizer {
         }
         if self.tokenizer.token_to_id("<|video_pad|>").is_some_and(|video| ids.contains(&video)) {
             return Err(format!(
-                "a placeholder of a video, and there is none; remove <|video_pad|> from text {:?}",
+                "a video placeholder without a video; remove <|video_pad|> from text {:?}",
                 excerpt(text)
             ));
         }

@@ -41,7 +41,7 @@ impl Adapters {
         let refused = match (plan.adapter("lm_head"), head) {
             (Some(_), HeadAdapter::InFull(why) | HeadAdapter::Refused(why)) => Some(why),
             (Some(adapter), _) if adapter.dora => {
-                Some("which is run in chunks, and lora.use_dora needs all of its weight at once")
+                Some("which runs in chunks, but lora.use_dora needs its whole weight at once")
             }
             _ => None,
         };

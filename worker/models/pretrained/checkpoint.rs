@@ -397,7 +397,7 @@ impl Shard {
             return Err(ModelError::Io {
                 path: path.into(),
                 source: std::io::Error::new(ErrorKind::InvalidData, "PyTorch's pickled weights"),
-                remedy: "no pickle is opened; load the model in Transformers and write it again by save_pretrained",
+                remedy: "pickle files are not opened; load the model in Transformers and save it with save_pretrained",
             });
         }
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| {
@@ -431,7 +431,7 @@ fn describe(error: &SafeTensorError, file_len: usize) -> String {
     match error {
         SafeTensorError::MetadataIncompleteBuffer => {
             format!(
-                "its header declares more data than its {file_len} bytes hold, or less: the file is truncated or garbled"
+                "its header does not match its length of {file_len} bytes: the file is truncated or garbled"
             )
         }
         SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {

@@ -49,7 +49,7 @@ mod tests {
             ),
             (
                 json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}),
-                ["quantised (awq)", "take the checkpoint that they were made from"],
+                ["quantised (awq)", "use the checkpoint that they were made from"],
             ),
             (json!({"type": "act"}), ["`type`: \"act\"", "a policy of LeRobot"]),
         ] {

@@ -7,8 +7,8 @@ use std::{io, path::PathBuf};
 use coxswain_nn::lora::LoraError;
 
 /// What is wrong with a weight that float16 cannot hold, and what to do.
-pub const BEYOND_FLOAT16: &str = "holds values beyond 65504, the most of float16, or none that are finite: set \
-     `model.weights_dtype` to bfloat16 or float32";
+pub const BEYOND_FLOAT16: &str = "holds values that are not finite or beyond float16's maximum of 65504: \
+                                  set `model.weights_dtype` to bfloat16 or float32";
 
 /// A model directory, or tensors for it, that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -27,18 +27,15 @@ pub enum ModelError {
     #[error("{0}")]
     Away(#[from] coxswain_data::DataError),
     /// A device did not take weights.
-    #[error(
-        "the device has not taken the weights: {0}; `cox selftest --device cuda` tells what it cannot do"
-    )]
+    #[error("the weights cannot be copied to the device: {0}; `cox selftest --device cuda` shows what fails")]
     Device(String),
     /// Products in float16 were asked for on a CPU.
-    #[error(
-        "float16 is for GPUs, and a CPU would gain nothing by it: bfloat16 takes the same memory there, float32 rounds nothing"
-    )]
+    #[error("float16 is for GPUs only: on a CPU, bfloat16 takes the same memory, and float32 rounds nothing")]
     Float16OnHost,
     /// A table was to stay in host memory, and is needed where the model is.
     #[error(
-        "`memory.offload` is `embedding`, and the table of token embeddings {0}: it has to be where the model is; set `none`"
+        "`memory.offload` is `embedding`, but the table of token embeddings {0}, so it must be on the \
+         model's device; set `none`"
     )]
     OffloadedTable(&'static str),
     /// Frozen weights were to be shared out among GPUs.
@@ -159,7 +156,9 @@ pub enum ModelError {
 /// cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` or memory.shard `frozen` the file must not change while the run lasts: restore it and start again, or copy the model to a disk that does not fail",
+    "{}: tensor `{tensor}` cannot be read again: {problem}; with memory.offload `layers` or memory.shard \
+     `frozen` the file must not change during the run: restore it and start again, or copy the model to a \
+     reliable disk",
     path.display()
 )]
 pub struct UnreadableWeights {

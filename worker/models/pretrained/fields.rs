@@ -133,7 +133,8 @@ impl<'a> Fields<'a> {
             return Err(self.error(
                 field,
                 format!(
-                    "{kind:?}: {what}, whose weights are not read; `model.path` takes the pretrained model that a policy begins with, the Hugging Face directory of {wanted}"
+                    "{kind:?}: {what}, whose weights are not read; set `model.path` to the pretrained \
+                     model that the policy starts from, the Hugging Face directory of {wanted}"
                 ),
             ));
         }
@@ -142,8 +143,8 @@ impl<'a> Fields<'a> {
         Err(self.error(
             "quantization_config",
             format!(
-                "the weights are quantised ({method}), and these are not read; take the checkpoint that they were made from: \
-                 `model.weights_dtype: nf4` (or `int8`) quantises it while it is loaded"
+                "quantised weights ({method}) are not read; use the checkpoint that they were made from: \
+                 `model.weights_dtype: nf4` (or `int8`) quantises it while loading"
             ),
         ))
     }

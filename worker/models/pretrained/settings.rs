@@ -42,7 +42,7 @@ impl Model {
             spec.memory.offload != Offload::Layers || self.weights_dtype.packing().is_none(),
             "memory.offload",
             format_args!(
-                "is `layers`, and `model.weights_dtype: {}` would quantize every block whenever it is read",
+                "is `layers`, but `model.weights_dtype: {}` would quantize every block each time it is read",
                 self.weights_dtype.name()
             ),
             "set `memory.offload: none`, or `model.weights_dtype: bfloat16`",
@@ -51,7 +51,8 @@ impl Model {
             spec.memory.shard != Shard::Frozen || self.weights_dtype.packing().is_none(),
             "memory.shard",
             format_args!(
-                "is `frozen`, and a matrix in `model.weights_dtype: {}` is not cut up: its scales are made of all of it",
+                "is `frozen`, but a matrix in `model.weights_dtype: {}` cannot be split: its scales \
+                 depend on all of it",
                 self.weights_dtype.name()
             ),
             "remove it, or set `model.weights_dtype: bfloat16`",
@@ -67,13 +68,13 @@ pub fn check_blocks(spec: &RunSpec, trains: bool, f: &mut Findings) {
     f.require(
         shard != Shard::Frozen || offload != Offload::Layers,
         "memory.shard",
-        "is `frozen`, and `memory.offload: layers` leaves all of it in the files",
+        "is `frozen`, but `memory.offload: layers` already leaves these weights in their files",
         "keep one of them: `layers` takes less memory, `frozen` reads the files once",
     );
     f.require(
         shard != Shard::Frozen || spec.launch.device != DeviceChoice::Cuda,
         "memory.shard",
-        "is `frozen`, which is for CPUs, and `launch.device` is `cuda`",
+        "is `frozen`, which works on CPUs only, but `launch.device` is `cuda`",
         "remove it, or set `launch.device: cpu`",
     );
     // What a backward pass runs again is brought again; what is kept of a block keeps the block's weights.

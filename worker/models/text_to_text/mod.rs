@@ -130,7 +130,7 @@ pub type Choice<'c> = &'c mut dyn FnMut(usize, usize, &[f32]) -> Option<u32>;
 
 /// A row for which no token could be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the logits of an answer are not finite: the weights are of no use")]
+#[error("the logits of an answer are not finite: the weights are unusable")]
 pub struct NoToken {
     /// Which.
     pub row: usize,

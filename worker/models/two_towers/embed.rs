@@ -102,7 +102,7 @@ impl<B: ModelBackend> Embedding<B> {
     pub fn head(&self, loader: &mut Loader<'_, B>, sizes: &TowersSizes) -> Result<LoraLinear<B>, ModelError> {
         let shape = [sizes.text.hidden_size, sizes.text.vocab_size];
         if sizes.tied {
-            let table_vd = self.on_device().ok_or(ModelError::OffloadedTable("is the head's weight, too"))?;
+            let table_vd = self.on_device().ok_or(ModelError::OffloadedTable("is also the head's weight"))?;
             let adapter = loader.adapter("lm_head", shape);
             return Ok(LoraLinear::new(table_vd.clone(), None, adapter));
         }
@@ -119,7 +119,8 @@ pub fn has_own_head(dir: &Path, rules: Rules) -> bool {
     if own {
         tracing::warn!(
             model = %dir.display(),
-            "config.json ties the LM head to the table of token embeddings, and the weights have a head of other values; theirs is used"
+            "config.json ties the LM head to the token embeddings, but the weights hold another head, \
+             which is used"
         );
     }
     own

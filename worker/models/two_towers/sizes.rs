@@ -70,7 +70,7 @@ impl SpecialTokens {
             vision_end: id("vision_end_token_id", 151_653)?,
         };
         if tokens.image == tokens.video {
-            return Err(root.error("video_token_id", format!("{} is the image token, too", tokens.video)));
+            return Err(root.error("video_token_id", format!("{} is also the image token", tokens.video)));
         }
         Ok(tokens)
     }

@@ -138,16 +138,17 @@ impl SmolVlaConfig {
             for step in directory.steps(file)? {
                 if !known.contains(&&step.name[..]) {
                     let known = known.join(", ");
-                    return Err(wrong(format!("{:?}, which is not read here; {known} are", step.name)));
+                    return Err(wrong(format!(
+                        "{:?}, which is not supported; supported are {known}",
+                        step.name
+                    )));
                 }
                 let modes = step.config.get("norm_map").and_then(Value::as_object);
                 for (kind, mode) in modes.into_iter().flatten() {
                     let read = if kind == "VISUAL" { "IDENTITY" } else { "MEAN_STD" };
                     if mode != read {
                         let name = &step.name;
-                        return Err(wrong(format!(
-                            "{name} has {mode} for {kind}; {read} alone is read here"
-                        )));
+                        return Err(wrong(format!("{name} has {mode} for {kind}; only {read} is supported")));
                     }
                 }
             }
@@ -208,16 +209,18 @@ fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
     fields.expect_str("attention_mode", "cross_attn")?;
     for key in ["adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens"] {
         if fields.bool(key)? == Some(true) {
-            return Err(fields.error(key, "true, which is not read here"));
+            return Err(fields.error(key, "true, which is not supported"));
         }
     }
     if fields.bool("train_expert_only")? == Some(false)
         && fields.bool("freeze_vision_encoder")? == Some(false)
     {
-        return Err(fields.error("freeze_vision_encoder", "false; a vision tower does not train here"));
+        return Err(
+            fields.error("freeze_vision_encoder", "false; training the vision tower is not supported")
+        );
     }
     if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
-        return Err(fields.error("n_obs_steps", "a policy of one frame alone is read"));
+        return Err(fields.error("n_obs_steps", "only policies of one frame are supported"));
     }
     Ok(())
 }
@@ -236,7 +239,8 @@ fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) ->
 fn sides(fields: &Fields<'_>) -> Result<[usize; 2], ModelError> {
     match fields.uints("resize_imgs_with_padding")?.as_deref() {
         None if fields.get("resize_imgs_with_padding").is_none() => {
-            Err(fields.error("resize_imgs_with_padding", "null, which is not read; give width and height"))
+            Err(fields
+                .error("resize_imgs_with_padding", "null, which is not supported; give width and height"))
         }
         Some(&[width, height]) if width == height && width > 0 => Ok([width, height]),
         found => {
@@ -251,8 +255,10 @@ fn layers(fields: &Fields<'_>) -> Result<Option<usize>, ModelError> {
     let layers = signed("num_vlm_layers").and_then(|layers| usize::try_from(layers).ok());
     let own = signed("num_expert_layers").and_then(|layers| usize::try_from(layers).ok());
     if own.is_some_and(|own| Some(own) != layers) {
-        return Err(fields
-            .error("num_expert_layers", "an expert of fewer layers than the language model is not read"));
+        return Err(fields.error(
+            "num_expert_layers",
+            "an expert with fewer layers than the language model is not supported",
+        ));
     }
     Ok(layers)
 }

@@ -45,7 +45,7 @@ const OWN: [&str; 2] = ["lm_expert", r"model\.action_(in_proj|out_proj|time_mlp_
 const STATE: &str = r"model\.state_proj";
 const VLM: &str = r"vlm\.model\.(connector|text_model\.embed_tokens)";
 /// Why the vision tower does neither.
-const FROZEN_TOWER: &str = "part of the vision tower, which does not train here; write an expression that leaves it out, \
+const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained here; write an expression that excludes it, \
                             for instance `.*lm_expert.*` or `.*text_model.*`";
 
 /// What a run file asks for.
@@ -78,7 +78,7 @@ pub fn tuned(
     let refuse =
         |field: &str, problem: String| Err(LoraError::Setting { field: field.into(), problem }.into());
     if lora.is_some_and(|lora| lora.bias == Bias::All) {
-        return refuse("lora.bias", "is `all`, and those of the vision tower do not train here".into());
+        return refuse("lora.bias", "is `all`, but those of the vision tower cannot be trained here".into());
     }
     let plan = tuned.trains().lora;
     let adapted = plan.into_iter().flat_map(|plan| plan.adapters()).map(|(name, _)| ("lora.targets", name));
@@ -88,7 +88,8 @@ pub fn tuned(
                 return refuse(field, format!("matches `{name}`, {FROZEN_TOWER}"));
             }
             Place::Head => {
-                let why = "which the action loss does not reach, so it would never train; leave it out";
+                let why =
+                    "which gets no gradient from the action loss, so it would never train; leave it out";
                 return refuse(field, format!("matches `{name}`, {why}"));
             }
             _ => {}

@@ -168,7 +168,7 @@ impl Bucket {
                 }
                 message = words(&error);
                 if attempts == TOLD_AFTER {
-                    tracing::warn!(bucket = %self.origin, %message, "requests fail and are tried again");
+                    tracing::warn!(bucket = %self.origin, %message, "requests fail and are retried");
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSES[1]);
@@ -197,7 +197,7 @@ impl Bucket {
             }
             _ if matches!(status, Some(401 | 403)) => Some(self.denied(message)),
             Error::NotFound { .. } => Some(RemoteError::Missing),
-            Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag is another".into())),
+            Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag differs".into())),
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Some(self.denied(message)),
             Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. } => {
                 Some(RemoteError::Refused(message))

@@ -88,7 +88,7 @@ impl Cache {
             false => true,
         };
         if !sound {
-            tracing::warn!(block = %path.display(), "a cached block is damaged, and is brought again");
+            tracing::warn!(block = %path.display(), "a cached block is damaged and is downloaded again");
             let _ = fs::remove_file(&path);
             return None;
         }

@@ -15,7 +15,8 @@ pub enum RemoteError {
     Missing,
     /// There is no such bucket.
     #[error(
-        "there is no bucket `{0}`; correct the address (and the endpoint and region of the environment, where it has them)"
+        "there is no bucket `{0}`; correct the address (and the endpoint and region in the environment, \
+         if set)"
     )]
     NoBucket(String),
     /// The server does not let these credentials, or nobody without any, read.

@@ -162,13 +162,16 @@ impl<'a> Progress<'a> {
         let free = statvfs(dir).map_or(u64::MAX, |disk| disk.blocks_available() * disk.fragment_size());
         if free < total.saturating_sub(there) {
             let [needed, free] = [total - there, free].map(human::bytes);
-            let message = format!("{address} takes {needed} more, and {free} are free");
+            let message = format!("{address} needs {needed} more, but only {free} are free");
             return Err(RemoteError::Cache { path: dir.to_path_buf(), message });
         }
         // What only takes a moment is not worth a line.
         if total > AT_ONCE * BLOCK_BYTES {
             let (total, begun) = (human::bytes(total), human::bytes(there));
-            tracing::info!("bringing {address}: {total}, of which {begun} are there, to {}", dir.display());
+            tracing::info!(
+                "downloading {address}: {total}, of which {begun} are already there, to {}",
+                dir.display()
+            );
         }
         Ok(Self { address, total, there, told: TENTHS * there / total.max(1) })
     }
@@ -200,7 +203,7 @@ fn lock(dir: &Path, address: &str) -> io::Result<File> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            tracing::info!("another process brings {address}: waiting for it");
+            tracing::info!("another process downloads {address}: waiting for it");
             file.lock()?;
         }
         Err(TryLockError::Error(error)) => return Err(error),

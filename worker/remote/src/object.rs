@@ -212,7 +212,7 @@ impl Object {
             // A full disk costs time, not the run.
             static REPORTED: AtomicBool = AtomicBool::new(false);
             if !REPORTED.swap(true, Ordering::Relaxed) {
-                tracing::warn!(%error, "blocks of buckets cannot be kept on the local disk, and are brought each time: make room, or name another directory (data.bucket_cache.dir)");
+                tracing::warn!(%error, "blocks of buckets cannot be cached on the local disk and are downloaded each time: make room, or name another directory (data.bucket_cache.dir)");
             }
         } else {
             self.lock().checked.insert(block, clock::now());

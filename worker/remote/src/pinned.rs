@@ -17,9 +17,8 @@ const OF_DATA_SETS: [&str; 4] = ["json", "jsonl", "parquet", "mp4"];
 /// path of the object that is another one comes with the error.
 pub fn pin(address: &str, file: &Path) -> Result<(), (String, RemoteError)> {
     let unnamed = |error| (String::new(), error);
-    let refused = |error: io::Error| {
-        unnamed(RemoteError::Refused(format!("{} cannot be kept: {error}", file.display())))
-    };
+    let refused =
+        |error: io::Error| unnamed(RemoteError::Refused(format!("cannot save {}: {error}", file.display())));
     let is_data = |path: &str| {
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
         ending.is_some_and(|ending| OF_DATA_SETS.contains(&ending))

@@ -175,7 +175,8 @@ async fn put_whole(bucket: &Bucket, path: &Path, file: &File, bytes: u64) -> Res
 
 async fn put_parts(bucket: &Bucket, path: &Path, file: &File, bytes: u64) -> Result<(), RemoteError> {
     let store = bucket.parts.as_deref();
-    let store = store.ok_or_else(|| RemoteError::Refused("the server takes no parts of a file".into()))?;
+    let store =
+        store.ok_or_else(|| RemoteError::Refused("the server does not support multipart uploads".into()))?;
     let id = bucket.persist(|| store.create_multipart(path)).await?;
     let put = |(number, range)| {
         let id = &id;
@@ -208,7 +209,7 @@ async fn put_parts(bucket: &Bucket, path: &Path, file: &File, bytes: u64) -> Res
 /// Parts of what was given up take room that nobody sees.
 async fn abort(store: &dyn MultipartStore, path: &Path, id: &String) {
     if let Err(error) = store.abort_multipart(path, id).await {
-        tracing::debug!(%path, %error, "parts of an upload that was given up stay");
+        tracing::debug!(%path, %error, "cannot remove the parts of an abandoned upload");
     }
 }
 
@@ -221,7 +222,7 @@ async fn bring(bucket: &Bucket, path: &Path, file: &File, range: Range<u64>) -> 
     });
     let bytes = got.await?;
     if bytes.len() != wanted {
-        return Err(RemoteError::Changed(format!("{} bytes where {wanted} are to be", bytes.len())));
+        return Err(RemoteError::Changed(format!("{} bytes instead of {wanted}", bytes.len())));
     }
     file.write_all_at(&bytes, range.start).map_err(|error| local(&error))
 }

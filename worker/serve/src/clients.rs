@@ -81,7 +81,10 @@ impl Clients {
         if let Some((_, stranger)) = longest {
             // Its thread finds the end of its stream.
             let _ = stranger.shutdown(Shutdown::Both);
-            self.refuse(from, &format!("{MAX_STRANGERS} others came after it and it had not said who it is"));
+            self.refuse(
+                from,
+                &format!("{MAX_STRANGERS} others connected after it, and it had not identified itself"),
+            );
         }
         Ok(number)
     }
@@ -137,7 +140,7 @@ impl Clients {
     pub fn refuse(&self, from: SocketAddr, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = refusals.add(LINE_PAUSE) {
-            tracing::warn!(%from, count, "{count} turned away since the last such line, the newest: {why}");
+            tracing::warn!(%from, count, "{count} connections rejected since the last line like this, the newest because {why}");
         }
     }
 }

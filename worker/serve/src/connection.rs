@@ -33,7 +33,7 @@ pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, serve
         .max_frame_size(Some(MAX_OBSERVATION_BYTES));
     let socket = WebSocket::from_partially_read(stream, rest, Role::Server, Some(config));
     model.metrics().came();
-    tracing::info!(%from, "a client has come");
+    tracing::info!(%from, "a client connected");
     let mut client = Client {
         socket,
         model,
@@ -56,7 +56,7 @@ pub fn attend<S: Read + Write>(stream: S, rest: Vec<u8>, from: SocketAddr, serve
             return;
         }
     }
-    tracing::info!(%from, observations, refused, "a client has gone");
+    tracing::info!(%from, observations, refused, "a client disconnected");
 }
 
 /// Whether the connection has ended without a good-bye.
@@ -183,7 +183,7 @@ impl<S: Read + Write> Client<'_, S> {
     /// the connection ends when all of it has been thrown away.
     fn refuse_huge(&mut self, size: usize, most: usize) -> Result<(), Error> {
         self.refuse(format!(
-            "an observation of {size} bytes; at most {most} are taken: send smaller pictures"
+            "an observation of {size} bytes; at most {most} are accepted: send smaller images"
         ))?;
         let frame = CloseFrame { code: CloseCode::Size, reason: "the observation is too large".into() };
         self.socket.close(Some(frame))?;

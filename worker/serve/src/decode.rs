@@ -350,7 +350,7 @@ fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, Strin
             array(data, dtype, shape)
         }
         Parts { is_array: true, .. } => Err("an array without data, dtype and shape (at most 8 axes)".into()),
-        Parts { is_scalar: true, .. } => Err("a scalar of NumPy that is no number".into()),
+        Parts { is_scalar: true, .. } => Err("a NumPy scalar that is not a number".into()),
         _ => return Ok(None),
     }))
 }

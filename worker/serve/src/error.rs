@@ -28,8 +28,8 @@ pub enum ServeError {
     },
     /// The program was built without TLS.
     #[error(
-        "this cox was built without TLS: build it with `cargo build --release --features tls`, or listen on 127.0.0.1 behind a proxy or \
-         a tunnel that has it"
+        "this cox was built without TLS: build it with `cargo build --release --features tls`, or listen \
+         on 127.0.0.1 behind a proxy or a tunnel with TLS"
     )]
     WithoutTls,
     /// The model does not answer an observation of its own making.

@@ -66,8 +66,8 @@ pub fn greet(
     let wants_body = !head.starts_with(b"HEAD ");
     match reply(&head, token, metrics) {
         Reply::Upgrade { .. } if !let_in() => {
-            tell(stream, UNAVAILABLE, "as many clients are connected as may be; try again later\n", true)?;
-            Ok(Greeting::Refused("as many clients are connected as may be"))
+            tell(stream, UNAVAILABLE, "the maximum number of clients is connected; try again later\n", true)?;
+            Ok(Greeting::Refused("the maximum number of clients is connected"))
         }
         Reply::Upgrade { accept } => {
             write!(
@@ -146,7 +146,8 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
         return Reply::once("200 OK", "OK\n");
     }
     if !admits(token, header("authorization")) {
-        let text = "this server wants `Authorization: Api-Key TOKEN`; openpi's client takes it as api_key\n";
+        let text =
+            "this server requires `Authorization: Api-Key TOKEN`; openpi's client takes it as api_key\n";
         return Reply::once(UNAUTHORIZED, text);
     }
     if path == "/metrics" {
@@ -161,10 +162,11 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
         Some(key) if upgrades && header("sec-websocket-version") == Some("13") => {
             Reply::Upgrade { accept: derive_accept_key(key.as_bytes()) }
         }
-        Some(_) => Reply::once("426 Upgrade Required", "WebSocket of version 13 is spoken here\n"),
-        None => {
-            Reply::once("404 Not Found", "a policy's WebSocket; /healthz and /metrics are served as well\n")
-        }
+        Some(_) => Reply::once("426 Upgrade Required", "use WebSocket version 13\n"),
+        None => Reply::once(
+            "404 Not Found",
+            "not found: this port serves a policy's WebSocket, /healthz and /metrics\n",
+        ),
     }
 }
 

@@ -85,7 +85,8 @@ impl Metrics {
         tell("cox_serve_batched_total", "counter", "Observations in forward passes.", read(&self.batched));
         let name = "cox_serve_latency_seconds";
         let help = format!(
-            "From observation read to its answer, before that is sent; quantiles of the latest {WINDOW}."
+            "Time from reading an observation to its answer, without sending it; quantiles of the latest \
+             {WINDOW}."
         );
         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} summary\n");
         for quantile in QUANTILES {

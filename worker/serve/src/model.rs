@@ -71,7 +71,7 @@ impl Model {
         };
         thread::Builder::new().name("model".into()).spawn(body).map_err(ServeError::Thread)?;
         let reader = is_ready.recv().unwrap_or_else(|_| {
-            Err(ServeError::WarmUp("its thread has ended; its last words are above".into()).into())
+            Err(ServeError::WarmUp("its thread has ended; see the messages above".into()).into())
         })?;
         Ok(Self { reader, queue, metrics })
     }
@@ -135,7 +135,7 @@ fn each(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Vec<Answer> {
 /// A panic below is the fault of one observation, or of many; the server stays.
 fn survived(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Result<Vec<Named>, String> {
     let named = catch_unwind(AssertUnwindSafe(|| responder.answer(samples)))
-        .map_err(|_| "a fault of the policy; the server's log says which".to_owned())?
+        .map_err(|_| "the policy failed; see the server's log".to_owned())?
         .map_err(|error| error.to_string())?;
     match named.len() == samples.len() {
         true => Ok(named),

@@ -140,14 +140,14 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, model: &Model, door: &
                 // It has gone: what asks whether a port is open does that.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let why = format!("nothing came from it for {} s", STALL.as_secs());
+                    let why = format!("it sent nothing for {} s", STALL.as_secs());
                     leaves.clients.refuse(from, &why);
                 }
                 Err(error) => leaves.clients.refuse(from, &error.to_string()),
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("client-{number}")).spawn(body) {
-            tracing::warn!(%from, %error, "no thread for a client");
+            tracing::warn!(%from, %error, "cannot start a thread for a client");
         }
     }
 }
@@ -176,7 +176,7 @@ impl Visit<'_> {
             None => return Err(ErrorKind::UnexpectedEof.into()),
             Some(http::TLS_HANDSHAKE) => {}
             Some(_) => {
-                self.leaves.clients.refuse(self.from, "it speaks in clear");
+                self.leaves.clients.refuse(self.from, "it does not use TLS");
                 return http::refuse_in_clear(&mut paced);
             }
         }

@@ -65,8 +65,9 @@ pub enum CollectiveError {
     NoTransport(String),
     /// Some ranks compute on GPUs, and others would have.
     #[error(
-        "{stranded} would compute on the CPU for want of a GPU, and {on_gpus} on GPUs: everybody would wait for the CPU in every step; \
-         `cox selftest --device cuda` on that machine says what is missing; if it is meant, start those workers with --device cpu \
+        "{stranded} found no GPU and would compute on the CPU, {on_gpus} on GPUs: all ranks would wait \
+         for the CPU in every step; `cox selftest --device cuda` on that machine says what is missing; if \
+         this is intended, start those workers with --device cpu \
          (or COX_DEVICE=cpu), or all with launch.device=cpu"
     )]
     MixedDevices {

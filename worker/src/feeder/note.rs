@@ -110,7 +110,7 @@ pub fn open() {
         match mapped {
             Ok(memory) => Some(Note { memory, generation: AtomicU64::new(0) }),
             Err(error) => {
-                tracing::warn!(path, %error, "{VARIABLE}: what is read will not be noted");
+                tracing::warn!(path, %error, "{VARIABLE}: samples being read are not recorded");
                 None
             }
         }

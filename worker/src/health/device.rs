@@ -39,8 +39,7 @@ const LITTLE: u64 = 10;
 impl GpuHealth {
     /// Why it is not to be used.
     pub fn faults(&self) -> Vec<String> {
-        let lost =
-            self.lost.as_ref().map(|why| format!("{}: the driver does not reach it: {why}", self.name));
+        let lost = self.lost.as_ref().map(|why| format!("{}: the driver cannot reach it: {why}", self.name));
         let pages = self.pages_pending.then(|| {
             format!(
                 "{}: memory pages with errors wait to be retired: reset the GPU (nvidia-smi --gpu-reset)",

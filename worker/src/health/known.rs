@@ -33,13 +33,13 @@ pub enum WrongResult {
         exact: i64,
     },
     /// The same twice gave different bits.
-    #[error("the known computation: the same layer had other bits the second time")]
+    #[error("the known computation: the same layer gave different bits the second time")]
     Unrepeatable,
     /// A test has asked for it.
     #[error("{0}")]
     Injected(String),
     /// The device refused.
-    #[error("the known computation: the device refuses: {0}")]
+    #[error("the known computation failed on the device: {0}")]
     Refused(String),
 }
 
@@ -108,7 +108,7 @@ const VARIABLE: &str = "COX_KNOWN";
 /// Runs it, in some milliseconds.
 pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult> {
     if std::env::var(VARIABLE).is_ok_and(|value| value == "skip") {
-        tracing::warn!("{VARIABLE}=skip: whether the device computes what it must is not looked at");
+        tracing::warn!("{VARIABLE}=skip: the device's arithmetic is not checked");
         return Ok(());
     }
     if let Some(fault) = InjectedFault::of(Check::Known) {

@@ -84,7 +84,8 @@ impl Link for SoloLink {
 
     fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
         self.decide(step, true);
-        let undecided = || LinkError::Lost(format!("nobody has decided about the features of step {step}"));
+        let undecided =
+            || LinkError::Lost(format!("there is no decision about cached features for step {step}"));
         self.leased(step, samples).ok_or_else(undecided)
     }
 

@@ -144,7 +144,9 @@ impl Meter {
         if !std::mem::replace(&mut self.moving_told, true) {
             let (peak, capacity) = (human::bytes(peak), human::bytes(self.capacity.unwrap_or_default()));
             tracing::warn!(
-                "taking over the state of another generation took {peak} at its peak, more than memory.capacity ({capacity}): the old state and the new one were held at once; micro-batches are not made smaller for it"
+                "loading the state after a change of membership peaked at {peak}, above memory.capacity \
+                 ({capacity}), because the old and the new state were in memory together; the micro-batch \
+                 stays the same"
             );
         }
     }

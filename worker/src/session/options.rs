@@ -106,7 +106,7 @@ pub enum SessionError {
         message: String,
     },
     /// The coordinator broke the contract.
-    #[error("the coordinator at {endpoint} sent what cannot be: {reason}")]
+    #[error("the coordinator at {endpoint} sent an invalid reply: {reason}")]
     Protocol {
         /// Where it listens.
         endpoint: String,

@@ -128,7 +128,7 @@ impl Session {
                 .await),
             // A defect of ours says nothing of the machine.
             Err(error) => {
-                tracing::warn!(%error, "the machine could not be looked at");
+                tracing::warn!(%error, "the health checks of this machine failed to run");
                 Ok(())
             }
         }
@@ -271,8 +271,8 @@ impl Session {
         });
         match tokio::time::timeout(LAST_WORD, told).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "could not tell the coordinator"),
-            Err(_) => tracing::warn!("could not tell the coordinator, which does not answer"),
+            Ok(Err(error)) => tracing::warn!(%error, "could not report the failure to the coordinator"),
+            Err(_) => tracing::warn!("could not report the failure: the coordinator does not answer"),
         }
         self.leave(1, &failure.message).await;
         SessionError::Failed { kind: failure.kind, message: failure.message }
@@ -284,7 +284,7 @@ impl Session {
         let request = v1::LeaveRequest { worker_id, exit_code, reason: reason.to_owned() };
         let message = tokio::time::timeout(Duration::from_secs(2), self.client.leave(request)).await;
         if !matches!(message, Ok(Ok(_))) {
-            tracing::debug!("the coordinator did not hear this worker leave");
+            tracing::debug!("could not tell the coordinator that this worker leaves");
         }
     }
 
@@ -308,7 +308,7 @@ impl Session {
                     return SessionError::Refused { endpoint, reason };
                 }
             };
-            tracing::debug!(reason, "the line to the coordinator is broken; following again");
+            tracing::debug!(reason, "lost the stream from the coordinator; reconnecting");
             if !backoff.pause().await {
                 let endpoint = self.options.endpoint.to_string();
                 return SessionError::Lost { endpoint, waited: backoff.waited(), reason };

@@ -112,9 +112,10 @@ fn features_store(spec: &RunSpec) -> Result<Option<String>, TrainError> {
     let dir = features::store_dir(spec);
     let there = match FeatureStore::existing(&dir)? {
         Some(store) => {
-            let closed =
-                store.read_only().map(|why| format!("; nothing will be added, it cannot be written: {why}"));
-            format!("has {} already{}", human::bytes(store.bytes()?), closed.unwrap_or_default())
+            let closed = store
+                .read_only()
+                .map(|why| format!("; no features will be added, because it cannot be written: {why}"));
+            format!("already has {}{}", human::bytes(store.bytes()?), closed.unwrap_or_default())
         }
         None => {
             let failed = |source| StoreError::Io { action: "write below", path: dir.clone(), source };
@@ -152,8 +153,8 @@ pub fn lack_of_room(spec: &RunSpec, layout: &TrainableLayout, resumes: bool) -> 
     let count = if resumes { 1 } else { 2 };
     (free < one.saturating_mul(count)).then(|| {
         format!(
-            "run.output_dir: {}: {} are free there, and a checkpoint takes {}, beside the one before it; free space, or \
-             choose another one",
+            "run.output_dir: {}: {} are free, but a checkpoint takes {} while the previous one is still \
+             kept; free space, or choose another one",
             output.display(),
             human::bytes(free),
             human::bytes(one),

@@ -33,8 +33,8 @@ pub enum TrainError {
     Optimizer(#[from] zero::StepError),
     /// Another pretrained model than the one that the run was launched with.
     #[error(
-        "{key} {path}: what is there has digest {found}, the run was launched with {launched} (train.base_digest): every node has to see \
-         the same model, and it must not change; name the one that it was launched with"
+        "{key} {path}: it has digest {found}, but the run was launched with {launched} (train.base_digest): every node must see the same, \
+         unchanged model; name the one that it was launched with"
     )]
     OtherModel {
         /// The key that names it.
@@ -70,7 +70,9 @@ pub enum TrainError {
         source: OutOfMemory,
     },
     /// Memory ran out, and there is no smaller micro-batch to try.
-    #[error("step {step} does not fit, one sample at a time: {source}. To make it fit: {advice}")]
+    #[error(
+        "step {step} does not fit in memory even with one sample at a time: {source}. To make it fit: {advice}"
+    )]
     Exhausted {
         /// The step.
         step: Step,
@@ -82,8 +84,8 @@ pub enum TrainError {
     /// A device did not do what it was told. It says so once, and some time after: which of its orders it was
     /// is in its words, if anywhere.
     #[error(
-        "step {step}: the device has not done what it was told: {detail}. Nothing of this step is kept by this worker; if it happens again, \
-         `cox selftest --device cuda` tells what the device cannot do"
+        "step {step}: the device failed: {detail}. This worker discards the step; if it happens again, \
+         run `cox selftest --device cuda`"
     )]
     Device {
         /// The step; 0 while the model is loaded.
@@ -113,8 +115,9 @@ pub enum TrainError {
     },
     /// Step after step was left out.
     #[error(
-        "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not finite, and train.max_skipped allows \
-         {allowed}; the log names them and their samples: look at those, or the run has diverged. {}", remedy_of_divergence(*.good)
+        "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not \
+         finite, and train.max_skipped allows {allowed}; either their samples are bad (the log names \
+         them), or the run has diverged. {}", remedy_of_divergence(*.good)
     )]
     TooManySkipped {
         /// The last of them.
@@ -128,7 +131,8 @@ pub enum TrainError {
     },
     /// Too many samples cannot be used.
     #[error(
-        "of the last {seen} samples {left_out} were left out, and train.max_left_out allows {:.1} %: {causes}. Mend the data \
+        "of the last {seen} samples, {left_out} were left out; train.max_left_out allows {:.1} %: \
+         {causes}. Repair the data \
          (`cox data check` lists what is wrong with them) and train on them in another run.output_dir, or raise train.max_left_out",
         100.0 * share
     )]
@@ -144,9 +148,9 @@ pub enum TrainError {
     },
     /// The run is at its end, and no step has learned anything.
     #[error(
-        "all samples of all {steps} steps were left out, so that nothing was learned, and nothing is exported: {causes}. Mend the data \
-         (`cox data check` lists what is wrong with them), or restore the pretrained weights: where the data are sound, these are not \
-         finite. Then train in another run.output_dir"
+        "all samples of all {steps} steps were left out, so nothing was learned and nothing is exported: \
+         {causes}. Repair the data (`cox data check` lists what is wrong with them); if the data are \
+         good, the pretrained weights are not finite: restore them. Then train in another run.output_dir"
     )]
     NothingLearned {
         /// Steps done.
@@ -156,7 +160,7 @@ pub enum TrainError {
     },
     /// Another rank's attempt of this step was lost, so this one's was given up between two layers. Never
     /// leaves the step.
-    #[error("given up: another rank's attempt of this step is lost")]
+    #[error("given up, because another rank's attempt of this step has failed")]
     CalledOff,
     /// Another rank failed or ran out of memory for good; its own report says why.
     #[error("rank {0} failed in this step; its own log says why")]
@@ -171,15 +175,15 @@ pub enum TrainError {
     },
     /// What this rank computes from samples is not what others compute from the same ones, twice in a step.
     #[error(
-        "step {step}: this rank's gradients are wrong, and are wrong again when the step is repeated: other ranks compute others from the \
-         same samples. Look at its device, and at its memory"
+        "step {step}: this rank's gradients are wrong twice in a row: other ranks compute different ones \
+         from the same samples. Check its device and its memory"
     )]
     WrongResult {
         /// The step.
         step: Step,
     },
     /// The device does not pass its check.
-    #[error("{0}; look at the device and at its memory")]
+    #[error("{0}; check the device and its memory")]
     Unsound(#[from] WrongResult),
     /// Nothing trains.
     #[error(transparent)]
@@ -259,11 +263,11 @@ impl TrainError {
 fn remedy_of_divergence(good: Option<Step>) -> String {
     let from = match good {
         Some(step) => format!(
-            "the run goes on from checkpoints/{}, the newest from which a later step was taken (what came after it is set aside \
-             as *.diverged-N)",
+            "the run resumes from checkpoints/{}, the newest one that is known to be good, because a \
+             later step trained from it (later ones are set aside as *.diverged-N)",
             step.checkpoint_dir()
         ),
-        None => "the run starts over, because it has no checkpoint from which a later step was taken".into(),
+        None => "the run starts over, because no checkpoint is known to be good".into(),
     };
     format!(
         "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"

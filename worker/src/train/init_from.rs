@@ -65,7 +65,8 @@ pub enum InitError {
     },
     /// What does not train has to come from somewhere.
     #[error(
-        "train.init_from brings no values for what this run does not train:{list}\nname a place that has them, or let them train"
+        "train.init_from has no values for parameters that this run does not train:{list}\nname a source \
+         that has them, or let them train"
     )]
     NotBrought {
         /// One line each, every one after a line break.
@@ -73,8 +74,8 @@ pub enum InitError {
     },
     /// Other weights than those that the run was launched with.
     #[error(
-        "train.init_from: what is there has digest {found}, the run was launched with {launched}: every node has to \
-         see the same files, and they must not change"
+        "train.init_from: its files have digest {found}, but the run was launched with {launched}: every \
+         node must see the same, unchanged files"
     )]
     Changed {
         /// Of what is there now.
@@ -344,7 +345,8 @@ impl<'l> Placed<'l> {
             let remedy = if self.misfitting.contains(&Group::BASE) {
                 "name the modules of the pretrained model in model.train, or merge them into a checkpoint (`cox export --merged`) and use that as model.path"
             } else if self.misfitting.contains(&Group::LORA) {
-                "set lora.targets, lora.rank and lora.use_dora as they were there, or take some groups only: `train.init_from: {GROUP: PATH}`"
+                "set lora.targets, lora.rank and lora.use_dora to the values of that run, or take some \
+                 groups only: `train.init_from: {GROUP: PATH}`"
             } else {
                 OTHER_SIZES
             };
@@ -354,7 +356,7 @@ impl<'l> Placed<'l> {
             let what = wanted.map_or("no tensor that trains here".to_owned(), |group| {
                 format!("no tensor of the group `{group}`")
             });
-            return refused(lines(&[what]), "name another place, or leave the group out");
+            return refused(lines(&[what]), "name another source, or leave the group out");
         }
         Ok(())
     }
@@ -379,7 +381,7 @@ fn refuse_other_meaning(
         false => Err(InitError::Misfits {
             path: path.into(),
             list: lines(&problems),
-            remedy: "set these keys as they were there",
+            remedy: "set these keys to the values of that run",
         }),
     }
 }

@@ -76,7 +76,7 @@ impl Members {
         if self.parts.is_none() {
             let started = listener.ip().and_then(|ip| PartServer::start(ip, run, held, tokens.clone()));
             let started = started.inspect_err(|error| {
-                tracing::warn!(%error, "no port to answer on: the other ranks read this one's part of the frozen weights from the files");
+                tracing::warn!(%error, "cannot open a port for other ranks: they read this rank's part of the frozen weights from the files");
             });
             self.parts = started.ok();
         }

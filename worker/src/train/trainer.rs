@@ -106,7 +106,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let device = self.options.device.clone();
         memory::after_refusal(move || {
             if let Err(error) = B::sync(&device) {
-                tracing::debug!(?error, "what was left of the refused work");
+                tracing::debug!(?error, "cannot synchronise the device after a refused allocation");
             }
             B::memory_cleanup(&device);
         });

@@ -36,7 +36,8 @@ pub struct StepOutcome {
 pub enum StepError {
     /// A gradient is NaN or infinite. Weights and moments are as before, on all ranks.
     #[error(
-        "the gradient's norm is {norm}{}; weights are unchanged. Look at the data of this step, lower the learning rate, or clip",
+        "the gradient's norm is {norm}{}; weights are unchanged. Check the data of this step, lower the \
+         learning rate, or clip",
         place(.rank, .parameter)
     )]
     NonFinite {

@@ -160,7 +160,7 @@ impl Checking<'_> {
         let named: std::collections::HashSet<_> = named.collect();
         let there = parquet_files(&root.join("data")).unwrap_or_default();
         findings.extend(there.iter().filter(|path| !named.contains(*path)).map(|path| {
-            let found = "no episode is in it";
+            let found = "it holds no episode";
             Finding::warning("not used", found, "restore the episode table, or delete the file")
                 .file(root, path)
         }));

@@ -244,7 +244,7 @@ impl Rows<'_> {
             Some(before) if time <= before => {
                 let found =
                     format!("{time:.4} s follows {before:.4} s: rows are in another order, or written twice");
-                Some(Finding::error("time runs back", found, restore))
+                Some(Finding::error("time decreases", found, restore))
             }
             Some(before) if (time - before - 1.0 / fps).abs() > tolerance => {
                 let found = format!(

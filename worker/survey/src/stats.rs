@@ -87,7 +87,7 @@ pub fn missing(catalog: &Catalog, all: bool) -> Vec<Missing> {
 pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
     if place::is_remote(job.dir) {
         let remedy = "copy the data set to a disk, compute them there, and copy the file back";
-        let found = "statistics are written beside a data set, and nothing is written to buckets";
+        let found = "statistics are written into the data set's directory, but buckets are read-only here";
         return Err(DataError::invalid(job.dir, "(address)", found, remedy));
     }
     let catalog = Catalog::open(job.dir)?;
@@ -108,7 +108,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
     };
     if beside.is_some() && path.exists() {
         let remedy = "delete it, or replace the data set's own file with --force";
-        return Err(DataError::invalid(&path, "(file)", "is there already", remedy));
+        return Err(DataError::invalid(&path, "(file)", "already exists", remedy));
     }
     let kept = match catalog.stats.is_none() || per_episode || job.anew {
         true => Map::new(),
@@ -129,7 +129,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
 fn own_statistics(path: &Path) -> Result<Map<String, Value>, DataError> {
     if read_text(path)?.contains("NaN") {
         let remedy = "compute all of them: `cox data stats --anew --force`";
-        return Err(DataError::invalid(path, "(file)", "statistics that are no numbers (NaN)", remedy));
+        return Err(DataError::invalid(path, "(file)", "statistics that are not numbers (NaN)", remedy));
     }
     read_json(path)
 }

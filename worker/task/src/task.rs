@@ -27,8 +27,8 @@ impl Float16 {
     /// Why a run that does so does not begin on a CPU.
     pub fn refused_on_cpu(&self) -> String {
         format!(
-            "{}: float16 is for GPUs, and this run is to compute on a CPU, which would gain nothing by it: set bfloat16 for the same \
-             memory, or float32, or launch.device: cuda",
+            "{}: float16 is for GPUs only, and this run uses a CPU: set bfloat16 for the same memory, or \
+             float32, or launch.device: cuda",
             self.key
         )
     }

@@ -245,21 +245,21 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
     f.require(
         hop >= 1 && hop <= n_fft / 4,
         "network.hop",
-        format_args!("is {hop}, and frames of {n_fft} samples must overlap by three quarters"),
+        format_args!("is {hop}, but frames of {n_fft} samples must overlap by at least three quarters"),
         "give at most a quarter of `network.n_fft`",
     );
     f.require(
         bands >= 1 && bands <= n_fft / 2 + 1,
         "network.bands",
-        format_args!("is {bands}, and {n_fft} samples have {} frequencies", n_fft / 2 + 1),
-        "give at least 1, and at most so many",
+        format_args!("is {bands}, but {n_fft} samples have only {} frequencies", n_fft / 2 + 1),
+        "give at least 1, and at most that many",
     );
     f.at_least_one("network.layers", layers);
     f.require(
         heads >= 1 && hidden_dim >= 1 && hidden_dim.is_multiple_of(2 * heads.max(1)),
         "network.heads",
         format_args!("is {heads}, and `network.hidden_dim` is {hidden_dim}"),
-        "give heads that divide half of `network.hidden_dim`: positions turn values in pairs",
+        "give heads that divide half of `network.hidden_dim`: rotary positions rotate pairs of values",
     );
 }
 

@@ -171,14 +171,14 @@ impl Subject for SeparatorSizes {
                 settings.network.activations_dtype = ActivationsDtype::Bfloat16;
             });
             let setting = "network.activations_dtype=bfloat16".into();
-            let remark = "rounds what blocks hand on and recompute keeps";
+            let remark = "rounds the outputs of blocks and what recompute keeps";
             savings.add("activations kept in bf16", setting, remark, rounded);
         }
         savings.add_micro_batch();
         let seconds = self.settings.data.segment_seconds / 2.0;
         let shorter = of_settings(&self.settings, |settings| settings.data.segment_seconds = seconds);
         let setting = format!("data.segment_seconds={seconds}");
-        let remark = "hears half as much of a piece at once";
+        let remark = "covers half as much of a track at once";
         savings.add("segments of half the length", setting, remark, shorter);
         savings.into_suggestions()
     }

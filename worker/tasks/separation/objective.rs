@@ -42,7 +42,7 @@ const CSDR: &str = "csdr";
 
 pub(super) const WEIGHTS: Artifact =
     Artifact { path: "separator.safetensors", what: "the separator's weights" };
-const CONFIG: Artifact = Artifact { path: "separator.json", what: "what the separator is made of" };
+const CONFIG: Artifact = Artifact { path: "separator.json", what: "configuration of the separator" };
 
 /// A separator, and the run that it is trained by.
 pub(super) struct SeparationObjective {

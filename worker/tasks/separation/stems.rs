@@ -103,7 +103,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
         let dir = job.out.join(&name);
         if !names.insert(name) {
             return refused(format!(
-                "another file's stems go to {}, too; name it in a call of its own",
+                "another file's stems also go to {}; separate it in another call",
                 dir.display()
             ));
         }

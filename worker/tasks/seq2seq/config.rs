@@ -161,7 +161,7 @@ impl TaskSettings for Seq2SeqSettings {
         ("data.holdout_every", Learned),
         ("optimizer.lr.lora", Learned),
         ("optimizer.lr.base", Learned),
-        ("eval.rouge", Outside("what is looked at, not what is learned")),
+        ("eval.rouge", Outside("what is evaluated, not what is learned")),
     ];
 
     const BOUNDS: &'static Bounds = &[
@@ -183,7 +183,7 @@ impl TaskSettings for Seq2SeqSettings {
         f.require(
             self.model.backbone.is_none(),
             "model.backbone",
-            "is for policies of LeRobot's, which name a model",
+            "is only for LeRobot policies, whose files name a backbone",
             "remove it",
         );
         if let Some(lora) = &self.lora {
@@ -197,19 +197,19 @@ impl TaskSettings for Seq2SeqSettings {
         f.require(
             spec.memory.offload != Offload::Layers,
             "memory.offload",
-            "is `layers`, and this task holds all blocks",
+            "is `layers`, but this task keeps all blocks in memory",
             "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
         );
         f.require(
             spec.memory.offload != Offload::Embedding,
             "memory.offload",
-            "is `embedding`, and this task holds the table of its tokens with the rest of the model",
+            "is `embedding`, but this task keeps the token embeddings with the rest of the model",
             "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
         );
         f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
-            "is `frozen`, and every rank of this task holds all blocks",
+            "is `frozen`, but every rank of this task holds all blocks",
             "remove it; `model.weights_dtype: bfloat16` halves the frozen weights",
         );
         f.require(
@@ -228,7 +228,7 @@ fn check_data(data: &PairData, f: &mut Findings) {
     f.require(
         data.source != data.target,
         "data.target",
-        "is `data.source`, too, so a text would be learned from itself",
+        "is the same as `data.source`, so a text would be learned from itself",
         "name two columns",
     );
     for (key, tokens) in [
@@ -238,7 +238,7 @@ fn check_data(data: &PairData, f: &mut Findings) {
         f.require(
             tokens >= 2,
             key,
-            format_args!("is {tokens}, and the end of a text is a token"),
+            format_args!("is {tokens}, but the end of a text also takes a token"),
             "give at least 2",
         );
     }

@@ -300,7 +300,7 @@ fn what_cannot_be_is_refused_by_key() {
         ("data.holdout_every", json!(1), "holds out every pair"),
         ("lora", Value::Null, "model.train"),
         ("memory", json!({"offload": "layers"}), "holds all blocks"),
-        ("memory", json!({"offload": "embedding"}), "the table of its tokens"),
+        ("memory", json!({"offload": "embedding"}), "the token embeddings"),
         ("memory", json!({"shard": "frozen"}), "every rank of this task holds all blocks"),
         ("cache", json!({"mode": "exact"}), "cache.mode"),
     ] {

@@ -142,7 +142,7 @@ impl TaskSettings for SftSettings {
         f.require(
             self.model.backbone.is_none(),
             "model.backbone",
-            "is for policies of LeRobot's, which name a model",
+            "is only for LeRobot policies, whose files name a backbone",
             "remove it",
         );
         if let Some(lora) = &self.lora {
@@ -163,7 +163,10 @@ fn check_data(data: &ChatData, f: &mut Findings) {
     f.require(
         data.max_tokens >= 2,
         "data.max_tokens",
-        format_args!("is {}, and a token is predicted from the one before it", data.max_tokens),
+        format_args!(
+            "is {}, but at least two tokens are needed: each is predicted from the one before it",
+            data.max_tokens
+        ),
         "give at least 2",
     );
     f.require(data.holdout_every != 1, "data.holdout_every", "holds out every chat", "give 0 or at least 2");

@@ -108,7 +108,7 @@ impl<B: Tape<Base = B>> Writer<'_, B> {
 
 fn not_finite(number: usize) -> TaskError {
     let number = number + 1;
-    let problem = format!("prompt {number}: the model's logits are not finite; its weights are of no use");
+    let problem = format!("prompt {number}: the model's logits are not finite; its weights are unusable");
     TaskError::new(Fault::Numeric, problem)
 }
 

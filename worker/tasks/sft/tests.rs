@@ -205,7 +205,7 @@ fn a_run_in_which_nothing_would_train_is_refused() {
     assert!(read(&["model.train=[merger]"]).is_ok() && read(&["lora={}"]).is_ok());
     for (there, rate) in [("lora={}", "optimizer.lr.lora"), ("model.train=[merger]", "optimizer.lr.base")] {
         let error = read(&[there, &format!("{rate}=0")]).expect_err("nothing moves").to_string();
-        assert!(error.contains(rate) && error.contains("nothing would move"), "{error}");
+        assert!(error.contains(rate) && error.contains("nothing would be learned"), "{error}");
     }
     assert!(read(&["lora={}", "model.train=[merger]", "optimizer.lr.lora=0"]).is_ok());
 }

@@ -133,7 +133,7 @@ impl Lines {
         String::from_utf8(bytes).map_err(|_| DataError::Line {
             path: self.path.clone(),
             line: line.number.into(),
-            fault: "is no longer the line that was there when the run began; restore the file".into(),
+            fault: "is not the same line as when the run began; restore the file".into(),
         })
     }
 }

@@ -249,7 +249,7 @@ impl TaskSettings for TrajectorySettings {
         f.require(
             rate != 0.0,
             &format!("optimizer.lr.{group}"),
-            "is 0, and nothing else trains, so nothing would move",
+            "is 0, and nothing else trains, so nothing would be learned",
             "give it a rate above 0",
         );
         f.require(
@@ -267,19 +267,19 @@ impl TaskSettings for TrajectorySettings {
         f.require(
             spec.memory.offload != Offload::Embedding,
             "memory.offload",
-            "is `embedding`, and the extractor reads images alone",
+            "is `embedding`, but the extractor reads only images",
             "remove it",
         );
         f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
-            "is `frozen`, and every rank of this task holds all blocks of the tower",
+            "is `frozen`, but every rank of this task holds all blocks of the tower",
             "remove it; `memory.offload: layers` and `extractor.weights_dtype: bfloat16` take less memory",
         );
         f.require(
             spec.cache.tap == Tap::default(),
             "cache.tap",
-            "names a place, and trajectories are what is kept",
+            "is set, but this task always caches trajectories",
             "remove it",
         );
     }

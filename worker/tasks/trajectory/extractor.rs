@@ -51,7 +51,8 @@ impl TrajectoryShape {
         let layers = layers.unwrap_or_else(|| (0..depth).collect());
         let Some(last) = depth.checked_sub(1) else {
             return Err(TaskError::bad_input(format!(
-                "extractor.path: the vision tower of {path} has no blocks, whose outputs are what is learned; name another model"
+                "extractor.path: the vision tower of {path} has no blocks whose outputs could be learned; \
+                 name another model"
             )));
         };
         if let Some(beyond) = layers.iter().find(|layer| **layer > last) {

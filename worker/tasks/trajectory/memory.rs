@@ -282,7 +282,7 @@ impl Subject for TrajectorySizes {
         savings.add("recompute", "train.recompute=full".into(), remark, full);
         let remark = "nothing: the same losses, and the extractor runs once for each image";
         let kept = |spec: &mut RunSpec| spec.cache.mode = CacheMode::Exact;
-        savings.add("features kept", "cache.mode=exact".into(), remark, kept);
+        savings.add("features cached", "cache.mode=exact".into(), remark, kept);
         savings.add_micro_batch();
         savings.into_suggestions()
     }

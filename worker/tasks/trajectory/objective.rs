@@ -34,7 +34,7 @@ const MEASURES: [&str; 2] = ["mse", "kl"];
 /// The network; with what its adapters have learned, if it has any.
 pub(super) const WEIGHTS: Artifact = Artifact { path: "network.safetensors", what: "the network's weights" };
 const DESCRIPTION: Artifact =
-    Artifact { path: "network.json", what: "what the network is, and what it reads" };
+    Artifact { path: "network.json", what: "configuration of the network and of its inputs" };
 
 /// What its README says of an adapter.
 const README: &str = "An adapter of a network that reconstructs trajectories of layer activations, trained by Coxswain. Its base\n\
@@ -197,7 +197,7 @@ impl<B: Tape<Base = B>> Extractor<B> for TrajectoryObjective<B> {
             if self.model.plan.is_some() { "the network's adapters train" } else { "the network trains" };
         vec![
             format!("features: {}", self.tap()),
-            "skipped where they are kept: the whole extractor".into(),
+            "skipped for cached images: the whole extractor".into(),
             format!("every step: {what}, as without a cache"),
         ]
     }

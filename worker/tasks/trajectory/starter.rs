@@ -27,7 +27,7 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
         Err(error) => return Some(Err(error)),
     };
     let mut file = Starter::new(job, "trajectory");
-    file.lines("extractor: # a frozen vision tower; what is between its layers is learned from");
+    file.lines("extractor: # a frozen vision tower, whose activations are learned from");
     file.model(job, "Qwen2.5-VL");
     file.lines("  spatial_resolution: 7 # 49 positions an image\n");
     file.lines("network:\n  type: autoencoder # or vae, transformer\n");

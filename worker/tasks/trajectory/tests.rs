@@ -366,5 +366,8 @@ fn runs_that_could_not_learn_are_refused_by_key() {
     refused(&[("lora.rank", json!(2))], &["train.init_from", "is missing"]);
     refused(&[("cache.mode", json!("periodic"))], &["cache.mode", "exact"]);
     refused(&[("network.type", json!("transformer")), ("network.heads", json!(3))], &["network.heads"]);
-    refused(&[("optimizer.lr", json!({"network": 0.0}))], &["optimizer.lr.network", "nothing would move"]);
+    refused(
+        &[("optimizer.lr", json!({"network": 0.0}))],
+        &["optimizer.lr.network", "nothing would be learned"],
+    );
 }

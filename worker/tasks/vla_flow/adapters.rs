@@ -45,7 +45,7 @@ impl Split {
             return Ok(whole);
         };
         if lora.use_dora {
-            let problem = "is true, and lora.targets means linears of the expert, whose adapters have no magnitudes; target the vision-language model alone, or set it to false";
+            let problem = "is true, but lora.targets matches linears of the expert, which does not support DoRA; target only the vision-language model, or set it to false";
             return Err(LoraError::Setting { field: "lora.use_dora".into(), problem: problem.into() });
         }
         // What nothing is called is left to the model's part, which says so.

@@ -107,13 +107,14 @@ impl PolicyBase {
         let chunk = self.config.chunk;
         let cameras = self.cameras_misfit(&vla.data);
         let modes = vla.data.normalization;
-        let not_yet = "is not there yet for a policy of LeRobot's; leave it out";
+        let not_yet = "is not supported yet for LeRobot policies; leave it out";
         let rules: [(bool, &'static str, String); 16] = [
             (vla.data.sensor.is_none(), "data.sensor", not_yet.into()),
             (
                 vla.data.sets.is_empty(),
                 "data.sets",
-                "has several, each with its own statistics, and a policy of LeRobot's keeps one set's; leave it out"
+                "has several data sets, each with its own statistics, but a LeRobot policy stores the \
+                 statistics of one; leave it out"
                     .into(),
             ),
             // What LeRobot would not do with the actions and images that it is given.
@@ -122,13 +123,13 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "or a bound of pixels is given, and the policy scales images itself; leave them out".into(),
+                "or a bound of pixels is given, but the policy scales images itself; leave them out".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (
                 spec.cache.mode != CacheMode::Periodic,
                 "cache.mode",
-                "is `periodic`, and of such a policy features of images alone are kept; use `exact`".into(),
+                "is `periodic`, but for such a policy only image features are cached; use `exact`".into(),
             ),
             (
                 spec.cache.mode == CacheMode::Off
@@ -137,12 +138,14 @@ impl PolicyBase {
                         Ok(TapSetting::Auto | TapSetting::Vision)
                     ),
                 "cache.tap",
-                "is above the features of images, which alone are kept of such a policy; use `auto`".into(),
+                "comes after the image features, and only those are cached for such a policy; use \
+                 `auto`"
+                    .into(),
             ),
             (
                 vla.expert == Expert::default(),
                 "expert",
-                "has keys, and the expert is as the policy's config.json says; leave it out".into(),
+                "has keys, but the policy's config.json defines the expert; leave it out".into(),
             ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),
@@ -154,19 +157,15 @@ impl PolicyBase {
             (
                 vla.data.horizon == chunk,
                 "data.horizon",
-                format!("is {}, and the policy's chunk_size {chunk}; set it so", vla.data.horizon),
+                format!("is {}, but the policy's chunk_size is {chunk}; set it to that", vla.data.horizon),
             ),
             (cameras.is_none(), "data.cameras", cameras.unwrap_or_default()),
             (
                 [modes.state, modes.action] == [NormMode::MeanStd; 2],
                 "data.normalization",
-                "is another than mean_std, by which the policy was trained".into(),
+                "is not mean_std, which the policy was trained with".into(),
             ),
-            (
-                vla.data.has_state(),
-                "data.state",
-                "is none, and the policy's prefix ends with the state".into(),
-            ),
+            (vla.data.has_state(), "data.state", "is `none`, but the policy needs a state".into()),
         ];
         rules.into_iter().find(|(fits, ..)| !fits).map(|(_, key, problem)| (key, problem))
     }
@@ -191,7 +190,7 @@ impl PolicyBase {
             let twice = places.windows(2).any(|pair| pair[0].0 == pair[1].0);
             return Some(match twice {
                 true => {
-                    format!("have two of them for one camera of the policy's, by data.rename_map: {names}")
+                    format!("include two that data.rename_map maps to one camera of the policy: {names}")
                 }
                 false => format!("are in another order than the policy's ({policy}); list them as [{names}]"),
             });
@@ -205,10 +204,10 @@ impl PolicyBase {
         let strange = strangers().collect::<Vec<_>>().join(", ");
         Some(match map {
             Some(map) => format!(
-                "have {strange}, and the policy sees {policy}: say which is which, as in data.rename_map: {{{}}}",
+                "have {strange}, but the policy has {policy}: map them, for example data.rename_map: {{{}}}",
                 map.join(", ")
             ),
-            None => format!("have {strange}, and the policy sees no more than {policy}; leave some out"),
+            None => format!("have {strange}, but the policy has only {policy}; leave some out"),
         })
     }
 }

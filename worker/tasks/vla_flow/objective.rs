@@ -237,7 +237,7 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
     let kept = match (settings.model.activations_dtype, recompute) {
         (ActivationsDtype::Float32, _) => return None,
         (ActivationsDtype::Bfloat16, Recompute::None) => {
-            "nothing is saved: with train.recompute: none graphs are kept, in float32"
+            "nothing is saved: with train.recompute: none, activations are kept in float32"
         }
         (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
     };

@@ -86,7 +86,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     let left: Vec<_> = [Role::Vector, Role::Window, Role::Action].into_iter().flat_map(of).collect();
     let left: Vec<_> = left.iter().filter(|one| !is_taken(one)).map(|one| yaml_scalar(&one.name)).collect();
     if !left.is_empty() {
-        file.lines(format_args!("  # numbers that are not taken: {}", left.join(", ")));
+        file.lines(format_args!("  # numeric features that are not used: {}", left.join(", ")));
     }
     let horizon = policy.as_ref().map_or(horizon(report), |policy| policy.horizon() as u64);
     let seconds = horizon as f64 / report.fps.max(1e-9);
@@ -119,7 +119,7 @@ fn missing(info: &Path, report: &Report, what: &str, key: &str) -> DataError {
         "a policy needs cameras, a state and an action: if one of {} is it, write a run file and name it in data.{key}",
         names.join(", ")
     );
-    DataError::invalid(info, "features", format!("no {what} that is named so"), remedy)
+    DataError::invalid(info, "features", format!("no {what} with such a name"), remedy)
 }
 
 /// Several features stand side by side.
@@ -137,7 +137,7 @@ fn normalization(file: &mut Starter, features: &[(&str, Vec<&FeatureReport>)]) {
     let lacking = features.iter().filter(|(_, features)| features.iter().any(lacks));
     let lacking: Vec<_> = lacking.map(|(key, _)| format!("{key}: identity")).collect();
     if !lacking.is_empty() {
-        file.lines("  # There are no statistics: run `cox data stats` on the data set, and then leave this line out.");
+        file.lines("  # The data set has no statistics: run `cox data stats` on it, then remove this line.");
         file.lines(format_args!("  normalization: {{ {} }}", lacking.join(", ")));
     }
 }
@@ -234,7 +234,7 @@ mod tests {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }
         let text = named(&["goal", "state"], &["actions"]).unwrap();
-        for line in ["state: state #", "action: actions #", "# numbers that are not taken: goal"] {
+        for line in ["state: state #", "action: actions #", "# numeric features that are not used: goal"] {
             assert!(text.contains(line), "{line:?} is not in\n{text}");
         }
         let error = named(&["state"], &["torque"]).unwrap_err().to_string();

@@ -237,7 +237,8 @@ fn forward_policy<B: Tape<Base = B>>(
 ) -> Result<(), TaskError> {
     let ForwardJob { model, adapter, backbone, inputs, out, dtype, gradients } = *job;
     if adapter.is_some() {
-        let problem = "a policy of LeRobot's, whose pass takes no adapter; merge it into the policy";
+        let problem =
+            "a LeRobot policy, for which --adapter is not supported; merge the adapter into the policy";
         return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
     }
     let base = PolicyBase::open(model, backbone, models).map_err(TaskError::bad_input)?;

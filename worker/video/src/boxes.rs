@@ -79,7 +79,7 @@ impl Header {
         };
         if total < header as u64 || total > room {
             let kind = name(&kind);
-            return Err(container(format!("box `{kind}` says {total} bytes where {room} are left")));
+            return Err(container(format!("box `{kind}` claims {total} bytes, but only {room} are left")));
         }
         Ok(Self { kind, header, total })
     }

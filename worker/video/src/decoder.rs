@@ -48,11 +48,11 @@ impl Decoder {
             if (width, height) != (index.width, index.height) || !picture.is_whole() {
                 let (w, h) = (index.width, index.height);
                 return Err(self::picture(format!(
-                    "it is {width} x {height} pixels where the track says {w} x {h}"
+                    "it is {width} x {height} pixels, but the track says {w} x {h}"
                 )));
             }
             if picture.colour.matrix == 0 {
-                return Err(crate::error::refused("RGB in the planes of a video (matrix 0)"));
+                return Err(crate::error::refused("a video that stores RGB (matrix 0)"));
             }
             show(picture);
             Ok(())

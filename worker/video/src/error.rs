@@ -52,7 +52,7 @@ pub enum Fault {
     )]
     Container(String),
     /// Something else has the video's name.
-    #[error("is {what}, and no video; {remedy}")]
+    #[error("is {what}, not a video; {remedy}")]
     NoVideo {
         /// What it is.
         what: &'static str,
@@ -82,8 +82,8 @@ pub enum Fault {
     Picture(String),
     /// The AV1 decoder has panicked too often.
     #[error(
-        "AV1 is decoded no more in this process: the decoder has panicked {times} times, and each time keeps \
-         its memory; leave out the frames that were named before, and start again"
+        "AV1 decoding is disabled in this process: the decoder has panicked {times} times and leaks its \
+         memory each time; leave out the frames that were named before, and start again"
     )]
     GivenUp {
         /// How often.
@@ -118,10 +118,9 @@ impl Fault {
     pub(crate) fn no_video(begin: &[u8]) -> Option<Self> {
         let (what, remedy) = match begin {
             [] => ("empty", "copy or download it again"),
-            _ if begin.starts_with(LFS_POINTER) => (
-                "a pointer of Git LFS",
-                "bring the files that it stands for: `git lfs pull` in the data set's directory",
-            ),
+            _ if begin.starts_with(LFS_POINTER) => {
+                ("a Git LFS pointer", "download the real file: `git lfs pull` in the data set's directory")
+            }
             _ if PAGES.iter().any(|page| begin.trim_ascii_start().starts_with(page)) => {
                 ("a web page", "download it again: a server has answered with a page, perhaps to log in")
             }

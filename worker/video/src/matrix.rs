@@ -64,8 +64,8 @@ impl Matrix {
             [0, 1, -1, 0] => Ok(Rotation::Right),
             [-1, 0, 0, -1] => Ok(Rotation::Half),
             [0, -1, 1, 0] => Ok(Rotation::Left),
-            [_, 0, 0, _] | [0, _, _, 0] => Err(refused("a video that is shown mirrored")),
-            _ => Err(refused("a video that is shown turned by an angle that is no quarter of a turn")),
+            [_, 0, 0, _] | [0, _, _, 0] => Err(refused("a mirrored video")),
+            _ => Err(refused("a video rotated by an angle that is not a multiple of 90 degrees")),
         }
     }
 }

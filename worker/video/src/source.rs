@@ -55,7 +55,7 @@ impl Source for FileSource {
             return Err(Fault::Changed(format!("{} bytes, was {}", meta.len(), self.len)));
         }
         if meta.modified().ok() != self.modified {
-            return Err(Fault::Changed("its time of change differs".to_owned()));
+            return Err(Fault::Changed("its modification time differs".to_owned()));
         }
         file.read_exact_at(buffer, offset).map_err(io_fault)
     }

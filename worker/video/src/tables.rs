@@ -61,7 +61,7 @@ fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
         return Err(Fault::Limit { what: "the number of samples", value, limit });
     }
     if u64::from(each).saturating_mul(count as u64) > file_bytes {
-        return Err(container(format!("{count} samples are more than {file_bytes} bytes can hold")));
+        return Err(container(format!("{count} samples do not fit into a file of {file_bytes} bytes")));
     }
     let sizes: Vec<u32> = if each == 0 {
         sizes.iter().map(|size| u32::from_be_bytes(*size)).collect()
@@ -120,7 +120,7 @@ fn offsets(stbl: &[u8], sizes: &[u32], file_bytes: u64) -> Result<(Vec<u64>, usi
     }
     if offsets.len() < sizes.len() {
         return Err(container(format!(
-            "{} of {} samples lie in no chunk",
+            "{} of {} samples are in no chunk",
             sizes.len() - offsets.len(),
             sizes.len()
         )));

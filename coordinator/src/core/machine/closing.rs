@@ -47,7 +47,7 @@ pub(super) fn holders(run: &Run) -> impl Iterator<Item = &Worker> {
 pub(super) fn told(run: &Run, failure: &Failure, hindrance: &str) -> Failure {
     let (newest, committed) = (run.progress.checkpoints.newest_complete(), run.progress.committed);
     let from = match newest {
-        Step(0) => "there is none to resume from".to_owned(),
+        Step(0) => "there is no checkpoint to resume from".to_owned(),
         newest => format!("start again to resume from checkpoints/{}", newest.checkpoint_dir()),
     };
     let missed = match newest >= committed {

@@ -147,7 +147,7 @@ pub(super) fn lets_go(run: &Run) -> bool {
 pub(super) fn failed(run: &Run) -> Failure {
     if let Some(cause) = run.faults.incident.as_ref().and_then(|incident| incident.cause.as_ref()) {
         let mut failure = (**cause).clone();
-        failure.message.push_str("; no process came in its place");
+        failure.message.push_str("; no process replaced it");
         return failure;
     }
     let (world, enough, roster) = (run.config.world.size(), run.config.world.least(), &run.fleet.roster);
@@ -157,12 +157,12 @@ pub(super) fn failed(run: &Run) -> Failure {
         let waiting = roster.living().filter(|worker| !worker.assignable());
         let came = if present == world { format!("all {world}") } else { present.to_string() };
         let ranks = some(waiting.map(Worker::slot));
-        format!("{came} workers came, but not all were ready within {seconds} s: ranks {ranks}")
+        format!("{came} workers joined, but not all were ready within {seconds} s: ranks {ranks}")
     } else if run.config.world.elastic() {
-        format!("only {present} of the {enough} workers that are enough came within {seconds} s")
+        format!("only {present} of at least {enough} workers joined within {seconds} s")
     } else {
         let missing = some((0..world).map(Slot).filter(|slot| roster.living_at(*slot).is_none()));
-        format!("only {present} of {world} workers came within {seconds} s; missing ranks: {missing}")
+        format!("only {present} of {world} workers joined within {seconds} s; missing ranks: {missing}")
     };
     Failure::of_run(CauseKind::Rendezvous, message)
 }

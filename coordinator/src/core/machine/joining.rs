@@ -102,7 +102,7 @@ impl Arrivals<'_> {
         run.out.push(Action::Record(Record::Worker(id, Box::new(claim))));
         run.announce(MemberChange::Registered { slot, host, pid, device });
         if run.fleet.has_started(run.now, slot) {
-            run.publish(News::Standstill(slot, "has made itself known".into()));
+            run.publish(News::Standstill(slot, "has registered".into()));
         }
         // How many are there is said while some are missing.
         if matches!(run.phase, Phase::Gathering(_)) && run.faults.incident.is_none() {
@@ -124,7 +124,7 @@ impl Arrivals<'_> {
                 if run.is_member(slot) && !run.progress.result_is_safe() {
                     // It was to go, and went when every step was done. Its generation cannot have the
                     // successor in its place.
-                    run.shrink(slot, "another process came in its place");
+                    run.shrink(slot, "another process took its place");
                 }
                 Ok(None)
             }
@@ -141,7 +141,7 @@ impl Arrivals<'_> {
                 run.fleet.roster.refill(slot);
                 run.lose_silently(
                     slot,
-                    "its connection closed, and another process came in its place".to_owned(),
+                    "its connection closed, and another process took its place".to_owned(),
                 );
                 run.must_go_on().map(|()| None)
             }

@@ -62,8 +62,8 @@ pub(super) fn pay_for(run: &mut Run, slot: Slot, failure: &Failure) -> Result<Pa
 pub(super) fn irreplaceable(run: &Run, slot: Slot, failure: Failure) -> Failure {
     let (faults, enough) = (run.health.of(slot).map_or(0, |health| health.faults), run.config.world.least());
     let message = format!(
-        "{}; its slot is not used any more after {faults} hardware faults (faults.cordon_after), and {enough} workers are \
-         needed: launch again without that machine or device",
+        "{}; its slot is cordoned after {faults} hardware faults (faults.cordon_after), and {enough} \
+         workers are needed: launch again without that machine or device",
         failure.message
     );
     Failure { message, ..failure }

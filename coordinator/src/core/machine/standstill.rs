@@ -50,7 +50,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> Strin
     if member.phase == WorkerPhase::Starting {
         let host = run.fleet.nodes.host(run.config.world.node_of(member.slot));
         return format!(
-            "it has not made itself known: its process on {host} was started {quiet:.1} s ago ({usual})"
+            "it has not registered: its process on {host} was started {quiet:.1} s ago ({usual})"
         );
     }
     let (phase, step, entered) = match run.fleet.roster.at(member.slot) {
@@ -74,11 +74,12 @@ pub(super) fn follows(still: &Still) -> Option<String> {
         Verdict::Ignore | Verdict::GiveUp => None,
         Verdict::Name(left) => Some(format!("declared lost in {:.0} s without progress", left.as_secs_f64())),
         Verdict::NameAll(boat) => {
-            let others =
-                if boat == 2 { "so does 1 other rank" } else { &format!("so do {} others", boat - 1) };
-            Some(format!(
-                "{others}: a file system or a machine that does not answer? No rank is declared lost"
-            ))
+            let others = if boat == 2 {
+                "1 other rank hangs in the same way"
+            } else {
+                &format!("{} other ranks hang in the same way", boat - 1)
+            };
+            Some(format!("{others}: check the file system and the machines; no rank is declared lost"))
         }
     }
 }

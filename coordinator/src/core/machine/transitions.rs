@@ -206,7 +206,7 @@ impl Run {
             Forming::OpenLastCall => {
                 gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
-            Forming::Never => conclude(self, "no rank is left that has the state"),
+            Forming::Never => conclude(self, "no remaining rank has the state"),
             Forming::Of(slots) if self.faults.closing().is_some() => self.form(slots),
             Forming::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
                 Ok(()) => self.form(slots),
@@ -290,11 +290,12 @@ impl Run {
             // Nothing is trained from here, so nothing is leased, and nothing is rolled back.
             Ok(true) if first >= committed => return self.say(Reason::Closing),
             Ok(true) => {
-                return conclude(self, &format!("the ranks that are left have the state of step {first}"));
+                return conclude(self, &format!("the remaining ranks have the state of step {first}"));
             }
             Ok(false) if !last => return,
             Ok(false) => format!(
-                "all ranks start at step {first}, but step {committed} is next, and what lies between was never leased"
+                "all ranks start at step {first}, but step {committed} is next, and the steps between \
+                 were never leased"
             ),
             Err(message) => message,
         };

@@ -132,7 +132,7 @@ fn whatever_hinders_the_last_checkpoint_the_run_has_failed_with_what_began_it() 
         let failure = end(&actions).unwrap_or_else(|| panic!("{because}: {actions:?}"));
         let found = (failure.slot, failure.message.contains("signal 9"), failure.message.contains(because));
         assert_eq!(found, (Some(Slot(1)), true, true), "{because}: {}", failure.message);
-        assert!(failure.message.ends_with("there is none to resume from"), "{}", failure.message);
+        assert!(failure.message.ends_with("there is no checkpoint to resume from"), "{}", failure.message);
         assert_eq!((run.committed(), run.phase()), (10, RunPhase::Failed), "nothing is rolled back");
     }
 }
@@ -219,7 +219,7 @@ fn ranks_that_fail_alike_end_the_run_when_the_last_of_them_has_left() {
     let leave = Ask::Leave { worker: id(0), exit_code: 3, reason: "failed".into() };
     let failure = end(&run.tell(leave)).expect("nobody is left");
     assert_eq!((failure.slot, failure.kind), (Some(Slot(0)), CauseKind::BadInput));
-    assert!(failure.message.contains("no rank is left that has the state"), "{}", failure.message);
+    assert!(failure.message.contains("no remaining rank has the state"), "{}", failure.message);
 }
 
 #[test]

@@ -108,8 +108,8 @@ fn replicas_are_on_another_node_as_far_as_there_is_room() {
     pass(&mut run, 1);
     (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
     pass(&mut run, 6);
-    let told = "generation 2 of 3 workers connects; most are on one node, where the replicas of 1 of its shards \
-                have to be: losing all of it costs the steps since the last checkpoint";
+    let told = "generation 2 of 3 workers connects; most are on one node, so 1 of its shards have their \
+                replicas on the same node: losing that node costs the steps since the last checkpoint";
     assert_eq!(placed(&run), (1, told.into()));
     // On one node there is no other, and without replicas there is nothing to tell.
     for replica in [true, false] {
@@ -125,9 +125,9 @@ fn people_are_told_how_many_are_enough() {
     let mut run = elastic();
     come(&mut run, 0);
     let told = |run: &Run| run.machine.run.voice.reason.to_string();
-    assert_eq!(told(&run), "1 of 4 workers have joined; 2 are enough to begin");
+    assert_eq!(told(&run), "1 of 4 workers have joined; at least 2 are needed");
     pass(&mut run, 61);
-    assert_eq!(told(&run), "only 1 of the 2 workers that are enough came within 60 s");
+    assert_eq!(told(&run), "only 1 of at least 2 workers joined within 60 s");
     assert_eq!(Run::new(config(3)).machine.run.voice.reason.to_string(), "0 of 3 workers have joined");
 }
 

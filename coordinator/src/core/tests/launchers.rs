@@ -34,7 +34,7 @@ fn a_successor_may_come_before_the_old_process_is_missed() {
     run.event(Event::LineClosed(id(1), StreamId(1)));
     let (reply, actions) = run.ask(Ask::Register(successor(1, 1)));
     assert!(matches!(reply, Ok(Reply::Registered(_))));
-    assert!(survived(&actions).is_some_and(|text| text.contains("another process came in its place")));
+    assert!(survived(&actions).is_some_and(|text| text.contains("another process took its place")));
     let stale = run.ask(Ask::Steps(id(1), vec![run.report(1, 10)])).0;
     assert_eq!(stale, Err(Refusal::UnknownWorker(id(1))));
 }

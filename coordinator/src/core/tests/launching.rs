@@ -113,13 +113,13 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     (0..2).for_each(|rank| come(&mut run, rank));
     assert_eq!(named(&live(&mut run, 9)), [], "three times the least, and seven seconds, are not over");
     let actions = live(&mut run, 2);
-    let expected = "has not made itself known: its process on node-a was started 1";
+    let expected = "has not registered: its process on node-a was started 1";
     let [(2, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.starts_with(expected) && text.contains("(1.0 s are usual); declared lost in"), "{text}");
+    assert!(text.starts_with(expected) && text.contains("(usually 1.0 s); declared lost in"), "{text}");
     assert_eq!(survived(&actions), None, "it may be waiting for a disk");
     let actions = live(&mut run, 20);
     let text = survived(&actions).expect("it is given up");
-    assert!(text.starts_with("rank 2 on node-a, start: it has not made itself known"), "{text}");
+    assert!(text.starts_with("rank 2 on node-a, start: it has not registered"), "{text}");
     assert_eq!(respawns(&actions), [(2, 1)]);
     assert_eq!(run.machine.run.faults.spent.restarts, 1);
     come(&mut run, 2);
@@ -134,7 +134,7 @@ fn the_first_process_of_a_run_is_named_once_a_disk_would_have_answered_and_has_f
     assert_eq!(named(&live(&mut run, 27)), []);
     let actions = live(&mut run, 2);
     let [(0, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.contains("it is not known how long it takes"), "{text}");
+    assert!(text.contains("its usual time is unknown"), "{text}");
     assert_eq!(respawns(&live(&mut run, 270)), []);
     assert_eq!(respawns(&live(&mut run, 3)), [(0, 1)]);
 }
@@ -145,7 +145,7 @@ fn a_named_process_that_comes_after_all_is_reported_to_have_come() {
     (0..2).for_each(|rank| come(&mut run, rank));
     assert_eq!(named(&live(&mut run, 12)).len(), 1);
     let (_, actions) = run.ask(Ask::Register(claim(2)));
-    assert_eq!(named(&actions), [(2, "has made itself known".to_owned())]);
+    assert_eq!(named(&actions), [(2, "has registered".to_owned())]);
     assert_eq!(run.machine.run.faults.spent.restarts, 0);
 }
 
@@ -185,7 +185,7 @@ fn what_most_processes_are_waiting_for_is_nobodys_fault() {
     come(&mut run, 0);
     let actions = live(&mut run, 59);
     assert!(
-        matches!(&named(&actions)[..], [(1, text)] if text.contains("so does 1 other rank")),
+        matches!(&named(&actions)[..], [(1, text)] if text.contains("1 other rank hangs in the same way")),
         "{actions:?}"
     );
     assert_eq!((survived(&actions), run.machine.run.faults.spent.restarts), (None, 0));

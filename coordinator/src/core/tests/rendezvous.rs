@@ -239,7 +239,7 @@ fn a_world_that_stays_incomplete_fails_with_the_missing_ranks() {
     let actions = run.wait(Duration::from_secs(2));
     assert!(matches!(told(&actions, 0)[..], [Directive::Abort { over: true, .. }]));
     let [News::Failure(failure, _)] = &news(&actions)[..1] else { panic!("{actions:?}") };
-    assert_eq!(failure.message, "only 1 of 3 workers came within 60 s; missing ranks: 1, 2");
+    assert_eq!(failure.message, "only 1 of 3 workers joined within 60 s; missing ranks: 1, 2");
     assert_eq!(run.phase(), RunPhase::Failed);
 }
 

@@ -119,7 +119,7 @@ fn a_disk_that_holds_up_most_of_the_run_is_nobodys_fault() {
             named.extend(warnings(&actions).iter().map(|(rank, text)| (second, *rank, (*text).to_owned())));
         }
         assert!(
-            matches!(&named[..], [(at, 0, text)] if *at == found_at && text.contains("so does 1 other rank")),
+            matches!(&named[..], [(at, 0, text)] if *at == found_at && text.contains("1 other rank hangs in the same way")),
             "{named:?}"
         );
     }

@@ -66,7 +66,7 @@ fn a_run_that_diverges_goes_on_from_its_last_good_checkpoint_with_lower_rates() 
         toy.train(run, &[&RUN[..], &["train.steps=6"]].concat());
         let printed = diverges(&toy, run, &[&format!("optimizer.lr.network={rate}")]);
         assert!(printed.contains(told), "{rate}: {printed}");
-        assert!(printed.contains("the run goes on from checkpoints/step-00000006"), "{rate}: {printed}");
+        assert!(printed.contains("the run resumes from checkpoints/step-00000006"), "{rate}: {printed}");
         let kept = checkpoints(&toy, run);
         let good: Vec<_> = kept.iter().filter(|name| !name.contains(".diverged-")).collect();
         assert_eq!(good.last().map(|name| name.as_str()), Some("step-00000006"), "{kept:?}\n{printed}");
@@ -134,5 +134,5 @@ fn a_step_whose_loss_is_far_above_the_others_is_left_out_where_a_key_says_so() {
     let (status, printed) = toy.start("ended", &[&SPIKED[..], &["train.spike=end"]].concat()).finish();
     assert_eq!(status.code(), Some(4), "{printed}");
     assert!(printed.contains(&format!("the loss of step {first} is ")), "{printed}");
-    assert!(printed.contains("the run goes on from checkpoints/step-"), "{printed}");
+    assert!(printed.contains("the run resumes from checkpoints/step-"), "{printed}");
 }

@@ -87,7 +87,8 @@ fn a_step_that_does_not_fit_goes_on_with_half_the_micro_batch_and_the_same_numbe
     let whole = planned(&toy, &[&WIDE[..], &["train.micro_batch=2048"]].concat());
     let capacity = format!("memory.capacity={}", whole * 3 / 4);
     let (_, printed) = run("cramped", &["train.micro_batch=2048", &capacity]);
-    let message = "all ranks go from 2048 to 1024 samples at a time, the same samples a step, from step 0 on";
+    let message =
+        "all ranks go from a micro-batch of 2048 to 1024 from step 0 on, with the same samples in each step";
     assert!(printed.contains(message), "{printed}");
     let (_, printed) = run("roomy", &["train.micro_batch=1024", &capacity]);
     assert!(!printed.contains("out of memory"), "{printed}");

@@ -174,7 +174,7 @@ fn a_launch_that_is_refused_changes_no_byte_of_the_run() {
     fs::copy(Toy::new(400).path("table.parquet"), toy.path("other.parquet")).expect("a file");
     let other = format!("data.path={}", toy.path("other.parquet").display());
     let overrides = [&SHORT[..], &[&other]].concat();
-    let expected = "another data set than the one that this run has trained on";
+    let expected = "not the data set that this run has trained on";
     left_as_it_is(toy.command("run", &overrides), 3, expected, "other data");
     left_as_it_is(toy.check("run", &overrides), 3, expected, "check other data");
 
@@ -266,7 +266,7 @@ fn a_run_that_has_lost_its_checkpoints_is_told_so_by_check_and_by_run() {
     toy.train("run", &SHORT);
     fs::remove_dir_all(toy.path("run/checkpoints")).expect("it has left some");
     let expected =
-        "6 steps are recorded and no checkpoint is there, so the run starts over; restore checkpoints/";
+        "6 steps are recorded but there is no checkpoint, so the run starts over; restore checkpoints/";
     let (code, printed) = refused(toy.check("run", &[&SHORT[..], &["train.resume=false"]].concat()));
     assert_eq!(code, Some(0), "{printed}");
     assert!(!printed.contains("steps are recorded"), "it is meant so: {printed}");
@@ -304,9 +304,13 @@ fn a_damaged_checkpoint_is_told_by_check_and_by_run_and_no_run_starts_where_all_
     fs::rename(older.with_extension("whole"), older).expect("a file");
     let longer = [&SHORT[..], &["train.steps=8"]].concat();
     for command in [toy.check("run", &longer), toy.command("run", &longer)] {
-        let told =
-            refused_with(command, 0, "damaged: checkpoints/step-00000006 (trainables", "one is damaged");
-        assert!(told.contains("the run goes on from step 4"), "{told}");
+        let told = refused_with(
+            command,
+            0,
+            "damaged checkpoints: checkpoints/step-00000006 (trainables",
+            "one is damaged",
+        );
+        assert!(told.contains("the run continues from step 4"), "{told}");
     }
 }
 
@@ -348,7 +352,7 @@ fn the_status_of_a_run_that_is_over_is_told_from_its_directory() {
     refused_with(
         toy.cox(&["diff", &output, &output]),
         3,
-        "run.json: no JSON; it may be cut",
+        "run.json: not valid JSON; it may be truncated",
         "an empty file",
     );
 }
@@ -410,7 +414,7 @@ fn a_run_that_has_learned_nothing_is_no_success_and_says_why() {
     let (code, printed) = refused(toy.command("run", &few));
     assert_eq!(code, Some(3), "{printed}");
     assert!(
-        printed.contains("all samples of all 3 steps were left out, so that nothing was learned"),
+        printed.contains("all samples of all 3 steps were left out, so nothing was learned"),
         "{printed}"
     );
     assert!(printed.contains("no finite number; correct the row"), "{printed}");

@@ -112,7 +112,7 @@ fn rates_and_places_may_change_at_a_resume_and_the_batch_may_not() {
         assert!(printed.contains(line), "{line}\n{printed}");
     }
     assert!(
-        printed.contains("the run was to have 6 steps and has 12 now; the learning-rate schedule"),
+        printed.contains("the run's length changed from 6 to 12 steps; the learning-rate schedule"),
         "{printed}"
     );
     let audit = toy.assert_audited("run", 12);
@@ -144,10 +144,10 @@ fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
     let (code, printed) = refused(toy.command("run", &with(&[&path])));
     assert_eq!(code, Some(3), "{printed}");
     for told in [
-        &format!("{}: another data set than the one that this run has trained on", path.replace('=', " ")),
+        &format!("{}: not the data set that this run has trained on", path.replace('=', " ")),
         "training samples here",
         &format!("training samples in {} before", before.display()),
-        "Name the data set that it was begun with, which may have been moved",
+        "Name the data set that the run began with (it may have been moved)",
     ] {
         assert!(printed.contains(told), "{told}: {printed}");
     }
@@ -243,7 +243,8 @@ fn an_average_that_is_asked_for_later_begins_with_the_weights_of_the_checkpoint(
     let (code, printed) = refused(command);
     assert!(code != Some(0) && printed.contains("without `optimizer.ema_decay`"), "{code:?} {printed}");
     let (_, printed) = toy.train("run", &with(&["optimizer.schedule=constant", "optimizer.ema_decay=0.9"]));
-    let told = "the checkpoint of step 8 has no average of the weights: it begins with them";
+    let told =
+        "the checkpoint of step 8 has no average of the weights: the average starts from the current weights";
     assert!(printed.contains(told), "{printed}");
     assert!(averaged(&toy, "run/ema") != toy.network("run"));
 }

@@ -94,7 +94,7 @@ fn a_ledger_that_adds_up_and_is_not_what_ranks_did_is_found() {
 
     // A step that another membership is said to have done, and one that no rank has.
     liar.says(&[(5, &|row| row["generation"] = json!(9))]);
-    assert_found(&liar.differences(), "5: committed by generation 9, of which no rank has written");
+    assert_found(&liar.differences(), "5: committed by generation 9, but none of its ranks");
     liar.says(&[]);
     for file in fs::read_dir(liar.toy.path("run/witness")).expect("it was written") {
         let path = file.expect("readable").path();
@@ -102,5 +102,5 @@ fn a_ledger_that_adds_up_and_is_not_what_ranks_did_is_found() {
         let kept: Vec<&str> = text.lines().filter(|line| !line.contains("\"step\":6,")).collect();
         fs::write(&path, kept.join("\n")).expect("it is ours");
     }
-    assert_found(&liar.differences(), "6: committed by generation 1, of which no rank has written");
+    assert_found(&liar.differences(), "6: committed by generation 1, but none of its ranks");
 }

@@ -154,6 +154,6 @@ fn another_run_is_refused_with_what_differs_and_so_is_what_is_no_index() {
     for (bytes, expected) in [(&b"{}"[..], "missing field"), (b"\xff", "expected value")] {
         fake.state().put(INDEX, bytes.to_vec());
         let refused = Owner::take(Box::new(fake.clone()), AT, &spec(7), "there").err().unwrap().to_string();
-        assert!(refused.contains(expected) && refused.contains("a place of its own"), "{refused}");
+        assert!(refused.contains(expected) && refused.contains("an address of its own"), "{refused}");
     }
 }

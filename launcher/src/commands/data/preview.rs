@@ -45,7 +45,7 @@ pub fn execute(args: &PreviewArgs) -> Outcome {
         let task = tasks().of(&spec).map_err(Failed::bad_input)?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
             Failed::usage(format_args!(
-                "{}: samples of task {} are of no episodes",
+                "{}: samples of task {} have no episodes",
                 args.of.display(),
                 task.name()
             ))

@@ -42,7 +42,7 @@ pub fn execute(args: &StatsArgs) -> Outcome {
     match beside {
         None => say(format_args!("written to {}", path.display())),
         Some(own) => say(format_args!(
-            "written to {}; {} is as it was: `--force` replaces it",
+            "written to {}; {} is unchanged: `--force` replaces it",
             path.display(),
             own.display()
         )),

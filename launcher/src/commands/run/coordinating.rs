@@ -64,7 +64,7 @@ pub struct Signs {
 }
 
 /// What is said where another launcher has the role.
-const ROLE_TAKEN: &str = "another launcher has started a coordinator in place of ours, which showed no sign of life: this one and its workers end";
+const ROLE_TAKEN: &str = "another launcher has replaced this launcher's coordinator, which had stopped responding: this launcher and its workers exit";
 
 impl Coordinating<'_> {
     /// Whether the coordinator is, or was, this launcher's.
@@ -225,7 +225,7 @@ impl Coordinating<'_> {
 
     fn unannounced(&self, error: &std::io::Error) -> Failed {
         Failed::usage(format!(
-            "{}: the coordinator cannot be announced: {error}",
+            "{}: cannot write the coordinator's address: {error}",
             self.claims().directory().display()
         ))
     }

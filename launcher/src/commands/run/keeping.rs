@@ -61,7 +61,7 @@ impl KeptEnd<'_> {
                     Err(error @ BucketError::Superseded { .. }) => break error.into(),
                     Err(error) => break internal(error.to_string()),
                 },
-                () = sleep(until) => break internal("there was no more time (--shutdown-timeout)".to_owned()),
+                () = sleep(until) => break internal("time ran out (--shutdown-timeout)".to_owned()),
                 signal = signals.insistence(first) => match until {
                     None => until = Some(clock::now() + self.patience),
                     Some(_) => break internal(format!("{}, the second signal", signals::name(signal))),
@@ -71,9 +71,10 @@ impl KeptEnd<'_> {
         let why = failed.message.unwrap_or_default();
         let output = &self.spec.run.output_dir;
         let step = Record::read(Path::new(output)).and_then(|record| record.step);
-        let there = step.map_or("nothing of it is there".to_owned(), |step| format!("step {step} is there"));
+        let there = step
+            .map_or("the bucket has nothing of it".to_owned(), |step| format!("the bucket has step {step}"));
         self.terminal
-            .line(&format!("the end of the run is in {output}, and not in its bucket; {there}: {why}"));
+            .line(&format!("the run's last state is in {output}, but not in its bucket; {there}: {why}"));
         Err(Failed::silent(failed.exit))
     }
 }

@@ -193,7 +193,11 @@ fn mistakes_name_the_flag_or_the_variable() {
     let cases: Vec<Mistake<'_>> = vec![
         (with(|flags| flags.nnodes = text("4:1")), &[], "--nnodes 4:1: expected N, or MIN:MAX"),
         (with(|flags| flags.nnodes = text("0")), &[], "--nnodes 0: expected N"),
-        (with(|flags| flags.nnodes = text("2")), &[], "--nnodes 2: the machines need a place to meet"),
+        (
+            with(|flags| flags.nnodes = text("2")),
+            &[],
+            "--nnodes 2: several machines need an address to meet at",
+        ),
         (
             LaunchFlags { nnodes: text("2"), standalone: true, ..none() },
             &[],

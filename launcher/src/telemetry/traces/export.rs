@@ -67,13 +67,13 @@ pub fn endpoint(env: Env) -> Result<Option<Endpoint>, String> {
     let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
     if let Some(other) = protocols.iter().find_map(|name| env(name)).filter(|protocol| protocol != "grpc") {
         return Err(format!(
-            "no traces are sent: OTLP is spoken over gRPC, and the environment asks for {other}"
+            "no traces are sent: only OTLP over gRPC is supported, and the environment asks for {other}"
         ));
     }
     if !url.starts_with("http://") {
         return Err(format!(
-            "no traces are sent: {name} is {url}, and only http://HOST:PORT is spoken; a collector on this \
-             machine (http://localhost:4317) passes them on"
+            "no traces are sent: {name} is {url}, and only http://HOST:PORT is supported; use a collector \
+             on this machine (http://localhost:4317) that forwards them"
         ));
     }
     let endpoint = Endpoint::from_shared(url.clone())
@@ -102,7 +102,7 @@ impl Exporter {
         thread::Builder::new()
             .name("traces".into())
             .spawn(run)
-            .map_err(|error| format!("no traces are sent: no thread for them: {error}"))?;
+            .map_err(|error| format!("no traces are sent: cannot start their thread: {error}"))?;
         Ok((Self(sender.clone()), Queue(sender)))
     }
 }
@@ -116,7 +116,9 @@ async fn send_all(endpoint: Endpoint, resource: Resource, mut queue: mpsc::Recei
         if !spans.is_empty() {
             let sent = send(&mut client, message(resource.clone(), spans)).await;
             match (&sent, is_refused) {
-                (Err(why), false) => warn!("traces are dropped while {collector} does not take them: {why}"),
+                (Err(why), false) => {
+                    warn!("traces are dropped while {collector} does not accept them: {why}")
+                }
                 (Ok(()), true) => info!("traces are sent to {collector} again"),
                 _ => {}
             }

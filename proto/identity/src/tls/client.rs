@@ -148,7 +148,7 @@ struct Pinned {
 
 /// The server has another key.
 #[derive(Debug, thiserror::Error)]
-#[error("it is not the key that follows from our token")]
+#[error("its key does not match our token")]
 struct AnotherKey;
 
 impl ServerCertVerifier for Pinned {
@@ -173,7 +173,7 @@ impl ServerCertVerifier for Pinned {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 is spoken".into()))
+        Err(Error::General("only TLS 1.3 is supported".into()))
     }
 
     fn verify_tls13_signature(

@@ -77,7 +77,7 @@ fn explained(error: io::Error) -> io::Error {
     let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     // Where there is no certificate to show, for the one reason that the resolver below has.
     let is_unknown = matches!(of_tls, Some(Error::General(_)));
-    if is_unknown { io::Error::other("it asks for the key of a token that is not valid here") } else { error }
+    if is_unknown { io::Error::other("it uses a token that is not valid here") } else { error }
 }
 
 impl fmt::Debug for Server {

@@ -79,7 +79,7 @@ async fn who_has_the_token_is_spoken_to_and_who_has_another_learns_what_to_check
     assert!(refused.contains("does not know our token") && refused.contains("COX_TOKEN"), "{refused}");
     assert!(caller.unwrap_err().contains("a token that is not valid here"));
     let (calling, _) = meet(&door, &Credentials::default()).await;
-    assert!(calling.unwrap_err().contains("nothing to know it by"));
+    assert!(calling.unwrap_err().contains("its identity cannot be verified"));
 }
 
 #[tokio::test]

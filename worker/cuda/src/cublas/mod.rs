@@ -73,15 +73,13 @@ pub fn register() {
             "tuned" => ("tuned", Multiplier::Tuned),
             "named" => ("named", Multiplier::Named),
             other => {
-                tracing::warn!(
-                    "{VARIABLE} is {other:?}: library, tuned or named are known; library is meant"
-                );
+                tracing::warn!("{VARIABLE} is {other:?}: expected library, tuned or named; using library");
                 ("library", Multiplier::Library)
             }
         };
         let opened = (multiplier == Multiplier::Library).then(open);
         let library = opened.and_then(|opened| {
-            opened.inspect_err(|why| tracing::warn!("{why}; until then cubek's kernels multiply")).ok()
+            opened.inspect_err(|why| tracing::warn!("{why}; until then cubek's kernels are used")).ok()
         });
         let version = library.map(CublasLt::version);
         let library = library.map(|library| Box::new(Products::new(library)) as Box<dyn MatrixLibrary>);
@@ -208,7 +206,7 @@ impl MatrixLibrary for Products {
                     return false;
                 };
                 if let Err(why) = &outcome {
-                    tracing::warn!(%why, ?shape, "cuBLASLt does not multiply such matrices; cubek's kernels do");
+                    tracing::warn!(%why, ?shape, "cuBLASLt does not support such matrices; using cubek's kernels");
                 }
                 self.remember(device, shape, outcome.is_ok());
                 outcome.is_ok()
@@ -251,7 +249,7 @@ impl Order {
     fn carry_out_or_spoil(&self, server: &mut Server) {
         let Err(why) = self.carry_out(server) else { return };
         if !self.gpus.failed.swap(true, Ordering::Relaxed) {
-            tracing::error!(%why, shape = ?self.shape, "cuBLASLt fails; results are not numbers from here on");
+            tracing::error!(%why, shape = ?self.shape, "cuBLASLt failed; results from here on are NaN");
         }
         let [.., result] = self.places(server);
         let begun = lock(&self.gpus.begun);

@@ -84,7 +84,7 @@ impl StandIn {
         match loaded(&place) {
             Ok(library) => Some(Self { library, place }),
             Err(why) => {
-                tracing::warn!(dir = %place.display(), %why, "compiled kernels are not kept");
+                tracing::warn!(dir = %place.display(), %why, "cannot save compiled kernels");
                 None
             }
         }
@@ -94,7 +94,7 @@ impl StandIn {
     /// the functions is left to answer by itself.
     pub fn answer(self, nvrtc: Library, kernels: Kernels) {
         let Some(functions) = functions(&nvrtc) else {
-            tracing::warn!("this NVRTC lacks a function, so compiled kernels are not kept");
+            tracing::warn!("this NVRTC lacks a function, so compiled kernels are not saved");
             return;
         };
         // Both are called until the process ends.

@@ -113,7 +113,7 @@ impl Catalog {
     /// The error of a run that needs data file `file`, which is not there.
     pub fn missing_file(&self, file: u32) -> DataError {
         let episodes = self.episodes.listed(file);
-        let found = format!("there is no such file, and episodes {episodes} are in it");
+        let found = format!("there is no such file, but it should hold episodes {episodes}");
         let without = self.episodes.exclusion(file).map_or_else(String::new, |way| format!(", or {way}"));
         let remedy = format!("copy or download it{without}");
         match self.data_path(file) {
@@ -134,7 +134,7 @@ impl Catalog {
         let (values, rows) = (column.num_values() as usize, group.num_rows() as usize);
         let stored = (rows > 0 && values.is_multiple_of(rows)).then(|| values / rows)?;
         (stored != feature.width()).then(|| {
-            let found = format!("{:?}, and its rows have {stored} values", feature.shape);
+            let found = format!("{:?}, but its rows have {stored} values", feature.shape);
             let remedy = "correct the shape to what the recording has";
             DataError::invalid(&self.info.path, format!("features.{name}.shape"), found, remedy)
         })

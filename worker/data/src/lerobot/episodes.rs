@@ -100,8 +100,9 @@ impl Episodes {
         for (position, entry) in entries.iter().enumerate() {
             if entry.index != position as u64 {
                 let found = format!("episode {} where {position} was expected", entry.index);
-                let remedy = "episodes count from 0 without gaps: restore the missing metadata, or, if the episode \
-                              is lost, give those that follow new numbers with docs/guide/renumber_episodes.py";
+                let remedy = "episodes count from 0 without gaps: restore the missing metadata, or, if \
+                              the episode is lost, renumber the episodes after it with \
+                              docs/guide/renumber_episodes.py";
                 return Err(DataError::invalid(path, "episode_index", found, remedy));
             }
             if entry.length == 0 {
@@ -206,7 +207,7 @@ fn read_parquet(path: &Path, out: &mut Vec<EpisodeEntry>) -> Result<(), DataErro
     let mut columns: [std::vec::IntoIter<u64>; 4] = Default::default();
     for (column, name) in columns.iter_mut().zip(COLUMNS) {
         let invalid = |found: String| DataError::invalid(path, name, found, "restore the metadata");
-        let bad = || invalid("missing, no whole number, or null".into());
+        let bad = || invalid("missing, null or not a whole number".into());
         let numbers = table.integers(name)?.ok_or_else(bad)?;
         let number = |n: Option<i64>| {
             n.ok_or_else(bad).and_then(|n| u64::try_from(n).map_err(|_| invalid(n.to_string())))

@@ -146,7 +146,7 @@ impl FrameStore {
         let rgb = match decoded {
             Some(Ok(rgb)) => rgb,
             Some(Err(error)) => return Err(damaged(error.fault.to_string())),
-            None => return Err(damaged("the decoder said nothing".into())),
+            None => return Err(damaged("the decoder gave no answer".into())),
         };
         let VideoIndex { height, width, .. } = *video.index();
         Ok(orientation(video.index()).apply(Pixels { height, width, rgb }))
@@ -212,7 +212,7 @@ impl FrameStore {
         let mut others = (0..table.files.len() as u32).filter(|other| *other != file).take(OTHERS);
         if others.any(|file| other(file) == Some((height, width))) {
             let found =
-                format!("frames of {seen} (height x width), where info.json and others have {stated}");
+                format!("frames of {seen} (height x width), but info.json and other videos have {stated}");
             let remedy = format!(
                 "leave its episodes out with `data.exclude_episodes: [{}]`, or re-encode it: `ffmpeg -i IN.mp4 -vf \
                  scale={width}:{height} -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`",
@@ -310,7 +310,7 @@ fn locate(index: &VideoIndex, from: f64, length: usize, fps: f64) -> Result<usiz
     let last = first + length - 1;
     if last >= index.frames() {
         return Err(format!(
-            "its {length} frames begin at frame {first} ({from} s), and the video has {} frames",
+            "its {length} frames begin at frame {first} ({from} s), but the video has only {} frames",
             index.frames()
         ));
     }
@@ -319,7 +319,8 @@ fn locate(index: &VideoIndex, from: f64, length: usize, fps: f64) -> Result<usiz
         let is_there = (found - expected).abs() <= 0.5 / fps;
         if !is_there {
             return Err(format!(
-                "frame {after} is expected at {expected:.3} s of the video, at {fps} frames a second, and the nearest is at {found:.3} s"
+                "frame {after} is expected at {expected:.3} s of the video, at {fps} frames a second, but \
+                 the nearest is at {found:.3} s"
             ));
         }
     }

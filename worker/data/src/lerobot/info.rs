@@ -215,7 +215,7 @@ impl Info {
             return Err(DataError::invalid(&path, "total_frames", found, "record at least one episode"));
         }
         if !(raw.fps > 0.0 && raw.fps.is_finite()) {
-            let remedy = "frames are found by it: correct it to the recording's frames a second";
+            let remedy = "it is used to find frames: correct it to the recording's frames a second";
             return Err(DataError::invalid(&path, "fps", raw.fps.to_string(), remedy));
         }
         for (field, template) in
@@ -268,14 +268,17 @@ impl Info {
             Some(feature) => Err(DataError::invalid(
                 &self.path,
                 format!("features.{name}"),
-                format!("dtype {} and shape {:?} do not suit data.{key}", feature.dtype, feature.shape),
+                format!(
+                    "dtype {} and shape {:?} cannot be used for data.{key}",
+                    feature.dtype, feature.shape
+                ),
                 format!("name one of: {}", self.candidates(&fits).join(", ")),
             )),
             None => {
                 let candidates = self.candidates(fits);
                 let suggestion = nearest(name, &candidates);
                 let available = match candidates.is_empty() {
-                    true => "none that would do".to_string(),
+                    true => "no suitable feature".to_string(),
                     false => candidates.join(", "),
                 };
                 Err(DataError::UnknownFeature {
@@ -291,12 +294,12 @@ impl Info {
 
     /// The error of a run that names the depth map `name` as a camera.
     pub fn depth(&self, name: &str) -> DataError {
-        let remedy = "leave it out of data.cameras, or make a camera of pictures of it: \
+        let remedy = "leave it out of data.cameras, or convert it to a camera with pictures: \
                       `ffmpeg -i IN.mp4 -vf normalize -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`, is_depth_map: false";
         DataError::invalid(
             &self.path,
             format!("features.{name}"),
-            "a depth map, which is not decoded",
+            "a depth map, which is not supported",
             remedy,
         )
     }
@@ -340,7 +343,7 @@ fn refuse_other_storage(path: &Path, info: &Value) -> Result<(), DataError> {
     let Some(other) = format.filter(|format| !matches!(*format, "parquet" | "default")) else {
         return Ok(());
     };
-    let found = format!("{other:?}: rows and videos in tables of another library");
+    let found = format!("{other:?}: a storage format of another library");
     let remedy = "parquet and mp4 are read: name the data set that it was converted from";
     Err(DataError::invalid(path, "storage_format", found, remedy))
 }

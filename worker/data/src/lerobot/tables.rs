@@ -120,8 +120,8 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
     file.bring([len.saturating_sub(FOOTER_BYTES)..len])?;
     let is_small = file.0.len() < SMALLEST;
     if is_small && file.get_bytes(0, LFS_POINTER.len()).is_ok_and(|begin| begin == LFS_POINTER) {
-        let remedy = "bring the files that it stands for: `git lfs pull` in the data set's directory";
-        return Err(DataError::invalid(path, "(file)", "a pointer of Git LFS, not the file", remedy));
+        let remedy = "download the real file: `git lfs pull` in the data set's directory";
+        return Err(DataError::invalid(path, "(file)", "a Git LFS pointer, not the file", remedy));
     }
     let metadata = parsing(path, || {
         if let Some(metadata) = in_footer(&file)? {
@@ -201,7 +201,7 @@ impl ChunkReader for Chunks {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
         let left = self.0.len().saturating_sub(start);
         if length as u64 > left {
-            return Err(ParquetError::EOF(format!("{length} bytes at {start}, where {left} are left")));
+            return Err(ParquetError::EOF(format!("{length} bytes at {start}, but only {left} are left")));
         }
         let mut bytes = vec![0; length];
         self.0.read_at(start, &mut bytes)?;
@@ -412,6 +412,6 @@ impl<'a> Column<'a> {
 fn complete(found: usize, promised: usize) -> Result<(), ParquetError> {
     match found == promised {
         true => Ok(()),
-        false => Err(ParquetError::General(format!("{found} rows where the footer promises {promised}"))),
+        false => Err(ParquetError::General(format!("{found} rows, but the footer promises {promised}"))),
     }
 }

@@ -209,7 +209,7 @@ fn structure(from: &mut dyn Read, fields: Fields, depth: usize) -> io::Result<()
         }
         id = match header >> 4 {
             0 => zigzag(number(from)?) as i16,
-            more => id.checked_add(more.into()).ok_or_else(|| refused("numbers a field beyond 32,767"))?,
+            more => id.checked_add(more.into()).ok_or_else(|| refused("has a field number beyond 32,767"))?,
         };
         let known = fields.iter().find(|(known, _)| *known == id);
         value(from, code, known.map_or(Any, |(_, kind)| *kind), depth)?;
@@ -256,7 +256,7 @@ fn map(from: &mut dyn Read, depth: usize) -> io::Result<()> {
 /// So many times a value of each.
 fn values(from: &mut dyn Read, count: u64, each: &[(u8, Kind)], depth: usize) -> io::Result<()> {
     if count > 0 && each.iter().any(|(code, _)| matches!(code, 1 | 2)) {
-        return Err(refused("lists truth values, which no version of the format does"));
+        return Err(refused("has a list of booleans, which no version of the format allows"));
     }
     for _ in 0..count {
         each.iter().try_for_each(|(code, kind)| value(from, *code, *kind, depth))?;
@@ -340,9 +340,9 @@ mod tests {
         for start in [&[0x19, 0xf1][..], &[0x1a, 0xf2]] {
             // As field 20, which the format does not have.
             let field = [&[start[0] & 0xf, 40], &start[1..], &many].concat();
-            assert!(fault(&field).contains("truth values"));
+            assert!(fault(&field).contains("booleans"));
         }
-        assert!(fault(&[&[0x0b, 40], &many[..], &[0x11]].concat()).contains("truth values"));
+        assert!(fault(&[&[0x0b, 40], &many[..], &[0x11]].concat()).contains("booleans"));
         assert!(fault(&[[0x0c, 40]; 200].concat()).contains("nested too deep"));
         assert!(fault(&[0x0e, 40]).contains("unknown kind"));
         assert!(fault(&[[0x16].as_slice(), &[0xff; 11]].concat()).contains("64 bits"));

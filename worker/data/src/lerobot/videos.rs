@@ -166,7 +166,7 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> 
         let table = Table::open(&path)?;
         let wrong = |name: &str, found: String| DataError::invalid(&path, name, found, RESTORE);
         let numbers = |name: &str| {
-            let bad = || wrong(name, "missing, no whole number, or null".into());
+            let bad = || wrong(name, "missing, null or not a whole number".into());
             let numbers = table.integers(name)?.ok_or_else(bad)?.into_iter();
             let number = |number: Option<i64>| {
                 let number = number.ok_or_else(bad)?;
@@ -177,7 +177,7 @@ fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> 
         let (chunk, file, from) =
             (column(camera, "chunk_index"), column(camera, "file_index"), column(camera, "from_timestamp"));
         let (episodes, chunks, files) = (numbers("episode_index")?, numbers(&chunk)?, numbers(&file)?);
-        let bad = || wrong(&from, "missing, no number, or null".into());
+        let bad = || wrong(&from, "missing, null or not a number".into());
         for (row, seconds) in table.floats(&from)?.ok_or_else(bad)?.into_iter().enumerate() {
             let from_seconds = seconds.ok_or_else(bad)?;
             if !(from_seconds >= 0.0 && from_seconds.is_finite()) {

@@ -54,7 +54,7 @@ fn directory_by(
         let is_empty = fs::read_dir(path).is_ok_and(|mut files| files.next().is_none());
         if repository == Repository::Model && is_empty {
             let remedy = format!(
-                "name the model's directory; `hf download OWNER/NAME --local-dir {}` brings one into this",
+                "name the model's directory; `hf download OWNER/NAME --local-dir {}` downloads one into this",
                 human::word(path.display())
             );
             return Err(DataError::invalid(path, "(directory)", "is empty", remedy));
@@ -81,7 +81,7 @@ fn directory_by(
             field: "(directory)".into(),
             found: format!("there is no such directory{looked}"),
             remedy: format!(
-                "name a directory that there is; what the hub has under this name `{command}` brings"
+                "name an existing directory, or download the hub's files of this name with `{command}`"
             ),
         }
     })

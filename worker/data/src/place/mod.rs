@@ -75,7 +75,7 @@ fn remote(path: &Path) -> Result<&'static dyn Remote, DataError> {
     let scheme = path.to_str().and_then(|text| text.split_once("://")).map_or("", |(scheme, _)| scheme);
     let fault = match known.contains(&scheme) {
         true => "this program was built without buckets; build it with `cargo build --release --features buckets`, or copy the files to a disk".to_owned(),
-        false => format!("{scheme}:// is not an address that is read here; name a directory, or s3://, gs://, az:// or https://"),
+        false => format!("{scheme}:// addresses are not supported; name a directory, or s3://, gs://, az:// or https://"),
     };
     let refused = || DataError::Remote { path: path.to_path_buf(), fault, passes: false };
     REMOTE.get().copied().filter(|_| known.contains(&scheme)).ok_or_else(refused)

@@ -35,7 +35,7 @@ pub fn expand(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
             continue;
         }
         let matches = glob::glob(&one).map_err(|error| {
-            refuse(format!("`{one}` is no pattern ({error})"), "write it with *, ? or [0-9]")
+            refuse(format!("`{one}` is not a valid pattern ({error})"), "write it with *, ? or [0-9]")
         })?;
         let before = files.len();
         for path in matches {
@@ -47,7 +47,7 @@ pub fn expand(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
         if files.len() == before {
             return Err(refuse(
                 format!("`{one}` matches no file"),
-                "correct it; relative paths begin where `cox` runs",
+                "correct it; relative paths start from the directory in which `cox` runs",
             ));
         }
     }
@@ -105,10 +105,12 @@ fn numbers(first: &str, last: &str) -> Result<Vec<String>, String> {
     let number =
         |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok());
     let (Some(Some(from)), Some(Some(to))) = (number(first), number(last)) else {
-        return Err(format!("counts {{{first}..{last}}}, which are not two numbers"));
+        return Err(format!("has {{{first}..{last}}}, which are not two numbers"));
     };
     if from > to || to - from >= MOST as u64 {
-        return Err(format!("counts {{{first}..{last}}}, which is backwards or more than {MOST} files"));
+        return Err(format!(
+            "has {{{first}..{last}}}, which counts backwards or names more than {MOST} files"
+        ));
     }
     let padded = [first, last].iter().any(|text| text.len() > 1 && text.starts_with('0'));
     let width = if padded { first.len().max(last.len()) } else { 0 };

@@ -105,7 +105,7 @@ pub(super) fn header_at(file: &File, path: &Path, at: u64) -> Result<Header, Dat
         [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', ..] | [b'B', b'Z', b'h', ..] => {
             ("is compressed", "unpack it to a plain tar file")
         }
-        _ => ("has no tar header there (its sum is wrong)", "copy or write the shard again"),
+        _ => ("has no valid tar header there (wrong checksum)", "copy or write the shard again"),
     };
     Err(DataError::invalid(path, at_byte(at), found, remedy))
 }
@@ -144,7 +144,7 @@ impl Scan<'_> {
         };
         if content.checked_add(size).is_none_or(|end| end > self.len) {
             let found = format!(
-                "`{}` has {size} bytes, and the file ends {} behind its header",
+                "`{}` has {size} bytes, but the file ends {} after its header",
                 name(self),
                 self.len.saturating_sub(content)
             );
@@ -212,27 +212,27 @@ impl Scan<'_> {
         };
         let (Ok(block), Ok(bytes)) = (u32::try_from(content / BLOCK), u32::try_from(size)) else {
             return Err(self.refuse(
-                format!("`{name}` has 4 GiB or more, or lies behind 2 TiB"),
+                format!("`{name}` has 4 GiB or more, or starts after 2 TiB"),
                 "write smaller members and shards",
             ));
         };
         let first = self.key.as_deref() != Some(key);
         if first {
             if let Some(begun) = self.begins.insert(key.to_owned(), self.at) {
-                let found = format!("`{name}`: members of {key} lie apart, others at byte {begun}");
-                let remedy =
-                    "give each sample a key of its own, or write the shard again with `tar --sort=name`";
+                let found =
+                    format!("`{name}`: members of {key} are not adjacent; others begin at byte {begun}");
+                let remedy = "give each sample its own key, or write the shard again with `tar --sort=name`";
                 return Err(self.refuse(found, remedy));
             }
             self.key = Some(key.to_owned());
             self.endings.clear();
         } else if self.endings.contains(&ending) {
-            let remedy = "keep one of them: names must differ behind the first dot, and not by case alone";
-            return Err(self.refuse(format!("`{name}` is there twice"), remedy));
+            let remedy = "keep one of them: names must differ after the first dot, and not only by case";
+            return Err(self.refuse(format!("`{name}` occurs twice"), remedy));
         }
         if self.endings.len() as u32 == MOST_MEMBERS {
             let found = format!("{key} has more than {MOST_MEMBERS} members");
-            let remedy = "rename them: a sample is what has one name up to the first dot";
+            let remedy = "rename them: files with the same name up to the first dot are one sample";
             return Err(self.refuse(found, remedy));
         }
         self.endings.push(ending.clone());

@@ -86,7 +86,8 @@ impl Shards {
                         &path,
                         "(file)",
                         format!("brings {} members with {} endings", set.members.len(), numbers.len()),
-                        "use fewer shards; what differs from sample to sample belongs before a name's first dot",
+                        "use fewer shards, or rename files: the part of a name that differs between \
+                         samples must come before the first dot",
                     )),
                     false => Ok(()),
                 }
@@ -136,13 +137,13 @@ impl Shards {
         let mut warnings = Vec::new();
         if not_files > 0 {
             warnings.push(format!(
-                "{not_files} entries of the shards are links or devices, which are passed over; \
-                 write the shards with `tar --dereference` if they should be read"
+                "{not_files} entries of the shards are links or devices, which are skipped; write the \
+                 shards with `tar --dereference` to include the files"
             ));
         }
         if unnamed > 0 {
             warnings.push(format!(
-                "{unnamed} files of the shards are hidden or have no ending, and are of no sample"
+                "{unnamed} files of the shards are hidden or have no extension; they are skipped"
             ));
         }
         warnings
@@ -182,7 +183,7 @@ impl Shards {
         let Member { block, bytes, .. } = *self.member(member);
         if most > LARGEST.into() && bytes > LARGEST {
             let found = format!("has {bytes} bytes, and at most {LARGEST} are read at once");
-            return Err(self.fault(member, found, "write it smaller, or take the sample out"));
+            return Err(self.fault(member, found, "make it smaller, or take the sample out"));
         }
         let mut content = vec![0; u64::from(bytes).min(most) as usize];
         let read = self.file(member)?.read_exact_at(&mut content, u64::from(block) * BLOCK);
@@ -225,7 +226,7 @@ impl Shards {
         match header.entry_size().ok() == Some(self.bytes(member)) {
             true => Ok(file),
             false => {
-                let found = "is no longer the member that was there when the run began";
+                let found = "is not the same member as when the run began";
                 Err(DataError::invalid(path, at_byte(at), found, "restore the shard"))
             }
         }

@@ -154,5 +154,5 @@ fn a_video_that_players_rotate_is_rotated() {
     put(dir.path(), video, &rotated("av1_g2.mp4", [-1, 0, 0, 1]));
     let (catalog, store) = open(dir.path());
     let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
-    assert!(error.contains("shown mirrored") && error.contains("ffmpeg"), "{error}");
+    assert!(error.contains("a mirrored video") && error.contains("ffmpeg"), "{error}");
 }

@@ -60,7 +60,7 @@ fn a_pointer_of_git_lfs_is_named_with_the_command_that_brings_the_file() {
     put(dir.path(), "meta/episodes/chunk-000/file-000.parquet", pointer);
     says(Catalog::open(dir.path()).map(drop).unwrap_err(), &["file-000.parquet", "`git lfs pull`"]);
     let dir = with(&V30, 1, pointer);
-    refused(dir.path(), &["front/chunk-000/file-001.mp4: ", FRONT, "a pointer of Git LFS", "`git lfs pull`"]);
+    refused(dir.path(), &["front/chunk-000/file-001.mp4: ", FRONT, "a Git LFS pointer", "`git lfs pull`"]);
     let dir = with(&V30, 1, b"");
     refused(dir.path(), &["front/chunk-000/file-001.mp4: ", FRONT, "is empty", "copy or download it again"]);
 }
@@ -84,7 +84,7 @@ fn other_codecs_and_depth_are_refused_by_name_with_the_command_that_converts() {
     let catalog = Catalog::open(dir.path()).unwrap();
     let named = catalog.info.require("cameras", FRONT, |feature| feature.is_camera());
     let parts =
-        ["info.json", FRONT, "a depth map, which is not decoded", "leave it out of data.cameras", "ffmpeg"];
+        ["info.json", FRONT, "a depth map, which is not supported", "leave it out of data.cameras", "ffmpeg"];
     says(named.unwrap_err(), &parts);
     says(inspect(dir.path()).unwrap().problems.join("\n"), &parts);
 }
@@ -133,7 +133,7 @@ fn a_video_of_another_size_than_the_others_is_to_blame_itself() {
     let dir = with(&V30, 1, &fs::read(clip("h264_joined.mp4")).unwrap());
     let parts = [
         "front/chunk-000/file-001.mp4: observation.images.front: frames of 120x160 (height x width)",
-        "where info.json and others have 96x128",
+        "but info.json and other videos have 96x128",
         "leave its episodes out with `data.exclude_episodes: [2]`, or re-encode it",
         "scale=128:96",
     ];
@@ -237,8 +237,8 @@ fn metadata_that_places_no_frames_is_refused() {
         "within episode 0",
     ];
     says(opened(|info| info["fps"] = json!(10)), &overlap);
-    says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "found by it"]);
-    says(opened(|info| info["fps"] = json!(-30)), &["info.json", "fps", "found by it"]);
+    says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "used to find frames"]);
+    says(opened(|info| info["fps"] = json!(-30)), &["info.json", "fps", "used to find frames"]);
     let outside = ["_path", "relative to it, without `..`"];
     says(opened(|info| info["video_path"] = json!("/etc/passwd")), &outside);
     says(opened(|info| info["data_path"] = json!("data/../../file-{file_index:03d}.parquet")), &outside);

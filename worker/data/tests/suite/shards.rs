@@ -107,18 +107,21 @@ fn damage_is_named_with_file_byte_and_remedy() {
         // The two bytes of `a.json` begin at 1536.
         (
             whole[..1537].to_vec(),
-            "byte 1024: `a.json` has 2 bytes, and the file ends 1 behind its header; copy",
+            "byte 1024: `a.json` has 2 bytes, but the file ends 1 behind its header; copy",
         ),
         (whole[..1024 + 100].to_vec(), "byte 1024: ends within a header; copy"),
-        (flipped, "byte 1024: has no tar header there (its sum is wrong); copy or write the shard again"),
+        (flipped, "byte 1024: has no valid tar header there (wrong checksum); copy or write the shard again"),
         (b"\x1f\x8b\x08".repeat(300), "byte 0: is compressed; unpack"),
     ] {
         let found = damaged(bytes);
         assert!(found.contains("s.tar") && found.contains(wanted), "{found}");
     }
     for (members, wanted) in [
-        (vec![TWO[0], TWO[1], ("a.JSON", b"{}")], "byte 2048: `a.JSON` is there twice"),
-        (vec![TWO[0], TWO[2], TWO[1]], "byte 2048: `a.json`: members of a lie apart, others at byte 0"),
+        (vec![TWO[0], TWO[1], ("a.JSON", b"{}")], "byte 2048: `a.JSON` occurs twice"),
+        (
+            vec![TWO[0], TWO[2], TWO[1]],
+            "byte 2048: `a.json`: members of a are not adjacent; others begin at byte 0",
+        ),
     ] {
         let found = refused(&shard(dir.path(), "s.tar", &members));
         assert!(found.contains(wanted), "{found}");
@@ -160,7 +163,7 @@ fn hostile_shards_are_harmless() {
     for bytes in huge.into_iter().chain([name]) {
         fs::write(&path, bytes).unwrap();
         let found = refused(&path);
-        assert!(found.contains("bytes, and the file ends"), "{found}");
+        assert!(found.contains("bytes, but the file ends"), "{found}");
     }
     let long = hostile(|header| {
         header.set_entry_type(EntryType::GNULongName);

@@ -107,7 +107,7 @@ impl Qwen3VlConfig {
         }
         if vision.deepstack_blocks.len() > text.num_layers {
             let problem = format!(
-                "{} blocks, but the text model has {} layers to add their outputs behind",
+                "{} blocks, but the text model has {} layers to add their outputs to",
                 vision.deepstack_blocks.len(),
                 text.num_layers
             );
@@ -229,7 +229,7 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     let deepstack_blocks = f.uints("deepstack_visual_indexes")?.ok_or_else(|| {
         f.error(
             "deepstack_visual_indexes",
-            "missing; the blocks whose outputs the language model is given as well",
+            "missing; it lists the blocks whose outputs also go to the language model",
         )
     })?;
     let ascends = deepstack_blocks.windows(2).all(|pair| pair[0] < pair[1]);
@@ -241,7 +241,7 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     let positions = f.size("num_position_embeddings")?;
     let position_side = positions.isqrt();
     if position_side * position_side != positions {
-        return Err(f.error("num_position_embeddings", format!("{positions} is no square")));
+        return Err(f.error("num_position_embeddings", format!("{positions} is not a square number")));
     }
     let config = DeepStackConfig {
         depth,

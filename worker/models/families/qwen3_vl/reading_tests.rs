@@ -68,7 +68,7 @@ fn what_is_not_read_is_refused_by_field() {
         ),
         (
             json!({"vision_config": {"num_position_embeddings": 2300}}),
-            ["num_position_embeddings", "no square"],
+            ["num_position_embeddings", "not a square number"],
         ),
         (json!({"text_config": {"rope_scaling": {"rope_type": "yarn"}}}), ["rope_scaling.rope_type", "yarn"]),
         (json!({"text_config": {"head_dim": 64}}), ["mrope_section", "half the head width, 32"]),

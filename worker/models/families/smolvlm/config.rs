@@ -96,7 +96,7 @@ impl SmolVlmConfig {
         let layers = within.layers.unwrap_or(self.layers);
         if layers > self.layers {
             let problem = format!(
-                "{}, and the policy has {layers} layers; take the model that it was made of",
+                "{}, but the policy has {layers} layers; use the model that it was made from",
                 self.layers
             );
             let path = dir.join("config.json");
@@ -193,7 +193,7 @@ fn vision(tower: &Fields<'_>) -> Result<VisionSizes, ModelError> {
     // Transformers finds a patch's position among fractions of the side, which for other numbers round.
     if !vision.patches().is_power_of_two() {
         let problem = format!(
-            "{} patches along image_size {}; only a power of two is read",
+            "{} patches along image_size {}; only powers of two are supported",
             vision.patches(),
             vision.side
         );

@@ -139,7 +139,7 @@ fn buckets(f: &Fields<'_>) -> Result<[usize; 2], ModelError> {
     let distance = f.uint("relative_attention_max_distance")?.unwrap_or(128);
     if buckets < 4 || !buckets.is_multiple_of(4) {
         let problem =
-            format!("{buckets}; expected a multiple of 4: halves for both directions, halved again");
+            format!("{buckets}; expected a multiple of 4: half for each direction, each halved again");
         return Err(f.error("relative_attention_num_buckets", problem));
     }
     if distance <= buckets / 2 {
@@ -222,7 +222,7 @@ mod tests {
                 "`type`: \"smolvla\": a policy of LeRobot",
             ),
             (vec![("model_type", json!("openvla"))], "`model_type`: \"openvla\": a robot's policy"),
-            (vec![("quantization_config", bits)], "quantised (bitsandbytes), and these are not read; take"),
+            (vec![("quantization_config", bits)], "quantised weights (bitsandbytes) are not read; use"),
         ] {
             let message = read(&changes, None).expect_err("refused");
             assert!(message.contains(told), "{message}");

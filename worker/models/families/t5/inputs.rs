@@ -75,7 +75,10 @@ impl SeqInputs {
             of_source.len() == source.len() && of_target.len() == target.len()
         };
         if !dropout_rows.as_ref().is_none_or(fits) {
-            return Err(file.error("dropout_rows", "not one word a token of sources, and of targets".into()));
+            return Err(file.error(
+                "dropout_rows",
+                "expected one value for each token of the sources and of the targets".into(),
+            ));
         }
         Ok(Self { batch, source, seen, target, targets, dropout_rows })
     }

@@ -175,7 +175,7 @@ fn add(tokenizer: &mut Tokenizer, beside: &AddedTokens) -> Result<(), String> {
             Some(found) if found == *id => {}
             found => {
                 return Err(format!(
-                    "`{}` has id {id}, and after the tokens before it comes {}",
+                    "`{}` has id {id}, but its position in the vocabulary gives {}",
                     token.content,
                     found.map_or("none".to_owned(), |found| found.to_string())
                 ));
@@ -240,7 +240,7 @@ mod tests {
             assert_eq!(ids(&files).as_deref(), Ok(wanted), "{files:?}");
         }
         let error = ids(&[config(json!({})), added(90)]).expect_err("there is a gap");
-        assert!(error.contains("`<ORG>` has id 90, and after the tokens before it comes 86"), "{error}");
+        assert!(error.contains("`<ORG>` has id 90, but its position in the vocabulary gives 86"), "{error}");
     }
 
     #[test]

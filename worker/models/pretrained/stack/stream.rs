@@ -148,7 +148,9 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             let reader = thread::Builder::new().name("layers".into());
             let started =
                 reader.spawn_scoped(scope, move || read_in_order(files, order, signals, &hand_over));
-            started.map_err(|error| files.unreadable(first, &format!("no thread to read with: {error}")))?;
+            started.map_err(|error| {
+                files.unreadable(first, &format!("cannot start the reading thread: {error}"))
+            })?;
             for &index in order {
                 let Some(fetched) = signals.wait(&ready) else { break };
                 let Fetched { tensors, lease } = fetched?;

@@ -26,7 +26,7 @@ pub fn join() -> usize {
         pool.get_or_init(|| match ThreadPoolBuilder::new().use_current_thread().build() {
             Ok(pool) => Some(pool),
             Err(error) => {
-                tracing::warn!(%error, "computing on the process's pool: slower, and no different otherwise");
+                tracing::warn!(%error, "computing on the process's thread pool: slower, with the same results");
                 None
             }
         });

@@ -79,7 +79,9 @@ impl TrainedModules {
                 let holder = holder(module, modules);
                 if !tying && tied.is_some_and(|table| table.name == holder.name) {
                     return Err(format!(
-                        "{name:?} means `{}`, which PEFT has trained apart from what it is tied to in this model (tie_word_embeddings), and here they are one table; train again with `ensure_weight_tying` true, or untie the model first. If nothing reads logits, set it to true in the file",
+                        "{name:?} means `{}`, which PEFT trained separately, but this model ties it to \
+                         another table (tie_word_embeddings); train again with `ensure_weight_tying` \
+                         true, or untie the model first. If nothing reads logits, set it to true in the file",
                         module.name
                     ));
                 }
@@ -87,7 +89,7 @@ impl TrainedModules {
                 trained.insert(holder.name.clone());
             }
             if !matched {
-                return Err(format!("{name:?} means no module of the model that has weights"));
+                return Err(format!("{name:?} matches no module of the model that has weights"));
             }
         }
         Ok(Self(trained))

@@ -124,7 +124,8 @@ impl PeftAdapter {
     pub fn brings_more_than(&self, full: &TrainedModules) -> Option<String> {
         let module = self.saved.beyond(full).next()?;
         Some(format!(
-            "brings `{module}` whole (modules_to_save), and this run leaves it as the checkpoint has it; add it to model.train"
+            "has a full copy of `{module}` (modules_to_save), but this run keeps the checkpoint's; add it \
+             to model.train"
         ))
     }
 
@@ -136,8 +137,8 @@ impl PeftAdapter {
         let packed = packed.map(FrozenDtype::name).any(|name| name == there || name == here.name());
         packed.then(|| {
             format!(
-                "was trained above weights in {there}, and here they are in {}: it corrects other errors than these \
-                 have; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and \
+                "was trained on weights in {there}, but here they are in {}, whose rounding errors \
+                 differ; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and \
                  name that as model.path",
                 here.name()
             )
@@ -158,7 +159,7 @@ impl PeftAdapter {
                 None if self.saved.trains(&param.name) || self.plan.trains_bias(&param.name) => {
                     let key = if self.plan.trains_bias(&param.name) { "bias" } else { "modules_to_save" };
                     return refuse(format!(
-                        "has no tensor `{}`, which its `{key}` wants; copy the directory again",
+                        "has no tensor `{}`, which its `{key}` requires; copy the directory again",
                         param.name
                     ));
                 }

@@ -241,12 +241,10 @@ impl Fields<'_> {
         let entries = |value: &Value| value.as_array().map(Vec::len).or(value.as_object().map(Map::len));
         let long = |(_, value): &(&String, &Value)| entries(value).is_some_and(|found| found > MAX_ENTRIES);
         match self.object.iter().find(long) {
-            Some((field, _)) => Err(self.error(
-                field,
-                format!(
-                    "has more than {MAX_ENTRIES} entries; write an expression that matches what they name"
-                ),
-            )),
+            Some((field, _)) => {
+                Err(self
+                    .error(field, format!("has more than {MAX_ENTRIES} entries; use an expression instead")))
+            }
             None => Ok(()),
         }
     }

@@ -92,7 +92,7 @@ impl Lora {
         f.require(
             self.layers_to_transform.is_empty() || matches!(self.targets, LoraTargets::Suffixes(_)),
             "lora.layers_to_transform",
-            "is given, and `lora.targets` is an expression, which says for itself which layers it means",
+            "is given, but `lora.targets` is an expression, which already selects layers",
             "list the targets, for instance `[q_proj, v_proj]`, or put the layers into the expression",
         );
         for pattern in &self.layers_pattern {

@@ -74,7 +74,7 @@ pub fn refused() -> Option<String> {
 /// the device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
-        tracing::warn!(device = %words, "an allocation was refused, and what it was for is not there");
+        tracing::warn!(device = %words, "an allocation failed, so its result is missing");
         set_in_order();
     }
 }
@@ -95,7 +95,7 @@ pub fn set_in_order() {
         if let Some(order) = order
             && catch_unwind(AssertUnwindSafe(order)).is_err()
         {
-            tracing::warn!("the device is not in order after a refused allocation; the next step will show");
+            tracing::warn!("the device reports an error after a refused allocation; the next step will show whether it recovers");
         }
     });
     take();

@@ -93,6 +93,6 @@ fn against_sum(comm: &mut dyn Collective, other: Step) -> Seen {
         0 => other(comm),
         _ => comm.all_reduce(BufMut::F32(&mut [0.0; 8]), Reduce::Sum),
     };
-    hold!(outcome.is_err(), "a collective that others were not in has ended well");
+    hold!(outcome.is_err(), "a collective that other ranks did not enter succeeded");
     Ok(matches!(outcome, Err(CollectiveError::Mismatch { .. })))
 }

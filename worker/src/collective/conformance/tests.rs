@@ -67,7 +67,7 @@ const ABOUT_VALUES: [&str; 8] = [
     "all-gather gives every rank all shards",
     "in-place operations cut any length, into parts of any length",
     "a shift brings the chunk of a rank before",
-    "buffers of a device go every way that the optimizer sends them",
+    "device buffers work in every operation of the optimizer",
     "broadcast works from every root",
 ];
 

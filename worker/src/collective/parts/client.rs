@@ -98,12 +98,12 @@ impl RemotePeers {
         let answer: [u8; ANSWER] = std::array::from_fn(|i| proven[i]);
         let proof = std::array::from_fn(|i| proven[ANSWER + i]);
         if !key.proves(Role::Called, &Heard { answer: &answer, ..asked }, proof) {
-            return Err(io::Error::other("something else than a rank of this run listens there"));
+            return Err(io::Error::other("a program that is not a rank of this run listens there"));
         }
         match decode_answer(&answer) {
             Some(Admitted::Welcome) => Ok(socket),
             Some(verdict) => Err(io::Error::other(verdict.to_string())),
-            None => Err(io::Error::other("it answers what this version does not know")),
+            None => Err(io::Error::other("its answer is unknown to this version")),
         }
     }
 }
@@ -122,7 +122,7 @@ fn read(mut socket: &TcpStream, wanted: &mut Wanted<'_>, goes_on: &dyn Fn() -> b
         return Ok(Answer::NotHere);
     }
     if length != wanted.len() as u64 {
-        let what = format!("{length} bytes where {} are its part", wanted.len());
+        let what = format!("it sent {length} bytes instead of {}", wanted.len());
         return Err(io::Error::new(ErrorKind::InvalidData, what));
     }
     for piece in wanted.places.iter_mut().flat_map(|place| place.chunks_mut(PIECE)) {
@@ -137,7 +137,7 @@ fn read(mut socket: &TcpStream, wanted: &mut Wanted<'_>, goes_on: &dyn Fn() -> b
 
 /// Leaves a rank alone for a while, after this.
 fn leave_alone(line: &mut Connection, rank: usize, error: &io::Error) {
-    tracing::warn!(rank, %error, "its part of the frozen weights is read from the model's files for a while");
+    tracing::warn!(rank, %error, "its part of the frozen weights is read from the model's files until it answers again");
     *line = Connection::LeftAlone(clock::now());
 }
 

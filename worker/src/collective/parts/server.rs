@@ -127,7 +127,7 @@ fn welcome(socket: TcpStream, answers: &Arc<Answers>) {
     let ours = Arc::clone(answers);
     let body = move || {
         if let Err(error) = ours.serve(&socket, number) {
-            tracing::debug!(%error, "a caller of this rank's parts is gone");
+            tracing::debug!(%error, "a rank that reads this rank's frozen weights has disconnected");
         }
         ours.callers().leave(number);
     };
@@ -205,7 +205,8 @@ impl Answers {
         });
         let Some((hello, key)) = known else {
             tracing::warn!(
-                "a stranger called the port of this rank's parts and was turned away (another run, another COX_TOKEN?)"
+                "rejected a connection to this rank's port for frozen weights: not from this run (another \
+                 run, another COX_TOKEN?)"
             );
             return Ok(None);
         };
@@ -215,7 +216,8 @@ impl Answers {
         let heard = Heard { opening: &opening, challenge: &challenge, answer: &[] };
         if !key.proves(Role::Caller, &heard, proof) {
             tracing::warn!(
-                "a stranger called the port of this rank's parts: it names a token of this run, and does not have it"
+                "rejected a connection to this rank's port for frozen weights: it names a token of this \
+                 run, but cannot prove that it has it"
             );
             return Ok(None);
         }

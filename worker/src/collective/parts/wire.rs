@@ -53,7 +53,7 @@ pub(super) enum Admitted {
     Welcome = 1,
     #[error("it belongs to another run")]
     OtherRun,
-    #[error("its model is laid out otherwise: is it the same file?")]
+    #[error("its model has another layout: is it the same file?")]
     OtherBlocks,
 }
 

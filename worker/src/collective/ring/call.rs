@@ -138,7 +138,7 @@ fn introduce(
     let answer: [u8; ANSWER] = std::array::from_fn(|i| proven[i]);
     let proof = std::array::from_fn(|i| proven[ANSWER + i]);
     if !key.proves(Role::Called, &Heard { answer: &answer, ..asked }, proof) {
-        return Err(Missed::Again("something else than a rank of this run listens there".into()));
+        return Err(Missed::Again("a program that is not a rank of this run listens there".into()));
     }
     match decode_answer(&answer) {
         Some((Admission::Welcome, _)) => {
@@ -149,7 +149,7 @@ fn introduce(
             Err(Missed::Again(format!("it is still in generation {generation}")))
         }
         Some((verdict, generation)) => Err(Missed::Refused(verdict, generation)),
-        None => Err(Missed::Again("it answers what this version does not know".into())),
+        None => Err(Missed::Again("its answer is unknown to this version".into())),
     }
 }
 
@@ -159,7 +159,7 @@ fn hear<const N: usize>(mut socket: &TcpStream, patience: &Patience<'_>) -> Resu
         patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
         match socket.read(&mut bytes[filled..]) {
             Ok(0) => {
-                let why = "it closed the connection, as it does when it does not share our token (COX_TOKEN, COX_TOKEN_FILE)";
+                let why = "it closed the connection; it may have another token (COX_TOKEN, COX_TOKEN_FILE)";
                 return Err(Missed::Again(why.into()));
             }
             Ok(count) => filled += count,

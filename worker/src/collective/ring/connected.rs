@@ -164,7 +164,8 @@ impl Ring {
                 CollectiveError::PeerLost { peer: previous, sequence, operation, source }
             }
             (None, Broken::OtherCollective(other)) => {
-                let theirs = other.map_or("bytes that are no header".to_owned(), |other| other.to_string());
+                let theirs =
+                    other.map_or("bytes that are not a header".to_owned(), |other| other.to_string());
                 let detail = format!("it is in {theirs}, rank {} is in {header}", self.rank);
                 CollectiveError::Mismatch { peer: previous, detail }
             }

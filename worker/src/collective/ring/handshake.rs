@@ -63,7 +63,7 @@ pub(super) enum Admission {
     Stale,
     #[error("it is still in an older generation")]
     Early,
-    #[error("it has another place in the ring")]
+    #[error("it has another position in the ring")]
     OtherPlace,
 }
 

@@ -74,7 +74,7 @@ fn encode(place: Option<MemoryPlace>) -> [u8; OFFER] {
 
 fn decode(bytes: &[u8; OFFER]) -> io::Result<Option<MemoryPlace>> {
     if bytes[0..6] != MAGIC {
-        return Err(io::Error::new(ErrorKind::InvalidData, "it does not speak the ring's language"));
+        return Err(io::Error::new(ErrorKind::InvalidData, "it does not speak the ring's protocol"));
     }
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let nonce = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));

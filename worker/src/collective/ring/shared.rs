@@ -182,7 +182,7 @@ impl Reader {
 fn in_flight(written: u64, read: u64) -> io::Result<usize> {
     let count = written.wrapping_sub(read);
     if count > CAPACITY as u64 {
-        let what = format!("{written} bytes written and {read} read cannot be");
+        let what = format!("impossible counters: {written} bytes written, {read} read");
         return Err(io::Error::new(ErrorKind::InvalidData, what));
     }
     Ok(count as usize)

@@ -138,13 +138,17 @@ impl Guest {
     /// Asks it to prove who it is; nothing for one that speaks another language, or names no key of ours.
     fn challenge(&self, tokens: Option<&Tokens>) -> Option<Stage> {
         let Some((hello, name)) = Hello::opened(&self.bytes) else {
-            tracing::warn!(from = self.from(), "a stranger called the ring's port and was turned away");
+            tracing::warn!(
+                from = self.from(),
+                "rejected a connection to the ring's port: not a rank of this run"
+            );
             return None;
         };
         let Some(key) = RingKey::named(name, tokens) else {
             tracing::warn!(
                 from = self.from(),
-                "a caller of the ring's port was turned away: it names no token of this run (another run, another COX_TOKEN?)"
+                "rejected a connection to the ring's port: it names no token of this run (another run, \
+                 another COX_TOKEN?)"
             );
             return None;
         };
@@ -160,14 +164,15 @@ impl Guest {
         if !key.proves(Role::Caller, &heard, std::array::from_fn(|i| self.bytes[i])) {
             tracing::warn!(
                 from = self.from(),
-                "a stranger called the ring's port and was turned away: it names a token of this run, and does not have it"
+                "rejected a connection to the ring's port: it names a token of this run, but cannot prove \
+                 that it has it"
             );
             return false;
         }
         let verdict = awaited.judge(hello);
         if verdict != Admission::Welcome {
             tracing::warn!(
-                from = self.from(), rank = hello.rank, generation = %hello.generation, ?verdict, "a rank was refused"
+                from = self.from(), rank = hello.rank, generation = %hello.generation, ?verdict, "rejected a rank that connected to the ring"
             );
         }
         let answer = encode_answer(verdict, awaited.generation);

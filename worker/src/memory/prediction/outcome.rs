@@ -103,7 +103,7 @@ impl Finished<'_> {
         if let Some(mut recorded) = recorded
             && let Err(error) = recorded.add(record)
         {
-            tracing::warn!(path = %recorded.path().display(), %error, "memory records cannot be kept");
+            tracing::warn!(path = %recorded.path().display(), %error, "cannot save memory records");
         }
         outcome
     }

@@ -215,7 +215,8 @@ impl<B: Tape<Base = B>> Features<B> {
         }
         if stale {
             self.memo.account.complain(format!(
-                "the adapter of version {} of the features is in no namespace of {}: what is missing is computed with the present one, until the next version begins",
+                "the adapter of features version {} was not found in {}: missing features are computed \
+                 with the current adapter until the next version begins",
                 wanted.generation.number,
                 self.memo.setup.store.dir().display()
             ));

@@ -249,7 +249,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         }
         if let Some(CacheDrift { drift, probes, .. }) = &drift {
             desk.members.link.report(Report::Note(format!(
-                "step {at}: features have moved by {:.2} % (relative L2, cosine {:.4}) since version {} was begun; loss {:.5} with fresh ones, {:.5} with kept ones, on {probes} probes",
+                "step {at}: features have moved by {:.2} % (relative L2, cosine {:.4}) since version {} was begun; loss {:.5} with fresh ones, {:.5} with cached ones, on {probes} probes",
                 100.0 * drift.relative_l2, drift.cosine, report.generation, drift.loss_fresh, drift.loss_cached
             )))?;
         }

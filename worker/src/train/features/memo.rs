@@ -52,9 +52,8 @@ impl<B: Tape<Base = B>> Memo<B> {
         };
         if let Some(why) = memo.setup.store.read_only() {
             let dir = memo.setup.store.dir().display();
-            let line = format!(
-                "{dir}: cannot be written ({why}): features that are there are used, and none are added"
-            );
+            let line =
+                format!("{dir}: cannot be written ({why}): existing features are used, and none are added");
             memo.account.complain(line);
         }
         Ok(memo)

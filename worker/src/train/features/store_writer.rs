@@ -172,7 +172,7 @@ impl StoreWriter {
             pulse::keeps_time_with(&self.pulse);
         }
         let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
-        news.complaints.push("features are not stored any more: the thread that did it is gone".into());
+        news.complaints.push("features are no longer stored: the writing thread has ended".into());
     }
 }
 

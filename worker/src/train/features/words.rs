@@ -59,10 +59,10 @@ impl<B: Tape<Base = B>> Features<B> {
         let namespace = self.memo.serving.as_ref().and_then(|serving| serving.namespace.as_ref());
         let there = namespace.map(|namespace| {
             let stored = self.memo.setup.training.iter().filter(|key| namespace.contains(key)).count();
-            format!("; {stored} of {} samples are there", self.memo.setup.training.len())
+            format!("; {stored} of {} samples are cached", self.memo.setup.training.len())
         });
         format!(
-            "features are kept in {} as {}{}",
+            "features are cached in {} as {}{}",
             self.memo.setup.store.dir().display(),
             format!("{:?}", self.memo.setup.dtype).to_lowercase(),
             there.unwrap_or_default()
@@ -79,7 +79,8 @@ impl<B: Tape<Base = B>> Memo<B> {
                 format!("step {step}: live: features are computed in the step, LoRA trains{used}")
             }
             CachePhase::Cached(namespace) => format!(
-                "step {step}: cached: features of version {}, made with the adapter before step {}; LoRA rests{used}",
+                "step {step}: cached: features of version {}, made with the adapter before step {}; LoRA \
+                 does not train{used}",
                 namespace.generation.number, namespace.generation.since
             ),
         }
@@ -101,7 +102,8 @@ impl<B: Tape<Base = B>> Memo<B> {
             .map(|namespace| namespace.bytes());
         (hits + misses > 0).then(|| {
             format!(
-                "features of {hits} of {} samples were there ({:.0} %); reading took {:.2} ms a sample, computing {:.2} ms; {} on disk",
+                "features of {hits} of {} samples were cached ({:.0} \
+                 %); reading took {:.2} ms a sample, computing {:.2} ms; {} on disk",
                 hits + misses,
                 100.0 * hits as f64 / (hits + misses) as f64,
                 each(read, hits),

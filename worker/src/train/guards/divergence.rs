@@ -45,7 +45,10 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
 
     /// What ends a run that has diverged; `found` is what this rank knows of it.
     pub(in crate::train) fn diverged(&mut self, found: Option<String>) -> Result<TrainError, TrainError> {
-        let others = || "the part of another rank is not sound (its own log says what)".to_owned();
+        let others = || {
+            "the weights or moments of another rank are not finite or too large (its own log names them)"
+                .to_owned()
+        };
         let (steps, found) = (self.next, found.unwrap_or_else(others));
         Ok(TrainError::Diverged { steps, found, good: self.retreat()? })
     }
@@ -58,7 +61,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
             // What cannot be read now is as it was, and the error to tell is another one.
             match self.run.store.retreat(self.next, &self.skips.newest) {
                 Ok(found) => good = [found.map_or(NONE, |step| step.0 as f64)],
-                Err(error) => tracing::warn!(%error, "checkpoints stay as they are"),
+                Err(error) => tracing::warn!(%error, "cannot set diverged checkpoints aside"),
             }
         }
         self.members.comm.broadcast(BufMut::F64(&mut good), Rank(0))?;

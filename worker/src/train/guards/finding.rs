@@ -22,10 +22,10 @@ impl fmt::Display for Comparison {
             Self::Sound => f.write_str("all ranks hold the same"),
             Self::Wrong(ranks) => {
                 let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
-                write!(f, "other weights on rank {} than on the others", ranks.join(", "))
+                write!(f, "rank {} has different weights from the others", ranks.join(", "))
             }
             Self::Unclear(one, other) => {
-                write!(f, "ranks {one} and {other} hold different states of one part")
+                write!(f, "the optimizer shard of rank {one} differs from its replica on rank {other}")
             }
         }
     }

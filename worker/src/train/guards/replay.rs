@@ -164,8 +164,8 @@ impl Suspicions {
         }
         if wrong.contains(&own) {
             let line = format!(
-                "step {step}: its gradients are not those that other ranks compute from the same samples: the step runs \
-                 again. If this comes back, look at its device"
+                "step {step}: its gradients differ from what other ranks compute from the same samples; \
+                 the step is repeated. If this happens again, check its device"
             );
             members.link.report(Report::HardwareFault(line))?;
         }
@@ -180,8 +180,8 @@ impl Suspicions {
 fn words_of_doubt(step: Step, ranks: &BTreeSet<Rank>) -> String {
     let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
     format!(
-        "step {step}: ranks {} compute different gradients from the same samples, and it cannot be told which are \
-         right: the step counts as each computes its own",
+        "step {step}: ranks {} compute different gradients from the same samples, and which are right is \
+         unknown: the step is committed with the gradients that each rank computed",
         ranks.join(", ")
     )
 }

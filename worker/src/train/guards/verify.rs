@@ -74,13 +74,13 @@ pub(in crate::train) fn compare<B: Tape<Base = B>>(
         Comparison::Unclear(owner, holder) => (
             own == *owner,
             format!(
-                "what it holds and what rank {holder} holds of the same differ, and it cannot be told which is \
-                 right: all ranks go back to the last checkpoint"
+                "its optimizer shard differs from the replica on rank {holder}, and which is right is \
+                 unknown: all ranks go back to the last checkpoint"
             ),
         ),
     };
     if suspect {
-        let line = format!("step {step}: {line}. If this comes back, look at its memory and its device");
+        let line = format!("step {step}: {line}. If this happens again, check its memory and its device");
         let told = if certain { Report::HardwareFault(line) } else { Report::Note(line) };
         members.link.report(told)?;
     }

@@ -56,9 +56,10 @@ impl Looking {
         lines.extend(offloaded(bench.run.spec.memory.offload, bench.members.computes).map(str::to_owned));
         if bench.run.spec.memory.shard == Shard::Frozen {
             lines.push(match bench.members.world() {
-                1 => "memory.shard: frozen: there is one rank, and it holds all of it".to_owned(),
+                1 => "memory.shard: frozen has no effect with one rank, which holds all blocks".to_owned(),
                 world => format!(
-                    "memory.shard: frozen: {world} ranks hold a part of every block each; of two blocks at a time all of it"
+                    "memory.shard: frozen: each of {world} ranks holds a part of every block, and two \
+                     whole blocks at a time"
                 ),
             });
         }
@@ -110,13 +111,15 @@ fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
             "memory.offload: optimizer: the optimizer's state and the replica are in host memory between steps; every step brings them to the GPU and back"
         }
         (Offload::Optimizer, _) => {
-            "memory.offload: optimizer asks for what a CPU does anyhow: the optimizer's state and master weights are in host memory"
+            "memory.offload: optimizer has no effect on a CPU: \
+             the optimizer's state and master weights are in host memory"
         }
         (Offload::Embedding, Computes::OnGpu) => {
             "memory.offload: embedding: the table of token embeddings is in host memory; every step brings the rows that it looks up"
         }
         (Offload::Embedding, _) => {
-            "memory.offload: embedding asks for what a CPU does anyhow: the table of token embeddings is in host memory"
+            "memory.offload: embedding has no effect on a CPU: \
+             the table of token embeddings is in host memory"
         }
     })
 }
@@ -130,12 +133,13 @@ fn replanned<B: Tape<Base = B>>(bench: &Workbench<'_, B>) -> Option<String> {
     let [was, is] =
         [&rates, &bench.learner.rates].map(|rates| 100.0 * rates.multiplier(bench.next.0, &group));
     let follows = match (was - is).abs() < 0.05 {
-        true => "rates go on as they were at this step".to_owned(),
+        true => "learning rates continue unchanged from this step".to_owned(),
         false => format!(
-            "the learning-rate schedule now spans the new length: rates go on at {is:.1} % of their peaks instead of {was:.1} %"
+            "the learning-rate schedule now spans the new length: rates continue at {is:.1} % of their \
+             peaks instead of {was:.1} %"
         ),
     };
-    (now != before).then(|| format!("the run was to have {before} steps and has {now} now; {follows}"))
+    (now != before).then(|| format!("the run's length changed from {before} to {now} steps; {follows}"))
 }
 
 /// One row of the table of what is frozen and what trains.

@@ -183,7 +183,7 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
             tracing::warn!(
                 unreadable,
                 samples,
-                "held-out samples cannot be read; the error is of the others"
+                "some held-out samples cannot be read; the held-out error covers the others"
             );
         }
         let measure =
@@ -216,7 +216,7 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
                     tracing::warn!(
                         in_use = overrun.in_use,
                         size,
-                        "out of memory in evaluation: smaller batches"
+                        "out of memory in evaluation: using smaller batches"
                     );
                 }
                 Err(overrun) => {

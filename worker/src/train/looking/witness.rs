@@ -81,17 +81,17 @@ impl Witness {
             line.full = true;
             text = bytes(&line);
             self.room = text.len() as u64;
-            tracing::warn!(path = %self.path.display(), step = line.step, "no more room for what this rank witnesses");
+            tracing::warn!(path = %self.path.display(), step = line.step, "this rank's witness file is full");
         }
         self.room -= text.len() as u64;
         self.unwritten.extend(text);
         if let Err(error) = self.flush() {
             if !self.waits {
-                tracing::warn!(path = %self.path.display(), %error, "what this rank witnesses waits for its disk");
+                tracing::warn!(path = %self.path.display(), %error, "this rank's witness records wait for the disk");
             }
             self.waits = true;
             if self.unwritten.len() > MAX_UNWRITTEN_BYTES {
-                tracing::warn!(path = %self.path.display(), %error, "this rank witnesses no further step");
+                tracing::warn!(path = %self.path.display(), %error, "this rank records no further steps for `cox audit --against`");
                 (self.unwritten, self.room) = (Vec::new(), 0);
             }
         }

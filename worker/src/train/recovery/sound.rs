@@ -53,7 +53,7 @@ pub(super) fn restore<B: Tape<Base = B>>(
         step = Step(older as u64);
         if let Some(damage) = damage {
             let line = format!(
-                "the checkpoint of step {newer} is damaged, and all go back to step {step}: {damage}"
+                "the checkpoint of step {newer} is damaged, so all ranks go back to step {step}: {damage}"
             );
             bench.members.link.report(Report::Note(line))?;
         }

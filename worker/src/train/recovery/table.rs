@@ -206,7 +206,7 @@ fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
     let versions = |newest: u64, older: f64| Versions { newest, older: older > 0.0 };
     let (skipped, left_out) = (count("skipped", fields[7])?, fields[8] > 0.0);
     if left_out && skipped == 0 {
-        return Err("its last step was left out, and none has been".into());
+        return Err("its last step was left out, but its count of such steps is 0".into());
     }
     Ok(Some(Holding {
         generation: Generation(generation),

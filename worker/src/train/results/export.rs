@@ -188,7 +188,7 @@ fn write<B: Tape<Base = B>>(
     let mut texts = texts(&*bench.feed.samples, bench.run.spec);
     texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
     let shown = Shown { step: bench.next.0, samples: examples };
-    let what = "held-out samples beside what is predicted of them, for people";
+    let what = "held-out samples with their predictions, for the report";
     texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
     ExportManifest::of(bench).write(&dir, artifacts, texts)
 }

@@ -71,9 +71,8 @@ impl ExportJob {
         }
         let mut asked = self.merged.then_some(merged).into_iter().chain(self.lerobot.as_deref());
         let there = asked.find(|path| path.exists());
-        there.map_or(Ok(()), |path| {
-            Err(foreign(path, "is there already; remove it, or name another directory"))
-        })
+        there
+            .map_or(Ok(()), |path| Err(foreign(path, "already exists; remove it, or name another directory")))
     }
 }
 

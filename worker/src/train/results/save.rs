@@ -104,7 +104,8 @@ impl Results {
         };
         if begins {
             let line = format!(
-                "optimizer.ema_decay: the checkpoint of step {step} has no average of the weights: it begins with them"
+                "optimizer.ema_decay: the checkpoint of step {step} has no average of the weights: the \
+                 average starts from the current weights"
             );
             bench.run.starts.push(line);
         }

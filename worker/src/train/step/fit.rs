@@ -28,8 +28,8 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
         }
         let meanwhile = match verdict.gave_up {
             0 => String::new(),
-            1 => "; one other rank gave its attempt up at once".to_owned(),
-            others => format!("; {others} other ranks gave their attempts up at once"),
+            1 => "; one other rank stopped its attempt early".to_owned(),
+            others => format!("; {others} other ranks stopped their attempts early"),
         };
         let words = Smaller { why: "out of memory", meanwhile: &meanwhile };
         bench.feed.halve(&mut bench.members, self.step, rank, &words)?;
@@ -99,11 +99,12 @@ impl Feed {
         self.micro_batch = before.div_ceil(2);
         if members.assignment.rank == rank {
             members.link.report(Report::Note(format!(
-                "{why}: all ranks go from {before} to {} samples at a time, the same samples a step, from step {step} on{meanwhile}",
+                "{why}: all ranks go from a micro-batch of {before} to {} from step {step} on, with the \
+                 same samples in each step{meanwhile}",
                 self.micro_batch
             )))?;
         }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank needs less ({why}): all ranks halve the micro-batch");
+        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank needs less memory ({why}): all ranks halve the micro-batch");
         Ok(())
     }
 }

@@ -23,7 +23,8 @@ pub enum StateError {
     },
     /// Files of different steps.
     #[error(
-        "optimizer file {file} is of step {found}, those before it of step {expected}: they are not of one checkpoint"
+        "optimizer file {file} is of step {found}, but earlier files are of step {expected}: they belong \
+         to different checkpoints"
     )]
     Steps {
         /// Its number in the list given.
@@ -35,7 +36,8 @@ pub enum StateError {
     },
     /// Values that no file, or more than one, has.
     #[error(
-        "{kind} of {parameter}: values {begin}..{end} are in {copies} of the files; are all files of the checkpoint there, each once?"
+        "{kind} of {parameter}: values {begin}..{end} are in {copies} of the files; give each file of the \
+         checkpoint exactly once"
     )]
     Coverage {
         /// A buffer of the update rule's state, or `ema`.

@@ -222,7 +222,7 @@ pub(super) fn read_header<'a, S: ReadAt>(
         let kept = buffer.values(param, &(0..param.len())).len();
         if info.dtype != dtype(buffer.element) || end > kept {
             return Err(error(format!(
-                "{:?} values {begin}..{end}, where this run keeps {kept} of {:?}",
+                "has {:?} values {begin}..{end}, but this run keeps {kept} of {:?}",
                 info.dtype,
                 dtype(buffer.element)
             )));
@@ -230,14 +230,14 @@ pub(super) fn read_header<'a, S: ReadAt>(
         pieces.push(SavedPiece { kind, param, range: begin..end, file, tensor: info.clone() });
     }
     let steps = steps.filter(|steps| *steps >= skipped);
-    let steps = steps.ok_or_else(|| unreadable("its metadata has no \"steps\" that could be".into()))?;
+    let steps = steps.ok_or_else(|| unreadable("its metadata has no valid \"steps\"".into()))?;
     let small = |key: &str| number(key).and_then(|number| u32::try_from(number).ok());
     let loss_scale = match entry("loss_scale_exponent") {
         None => None,
         Some(_) => {
             let both = small("loss_scale_exponent").zip(small("loss_scale_good_steps"));
             let state = both.and_then(|(exponent, good)| ScaleState::checked(exponent, good));
-            Some(state.ok_or_else(|| unreadable("its metadata has no loss scale that could be".into()))?)
+            Some(state.ok_or_else(|| unreadable("its metadata has no valid loss scale".into()))?)
         }
     };
     Ok(Reached { steps, skipped, loss_scale })

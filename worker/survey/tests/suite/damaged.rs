@@ -71,7 +71,7 @@ fn rows_that_are_of_another_frame_or_time_are_named() {
     let report = check(swapped.path(), Frames::Few);
     let place = ("data/chunk-000/file-001.parquet", Some(1), Some(4));
     says(
-        one(&report, "time runs back"),
+        one(&report, "time decreases"),
         place,
         &["timestamp: 0.3000 s follows 0.4000 s", "frame_index / fps"],
     );
@@ -124,7 +124,7 @@ fn files_that_are_cut_off_or_missing_or_in_excess_are_named_and_the_others_are_r
     says(
         only(&check(dir.path(), Frames::Few)),
         ("data/chunk-000/file-007.parquet", None, None),
-        &["no episode is in it"],
+        &["it holds no episode"],
     );
     let whole = fs::read(file(1)).unwrap();
     fs::write(file(1), &whole[..whole.len() / 2]).unwrap();

@@ -79,7 +79,7 @@ fn what_is_there_is_kept_and_a_file_is_replaced_only_when_asked() {
     assert_eq!(fs::read(&path).unwrap(), before);
     let refused =
         fill(&Job { dir: dir.path(), anew: false, force: false, progress: &|_, _| {} }).unwrap_err();
-    assert!(refused.to_string().contains("stats.computed.json: (file): is there already"), "{refused}");
+    assert!(refused.to_string().contains("stats.computed.json: (file): already exists"), "{refused}");
     assert_eq!(filled(dir.path(), false, true).unwrap().path, path);
     let now = read(&path);
     assert_eq!((&now["action"]["mean"][0], &now["note"]["by"]), (&json!(0.125), &json!("hand")));

@@ -100,7 +100,7 @@ impl WavHeader {
         let mut head = [0; 12];
         file.read_exact(&mut head)?;
         if !matches!(&head[..4], b"RIFF" | b"RF64") || &head[8..] != b"WAVE" {
-            return Err(HeaderFault::damaged("is no WAV file: it does not begin with RIFF and WAVE"));
+            return Err(HeaderFault::damaged("is not a WAV file: it does not begin with RIFF and WAVE"));
         }
         let riff = word(&head, 4);
         let (mut at, mut format, mut long) = (12, None, None);
@@ -119,7 +119,9 @@ impl WavHeader {
                 }
                 b"data" => {
                     let Some(layout) = format else {
-                        return Err(HeaderFault::damaged("has its samples before their format"));
+                        return Err(HeaderFault::damaged(
+                            "has its samples before the description of their format",
+                        ));
                     };
                     let left = len.saturating_sub(at);
                     let is_unknown = match size {
@@ -184,7 +186,7 @@ impl Layout {
         let short = |at: usize| u16::from_le_bytes([body[at], body[at + 1]]);
         let (channels, rate, frame, bits) = (short(2), word(&body, 4), short(12), short(14));
         if there < 16 || channels == 0 || frame == 0 {
-            return Err(HeaderFault::damaged("says nothing of its samples' format"));
+            return Err(HeaderFault::damaged("does not describe the format of its samples"));
         }
         let kind = if short(0) == EXTENSIBLE { short(24) } else { short(0) };
         // Samples of fewer bits than their bytes hold fill them from the top.
@@ -270,7 +272,7 @@ mod tests {
             fault.found.contains("compressed (format 6)") && fault.remedy.contains("ffmpeg"),
             "{fault:?}"
         );
-        assert!(read(b"fLaC and more of it".to_vec()).unwrap_err().found.contains("is no WAV file"));
+        assert!(read(b"fLaC and more of it".to_vec()).unwrap_err().found.contains("is not a WAV file"));
         assert!(read(file(&[], 44, 8)[..30].to_vec()).unwrap_err().found.contains("ends before"));
     }
 }

@@ -64,7 +64,7 @@ impl Home {
         match self {
             Self::Folder(dir) => DataError::invalid(dir, field, "is not there", remedy),
             Self::Sample(shards, sample) => match shards.members(*sample).next() {
-                Some(member) => shards.fault(member, format!("{field} is not beside it"), remedy),
+                Some(member) => shards.fault(member, format!("{field} is missing from the sample"), remedy),
                 None => DataError::OutOfRange { what: "track", index: *sample, len: shards.len() },
             },
         }

@@ -246,7 +246,7 @@ fn tracks_of_shards_are_those_of_folders_bit_for_bit() {
     assert_ne!(packed(&changed).expect("sound").fingerprint(), fingerprint);
     let missing = packed(&files[..3]).err().expect("refused").to_string();
     assert!(missing.contains("tracks.tar: `music/b.drums.wav` at byte"), "{missing}");
-    assert!(missing.contains("plucks.wav is not beside it; add the file"), "{missing}");
+    assert!(missing.contains("plucks.wav is missing from the sample; add the file"), "{missing}");
     changed[2].1.truncate(30);
     let cut = packed(&changed).err().expect("refused").to_string();
     assert!(cut.contains("`music/b.drums.wav`") && cut.contains("write it as WAV"), "{cut}");

@@ -29,7 +29,7 @@ impl Pair {
     /// Refused if there is nothing to learn from it; `column` is where that is missing.
     pub fn checked(self, column: &str) -> Result<Self, String> {
         if self.target.trim().is_empty() {
-            return Err(format!("has an empty `{column}`; write what the source is to become, or remove it"));
+            return Err(format!("has an empty `{column}`; write the target text, or remove the pair"));
         }
         Ok(self)
     }
@@ -55,7 +55,7 @@ impl FileKind {
             _ => Err(DataError::invalid(
                 path,
                 "(name)",
-                "ends with none of .jsonl, .csv and .tsv",
+                "does not end with .jsonl, .csv or .tsv",
                 "name a file of one of these kinds in data.path",
             )),
         }
@@ -314,7 +314,9 @@ fn comma_separated(text: &str) -> Result<Vec<String>, String> {
             None if after.is_empty() => return Ok(fields),
             None => {
                 let found: String = after.chars().take(8).collect();
-                return Err(format!("has `{found}` behind a closing quote; write a quote in quotes twice"));
+                return Err(format!(
+                    "has `{found}` after a closing quote; write a quote inside quotes as two quotes"
+                ));
             }
         }
     }
@@ -326,7 +328,10 @@ fn unquoted(quoted: &str) -> Result<(String, &str), String> {
     let mut rest = quoted;
     loop {
         let Some(end) = rest.find('"') else {
-            return Err("has a quote that is never closed; close it, or write quotes in quotes twice".into());
+            return Err(
+                "has a quote that is never closed; close it, or write a quote inside quotes as two quotes"
+                    .into(),
+            );
         };
         field.push_str(&rest[..end]);
         rest = &rest[end + 1..];
@@ -437,7 +442,7 @@ mod tests {
             ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, but [`source`]"),
             ("t.jsonl", "{\"source\": [1], \"target\": \"b\"}\n", "t.jsonl:1: `source` is [1]; write a text"),
             ("t.jsonl", "source\n", "t.jsonl:1: is not JSON"),
-            ("t.parquet", "x", "ends with none of .jsonl, .csv and .tsv"),
+            ("t.parquet", "x", "does not end with .jsonl, .csv or .tsv"),
         ] {
             let message = read(name, text).expect_err(told);
             assert!(message.contains(told), "{message}");

@@ -82,7 +82,8 @@ impl Chats {
         chats.holdout = chats.holdout.without(&long);
         if chats.training().is_empty() {
             let found = format!(
-                "{count} chats, and none to train on has an answer within data.max_tokens ({max_tokens})"
+                "none of the training chats ({count} chats in all) has an answer within data.max_tokens \
+                 ({max_tokens})"
             );
             return Err(DataError::invalid(path, "(samples)", found, TOO_LONG));
         }
@@ -315,13 +316,14 @@ impl Samples for Chats {
         let silent = self.silent.first().map(|first| {
             let others = self.others(&self.silent, "so have");
             let remedy = "write the answer, or switch its turn off with `\"loss\": false`";
-            let what =
-                format!("has an empty answer of the assistant{others}: to say nothing is learned; {remedy}");
+            let what = format!(
+                "has an empty answer of the assistant{others}: the model would learn to say nothing; {remedy}"
+            );
             self.source.fault(*first, what).to_string()
         });
         let unusable = self.unusable.0.as_ref().map(|first| {
             let (looked_at, others) = (looked_at(all).len(), self.unusable.1);
-            format!("{first}; {} of {looked_at} chats that were looked at are left out like it", others + 1)
+            format!("{first}; {} of {looked_at} checked chats are left out for the same reason", others + 1)
         });
         let warnings = self.source.warnings().into_iter().chain(left_out).chain(unusable);
         warnings.chain(cut).chain(silent).collect()

@@ -27,7 +27,8 @@ impl ChatShards {
     /// Opens them; refused if the run says where paths of images begin, since they begin nowhere.
     pub fn open(path: &Path, data: &ChatData) -> Result<Self, DataError> {
         if let Some(images) = &data.images {
-            let found = format!("is {images}, and images of shards are beside their chats in the shards");
+            let found =
+                format!("is {images}, but images of shards are stored beside their chats in the shards");
             return Err(DataError::invalid(path, "data.images", found, "remove the key"));
         }
         Ok(Self { shards: Shards::open(path)? })

@@ -110,7 +110,7 @@ const UNREAD: [(&str, &str); 10] = [
     ("rejected_response", "preferences are not trained on: remove it, and the answer alone is learned"),
     ("rejected", "preferences are not trained on: remove it, and the chat alone is learned"),
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
-    ("channel", "losses by channel are not kept apart: remove it"),
+    ("channel", "losses are not reported by channel: remove it"),
 ];
 /// The same of a turn.
 const UNREAD_OF_TURN: [(&str, &str); 3] = [
@@ -162,7 +162,7 @@ fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
             Some(number) if number.as_f64() == Some(1.0) => true,
             Some(other) => {
                 return Err(format!(
-                    "`{key}` is {}, and a turn is learned or not; write true or false, or 1 or 0",
+                    "`{key}` is {}; write true or false, or 1 or 0",
                     excerpt(&other.to_string())
                 ));
             }
@@ -345,7 +345,7 @@ mod tests {
             assert_eq!(learned(&line(r#", "weight": 0"#, on)), [false, true, true], "{on}");
         }
         for (first, second, wanted) in [
-            ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5, and a turn is learned or not"),
+            ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5; write true or false"),
             (r#", "loss": true"#, "", "messages[0]: `loss` asks for a turn to be learned that is not"),
         ] {
             let found = Chat::parse(&line(first, second)).unwrap_err();

@@ -107,8 +107,7 @@ fn images_that_a_run_would_leave_out_are_told_when_chats_are_opened() {
     fs::write(dir.path().join("gif.png"), b"GIF89a\x01\0\x01\0\0\0\0;").expect("a file");
     let warnings = || Chats::open(&spec(&path, &[]), shelf()).expect("one is sound").warnings();
     let [told] = &warnings()[..] else { panic!("{:?}", warnings()) };
-    let wanted =
-        ["chats.jsonl:2: none.png: the image has no bytes; restore", "3 of 4 chats that were looked at"];
+    let wanted = ["chats.jsonl:2: none.png: the image has no bytes; restore", "3 of 4 checked chats"];
     assert!(wanted.iter().all(|part| told.contains(part)), "{told}");
     for name in ["none.png", "gif.png", "broken.png"] {
         fs::copy(dir.path().join("a.png"), dir.path().join(name)).expect("it ships");

@@ -40,8 +40,7 @@ pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<Image
     let cell = shape.patch * shape.merge;
     let patches = (side / shape.patch) as u32;
     if !side.is_multiple_of(cell) {
-        let found =
-            format!("{side} pixels, of which the vision tower's cells of {cell} make no whole number");
+        let found = format!("{side} pixels is not a multiple of the vision tower's cell of {cell}");
         let remedy = format!("give a multiple, for instance {}", side.div_ceil(cell) * cell);
         return Err(DataError::invalid(&path, "data.image_size", found, remedy));
     }
@@ -114,7 +113,7 @@ impl ImageFolder {
         let refuse = |fault: String| image.place.fault(fault);
         let bytes = image.place.read()?;
         if Digest::of_image(&bytes) != image.digest {
-            return Err(refuse("is no longer the image that was there when the run began".into()));
+            return Err(refuse("is not the same image as when the run began".into()));
         }
         let input =
             surviving(|| Ok(self.processor.process_to(decode(&bytes).map_err(refuse)?, self.grid)), refuse)?;

@@ -157,7 +157,9 @@ fn images_of(dir: &Path, whole: bool) -> Result<Vec<PathBuf>, DataError> {
         let folders = folders_of(dir);
         let remedy = match &*folders {
             [] => "put .png, .jpg or .jpeg files there, or name another folder".to_owned(),
-            folders if whole => format!("name those of its folders in data.domains: {}", folders.join(", ")),
+            folders if whole => {
+                format!("name folders that have images in data.domains: {}", folders.join(", "))
+            }
             folders => format!("name deeper ones: {}", folders.join(", ")),
         };
         return Err(DataError::invalid(dir, "(folder)", "has no image", remedy));

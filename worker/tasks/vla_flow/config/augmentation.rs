@@ -246,7 +246,7 @@ impl Transforms {
                 f.require(
                     low.is_finite() && high.is_finite() && least <= low && low <= high && high <= most,
                     &path(field),
-                    format_args!("[{low}, {high}] is no range from {least} to {most}"),
+                    format_args!("[{low}, {high}] is not a range within {least} to {most}"),
                     "give the least value first, both within these bounds",
                 );
             };

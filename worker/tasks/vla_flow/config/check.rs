@@ -59,7 +59,7 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     f.require(
         expert.action_encoder == ActionEncoder::Linear || expert.width.is_multiple_of(2),
         "expert.action_encoder",
-        format_args!("is `time_mlp`, whose sinusoids need an even width, and the width is {}", expert.width),
+        format_args!("is `time_mlp`, which needs an even width, but the width is {}", expert.width),
         "choose an even `expert.width`, or `linear`",
     );
     f.require(
@@ -129,7 +129,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
     f.require(
         *train || brought,
         "expert.train",
-        "is false, and no pretrained expert is given that could stay frozen",
+        "is false, but there is no pretrained expert to keep frozen",
         "name one with `train.init_from`, or let it train",
     );
     f.require(
@@ -147,7 +147,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
     f.require(
         !brought || !something || learns.into_iter().any(|(is_there, rate)| is_there && rate != 0.0),
         "optimizer.lr.expert",
-        "is 0, and so is the rate of whatever else this run trains, so nothing would move",
+        "is 0, and so is the rate of everything else that this run trains, so nothing would be learned",
         "add a section `lora` or patterns to `model.train`, or give a trained group a rate above 0",
     );
 }
@@ -156,7 +156,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     f.require(
         spec.cache.mode == CacheMode::Off || settings.data.augmentation == Augmentation::Off,
         "data.augmentation",
-        "changes images from epoch to epoch, and `cache.mode` keeps what was computed from them: every tap lies above the images",
+        "changes images from epoch to epoch, but `cache.mode` caches features that are computed from them",
         "use `cache.mode: off`, or `data.augmentation: off`",
     );
     let Some(tap) = f.read::<TapSetting>("cache.tap", &spec.cache.tap.0) else { return };
@@ -170,7 +170,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
         f.require(
             settings.model.train.is_empty(),
             "model.train",
-            "is given with `cache.mode: periodic`, whose cached steps rest LoRA and nothing else of the model",
+            "is given with `cache.mode: periodic`, whose cached steps can pause only LoRA",
             "use LoRA there instead, or `cache.mode: exact` with what trains above the tap, or `off`",
         );
         f.require(
@@ -182,7 +182,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
         f.require(
             matches!(tap, TapSetting::Auto | TapSetting::Final),
             "cache.tap",
-            "is below the final hidden states, which is where `periodic` takes features",
+            "comes before the final hidden states, which are what `periodic` caches",
             "use `auto`",
         );
     }

@@ -42,8 +42,9 @@ impl Observation {
         f.require(
             past && self.history.is_sorted_by(|one, other| one < other),
             "observation.history",
-            format_args!("{:?} are no past frames, the oldest first", self.history),
-            "give distances from the present frame, which is always seen: [-10, -5], or [-1] for LeRobot's n_obs_steps: 2",
+            format_args!("{:?} must be distances to past frames, the oldest first", self.history),
+            "give distances from the current frame, which is always included: [-10, \
+             -5], or [-1] for LeRobot's n_obs_steps: 2",
         );
         f.require(
             self.history.len() <= MAX_HISTORY,
@@ -60,7 +61,7 @@ pub(super) fn check_features(data: &Data, f: &mut Findings) {
     f.require(
         !data.action.is_none(),
         "data.action",
-        "is `none`, and a policy has actions",
+        "is `none`, but a policy needs actions",
         "name the action feature, for instance `action`",
     );
     for (key, list, example) in
@@ -79,7 +80,7 @@ pub(super) fn check_features(data: &Data, f: &mut Findings) {
     f.require(
         !data.state.is_none() || !data.delta_actions.contains(&true),
         "data.delta_actions",
-        "makes actions differences from the state, and `data.state` is `none`",
+        "makes actions differences from the state, but `data.state` is `none`",
         "name a state, or remove the key",
     );
     if let Some(sensor) = &data.sensor {

@@ -47,7 +47,7 @@ impl TaskSettings for VlaSettings {
         ("expert.repeated_noise", Learned),
         ("expert.sampling_steps", Learned),
         ("expert.train", LearnedSince("true")),
-        ("expert.preset", Outside("says what other keys are where they are not given")),
+        ("expert.preset", Outside("sets the defaults of other keys")),
         ("expert.action_encoder", LearnedSince("\"linear\"")),
         ("expert.state_encoder", LearnedSince("\"linear\"")),
         ("expert.action_decoder", LearnedSince("\"linear\"")),
@@ -82,11 +82,11 @@ impl TaskSettings for VlaSettings {
         ("optimizer.lr.base", LearnedSince("1e-5")),
         ("optimizer.lr.expert", Learned),
         ("optimizer.lr.sensor", Learned),
-        ("serve.cameras", Outside("names on the wire")),
-        ("serve.state", Outside("names on the wire")),
-        ("serve.sensor", Outside("names on the wire")),
-        ("serve.prompt", Outside("names on the wire")),
-        ("serve.set", Outside("whose statistics a policy acts by, not what it has learned")),
+        ("serve.cameras", Outside("names in the protocol of `cox serve`")),
+        ("serve.state", Outside("names in the protocol of `cox serve`")),
+        ("serve.sensor", Outside("names in the protocol of `cox serve`")),
+        ("serve.prompt", Outside("names in the protocol of `cox serve`")),
+        ("serve.set", Outside("which statistics are used when serving, not what is learned")),
     ];
 
     const BOUNDS: &'static Bounds = &[

@@ -73,7 +73,7 @@ impl Serve {
             f.require(
                 there.is_ok(),
                 "serve.set",
-                format_args!("is `{name}`, which is none of `data.sets`"),
+                format_args!("is `{name}`, which is not one of `data.sets`"),
                 &match &there {
                     Err(names) if !names.is_empty() => format!("choose one of {names}"),
                     _ => "remove it".to_owned(),
@@ -96,7 +96,7 @@ impl Serve {
                 f.require(
                     seen.insert(name) && !TAKEN.contains(&name.as_str()),
                     key,
-                    format_args!("reads `{name}`, which something else is read from"),
+                    format_args!("reads `{name}`, which another value already uses"),
                     "give every value a name of its own; `seed` and `noise` are taken",
                 );
             }

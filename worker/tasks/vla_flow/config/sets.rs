@@ -76,14 +76,14 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
     f.require(
         spec.data.holdout_episodes.is_empty(),
         "data.holdout_episodes",
-        "does not say of which of `data.sets` the episodes are",
+        "does not say which of `data.sets` the episodes belong to",
         "give each set its own `holdout_episodes`",
     );
     for (key, listed) in [("episodes", &data.episodes), ("exclude_episodes", &data.exclude_episodes)] {
         f.require(
             listed.is_empty(),
             &format!("data.{key}"),
-            "does not say of which of `data.sets` the episodes are",
+            "does not say which of `data.sets` the episodes belong to",
             &format!("give each set its own `{key}`"),
         );
     }
@@ -116,7 +116,9 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
         f.require(
             names.insert(in_metric(name)),
             &key("name"),
-            format_args!("`{name}` is another data set's, in the first {MAX_IN_METRIC} letters"),
+            format_args!(
+                "`{name}` has the same first {MAX_IN_METRIC} letters as the name of another data set"
+            ),
             "give each a `name` of its own",
         );
         for (of, given) in [("weight", set.weight), ("share", set.share)] {
@@ -124,7 +126,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             f.require(
                 given.is_finite() && given > 0.0,
                 &key(of),
-                format_args!("is {given}, which no sample can be drawn by"),
+                format_args!("is {given}, so no sample could be drawn"),
                 "give a number above 0, or remove the set",
             );
         }
@@ -145,8 +147,8 @@ fn check_cameras(data: &Data, set: &DataSet, key: &str, f: &mut Findings) {
         f.require(
             data.cameras.contains(camera),
             key,
-            format_args!("maps `{camera}`, which is none of `data.cameras`"),
-            "name it there too, or remove it here",
+            format_args!("maps `{camera}`, which is not one of `data.cameras`"),
+            "add it there, or remove it here",
         );
     }
     f.require(

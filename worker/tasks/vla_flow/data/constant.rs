@@ -55,7 +55,8 @@ fn told(name: &str, dims: &[usize], names: &[String], mode: NormMode) -> String 
     let consequence = match mode {
         NormMode::Identity => "the model learns nothing from it",
         NormMode::MeanStd | NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => {
-            "normalization divides by a spread of 0, so that any other value, when the policy acts, is 1e8 times too large"
+            "normalization divides by a spread of 0, so any other value becomes 1e8 times too large when \
+             the policy runs"
         }
     };
     format!(

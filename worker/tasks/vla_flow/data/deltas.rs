@@ -91,12 +91,14 @@ impl Recorded<'_> {
         let (given, reach, path) = (deltas.mask.len(), deltas.reach(), &catalog.info.path);
         if given > action.width || reach > state.width {
             let found = format!(
-                "{given} values, true up to the one of dimension {}; the action has {}, the state {}",
+                "{given} values, the last true one for dimension {}; the action has {} dimensions, the \
+                 state {}",
                 reach.saturating_sub(1),
                 action.width,
                 state.width
             );
-            let remedy = "a difference needs a state dimension of its number: shorten the list, or use false";
+            let remedy =
+                "a difference needs a state dimension with the same index: shorten the list, or use false";
             return Err(DataError::invalid(path, "data.delta_actions", found, remedy));
         }
         if !deltas.any() || data.normalization.action == NormMode::Identity {
@@ -135,7 +137,7 @@ impl Recorded<'_> {
             let episodes = lost.len();
             tracing::warn!(
                 %error,
-                "statistics of differences are without {episodes} episodes that cannot be read, the first is {number}"
+                "statistics of differences leave out {episodes} unreadable episodes, the first is {number}"
             );
         }
         if let Some((_, error)) = lost.pop().filter(|_| readable.is_empty()) {

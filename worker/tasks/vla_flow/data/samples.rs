@@ -94,7 +94,7 @@ impl Dataset {
             return vec![stats];
         }
         let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::of(self, dims).to_json());
-        vec![stats, TextFile { path, what: "what the policy takes and gives", text }]
+        vec![stats, TextFile { path, what: "inputs and outputs of the policy", text }]
     }
 }
 

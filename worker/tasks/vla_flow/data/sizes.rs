@@ -51,8 +51,7 @@ pub(super) fn check_reach(catalog: &Catalog, vla: &VlaSettings) -> Result<(), Da
         None => Ok(()),
         Some((key, rows)) => {
             let found = format!("{key} reaches over {rows} rows, and the longest episode has {longest}");
-            let remedy =
-                format!("shorten {key}: what is before an episode's first frame is that frame again");
+            let remedy = format!("shorten {key}: before an episode's first frame, that frame is repeated");
             Err(DataError::invalid(&catalog.info.path, "total_frames", found, remedy))
         }
     }

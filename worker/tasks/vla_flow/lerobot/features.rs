@@ -31,9 +31,9 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     fn describe(&self) -> Vec<String> {
         vec![
             format!("features: {TAP}"),
-            "skipped where they are kept: reading and scaling images, the vision tower and the connector"
+            "skipped for cached samples: reading and scaling images, the vision tower and the connector"
                 .into(),
-            "every step: what trains without a cache trains as it does there".into(),
+            "every step: the same parameters as without a cache".into(),
         ]
     }
 

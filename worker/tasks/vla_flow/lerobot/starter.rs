@@ -64,9 +64,7 @@ impl PolicyStart {
             .collect();
         if !map.is_empty() {
             let map = map.join(", ");
-            file.lines(format_args!(
-                "  rename_map: {{ {map} }} # the policy's names: see that each is meant"
-            ));
+            file.lines(format_args!("  rename_map: {{ {map} }} # the policy's names: check each of them"));
         }
         let left = there.iter().filter(|camera| taken.iter().all(|(taken, _)| taken.name != camera.name));
         let left: Vec<_> = left.map(|camera| yaml_scalar(&camera.name)).collect();

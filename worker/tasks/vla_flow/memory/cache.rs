@@ -123,13 +123,14 @@ impl Subject {
             let store = human::bytes(outlook.store_bytes);
             let remark = match mode {
                 CacheMode::Periodic => format!(
-                    "live steps stay; cached ones take {} less and are {faster}; LoRA rests in them; a store of {store}",
+                    "live steps are unchanged; cached ones take {} less and are {faster}, but do not \
+                     train LoRA; {store} on disk",
                     human::bytes(outlook.live_activations.saturating_sub(least))
                 ),
-                _ => format!("nothing: the same losses, steps {faster}; a store of {store}"),
+                _ => format!("nothing: the same losses, steps {faster}; {store} on disk"),
             };
             let saves = now - subject.predict(ask).peak() as i64;
-            Some(Suggestion { what: "features kept".into(), setting: setting.into(), saves, remark })
+            Some(Suggestion { what: "features cached".into(), setting: setting.into(), saves, remark })
         };
         let periodic = (self.vla.lora.is_some() && self.full.is_empty())
             .then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
@@ -266,8 +267,10 @@ mod tests {
     #[test]
     fn plans_name_the_caches_that_a_run_allows() {
         let settings = |subject: Subject| {
-            let suggestions =
-                subject.suggestions(ASK).into_iter().filter(|suggestion| suggestion.what == "features kept");
+            let suggestions = subject
+                .suggestions(ASK)
+                .into_iter()
+                .filter(|suggestion| suggestion.what == "features cached");
             suggestions
                 .map(|suggestion| (suggestion.setting, suggestion.saves, suggestion.remark))
                 .collect::<Vec<_>>()

@@ -84,7 +84,7 @@ impl Subject {
         let saves = peak(ActivationsDtype::Float32) - peak(ActivationsDtype::Bfloat16);
         let remark = match in_graphs {
             true => "needs train.recompute=selective, whose saving is not counted here",
-            false => "rounds what blocks hand on and recompute keeps",
+            false => "rounds the outputs of blocks and what recompute keeps",
         };
         let (what, setting) = ("activations kept in bf16".into(), "model.activations_dtype=bfloat16".into());
         (saves > 0).then(|| Suggestion { what, setting, saves, remark: remark.into() })
@@ -149,7 +149,7 @@ impl Subject {
         let saves = peak(|_| {}) - peak(change);
         let remark = match (saves > 0, needs_full) {
             (false, _) => {
-                "frozen weights are used where they lie in the mapped files and take no memory of their own"
+                "frozen weights are used directly from the memory-mapped files and take no extra memory"
             }
             (true, false) => remark,
             (true, true) => "needs train.recompute=full, whose saving is not counted here",
@@ -174,14 +174,14 @@ impl Subject {
                 what: format!("optimizer partitioned over {} ranks", ask.world),
                 setting: "(always on)".into(),
                 saves: moments as i64 - now.of(Category::OptimizerShard) as i64,
-                remark: "counted above already".into(),
+                remark: "already counted above".into(),
             }];
             if now.of(Category::Replica) > 0 {
                 suggestions.push(Suggestion {
                     what: "no replica of another rank".into(),
                     setting: "faults.mirror=false".into(),
                     saves: now.of(Category::Replica) as i64,
-                    remark: "a lost worker takes the run back to its last checkpoint".into(),
+                    remark: "after losing a worker, the run goes back to its last checkpoint".into(),
                 });
             }
             return suggestions;

@@ -32,7 +32,7 @@ use coxswain_nn::{kernels::Tape, params::TrainableLayout, recompute::Retention};
 
 /// Why the LM head takes no adapter.
 const HEAD_IS_UNUSED: HeadAdapter =
-    HeadAdapter::Refused("which the action loss does not reach, so it would never train");
+    HeadAdapter::Refused("which gets no gradient from the action loss, so it would never train");
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Reads the model directory and builds the policy for samples of these sizes. Returns it with the layout
@@ -143,7 +143,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         return refuse(field, "0; expected at least 1".into());
     }
     if !vla.data.rename_map.is_empty() {
-        let problem = "names cameras of a policy of LeRobot's, and `model.path` is none; remove it";
+        let problem = "is only for LeRobot policies, and `model.path` is not one; remove it";
         return refuse("data.rename_map", problem.into());
     }
     let (width, heads) = (vla.expert.width, vla.expert.heads);
@@ -151,7 +151,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         return refuse("expert.heads", format!("{heads} heads do not divide expert.width {width}"));
     }
     if vla.expert.action_encoder == ActionEncoder::TimeMlp && !width.is_multiple_of(2) {
-        let problem = format!("is `time_mlp`, whose sinusoids need an even width, and the width is {width}");
+        let problem = format!("is `time_mlp`, which needs an even width, but the width is {width}");
         return refuse("expert.action_encoder", problem);
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);

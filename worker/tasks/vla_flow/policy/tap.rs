@@ -147,7 +147,8 @@ fn check(tap: Tap, mode: CacheMode, adapted: &Adapted, deepest: Tap) -> Result<(
         Some(first) if mode == CacheMode::Exact => refuse(
             "cache.tap",
             format!(
-                "is {tap}, but {first} trains below it, so the features would not stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
+                "is {tap}, but {first} trains before it, so the features would not stay the \
+                 same; use `auto` ({deepest}), or `cache.mode: periodic`"
             ),
         ),
         _ => Ok(()),
@@ -159,11 +160,12 @@ pub fn describe(tap: Tap, mode: CacheMode, adapted: &Adapted) -> [String; 3] {
     let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
     let steps = match mode {
         CacheMode::Periodic => format!(
-            "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA rests (weights and moments)"
+            "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA is paused \
+             (weights and moments)"
         ),
         CacheMode::Exact | CacheMode::Off => format!("every step: {trains}, as without a cache"),
     };
-    [format!("features: {tap}"), format!("skipped where they are kept: {}", tap.skips()), steps]
+    [format!("features: {tap}"), format!("skipped for cached samples: {}", tap.skips()), steps]
 }
 
 fn refuse<T>(field: &'static str, problem: String) -> Result<T, PolicyError> {
@@ -242,7 +244,7 @@ mod tests {
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
                 let message = resolve(tap).expect_err("it changes").to_string();
-                assert!(message.contains("the token embedding trains below it"), "{message}");
+                assert!(message.contains("the token embedding trains before it"), "{message}");
             }
         }
         let both = Adapted { embedding: true, vision: Some("merger".into()), in_full: true, ..adapted(&[4]) };
@@ -264,7 +266,7 @@ mod tests {
         let [_, _, steps] = describe(Tap::Final, CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
         assert!(
-            steps.contains("cached steps: the expert and the sensor encoder train, LoRA rests"),
+            steps.contains("cached steps: the expert and the sensor encoder train, LoRA is paused"),
             "{steps}"
         );
     }

@@ -77,7 +77,7 @@ impl Described {
         let deltas = DeltaActions::new(&file.chunk.delta_actions);
         let of_state = file.state.as_ref().map_or(0, NumericFeature::elements);
         if deltas.reach() > of_state.min(file.action.elements()) {
-            let found = format!("a difference for dimension {}, which is not there", deltas.reach() - 1);
+            let found = format!("a difference for dimension {}, which does not exist", deltas.reach() - 1);
             return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
         }
         let stats_path = dir.join(STATS_FILE);
@@ -100,7 +100,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<D
         let own = settings.data.renamed(name);
         let found = inputs.iter().find(|feature| feature.name == own).map(|Feature { shape, .. }| &shape[..]);
         let Some(&[_, height, width]) = found else {
-            let remedy = "serve the directory that the run has left, as it left it";
+            let remedy = "serve the run's own directory, unchanged";
             return Err(DataError::invalid(
                 &directory.path,
                 "input_features",
@@ -167,7 +167,7 @@ fn of_set(settings: &VlaSettings, dir: &Path) -> Result<(VlaSettings, PathBuf), 
         Err(names) => {
             let found = named.map_or("missing".to_owned(), |name| format!("`{name}`"));
             let remedy = format!(
-                "the policy was trained on several data sets; say by whose statistics it acts: `cox serve RUN_DIR --set NAME`, NAME one of {names}"
+                "the policy was trained on several data sets; choose whose statistics it uses: `cox serve RUN_DIR --set NAME`, NAME one of {names}"
             );
             Err(DataError::invalid(dir, "serve.set", found, remedy))
         }

@@ -74,7 +74,7 @@ impl Known {
                 let sps = Sps::read(&mut bits)?;
                 if sps.size != self.size {
                     let ((w, h), (tw, th)) = (sps.size, self.size);
-                    return Err(picture(format!("it is {w} x {h} pixels where the track says {tw} x {th}")));
+                    return Err(picture(format!("it is {w} x {h} pixels, but the track says {tw} x {th}")));
                 }
                 self.sps.insert(sps.id, sps);
             }
@@ -95,7 +95,7 @@ impl Known {
         let mut bits = Bits(BitReader::new(&rbsp));
         bits.ue()?;
         let kind = bits.ue()?;
-        let missing = || picture("a slice names a parameter set that is not there");
+        let missing = || picture("a slice names a missing parameter set");
         let pps = self.pps.get(&bits.ue()?).ok_or_else(missing)?;
         let sps = self.sps.get(&pps.sps).ok_or_else(missing)?;
         bits.u(sps.frame_num_bits)?;
@@ -294,7 +294,7 @@ fn list_entries(minus_one: u32) -> Result<(), Fault> {
 
 fn small(value: u32, limit: u32) -> Result<u32, Fault> {
     if value > limit {
-        Err(picture(format!("a head says {value} where {limit} is the most")))
+        Err(picture(format!("a header says {value}, but {limit} is the maximum")))
     } else {
         Ok(value)
     }
@@ -322,5 +322,5 @@ impl Bits<'_> {
 }
 
 fn early(_: OutOfData) -> Fault {
-    picture("a head ends early")
+    picture("a header ends early")
 }

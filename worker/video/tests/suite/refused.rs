@@ -62,8 +62,8 @@ fn a_file_that_changed_is_refused() {
 fn what_stands_in_place_of_a_video_is_named_with_how_the_video_comes_there() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n";
     for (bytes, what, remedy) in [
-        (&b""[..], "is empty, and no video", "download it again"),
-        (pointer, "is a pointer of Git LFS, and no video", "`git lfs pull`"),
+        (&b""[..], "is empty, not a video", "download it again"),
+        (pointer, "is a Git LFS pointer, not a video", "`git lfs pull`"),
         (b"\n<!DOCTYPE html><html>Log in</html>", "is a web page, and no video", "download it again"),
         (b"<?xml version=\"1.0\"?><Error>AccessDenied</Error>", "is a web page", "download it again"),
     ] {

@@ -142,5 +142,5 @@ fn launched<R: CubeRuntime>(
     let inputs = [x, w].map(|side| InputBinding::new(side.clone().binding(), side.dtype.into()));
     let [lhs, rhs] = inputs;
     let launched = launch_ref(strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types);
-    launched.inspect_err(|why| tracing::trace!(%strategy, ?why, "another kernel is tried")).is_ok()
+    launched.inspect_err(|why| tracing::trace!(%strategy, ?why, "trying another kernel")).is_ok()
 }

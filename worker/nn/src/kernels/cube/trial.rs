@@ -117,7 +117,7 @@ pub fn launched<R: CubeRuntime>(
         Err(why) if is_out_of_memory(why) => panic!("{why}"),
         Err(why) => {
             let why: String = why.chars().take(TOLD).collect();
-            tracing::warn!(kernel, ?class, %why, "a kernel failed when it was first used; another takes its place");
+            tracing::warn!(kernel, ?class, %why, "a kernel failed on its first use; using another one");
         }
         Ok(()) => (),
     }

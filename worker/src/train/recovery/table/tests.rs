@@ -138,7 +138,10 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
         assert_eq!(with(COMING + 13, wrong).unwrap_err(), told);
     }
     assert_eq!(with(HELD + 3, 0.5).unwrap_err(), "version is 0.5");
-    assert_eq!(with(HELD + 7, 0.0).unwrap_err(), "its last step was left out, and none has been");
+    assert_eq!(
+        with(HELD + 7, 0.0).unwrap_err(),
+        "its last step was left out, but its count of such steps is 0"
+    );
     assert_eq!(with(HELD + 9, 127.0).unwrap_err(), "loss scale is 2^127");
     assert_eq!(with(CARRIED + 2, 0.0).unwrap_err(), "micro_batch is 0");
     for field in (HELD..HELD + HOLDING).chain(CARRIED..CARRIED + 10).chain(NEWEST..NEWEST + 2) {

@@ -55,7 +55,7 @@ pub enum CheckpointError {
         step: u64,
     },
     /// Training cannot go on from the state, so that it is no checkpoint.
-    #[error("the state after step {step} is not sound")]
+    #[error("the weights or moments after step {step} are not finite or too large")]
     Unsound {
         /// Steps done.
         step: u64,

@@ -57,7 +57,7 @@ impl Staging {
             return Err(CheckpointError::Foreign {
                 path: self.file(missing),
                 detail:
-                    "a rank has written it, and it is not there; do all ranks see the same run.output_dir?"
+                    "a rank has written it, but it is missing here; do all ranks see the same run.output_dir?"
                         .into(),
             });
         }

@@ -158,14 +158,14 @@ impl Store {
     pub fn prune(&self, keep: usize, best: Option<u64>) {
         let complete = match self.complete() {
             Ok(complete) => complete,
-            Err(error) => return tracing::warn!(%error, "old checkpoints stay"),
+            Err(error) => return tracing::warn!(%error, "cannot remove old checkpoints"),
         };
         let old = &complete[..complete.len().saturating_sub(keep.max(1))];
         let kept = [best.map(Step), proof::newest(&complete, None)];
         for old in old.iter().filter(|old| !kept.contains(&Some(Step(old.manifest.step)))) {
             pulse::beat();
             if let Err(error) = remove::remove(&old.path) {
-                tracing::warn!(path = %old.path.display(), %error, "an old checkpoint stays");
+                tracing::warn!(path = %old.path.display(), %error, "cannot remove an old checkpoint");
             }
         }
     }

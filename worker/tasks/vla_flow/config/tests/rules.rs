@@ -214,7 +214,10 @@ fn frozen_blocks_are_shared_out_on_cpus_where_the_tape_does_not_keep_them() {
     };
     refused(&["train.recompute=none"], "train.recompute: full");
     refused(&["train.recompute={every: 2}"], "most blocks' weights");
-    refused(&["train.recompute=full", "memory.offload=layers"], "leaves all of it in the files");
+    refused(
+        &["train.recompute=full", "memory.offload=layers"],
+        "already leaves these weights in their files",
+    );
     refused(&["train.recompute=full", "launch.device=cuda"], "launch.device: cpu");
     for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
         for more in ["memory.offload=none", "memory.offload=optimizer", "launch.device=cpu"] {
@@ -265,8 +268,8 @@ fn an_expert_that_does_not_train_is_brought_and_something_else_trains() {
     assert!(!vla(&["lora={}", kept, from]).expert.train);
     assert!(!vla(&["model.train=[merger]", kept, from]).expert.train);
     for (given, reported) in [
-        (&["lora={}", kept][..], "no pretrained expert is given"),
-        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "no pretrained expert is given"),
+        (&["lora={}", kept][..], "there is no pretrained expert"),
+        (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "there is no pretrained expert"),
         (&[kept, from], "nothing trains at all"),
         (&["lora={}", "cache={mode: periodic}", kept, from], "cached steps would train nothing"),
     ] {
@@ -284,7 +287,7 @@ fn a_run_in_which_nothing_moves_is_refused() {
     };
     for still in [&[][..], &["lora={}"], &["model.train=[merger]"], &["data.sensor=observation.sensor"]] {
         let error = read(SMALL, &given(still)).expect_err("nothing moves").to_string();
-        assert!(error.contains("nothing would move"), "{still:?}: {error}");
+        assert!(error.contains("nothing would be learned"), "{still:?}: {error}");
     }
     for moves in [
         ["lora={}", "optimizer.lr.lora=1e-5"],
@@ -295,7 +298,7 @@ fn a_run_in_which_nothing_moves_is_refused() {
     }
     // A rate is not enough: the group has to be there.
     let error = read(SMALL, &given(&["optimizer.lr.lora=1e-5"])).expect_err("no LoRA").to_string();
-    assert!(error.contains("nothing would move"), "{error}");
+    assert!(error.contains("nothing would be learned"), "{error}");
 }
 
 #[test]

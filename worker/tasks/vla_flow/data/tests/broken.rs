@@ -136,7 +136,7 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
     );
     refused_at_open(
         |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, null])),
-        &["stats.json", "action.std", "element 1 is no finite number"],
+        &["stats.json", "action.std", "element 1 is not a finite number"],
     );
     // What nobody normalises may be anything, Python's `NaN` among it.
     let opened = open_spoiled(&Recording::default(), |d, _| {

@@ -209,7 +209,7 @@ fn the_last_rows_of_a_column_are_a_window_of_readings() {
     );
     refused_at_open(
         |vla| vla.data.sensor = windowed("observation.images.front", 3),
-        &["features.observation.images.front", "do not suit data.sensor"],
+        &["features.observation.images.front", "cannot be used for data.sensor"],
     );
     refused_at_open(
         |vla| vla.data.sensor = windowed("action", 8),
@@ -230,7 +230,7 @@ fn what_is_asked_of_the_past_has_to_be_in_some_episode() {
     );
     refused_at_open(
         |vla| vla.data.action = names(&["action", "observation.images.front"]),
-        &["features.observation.images.front", "do not suit data.action"],
+        &["features.observation.images.front", "cannot be used for data.action"],
     );
 }
 

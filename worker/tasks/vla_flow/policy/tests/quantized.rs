@@ -114,7 +114,7 @@ fn an_adapter_is_refused_above_weights_of_other_bits() {
     assert_eq!((heir("nf4"), started("nf4")), (Ok(()), Ok(())));
     for message in [heir("bfloat16"), heir("int8"), started("float32")] {
         let message = message.expect_err("other bits");
-        assert!(message.contains("was trained above weights in nf4"), "{message}");
+        assert!(message.contains("was trained on weights in nf4"), "{message}");
     }
     write(Some(FrozenDtype::Bfloat16));
     // Of rounding alone nothing is made.
