@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
     link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::Summary,
@@ -39,7 +39,7 @@ impl Link for AtRest {
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         self.0.lease_ahead(step, samples)
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.0.decided(step)
     }
     fn commands(&mut self) -> Commands {

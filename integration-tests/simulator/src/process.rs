@@ -7,7 +7,7 @@ use coxswain_coordinator::{
     CauseKind,
     core::{
         action::{CacheKey, Directive, LeaseCachePhase},
-        event::{Ask, Ended, StreamId},
+        event::{Ask, ProcessExit, StreamId},
         failure::Failure,
         report::WorkerPhase,
     },
@@ -300,7 +300,7 @@ impl World {
             }
             ToProcess::PeerLost(generation) if !process.hung => self.peer_lost(pid, generation),
             ToProcess::Done(_) | ToProcess::Collected(..) | ToProcess::PeerLost(_) => {}
-            ToProcess::GiveUp => self.end_process(pid, Ended::Code(WORKER_FAILED)),
+            ToProcess::GiveUp => self.end_process(pid, ProcessExit::Code(WORKER_FAILED)),
         }
     }
 
@@ -312,7 +312,7 @@ impl World {
     }
 
     /// The process is gone, with everything it held open.
-    pub fn end_process(&mut self, pid: usize, ended: Ended) {
+    pub fn end_process(&mut self, pid: usize, ended: ProcessExit) {
         let process = &mut self.processes[pid];
         if !std::mem::take(&mut process.alive) {
             return;

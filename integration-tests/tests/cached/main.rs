@@ -20,7 +20,7 @@ use std::{
 use burn_flex::Flex;
 use coxswain_integration_tests::solo::{outcome, quickstart, summary};
 use coxswain_proto::{
-    cache_plan::{CacheUse, Decided},
+    cache_plan::{CacheDecision, CacheUse},
     ids::Step,
     run_spec::RunSpec,
 };
@@ -167,7 +167,7 @@ impl Link for Listening {
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         self.inner.lease_ahead(step, samples)
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.inner.decided(step)
     }
     fn commands(&mut self) -> Commands {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     ids::{Generation, Rank, Step},
     plan,
     run_spec::RunSpec,
@@ -55,7 +55,7 @@ impl Link for RankLink {
     fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
         Ok(self.cache_phases.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.cache_phases.decided(step)
     }
     fn commands(&mut self) -> Commands {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coxswain_nn::profile::{self, SpanKind, SpanSum};
-use coxswain_proto::{cache_plan::Decided, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
     link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
@@ -125,7 +125,7 @@ impl Link for RecordingLink {
         self.solo.lease_ahead(step, samples)
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.solo.decided(step)
     }
 

@@ -18,7 +18,7 @@ use nix::libc::SIGKILL;
 use tokio::task::AbortHandle;
 use tonic::Code;
 
-use super::{machine::Ended, memory_kills::MemoryKills};
+use super::{machine::ProcessExit, memory_kills::MemoryKills};
 use crate::control::{Access, prompt};
 
 /// Before a report that did not get through is sent again.
@@ -30,7 +30,7 @@ pub struct WorkerExit {
     /// The process; 0 if it could not be started.
     pub pid: u32,
     /// Its exit code or signal.
-    pub how: Ended,
+    pub how: ProcessExit,
     /// What it was reading when a signal ended it.
     pub read: Option<Noted>,
 }
@@ -61,10 +61,10 @@ impl Exits {
     /// Sends a report, and again while the coordinator is away.
     pub fn report(&mut self, rank: u32, exit: WorkerExit) {
         let ended = match exit.how {
-            Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
-            Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
+            ProcessExit::Code(code) => report_exit_request::ProcessExit::ExitCode(code),
+            ProcessExit::Signal(signal) => report_exit_request::ProcessExit::Signal(signal),
         };
-        let out_of_memory = exit.how == Ended::Signal(SIGKILL) && self.memory_kills.claim();
+        let out_of_memory = exit.how == ProcessExit::Signal(SIGKILL) && self.memory_kills.claim();
         if out_of_memory {
             self.starved.insert(rank);
         }

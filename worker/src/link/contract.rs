@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheReport, Decided},
+    cache_plan::{CacheDecision, CacheReport},
     ids::{Bytes, Generation, Rank, Step},
     memory::Comparison,
     order::DamagedRow,
@@ -171,7 +171,7 @@ pub trait Link {
 
     /// The newest decision about the features of steps before `step`, where only this link keeps it: it goes
     /// into checkpoints.
-    fn decided(&self, _step: Step) -> Option<Decided> {
+    fn decided(&self, _step: Step) -> Option<CacheDecision> {
         None
     }
 

@@ -3,7 +3,7 @@
 //! cache phases as a coordinator would.
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CachePhaseTable, CacheReport, Decided, Evidence, StepCachePhase},
+    cache_plan::{CacheDecision, CacheGeneration, CachePhaseTable, CacheReport, Evidence, StepCachePhase},
     ids::{Generation, Rank, Step},
     plan::Plan,
     run_spec::Cache,
@@ -33,7 +33,7 @@ impl SoloLink {
 
     /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
     /// a coordinator nothing else remembers which generation serves, or is to be compared with.
-    pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<Decided>) -> Self {
+    pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<CacheDecision>) -> Self {
         let mut cache_phases = CachePhaseTable::new(cache, Some(plan));
         decided.into_iter().for_each(|decided| cache_phases.insert(decided));
         Self { cache_phases, ..self }
@@ -93,7 +93,7 @@ impl Link for SoloLink {
         Ok(self.leased(step, samples))
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.cache_phases.before(step).copied()
     }
 

@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     ids::Bytes,
-    report::{CacheUse, SkipCause, Skipped, StepTimes, Totals},
+    report::{CacheUse, SkipCause, StepSkip, StepTimes, Totals},
 };
 
 use super::*;
@@ -220,7 +220,7 @@ fn steps_that_cannot_be_compared_do_not_count() {
         let slow = match step % 3 {
             0 => StepReport { retries: 1, ..slow },
             1 => {
-                StepReport { skipped: Some(Skipped { cause: SkipCause::Loss, samples: Vec::new() }), ..slow }
+                StepReport { skipped: Some(StepSkip { cause: SkipCause::Loss, samples: Vec::new() }), ..slow }
             }
             _ => StepReport { cache: CacheUse { misses: 1, ..CacheUse::default() }, ..slow },
         };

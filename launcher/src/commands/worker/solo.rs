@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
     link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
     train::checkpoint::Store,
@@ -55,7 +55,7 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
 }
 
 /// Where the newest complete checkpoint says that training goes on, and what it remembers of kept features.
-fn first_step(spec: &RunSpec) -> Result<(Step, Option<Decided>), Failed> {
+fn first_step(spec: &RunSpec) -> Result<(Step, Option<CacheDecision>), Failed> {
     let output = Path::new(&spec.run.output_dir);
     if !spec.train.resume {
         coxswain_coordinator::set_aside(output).map_err(|error| Failed::new(Exit::Internal, error))?;
@@ -120,7 +120,7 @@ impl Link for LoggingLink {
         self.solo.lease_ahead(step, samples)
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.solo.decided(step)
     }
 

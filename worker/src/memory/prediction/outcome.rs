@@ -8,7 +8,7 @@ use std::{fmt, path::Path};
 
 use coxswain_proto::{
     human,
-    memory::{Category, Compared, Comparison, relative},
+    memory::{Category, CategoryComparison, Comparison, relative},
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ pub struct Outcome {
     /// The calibration that the prediction rested on; none: sizes alone.
     pub calibration: Option<Calibration>,
     /// By category, without calibration.
-    pub categories: Vec<Compared>,
+    pub categories: Vec<CategoryComparison>,
 }
 
 impl Finished<'_> {

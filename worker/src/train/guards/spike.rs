@@ -6,7 +6,7 @@
 
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
-    report::{SkipCause, Skipped},
+    report::{SkipCause, StepSkip},
     run_spec::Spike,
 };
 
@@ -18,13 +18,15 @@ impl Verdict {
     pub fn judge_spike<B: Tape<Base = B>>(
         &self,
         bench: &mut Workbench<'_, B>,
-    ) -> Result<Option<Skipped>, TrainError> {
+    ) -> Result<Option<StepSkip>, TrainError> {
         let (step, loss, limit) = (bench.next, self.mean_loss(), self.spike_limit.1);
         if self.fared.0 != Fared::Ok || bench.run.leaves_out(step) {
             return Ok(None);
         }
         match bench.run.spec.train.spike {
-            Spike::Skip if loss > limit => Ok(Some(Skipped { cause: SkipCause::Spike, samples: Vec::new() })),
+            Spike::Skip if loss > limit => {
+                Ok(Some(StepSkip { cause: SkipCause::Spike, samples: Vec::new() }))
+            }
             Spike::End if loss > limit => {
                 let found = format!(
                     "the loss of step {step} is {loss:.4}, and {limit:.4} is what train.spike_factor allows"

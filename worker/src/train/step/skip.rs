@@ -25,7 +25,7 @@ use coxswain_nn::kernels::{Tape, flat::Flat, free_broken_off};
 use coxswain_proto::{
     ids::{Rank, Step},
     limits::MAX_SKIPPED_SAMPLES,
-    report::{SkipCause, Skipped},
+    report::{SkipCause, StepSkip},
 };
 use coxswain_task::{Batch, MicroLoss, StageClock};
 
@@ -43,10 +43,10 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
         &mut self,
         doubted: Doubted,
         error: Option<TrainError>,
-    ) -> Result<Option<Skipped>, TrainError> {
+    ) -> Result<Option<StepSkip>, TrainError> {
         if let Some(Doubted { cause, .. }) = self.doubt {
             let samples = self.blame(error.as_ref())?;
-            return Ok(Some(Skipped { cause, samples }));
+            return Ok(Some(StepSkip { cause, samples }));
         }
         let bench = &mut *self.bench;
         bench.require_sound()?;

@@ -4,7 +4,7 @@ use coxswain_nn::{kernels::Tape, params::Group};
 use coxswain_proto::{
     cache_plan::CacheUse,
     ids::{Rank, Step},
-    report::{Merge, Metric, SkipCause, Skipped},
+    report::{Merge, Metric, SkipCause, StepSkip},
 };
 use coxswain_task::{Figures, StageTimes};
 
@@ -78,7 +78,7 @@ pub(super) struct StepEnding {
     /// Of nothing where it was left out.
     pub norms: Norms,
     /// Why all leave it out.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<StepSkip>,
     /// What broke after this rank had taken it.
     pub broken: Option<TrainError>,
 }

@@ -28,7 +28,7 @@
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
-    report::{SkipCause, Skipped, Totals},
+    report::{SkipCause, StepSkip, Totals},
 };
 use coxswain_task::Figures;
 
@@ -174,12 +174,12 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
         let spike = verdict.judge_spike(bench)?;
         let skipped = match (verdict.fared, own) {
             ((Fared::Ok, _), _) if bench.run.leaves_out(step) => {
-                Some(Skipped { cause: SkipCause::Asked, samples: Vec::new() })
+                Some(StepSkip { cause: SkipCause::Asked, samples: Vec::new() })
             }
             ((Fared::Ok, _), _) if spike.is_some() => spike,
             ((Fared::Ok, _), _) => match bench.commit(&verdict, &mut self.spent.times) {
                 Err(error) if error.is_not_finite() && bench.learner.may_lower_loss_scale() => {
-                    Some(Skipped { cause: SkipCause::Overflow, samples: Vec::new() })
+                    Some(StepSkip { cause: SkipCause::Overflow, samples: Vec::new() })
                 }
                 Err(error) if error.is_not_finite() => {
                     self.doubt(Doubted { cause: SkipCause::Gradient, rank: Rank(0) }, Some(error))?

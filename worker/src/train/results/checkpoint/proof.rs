@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::{ids::Step, limits::MAX_SKIPS_IN_CHECKPOINT, report::Skipped};
+use coxswain_proto::{ids::Step, limits::MAX_SKIPS_IN_CHECKPOINT, report::StepSkip};
 
 use super::Found;
 
 /// The newest of these, oldest first, that is known to be good; also by what a run that has come to a step
 /// `now` says of steps that it has left out.
-pub(super) fn newest(complete: &[Found], now: Option<(Step, &BTreeMap<Step, Skipped>)>) -> Option<Step> {
+pub(super) fn newest(complete: &[Found], now: Option<(Step, &BTreeMap<Step, StepSkip>)>) -> Option<Step> {
     let step = |found: &Found| Step(found.manifest.step);
     let later = complete.iter().skip(1).map(|found| (step(found), &found.manifest.skipped)).chain(now);
     let pairs = complete.iter().map(step).zip(later);
@@ -22,7 +22,7 @@ pub(super) fn newest(complete: &[Found], now: Option<(Step, &BTreeMap<Step, Skip
 
 /// Whether a step from `from` on was taken on the way to `to`. Of a list that is full, steps before its first
 /// are not known.
-fn is_taken(from: Step, to: Step, skipped: &BTreeMap<Step, Skipped>) -> bool {
+fn is_taken(from: Step, to: Step, skipped: &BTreeMap<Step, StepSkip>) -> bool {
     let known = skipped.keys().next().filter(|_| skipped.len() >= MAX_SKIPS_IN_CHECKPOINT);
     let from = known.map_or(from, |first| from.max(*first));
     from < to && (skipped.range(from..to).count() as u64) < to.0 - from.0
@@ -34,8 +34,8 @@ mod tests {
 
     use super::*;
 
-    fn skipped(steps: impl IntoIterator<Item = u64>) -> BTreeMap<Step, Skipped> {
-        let why = Skipped { cause: SkipCause::Loss, samples: Vec::new() };
+    fn skipped(steps: impl IntoIterator<Item = u64>) -> BTreeMap<Step, StepSkip> {
+        let why = StepSkip { cause: SkipCause::Loss, samples: Vec::new() };
         steps.into_iter().map(|step| (Step(step), why.clone())).collect()
     }
 

@@ -10,7 +10,7 @@ use coxswain_proto::{
     checkpoint::{self, MANIFEST, ManifestError},
     ids::Step,
     limits::MAX_WORLD,
-    report::Skipped,
+    report::StepSkip,
 };
 
 use super::{
@@ -99,7 +99,7 @@ impl Store {
     pub fn retreat(
         &self,
         now: Step,
-        skipped: &BTreeMap<Step, Skipped>,
+        skipped: &BTreeMap<Step, StepSkip>,
     ) -> Result<Option<Step>, CheckpointError> {
         let complete = self.complete()?;
         let good = proof::newest(&complete, Some((now, skipped)));
