@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 pub use handle::{CallError, DatedNews, Handle};
 use inbox::{Answer, Follow, InboxCall, Owner};
 use lines::Lines;
-pub use lines::StreamMessage;
+pub use lines::Notice;
 use looks::Looks;
 pub use streams::NodeStream;
 

@@ -15,7 +15,7 @@ use coxswain_proto::{
     ids::{Bytes, Step},
     in_place,
     plan::Plan,
-    report::{CheckpointState, StepSkip},
+    report::{CheckpointState, Skip},
     run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,8 @@ use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{
-        self, Chronicle, Durable, FencedJournal, Forgetful, Identity, Journal, JournalError, JournalThread,
-        Life, RecoveredHistory, inherit, is_half_inherited,
+        self, Chronicle, Durable, Fence, Forgetful, Identity, Journal, JournalError, JournalThread, Life,
+        RecoveredHistory, inherit, is_half_inherited,
     },
     options::Options,
 };
@@ -147,7 +147,7 @@ struct Manifest {
     files: BTreeMap<String, ManifestFile>,
     /// Steps that were left out.
     #[serde(default)]
-    skipped: BTreeMap<Step, StepSkip>,
+    skipped: BTreeMap<Step, Skip>,
 }
 
 #[derive(Deserialize)]
@@ -354,11 +354,7 @@ fn open_journal(
                 None => (Box::new(journal), identity, memory),
                 Some(number) => {
                     let claims = Claims::of_run(Path::new(&options.spec.run.output_dir));
-                    (
-                        Box::new(FencedJournal::new(journal, number, move || claims.is_lost(number))),
-                        identity,
-                        memory,
-                    )
+                    (Box::new(Fence::new(journal, number, move || claims.is_lost(number))), identity, memory)
                 }
             }
         }
@@ -370,7 +366,7 @@ fn open_journal(
 }
 
 /// Checkpoints on disk, and the steps of which they say that they were left out.
-type CheckpointScan = (Vec<CheckpointEntry>, BTreeMap<Step, StepSkip>);
+type CheckpointScan = (Vec<CheckpointEntry>, BTreeMap<Step, Skip>);
 
 /// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being
 /// written, or broken; nor do those with a name of their own: copies that people have made.

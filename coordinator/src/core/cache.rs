@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use coxswain_proto::{
     cache_plan::{
-        CacheDecision, CacheDrift, CacheGeneration, CachePhaseTable, CacheReport, CacheUse, DecisionReason,
-        Drift, Evidence, StepCachePhase,
+        CacheDecision, CacheDrift, CacheGeneration, CachePhaseTable, CacheReport, CacheUse, Cause, Drift,
+        Evidence, StepCachePhase,
     },
     ids::{Bytes, Step},
     limits::MAX_LISTED_CACHE,
@@ -67,7 +67,7 @@ pub struct GenerationEntry {
     /// Its adapter is the one before this step.
     pub since: Step,
     /// Why it was begun; none in mode `exact`, where there is no other.
-    pub why: Option<DecisionReason>,
+    pub why: Option<Cause>,
     /// Its directory in the store, once it is known.
     #[serde(rename = "space")]
     pub namespace: Option<String>,
@@ -137,7 +137,7 @@ impl DriftEntry {
 
 impl GenerationEntry {
     /// One that has just begun.
-    pub fn new(number: u64, since: Step, why: Option<DecisionReason>) -> Self {
+    pub fn new(number: u64, since: Step, why: Option<Cause>) -> Self {
         Self {
             number,
             since,

@@ -22,7 +22,7 @@ use super::{
     reason::Reason,
     refusal::Refusal,
     report::WorkerPhase,
-    roster::{Departure, Respawn, Roster, Worker, WorkerMut},
+    roster::{Exit, Respawn, Roster, Worker, WorkerMut},
     starts::Starts,
     time::Timestamp,
 };
@@ -109,7 +109,7 @@ impl Fleet {
                 let noted = past.health.get(slot).and_then(|health| health.noted);
                 worker.notes = noted.filter(|(of, _)| *of == id).map_or(0, |(_, sequence)| sequence);
                 worker.generation = assigned.get(&id).copied().unwrap_or_default();
-                worker.gone = kept.left.map(Departure::Left);
+                worker.gone = kept.left.map(Exit::Left);
                 // The slot has a worker again, which is what was asked for; only the count goes on.
                 self.roster.put(worker);
             }

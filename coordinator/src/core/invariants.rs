@@ -7,7 +7,7 @@ use super::{
     machine::run::Run,
     phase::{End, Phase, Stage},
     reason::Reason,
-    roster::{Departure, Worker},
+    roster::{Exit, Worker},
 };
 
 type NamedInvariant = (&'static str, fn(&Run) -> bool);
@@ -47,7 +47,7 @@ fn no_generation_has_a_lost_member(run: &Run) -> bool {
     }
     running.assignment.members.iter().all(|member| {
         let found = run.fleet.roster.at(member.slot);
-        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Departure::Lost))
+        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Exit::Lost))
     })
 }
 

@@ -59,7 +59,7 @@ struct OpenStep {
 
 /// What a rank may report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DueReport {
+pub struct Due {
     /// Its lease ends before this step.
     pub lease_end: Step,
     /// The generation of the feature cache that the lease of the reported step names; 0 for none.
@@ -206,13 +206,7 @@ impl StepLedger {
 
     /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of
     /// another generation neither.
-    pub fn report(
-        &mut self,
-        rank: Rank,
-        slot: Slot,
-        report: &StepReport,
-        due: DueReport,
-    ) -> Result<(), Fault> {
+    pub fn report(&mut self, rank: Rank, slot: Slot, report: &StepReport, due: Due) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());

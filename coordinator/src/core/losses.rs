@@ -5,15 +5,14 @@ use coxswain_proto::ids::Slot;
 use super::{
     action::{Action, Record},
     fleet::Fleet,
-    roster::{Departure, Worker},
+    roster::{Exit, Worker},
     time::Timestamp,
 };
 
 impl Fleet {
     /// A worker says good-bye.
     pub fn leave(&mut self, slot: Slot, exit_code: i32, out: &mut Vec<Action>) {
-        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Departure::Left(exit_code)))
-        else {
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Exit::Left(exit_code))) else {
             return;
         };
         out.extend(closed.map(Action::Close));
@@ -23,7 +22,7 @@ impl Fleet {
 
     /// A worker is gone without a good-bye.
     pub fn lose(&mut self, slot: Slot, out: &mut Vec<Action>) {
-        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Departure::Lost)) else {
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Exit::Lost)) else {
             return;
         };
         out.extend(closed.map(Action::Close));
@@ -59,7 +58,7 @@ impl Fleet {
         let left_behind = |slot: &Slot| {
             let silent = |worker: &&Worker| worker.line.stream.is_none() && worker.line.opened <= 1;
             let worker = self.roster.at(*slot).filter(silent);
-            worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Departure::Lost))
+            worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Exit::Lost))
         };
         places.iter().flat_map(|place| self.world.slots_of(*place)).filter(left_behind).collect()
     }

@@ -26,7 +26,7 @@ use super::{
     config::Config,
     event::{DataSet, WorkerClaim},
     leases::LeaseWindow,
-    ledger::{DueReport, Fault, StepLedger, UnreportedStep},
+    ledger::{Due, Fault, StepLedger, UnreportedStep},
     news::News,
     past::{Past, PastGeneration},
     quarantine::Quarantine,
@@ -239,7 +239,7 @@ impl Progress {
         let Some(rank) = course.ledger.rank_of(id) else { return Ok(changes) };
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
-            let due = DueReport { lease_end: course.leases.end_of(rank), cache_generation };
+            let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
             let taken = course.ledger.report(rank, slot, report, due);
             taken.map_err(|fault| Box::new((report.clone(), fault)))?;
             changes.extend(course.stragglers.report(rank, report));

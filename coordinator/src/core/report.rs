@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Duration};
 
 pub use coxswain_proto::report::{
-    CacheUse, MergedMetrics, Metric, PhaseMemory, SkipCause, StateSource, StepReport, StepSkip, StepTimes,
+    CacheUse, MergedMetrics, Metric, PhaseMemory, Skip, SkipCause, StateSource, StepReport, StepTimes,
     Totals, WorkerPhase,
 };
 use coxswain_proto::{
@@ -44,7 +44,7 @@ pub struct CommittedStep {
     /// proves the rest. 0: that state alone proves it, and its totals are not known.
     pub reports: u32,
     /// Why it was left out, if it was: nothing was learned from its samples, and its totals are 0.
-    pub skipped: Option<StepSkip>,
+    pub skipped: Option<Skip>,
 }
 
 /// The largest memory of a step.

@@ -8,7 +8,7 @@ use std::{
 use coxswain_proto::ids::{Slot, WorkerId};
 use serde::{Deserialize, Serialize};
 
-pub use super::worker::{Departure, Worker, WorkerActivity, WorkerMut};
+pub use super::worker::{Exit, Worker, WorkerActivity, WorkerMut};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
@@ -145,7 +145,7 @@ impl Roster {
         let given_at = now.before(beat.age);
         match self.get_mut(beat.worker) {
             Ok(mut worker)
-                if *worker.claim.incarnation == *beat.incarnation && worker.gone != Some(Departure::Lost) =>
+                if *worker.claim.incarnation == *beat.incarnation && worker.gone != Some(Exit::Lost) =>
             {
                 worker.last_seen = worker.last_seen.max(given_at);
                 if given_at < worker.pulse.at {

@@ -49,7 +49,7 @@ pub struct Worker {
     /// Whether it waits without one, and why.
     pub without: WithoutRank,
     /// How it went, once it is gone.
-    pub gone: Option<Departure>,
+    pub gone: Option<Exit>,
 }
 
 /// Why a worker that is there may have no rank.
@@ -76,7 +76,7 @@ pub struct WorkerActivity {
 
 /// How a worker went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
+pub enum Exit {
     /// It said good-bye, with this exit code to come.
     Left(i32),
     /// It fell silent, failed, or its process ended without a word.
@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// It is gone; the line that it had, which is to be closed.
-    pub fn go(&mut self, how: Departure) -> Option<StreamId> {
+    pub fn go(&mut self, how: Exit) -> Option<StreamId> {
         (self.gone, self.ready, self.without.spare) = (Some(how), false, false);
         self.line.stream.take()
     }

@@ -25,7 +25,7 @@ pub use self::{
     disk::{Disk, Location},
     durable::{Durable, Life, RecoveredHistory},
     entry::LedgerEntry,
-    fenced::FencedJournal,
+    fenced::Fence,
     forgetful::Forgetful,
     history::{Fate, History, Membership},
     identity::{Change, Identity, JournalError, changes},

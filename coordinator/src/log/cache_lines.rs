@@ -1,7 +1,7 @@
 //! News of the feature cache as sentences, for the log and for watchers.
 
 use coxswain_proto::{
-    cache_plan::{CacheDecision, DecisionReason},
+    cache_plan::{CacheDecision, Cause},
     human,
 };
 use tracing::{debug, info, warn};
@@ -12,17 +12,17 @@ use crate::core::{
 };
 
 /// Why a generation serves, as a clause: `drift 0.08 is above 0.05`.
-pub fn why(why: &DecisionReason) -> String {
+pub fn why(why: &Cause) -> String {
     match why {
-        DecisionReason::First => "the first one".into(),
-        DecisionReason::Schedule => "every cached phase has its own".into(),
-        DecisionReason::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
-        DecisionReason::Stayed { drift, threshold } => {
+        Cause::First => "the first one".into(),
+        Cause::Schedule => "every cached phase has its own".into(),
+        Cause::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
+        Cause::Stayed { drift, threshold } => {
             format!("drift {} is not above {threshold}", short(*drift))
         }
-        DecisionReason::Unmeasured => "the old version's drift was not measured".into(),
-        DecisionReason::Lost => "the old one's adapter cannot be read any more".into(),
-        DecisionReason::Asked => "asked for".into(),
+        Cause::Unmeasured => "the old version's drift was not measured".into(),
+        Cause::Lost => "the old one's adapter cannot be read any more".into(),
+        Cause::Asked => "asked for".into(),
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) fn write(news: &CacheNews) {
             let (generation, step) = (decided.generation.number, decided.first.0);
             let (since, begins) = (decided.generation.since.0, decided.begins());
             match decided.why {
-                DecisionReason::Unmeasured | DecisionReason::Lost => {
+                Cause::Unmeasured | Cause::Lost => {
                     warn!(target: "coxswain::cache", generation, step, since, begins, "{line}");
                 }
                 _ => info!(target: "coxswain::cache", generation, step, since, begins, "{line}"),
@@ -139,13 +139,13 @@ mod tests {
     #[test]
     fn a_decision_says_from_when_on_and_why() {
         let generation = CacheGeneration { number: 2, since: Step(120) };
-        let why = DecisionReason::Moved { drift: 0.080_04, threshold: 0.05 };
+        let why = Cause::Moved { drift: 0.080_04, threshold: 0.05 };
         let moved = CacheDecision { first: Step(120), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(moved)),
             "features of version 2 from step 120 on: drift 0.08 is above 0.05"
         );
-        let why = DecisionReason::Stayed { drift: 0.0123, threshold: 0.05 };
+        let why = Cause::Stayed { drift: 0.0123, threshold: 0.05 };
         let stayed = CacheDecision { first: Step(240), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(stayed)),

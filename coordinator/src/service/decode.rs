@@ -292,11 +292,9 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
 
     fn try_from(wire: v1::ReportExitRequest) -> FieldResult<Self> {
         let ended = match wire.ended {
-            Some(v1::report_exit_request::ProcessExit::ExitCode(code)) => ProcessExit::Code(code),
-            Some(v1::report_exit_request::ProcessExit::Signal(9)) if wire.out_of_memory => {
-                ProcessExit::OutOfMemory
-            }
-            Some(v1::report_exit_request::ProcessExit::Signal(signal)) => ProcessExit::Signal(signal),
+            Some(v1::report_exit_request::Ended::ExitCode(code)) => ProcessExit::Code(code),
+            Some(v1::report_exit_request::Ended::Signal(9)) if wire.out_of_memory => ProcessExit::OutOfMemory,
+            Some(v1::report_exit_request::Ended::Signal(signal)) => ProcessExit::Signal(signal),
             None => return Err(FieldError::new("ended", "is missing")),
         };
         let pid = (wire.pid != 0).then_some(wire.pid);

@@ -23,7 +23,7 @@ use crate::{
         slot_health::SlotHealth,
         status::{HardwareFaults, LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
-    driver::{CallError, DatedNews, StreamMessage},
+    driver::{CallError, DatedNews, Notice},
     options::CauseKind,
 };
 
@@ -121,14 +121,14 @@ pub fn directive(directive: Directive) -> v1::Directive {
 }
 
 /// What goes down the stream of a node that one launcher speaks for.
-pub fn node_told(told: impl Iterator<Item = StreamMessage>) -> v1::NodeTold {
+pub fn node_told(told: impl Iterator<Item = Notice>) -> v1::NodeTold {
     let mut batch = v1::NodeTold::default();
     for told in told {
         match told {
-            StreamMessage::Lines(lines, directive) => {
+            Notice::Lines(lines, directive) => {
                 batch.lines.push(v1::LineTold { lines, directive: directive.map(self::directive) });
             }
-            StreamMessage::Order(respawn) => batch.orders.push(node_directive(respawn)),
+            Notice::Order(respawn) => batch.orders.push(node_directive(respawn)),
         }
     }
     batch

@@ -50,7 +50,7 @@ async fn training_goes_on_after_a_worker_is_killed() {
         node_id: "launcher".into(),
         rank: 1,
         pid: 101,
-        ended: Some(v1::report_exit_request::ProcessExit::Signal(9)),
+        ended: Some(v1::report_exit_request::Ended::Signal(9)),
         sample: None,
         out_of_memory: false,
     };

@@ -27,7 +27,7 @@ use coxswain_proto::{
 use coxswain_tasks::vla_flow::VlaFlow;
 use coxswain_worker::{
     collective::RingListener,
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::{CacheSummary, Summary, TaskTrainer, TrainerOptions},
     trainer::TrainerOutcome,
 };
@@ -161,10 +161,10 @@ impl Link for Listening {
     fn has_generations(&self) -> bool {
         self.inner.has_generations()
     }
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.inner.lease(step, samples)
     }
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.inner.lease_ahead(step, samples)
     }
     fn decided(&self, step: Step) -> Option<CacheDecision> {

@@ -18,7 +18,7 @@ use coxswain_worker::train::checkpoint::{FileEntry, Store};
 
 use super::{
     error::{BucketError, disk},
-    index::{BucketFile, Index, Set},
+    index::{Index, Set, Upload},
     local::Record,
     owner::side_by_side,
 };
@@ -102,12 +102,7 @@ pub fn goes_on_here(address: &str, index: &Index, newest: &Set, output: &Path) -
     last && Store::new(output).newest().is_ok_and(|found| found.manifest.step >= newest.step)
 }
 
-fn bring_file(
-    storage: &dyn Storage,
-    address: &str,
-    kept: &BucketFile,
-    coming: &Path,
-) -> Result<(), BucketError> {
+fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path) -> Result<(), BucketError> {
     let damaged = |fault: String| {
         let object = format!("{address}/{}", kept.object);
         BucketError::from(StorageError { object, fault, of_object: true })

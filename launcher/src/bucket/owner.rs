@@ -23,7 +23,7 @@ use coxswain_worker::train::checkpoint::FileEntry;
 
 use super::{
     error::BucketError,
-    index::{BucketFile, INDEX, Index, SETS, Set, place},
+    index::{INDEX, Index, SETS, Set, Upload, place},
 };
 use crate::clock;
 
@@ -151,10 +151,10 @@ impl Owner {
         &self,
         sources: &[OpenFile],
         object: impl Fn(&OpenFile) -> String,
-    ) -> Result<Vec<BucketFile>, BucketError> {
+    ) -> Result<Vec<Upload>, BucketError> {
         let kept: Vec<_> = sources
             .iter()
-            .map(|source| BucketFile {
+            .map(|source| Upload {
                 path: source.path.clone(),
                 object: object(source),
                 entry: source.entry.clone(),

@@ -33,7 +33,7 @@ use crate::{
         flags::LaunchFlags,
         inputs::process_env,
         machine::LocalMachine,
-        plan::{CoordinatorHosting, Plan, Sources},
+        plan::{Hosting, Plan, Sources},
         rendezvous::{self, Role},
         worker_env::{self, Common, Place},
     },
@@ -257,7 +257,7 @@ impl Launch<'_> {
         let alone = self.plan.nnodes.max == 1;
         // A launcher that is to start the coordinator may come back to a run that goes on without its
         // machine; any other calls where it was told to, as long as somebody answers there.
-        let own = self.plan.hosting == CoordinatorHosting::Yes;
+        let own = self.plan.hosting == Hosting::Yes;
         let lost = !alone && (own || !standby::answers(&self.plan.endpoint.to_string()).await);
         let living = if lost { standby::living(&claims).await } else { None };
         let role = match &living {

@@ -49,7 +49,7 @@ pub struct Plan {
     /// Where the coordinator listens.
     pub endpoint: Endpoint,
     /// Whether this launcher starts it.
-    pub hosting: CoordinatorHosting,
+    pub hosting: Hosting,
     /// How the coordinator is spoken with.
     pub speech: Speech,
     /// Under which address others reach this machine's workers, if it is fixed.
@@ -88,7 +88,7 @@ pub struct Endpoint {
 
 /// Whether this launcher starts the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CoordinatorHosting {
+pub enum Hosting {
     /// It does.
     Yes,
     /// Another launcher does, or it runs already.
@@ -175,7 +175,7 @@ impl Plan {
             shutdown_timeout: from.shutdown_timeout()?,
             output: from.output()?,
         };
-        if plan.endpoint.port == 0 && plan.hosting != CoordinatorHosting::Yes {
+        if plan.endpoint.port == 0 && plan.hosting != Hosting::Yes {
             return Err(Failed::usage(
                 "--rdzv-endpoint: port 0 takes a free port, which other machines cannot know; name one",
             ));
@@ -344,15 +344,15 @@ impl Sources<'_> {
         node_rank: Option<u32>,
         nnodes: Nodes,
         endpoint: &Endpoint,
-    ) -> CoordinatorHosting {
+    ) -> Hosting {
         match (conf.is_host, node_rank) {
-            (Some(true), _) => CoordinatorHosting::Yes,
-            (Some(false), _) => CoordinatorHosting::No,
-            (None, Some(0)) => CoordinatorHosting::Yes,
-            (None, Some(_)) => CoordinatorHosting::No,
-            (None, None) if !self.machine.is_local(&endpoint.host) => CoordinatorHosting::No,
-            (None, None) if nnodes.max == 1 => CoordinatorHosting::Yes,
-            (None, None) => CoordinatorHosting::IfFree,
+            (Some(true), _) => Hosting::Yes,
+            (Some(false), _) => Hosting::No,
+            (None, Some(0)) => Hosting::Yes,
+            (None, Some(_)) => Hosting::No,
+            (None, None) if !self.machine.is_local(&endpoint.host) => Hosting::No,
+            (None, None) if nnodes.max == 1 => Hosting::Yes,
+            (None, None) => Hosting::IfFree,
         }
     }
 

@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use super::{
     machine::LocalMachine,
     names,
-    plan::{CoordinatorHosting, Plan},
+    plan::{Hosting, Plan},
     worker_env::Place,
 };
 use crate::{
@@ -51,16 +51,14 @@ pub fn stays_here(plan: &Plan) -> bool {
 
 /// Binds the coordinator's address if this launcher is to start it.
 pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
-    if plan.hosting == CoordinatorHosting::No {
+    if plan.hosting == Hosting::No {
         return Ok(Role::Guest);
     }
     let endpoint = &plan.endpoint;
     let addresses = bind_addresses(&endpoint.host, endpoint.port);
     match bind(&addresses, plan.hosting) {
         Ok(listener) => Ok(Role::Host(listener)),
-        Err(error)
-            if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == CoordinatorHosting::IfFree =>
-        {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
             Ok(Role::Guest)
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Failed::new(
@@ -112,9 +110,8 @@ pub fn listen(addresses: impl ToSocketAddrs) -> io::Result<TcpListener> {
 
 /// A launcher that was killed leaves its coordinator alive for a moment: its successor waits that long for
 /// the port.
-fn bind(addresses: &[SocketAddr], hosting: CoordinatorHosting) -> io::Result<TcpListener> {
-    let give_up =
-        clock::now() + if hosting == CoordinatorHosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
+fn bind(addresses: &[SocketAddr], hosting: Hosting) -> io::Result<TcpListener> {
+    let give_up = clock::now() + if hosting == Hosting::Yes { ORPHAN_PATIENCE } else { Duration::ZERO };
     loop {
         match listen(addresses) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && clock::now() < give_up => {

@@ -12,7 +12,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use coxswain_proto::{
     human,
-    report::StepSkip,
+    report::Skip,
     v1::{CheckpointState, GetStatusResponse, StepCommitted, WatchEvent},
 };
 
@@ -107,7 +107,7 @@ impl LiveRun {
     }
 
     fn figures(&self, step: &StepCommitted) -> impl Iterator<Item = String> {
-        let loss = match step.skipped.clone().map(StepSkip::try_from) {
+        let loss = match step.skipped.clone().map(Skip::try_from) {
             Some(Ok(skipped)) => format!("left out: {skipped}"),
             _ => format!(
                 "loss {:.4}  {}  grad {:.3}  lr {:.2e}  epoch {}",

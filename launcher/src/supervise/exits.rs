@@ -13,7 +13,7 @@ use coxswain_proto::{
     order::DamagedRow,
     v1::{self, BadSample, KillingSample, ReportExitRequest, report_exit_request},
 };
-use coxswain_worker::feeder::note::Noted;
+use coxswain_worker::feeder::note::SampleNote;
 use nix::libc::SIGKILL;
 use tokio::task::AbortHandle;
 use tonic::Code;
@@ -32,7 +32,7 @@ pub struct WorkerExit {
     /// Its exit code or signal.
     pub how: ProcessExit,
     /// What it was reading when a signal ended it.
-    pub read: Option<Noted>,
+    pub read: Option<SampleNote>,
 }
 
 /// Reports under way, by rank.
@@ -61,8 +61,8 @@ impl Exits {
     /// Sends a report, and again while the coordinator is away.
     pub fn report(&mut self, rank: u32, exit: WorkerExit) {
         let ended = match exit.how {
-            ProcessExit::Code(code) => report_exit_request::ProcessExit::ExitCode(code),
-            ProcessExit::Signal(signal) => report_exit_request::ProcessExit::Signal(signal),
+            ProcessExit::Code(code) => report_exit_request::Ended::ExitCode(code),
+            ProcessExit::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
         let out_of_memory = exit.how == ProcessExit::Signal(SIGKILL) && self.memory_kills.claim();
         if out_of_memory {
@@ -100,8 +100,8 @@ impl Exits {
     }
 }
 
-fn killing_sample(noted: Noted) -> KillingSample {
-    let Noted { generation, epoch, position, row: DamagedRow { row, begin, end } } = noted;
+fn killing_sample(noted: SampleNote) -> KillingSample {
+    let SampleNote { generation, epoch, position, row: DamagedRow { row, begin, end } } = noted;
     let row = Some(v1::DamagedRow { row, begin, end });
     KillingSample { generation: generation.0, sample: Some(BadSample { epoch, position, row }) }
 }

@@ -60,7 +60,7 @@ impl StepCachePhase {
 /// Why a generation serves from a step on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DecisionReason {
+pub enum Cause {
     /// There was none before.
     First,
     /// The schedule says so: every cached phase has its own.
@@ -95,7 +95,7 @@ pub struct CacheDecision {
     /// Which one.
     pub generation: CacheGeneration,
     /// Why.
-    pub why: DecisionReason,
+    pub why: Cause,
 }
 
 impl CacheDecision {
@@ -187,23 +187,23 @@ impl CachePhaseTable {
             return None;
         }
         let before = self.before(at).copied();
-        let restless = before.is_some_and(|before| matches!(before.why, DecisionReason::Moved { .. }));
+        let restless = before.is_some_and(|before| matches!(before.why, Cause::Moved { .. }));
         let above = self.cache.rebuild_above.unwrap_or(0.0);
         let threshold = if restless { self.cache.rebuild_below.unwrap_or(above) } else { above };
         let why = match (&before, evidence.drift) {
-            (None, _) => DecisionReason::First,
-            (Some(_), _) if evidence.lost => DecisionReason::Lost,
-            (Some(_), _) if self.cache.rebuild_above.is_none() => DecisionReason::Schedule,
-            (Some(_), None) if evidence.given_up || !self.asks_for_drift(at) => DecisionReason::Unmeasured,
+            (None, _) => Cause::First,
+            (Some(_), _) if evidence.lost => Cause::Lost,
+            (Some(_), _) if self.cache.rebuild_above.is_none() => Cause::Schedule,
+            (Some(_), None) if evidence.given_up || !self.asks_for_drift(at) => Cause::Unmeasured,
             (Some(_), None) => return None,
-            (Some(_), Some(drift)) if !drift.relative_l2.is_finite() => DecisionReason::Unmeasured,
+            (Some(_), Some(drift)) if !drift.relative_l2.is_finite() => Cause::Unmeasured,
             (Some(_), Some(drift)) => match decide(&self.cache, Some(&drift), restless) {
-                Decision::Keep => DecisionReason::Stayed { drift: drift.relative_l2, threshold },
-                Decision::Rebuild => DecisionReason::Moved { drift: drift.relative_l2, threshold },
+                Decision::Keep => Cause::Stayed { drift: drift.relative_l2, threshold },
+                Decision::Rebuild => Cause::Moved { drift: drift.relative_l2, threshold },
             },
         };
         let generation = match (why, before) {
-            (DecisionReason::Stayed { .. }, Some(before)) => before.generation,
+            (Cause::Stayed { .. }, Some(before)) => before.generation,
             _ => CacheGeneration { number: self.newest + 1, since: at },
         };
         let decided = CacheDecision { first: at, generation, why };
@@ -221,7 +221,7 @@ impl CachePhaseTable {
         let schedule = self.schedule?;
         let newest = self.decided.keys().next_back().copied().unwrap_or_default();
         let from = from.max(newest);
-        let asked = |decided: &&CacheDecision| decided.why == DecisionReason::Asked;
+        let asked = |decided: &&CacheDecision| decided.why == Cause::Asked;
         if let Some(pending) = self.decided.range(committed..).map(|(_, decided)| decided).find(asked) {
             return Some((*pending, false));
         }
@@ -236,7 +236,7 @@ impl CachePhaseTable {
             return Some((*planned, false));
         }
         let generation = CacheGeneration { number: self.newest + 1, since: at };
-        let decided = CacheDecision { first: at, generation, why: DecisionReason::Asked };
+        let decided = CacheDecision { first: at, generation, why: Cause::Asked };
         self.insert(decided);
         Some((decided, true))
     }

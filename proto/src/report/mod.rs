@@ -19,6 +19,6 @@ mod wire;
 pub use self::{
     metric::{Merge, MergedMetrics, Metric, highest_learning_rate, stage_times},
     phase::{CheckpointState, PhaseMemory, StateSource, WorkerPhase},
-    step::{SkipCause, StepReport, StepSkip, StepTimes, Totals},
+    step::{Skip, SkipCause, StepReport, StepTimes, Totals},
 };
 pub use crate::cache_plan::CacheUse;

@@ -10,7 +10,7 @@ use coxswain_proto::{
 };
 
 use super::{
-    Assignment, CacheNamespace, CachePhase, Commands, Leased, Link, LinkError, Phase, Report, spans,
+    Assignment, CacheNamespace, CachePhase, Commands, Link, LinkError, Phase, Report, StepShare, spans,
 };
 
 /// A world of one, without a coordinator.
@@ -51,7 +51,7 @@ impl SoloLink {
         }
     }
 
-    fn leased(&self, step: Step, samples: u64) -> Option<Leased> {
+    fn leased(&self, step: Step, samples: u64) -> Option<StepShare> {
         let namespace = |generation: CacheGeneration| {
             let known = self.namespace.0 == generation.number && !self.namespace.1.is_empty();
             CacheNamespace { generation, namespace: known.then(|| self.namespace.1.clone()) }
@@ -60,7 +60,7 @@ impl SoloLink {
             StepCachePhase::Live { kept } => CachePhase::Live { kept: kept.map(namespace) },
             StepCachePhase::Cached(generation) => CachePhase::Cached(namespace(generation)),
         };
-        Some(Leased { slice: 0..samples, cache_phase })
+        Some(StepShare { slice: 0..samples, cache_phase })
     }
 }
 
@@ -82,13 +82,13 @@ impl Link for SoloLink {
         false
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.decide(step, true);
         let undecided = || LinkError::Lost(format!("nobody has decided about the features of step {step}"));
         self.leased(step, samples).ok_or_else(undecided)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.decide(step, false);
         Ok(self.leased(step, samples))
     }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn without_a_cache_every_step_is_live() {
         let mut link = SoloLink::new(Step(7));
-        assert_eq!(link.lease(Step(7), 4), Ok(Leased { slice: 0..4, cache_phase: CachePhase::LIVE }));
+        assert_eq!(link.lease(Step(7), 4), Ok(StepShare { slice: 0..4, cache_phase: CachePhase::LIVE }));
     }
 
     #[test]

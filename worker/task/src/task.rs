@@ -10,8 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterFile,
-    StarterJob, TaskError, Width, Written, memory::Subject,
+    Assembly, CheckpointSummary, ConvertJob, ForwardJob, GenerateJob, Losses, RandomJob, Reply, Responder,
+    Samples, StarterFile, StarterJob, TaskError, Width, memory::Subject,
 };
 
 /// Where a run multiplies in float16: on a GPU alone.
@@ -81,7 +81,7 @@ pub trait Task: Send + Sync {
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError>;
 
     /// Makes a checkpoint of random weights; nothing if the model is none of this task's.
-    fn make_checkpoint(&self, _job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
+    fn make_checkpoint(&self, _job: &RandomJob<'_>) -> Option<Result<CheckpointSummary, TaskError>> {
         None
     }
 
@@ -140,8 +140,12 @@ pub trait Task: Send + Sync {
 /// A task on one kind of device.
 pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// Reads the model and registers everything that trains, for these samples.
-    fn build(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device)
-    -> Result<Built<B>, TaskError>;
+    fn build(
+        &self,
+        spec: &RunSpec,
+        samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Assembly<B>, TaskError>;
 
     /// What a run of this task has left in `dir`, ready to answer requests; nothing if it answers none.
     fn responder(
@@ -159,11 +163,7 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
     }
 
     /// Answers to prompts, in their order; nothing if what this task trains writes no text.
-    fn generate(
-        &self,
-        _job: &GenerateJob<'_>,
-        _device: &B::Device,
-    ) -> Option<Result<Vec<Written>, TaskError>> {
+    fn generate(&self, _job: &GenerateJob<'_>, _device: &B::Device) -> Option<Result<Vec<Reply>, TaskError>> {
         None
     }
 

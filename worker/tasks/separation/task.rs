@@ -12,7 +12,7 @@ use coxswain_proto::{
     run_spec::{Recompute, RunSpec},
 };
 use coxswain_task::{
-    Built, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
+    Assembly, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
 };
 use safetensors::{Dtype, tensor::TensorView};
 
@@ -101,10 +101,10 @@ impl<B: Tape<Base = B>> TaskOn<B> for Separation {
         spec: &RunSpec,
         _samples: &dyn Samples,
         _device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (objective, layout) = SeparationObjective::new(spec).map_err(TaskError::bad_input)?;
         let initial = layout.initial_values(spec.run.seed);
-        Ok(Built { objective: Box::new(objective), layout, initial })
+        Ok(Assembly { objective: Box::new(objective), layout, initial })
     }
 
     fn convert(

@@ -18,7 +18,7 @@ use crate::core::{
     past::{Past, PastGeneration},
     phase::{ConnectingStage, GatheringPhase, LastCall, OverPhase, Phase, RunningPhase, Stage},
     reason::Reason,
-    roster::Departure,
+    roster::Exit,
 };
 
 /// Takes over nodes, slots and the phase of an earlier life.
@@ -68,9 +68,8 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
         false => Stage::Connecting(ConnectingStage::recalled()),
     };
     let running = RunningPhase::new(assignment.into());
-    let left = |member: &&Member| {
-        run.fleet.roster.at(member.slot).is_some_and(|it| it.gone == Some(Departure::Left(0)))
-    };
+    let left =
+        |member: &&Member| run.fleet.roster.at(member.slot).is_some_and(|it| it.gone == Some(Exit::Left(0)));
     let left: Vec<_> = running.assignment.members.iter().filter(left).map(|member| member.slot).collect();
     run.phase =
         Phase::Running(Box::new(RunningPhase { regroup: leaving, hand_over: leaving, stage, ..running }));

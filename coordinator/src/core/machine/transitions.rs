@@ -26,7 +26,7 @@ use coxswain_proto::ids::{Generation, Slot, Step};
 use super::{
     closing,
     forming::{self, Formation},
-    losing::{self, Loss, LossPayment},
+    losing::{self, Loss, Payment},
     run::Run,
 };
 use crate::{
@@ -84,7 +84,7 @@ impl Run {
                     Err(end) => return close(self, *end),
                 };
                 self.faults.outside(&failure, &mut self.out);
-                if paid == LossPayment::Restart {
+                if paid == Payment::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
             }
@@ -98,14 +98,13 @@ impl Run {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
                 let costs = incident.lose(slot) && sample.is_none() && loss != Loss::Cordoned;
-                let paid =
-                    if costs { losing::pay_for(self, slot, &failure) } else { Ok(LossPayment::Restart) };
+                let paid = if costs { losing::pay_for(self, slot, &failure) } else { Ok(Payment::Restart) };
                 let paid = match paid {
                     Ok(paid) => paid,
                     Err(end) => return close(self, *end),
                 };
                 self.faults.blame(&failure, &mut self.out);
-                if loss == Loss::Breaks && paid == LossPayment::Restart {
+                if loss == Loss::Breaks && paid == Payment::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
                 self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);

@@ -110,7 +110,7 @@ fn conversations() -> [Vec<u8>; 3] {
     let exit = v1::ReportExitRequest {
         node_id: NODE.into(),
         rank: 1,
-        ended: Some(v1::report_exit_request::ProcessExit::Signal(9)),
+        ended: Some(v1::report_exit_request::Ended::Signal(9)),
         pid: 101,
         out_of_memory: true,
         sample: None,

@@ -5,7 +5,7 @@ mod hostile;
 use std::{path::Path, sync::Arc};
 
 use coxswain_proto::{
-    cache_plan::{CacheDecision, CacheGeneration, DecisionReason},
+    cache_plan::{CacheDecision, CacheGeneration, Cause},
     ids::{Generation, Slot, WorkerId},
     limits::{MAX_CACHE_PHASES, MAX_GENERATIONS_KEPT},
     order::DamagedRow,
@@ -54,7 +54,7 @@ fn records() -> Vec<Record> {
     let decided = CacheDecision {
         first: Step(20),
         generation: CacheGeneration { number: 1, since: Step(20) },
-        why: DecisionReason::First,
+        why: Cause::First,
     };
     let noted = Some((WorkerId(11), 4));
     let health = SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true, noted };
@@ -136,7 +136,7 @@ fn of_the_feature_cache_no_more_is_kept_than_the_machine_keeps() {
     let begun = |number: u64| CacheDecision {
         first: Step(number),
         generation: CacheGeneration { number, since: Step(number) },
-        why: DecisionReason::First,
+        why: Cause::First,
     };
     for number in 1..=GENERATIONS_KEPT as u64 + 5 {
         let entry = GenerationEntry::new(number, Step(number), None);

@@ -13,7 +13,7 @@ use crate::{
     clock,
     commands::spec_args::{launched_before, pin_as},
     exit::{Exit, Failed, Outcome},
-    launch::plan::{CoordinatorHosting, Plan},
+    launch::plan::{Hosting, Plan},
     supervise::{
         console::{Console, Terminal},
         signals,
@@ -24,8 +24,8 @@ use crate::{
 /// what its bucket has, if it may be this launcher's to bring that.
 pub fn pin(spec: &mut RunSpec, plan: &Plan) -> Result<Option<BucketPlace>, Failed> {
     let place = match plan.hosting {
-        CoordinatorHosting::No => None,
-        CoordinatorHosting::Yes | CoordinatorHosting::IfFree => BucketPlace::look(spec)?,
+        Hosting::No => None,
+        Hosting::Yes | Hosting::IfFree => BucketPlace::look(spec)?,
     };
     let before = place.as_ref().filter(|_| spec.train.resume).and_then(BucketPlace::launched);
     let before = before.or_else(|| launched_before(spec));

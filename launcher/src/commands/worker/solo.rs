@@ -11,7 +11,7 @@ use std::{
 
 use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, CheckpointNews, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::checkpoint::Store,
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -112,11 +112,11 @@ impl Link for LoggingLink {
         self.solo.has_generations()
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.solo.lease(step, samples)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.solo.lease_ahead(step, samples)
     }
 

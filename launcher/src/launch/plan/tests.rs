@@ -60,7 +60,7 @@ fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
     assert_eq!((plan.nnodes, plan.nproc_per_node, plan.node_rank), (Nodes::fixed(1), 1, None));
     assert_eq!(plan.budgets, Budgets { restarts: 3, rescales: None, spares: 0 });
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
-    assert_eq!(plan.hosting, CoordinatorHosting::Yes);
+    assert_eq!(plan.hosting, Hosting::Yes);
     assert_eq!(plan.output.log_dir, Path::new("runs/a/logs"));
     assert_eq!(plan.output.redirects.of(0), Streams::BOTH);
     assert_eq!(plan.output.tee.of(0), Streams::NONE);
@@ -103,7 +103,7 @@ fn one_machine_of_a_slurm_step_can_be_used_alone() {
     let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
     assert_eq!(
         (plan.node_rank, plan.endpoint.to_string(), plan.hosting),
-        (None, "127.0.0.1:0".into(), CoordinatorHosting::Yes)
+        (None, "127.0.0.1:0".into(), Hosting::Yes)
     );
 }
 
@@ -121,7 +121,7 @@ fn several_slurm_tasks_a_machine_are_launchers_of_one_worker_each() {
 fn standalone_ignores_slurm() {
     let flags = LaunchFlags { standalone: true, ..LaunchFlags::default() };
     let plan = resolve(&Case { flags, env: SRUN, ..Case::default() }).unwrap();
-    assert_eq!((plan.nnodes, plan.hosting), (Nodes::fixed(1), CoordinatorHosting::Yes));
+    assert_eq!((plan.nnodes, plan.hosting), (Nodes::fixed(1), Hosting::Yes));
     let plan = resolve(&Case { env: &[("PET_STANDALONE", "1")], ..Case::default() }).unwrap();
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
 }
@@ -130,7 +130,7 @@ fn standalone_ignores_slurm() {
 fn standalone_listens_nowhere_else_whatever_is_given() {
     let flags = LaunchFlags { standalone: true, rdzv_endpoint: text("head:29400"), ..LaunchFlags::default() };
     let plan = resolve(&Case { flags, spec: &["launch.listen=0.0.0.0:5000"], ..Case::default() }).unwrap();
-    assert_eq!((plan.endpoint.to_string(), plan.hosting), ("127.0.0.1:0".into(), CoordinatorHosting::Yes));
+    assert_eq!((plan.endpoint.to_string(), plan.hosting), ("127.0.0.1:0".into(), Hosting::Yes));
 }
 
 #[test]
@@ -145,13 +145,13 @@ fn who_starts_the_coordinator() {
         };
         resolve(&Case { flags, ..Case::default() }).unwrap().hosting
     };
-    assert_eq!(case("2", "n4:29400", None, None), CoordinatorHosting::IfFree);
-    assert_eq!(case("2", "10.0.0.9:29400", None, None), CoordinatorHosting::No);
-    assert_eq!(case("2", "10.0.0.9:29400", Some("0"), None), CoordinatorHosting::Yes);
-    assert_eq!(case("2", "n4:29400", Some("1"), None), CoordinatorHosting::No);
-    assert_eq!(case("2", "n4:29400", Some("0"), Some("is_host=false")), CoordinatorHosting::No);
-    assert_eq!(case("2", "10.0.0.9:29400", None, Some("is_host=1,join_timeout=5")), CoordinatorHosting::Yes);
-    assert_eq!(case("1", "127.0.0.1:29400", None, None), CoordinatorHosting::Yes);
+    assert_eq!(case("2", "n4:29400", None, None), Hosting::IfFree);
+    assert_eq!(case("2", "10.0.0.9:29400", None, None), Hosting::No);
+    assert_eq!(case("2", "10.0.0.9:29400", Some("0"), None), Hosting::Yes);
+    assert_eq!(case("2", "n4:29400", Some("1"), None), Hosting::No);
+    assert_eq!(case("2", "n4:29400", Some("0"), Some("is_host=false")), Hosting::No);
+    assert_eq!(case("2", "10.0.0.9:29400", None, Some("is_host=1,join_timeout=5")), Hosting::Yes);
+    assert_eq!(case("1", "127.0.0.1:29400", None, None), Hosting::Yes);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_range_of_machines_makes_an_elastic_world_with_two_budgets() {
     assert_eq!(plan.nnodes, Nodes { min: 1, max: 4 });
     assert_eq!(plan.ranks(plan.nnodes.max), 8);
     assert_eq!(plan.budgets, Budgets { restarts: 7, rescales: Some(9), spares: 0 });
-    assert_eq!(plan.hosting, CoordinatorHosting::IfFree);
+    assert_eq!(plan.hosting, Hosting::IfFree);
     assert_eq!(plan.last_call, Duration::from_secs(30));
 }
 

@@ -6,7 +6,7 @@ mod reports;
 mod requests;
 
 use coxswain_proto::{
-    cache_plan::{CacheDecision, CacheDrift, CacheGeneration, CacheReport, DecisionReason, Drift},
+    cache_plan::{CacheDecision, CacheDrift, CacheGeneration, CacheReport, Cause, Drift},
     run_spec::{Cache, CacheMode, Span},
 };
 

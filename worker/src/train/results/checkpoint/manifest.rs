@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use coxswain_proto::{cache_plan::CacheDecision, ids::Step, report::StepSkip};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, report::Skip};
 use serde::{Deserialize, Serialize};
 
 use crate::train::features::Mark;
@@ -51,7 +51,7 @@ pub struct Manifest {
     /// The newest steps before this one that were left out, as the rank knows that wrote this: where their
     /// reports are lost, nothing else says so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub skipped: BTreeMap<Step, StepSkip>,
+    pub skipped: BTreeMap<Step, Skip>,
     /// Mean losses of the newest steps before this one that were not.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub losses: BTreeMap<Step, f64>,
